@@ -1,0 +1,143 @@
+"""One weighted cross-entropy over rows of hidden states, in chunks: the only place where log-probs are made.
+
+The loss is linear in log-probs with weights known beforehand, so the gradient of a chunk of logits is known as
+soon as the chunk is: it is formed in the forward pass, and only the gradients of hidden rows and head are kept. A
+chunk of logits lives for one turn of a loop, and none is made again in backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ebft.method.head import Head, full_product
+
+# Logits alive at once, in elements: 64 MiB of float32 on a CPU, whose caches reward small chunks, 512 MiB on a GPU.
+CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**27}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is asked of each of R hidden rows: m targets with weights, at the row's temperature."""
+
+    targets: Tensor  # long [R, m]
+    weights: Tensor  # float [R, m]; the loss is sum(weights * -log p)
+    temperature: Tensor  # float [R]
+    kl_weights: Tensor | None = None  # float [R]; adds sum(kl_weights * KL(p || q)) at the row's temperature
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The frozen model q of the KL term: its hidden rows [R, D] and its head."""
+
+    hidden: Tensor
+    head: Head
+
+
+@dataclass(frozen=True)
+class RowResults:
+    loss: Tensor  # scalar, differentiable
+    log_probs: Tensor  # [R, m] of the targets, at the row's temperature
+    entropy: Tensor  # [R] of the row's distribution
+    kl: Tensor | None  # [R]
+
+
+def weighted_cross_entropy(
+    hidden: Tensor, head: Head, rows: Rows, reference: Reference | None = None, chunk_rows: int | None = None
+) -> RowResults:
+    """sum over rows and targets of weight * (-log p), plus the weighted KL terms if a reference is given."""
+    if chunk_rows is None:
+        budget = CHUNK_ELEMENTS.get(hidden.device.type, CHUNK_ELEMENTS["cpu"])
+        chunk_rows = max(1, budget // head.vocabulary_size)
+    loss, log_probs, entropy, kl = _WeightedCrossEntropy.apply(
+        hidden, head.weight, head.bias, head, rows, reference, chunk_rows, torch.is_grad_enabled()
+    )
+    return RowResults(loss, log_probs, entropy, kl if reference is not None else None)
+
+
+class _WeightedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        head: Head,
+        rows: Rows,
+        reference: Reference | None,
+        chunk_rows: int,
+        grad_enabled: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        wanted = [grad_enabled and x is not None and x.requires_grad for x in (hidden, weight, bias)]
+        full = torch.promote_types(hidden.dtype, torch.float32)
+        grad_hidden = torch.zeros_like(hidden) if wanted[0] else None
+        grad_weight = torch.zeros_like(weight, dtype=full) if wanted[1] else None
+        grad_bias = torch.zeros_like(bias, dtype=full) if wanted[2] and bias is not None else None
+        R = hidden.shape[0]
+        log_probs = hidden.new_empty(rows.targets.shape, dtype=full)
+        entropy = hidden.new_empty(R, dtype=full)
+        kl = hidden.new_zeros(R, dtype=full)
+
+        dtype = head.compute_dtype(hidden)
+        weight_c = weight.to(dtype)  # once for all chunks
+        head = replace(head, weight=weight_c)
+        for start in range(0, R, chunk_rows):
+            at = slice(start, start + chunk_rows)
+            hidden_c = hidden[at].to(dtype)
+            targets, weights = rows.targets[at], rows.weights[at].to(full)
+            temperature = rows.temperature[at, None]
+            logits = head.logits(hidden_c)
+            log_p = torch.log_softmax(logits / temperature, -1)
+            log_probs[at] = log_p.gather(1, targets)
+            p = log_p.exp()
+            entropy[at] = -(p * log_p).sum(-1)
+            gradient = None
+            if any(wanted):
+                # d/dz of sum_m w_m (-log p[y_m]) is ((sum_m w_m) p - sum_m w_m onehot(y_m)) / temperature.
+                gradient = p * weights.sum(1, keepdim=True)
+                gradient.scatter_add_(1, targets, -weights)
+            if reference is not None:
+                log_q = torch.log_softmax(reference.head.logits(reference.hidden[at]) / temperature, -1)
+                log_ratio = log_p - log_q
+                kl[at] = (p * log_ratio).sum(-1)
+                if gradient is not None and rows.kl_weights is not None:
+                    gradient += rows.kl_weights[at, None] * p * (log_ratio - kl[at, None])
+            if gradient is None:
+                continue
+            gradient = head.gradient_through(logits, gradient / temperature)
+            if grad_bias is not None:
+                grad_bias += gradient.sum(0)
+            gradient = gradient.to(dtype)
+            if grad_hidden is not None:
+                grad_hidden[at] = (gradient @ weight_c).to(grad_hidden.dtype)
+            if grad_weight is not None:
+                grad_weight += full_product(gradient.t(), hidden_c)
+
+        loss = -(rows.weights * log_probs).sum()
+        if rows.kl_weights is not None:
+            loss = loss + (rows.kl_weights * kl).sum()
+        ctx.grads = (grad_hidden, grad_weight, grad_bias)
+        ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
+        ctx.mark_non_differentiable(log_probs, entropy, kl)
+        return loss, log_probs, entropy, kl
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        grads = tuple(
+            None if g is None else (g * grad_loss).to(dtype) for g, dtype in zip(ctx.grads, ctx.dtypes, strict=True)
+        )
+        return (*grads, None, None, None, None, None)
+
+
+def check_token_ids(ids: Tensor, vocabulary_size: int) -> None:
+    if ids.numel() == 0:
+        return
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest < 0 or highest >= vocabulary_size:
+        raise ValueError(
+            f"token ids must lie in 0..{vocabulary_size - 1}, found {lowest if lowest < 0 else highest}; "
+            "the tokenizer does not belong to this model, or padding was not replaced by a real token"
+        )

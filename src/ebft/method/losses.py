@@ -1,0 +1,198 @@
+"""The EBFT loss: which hidden rows predict what, and with which weight.
+
+    L = -mean over generated tokens (A_j log p_tau(y_hat_jg | ...)) + gamma * mean over truth tokens (-log p_1(x_t | ...))
+        [+ 1/beta * KL(p_tau || q_tau), the sequence-level divergence from a frozen model q]
+
+An anchor's row predicts the first token of all n samples at once, and every term goes through the one weighted
+cross-entropy of cross_entropy.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ebft.method.cross_entropy import Reference, Rows, weighted_cross_entropy
+from ebft.method.head import Head
+from ebft.method.layout import PackedLayout
+
+@dataclass(frozen=True)
+class LossTerms:
+    """One step's loss and what is worth logging about it (all detached but `loss`)."""
+
+    loss: Tensor
+    policy: Tensor  # -mean(A log p); ~0 at every step, since the advantages of a context sum to zero
+    cross_entropy: Tensor  # mean over truth tokens at temperature 1; NaN if gamma is 0
+    kl: Tensor | None  # mean over generated tokens
+    log_probs: Tensor  # [b, n, B, G] of the sampled tokens at the sampling temperature
+    entropy: Tensor  # mean over generated tokens, of the distribution they were drawn from
+    generated_tokens: Tensor  # how many count
+    truth_tokens: Tensor
+
+
+def ebft_loss(
+    hidden: Tensor,
+    head: Head,
+    packed_ids: Tensor,
+    layout: PackedLayout,
+    advantages: Tensor,
+    temperature: float,
+    gamma: float = 0.0,
+    completion_lengths: Tensor | None = None,
+    reference: Reference | None = None,
+    kl_weight: float = 0.0,
+    generated_tokens: Tensor | float | None = None,
+    truth_tokens: Tensor | float | None = None,
+    chunk_rows: int | None = None,
+) -> LossTerms:
+    """The EBFT loss from the hidden states of a packed pass.
+
+    Args:
+        hidden: last hidden states [b, S, D], after the final norm.
+        packed_ids: [b, S].
+        advantages: [b, n, B]; constants here.
+        temperature: the one the completions were drawn at.
+        gamma: weight of the cross-entropy on truth tokens.
+        completion_lengths: [b, n, B], tokens that count; all G if None.
+        reference: hidden states [b, S, D] and head of the frozen model q; with `kl_weight` = 1/beta.
+        generated_tokens, truth_tokens: what to divide the two sums by, where a batch is part of a larger one
+            (gradient accumulation, several processes). Default: this batch's own counts.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature={temperature}: greedy completions have no policy gradient; use a value above 0")
+    b, T = packed_ids.shape[0], layout.context_length
+    layout.check_batch(b)
+    device = hidden.device
+    layout = layout.to(device)
+    counted = counted_tokens(layout, b, completion_lengths)  # [b, n, B, G]
+    truth_mask = layout.truth_mask.expand(b, T)[:, 1:]
+    count_generated, count_truth = counted.sum(), truth_mask.sum()
+    per_generated = _inverse(count_generated if generated_tokens is None else generated_tokens, device)
+    per_truth = _inverse(count_truth if truth_tokens is None else truth_tokens, device)
+
+    predictors = _Predictors(layout, b, with_truth=gamma != 0)
+    hidden_rows = predictors.hidden(hidden)
+    targets = predictors.per_row(layout.completions(packed_ids), packed_ids[:, 1:T])
+    row_temperature = predictors.temperatures(temperature, device)
+    token_weights = advantages.detach().float()[..., None] * counted * per_generated
+    kl_weights: Tensor | None = None
+    reference_rows: Reference | None = None
+    if reference is not None and kl_weight != 0:
+        reference_rows = Reference(predictors.hidden(reference.hidden).detach(), reference.head)
+        token_kl_weights = kl_weight * per_generated * counted
+        with torch.no_grad():
+            nothing = torch.zeros_like(targets, dtype=torch.float32)
+            kl_rows = weighted_cross_entropy(
+                hidden_rows, head, Rows(targets, nothing, row_temperature), reference_rows, chunk_rows
+            ).kl
+        assert kl_rows is not None
+        token_weights = token_weights - _kl_to_go(predictors.per_token(kl_rows), counted) * token_kl_weights
+        kl_weights = predictors.per_row(token_kl_weights).sum(1)
+
+    truth_weights = gamma * per_truth * truth_mask
+    rows = Rows(targets, predictors.per_row(token_weights, truth_weights), row_temperature, kl_weights)
+    results = weighted_cross_entropy(hidden_rows, head, rows, reference_rows, chunk_rows)
+    log_probs = predictors.per_token(results.log_probs)
+
+    def mean_over_generated(values: Tensor) -> Tensor:
+        return (values * counted).sum() * per_generated
+
+    cross_entropy = torch.full((), float("nan"), device=device)
+    if gamma != 0:
+        cross_entropy = -(predictors.truth_log_probs(results.log_probs) * truth_mask).sum() * per_truth
+    return LossTerms(
+        loss=results.loss,
+        policy=-mean_over_generated(advantages.detach().float()[..., None] * log_probs),
+        cross_entropy=cross_entropy,
+        kl=None if results.kl is None else mean_over_generated(predictors.per_token(results.kl)),
+        log_probs=log_probs,
+        entropy=mean_over_generated(predictors.per_token(results.entropy)),
+        generated_tokens=count_generated,
+        truth_tokens=count_truth,
+    )
+
+
+class _Predictors:
+    """The rows of a packed sequence that predict something, in the order they go through the loss.
+
+    1. b*B anchor rows, each predicting the first token of all n samples;
+    2. b*B*n*(G-1) completion rows, each predicting the next token of its completion;
+    3. with gamma, b*(T-1) context rows, each predicting the next token of the truth.
+
+    Every row has n places for targets; rows of kinds 2 and 3 use the first. The last token of a completion
+    predicts nothing and takes no part.
+    """
+
+    def __init__(self, layout: PackedLayout, batch_size: int, with_truth: bool) -> None:
+        self.layout, self.b, self.with_truth = layout, batch_size, with_truth
+        self.anchor_rows = batch_size * layout.num_anchors
+        self.policy_rows = self.anchor_rows * (1 + layout.samples * (layout.horizon - 1))
+
+    def hidden(self, hidden: Tensor) -> Tensor:
+        """[b, S, D] -> [R, D]."""
+        layout, D = self.layout, hidden.shape[-1]
+        before_anchor = (layout.anchors.expand(self.b, -1) - 1)[..., None].expand(-1, -1, D)
+        parts = [
+            hidden.gather(1, before_anchor).flatten(0, 1),
+            layout.completions(hidden)[:, :, :, :-1].transpose(1, 2).reshape(-1, D),
+        ]
+        if self.with_truth:
+            parts.append(hidden[:, : layout.context_length - 1].reshape(-1, D))
+        return torch.cat(parts)
+
+    def per_row(self, per_token: Tensor, per_truth: Tensor | None = None) -> Tensor:
+        """Values of generated tokens [b, n, B, G] and truth tokens [b, T-1] -> [R, n]."""
+        n = self.layout.samples
+        by_anchor = per_token.transpose(1, 2)  # [b, B, n, G]
+        single = by_anchor[..., 1:].reshape(-1, 1)
+        if self.with_truth:
+            per_truth = per_truth if per_truth is not None else per_token.new_zeros(self.b, self.layout.context_length - 1)
+            single = torch.cat([single, per_truth.reshape(-1, 1).to(per_token.dtype)])
+        unused = single.new_zeros(single.shape[0], n - 1)
+        return torch.cat([by_anchor[..., 0].flatten(0, 1), torch.cat([single, unused], 1)])
+
+    def per_token(self, per_row: Tensor) -> Tensor:
+        """[R, n], or [R] for what a row has once, -> [b, n, B, G]."""
+        n, B, G = self.layout.samples, self.layout.num_anchors, self.layout.horizon
+        if per_row.dim() == 1:
+            per_row = per_row[:, None].expand(-1, n)
+        first = per_row[: self.anchor_rows].view(self.b, B, n, 1)
+        rest = per_row[self.anchor_rows : self.policy_rows, 0].view(self.b, B, n, G - 1)
+        return torch.cat([first, rest], -1).transpose(1, 2)
+
+    def truth_log_probs(self, per_row: Tensor) -> Tensor:
+        return per_row[self.policy_rows :, 0].view(self.b, -1)
+
+    def temperatures(self, temperature: float, device: torch.device) -> Tensor:
+        truth_rows = self.b * (self.layout.context_length - 1) if self.with_truth else 0
+        values = torch.ones(self.policy_rows + truth_rows, device=device)
+        values[: self.policy_rows] = temperature
+        return values
+
+
+def _kl_to_go(kl: Tensor, counted: Tensor) -> Tensor:
+    """What a token's choice does to the divergence of the tokens after it: sum_{g' > g} KL_g', [b, n, B, G].
+
+    The divergence of whole completions is E sum_g KL_g, and the distribution of later prefixes depends on earlier
+    tokens: without this part its gradient would be biased. The mean over the other samples of the anchor is taken
+    off, which does not depend on the sample and lowers the variance.
+    """
+    kl = kl * counted
+    to_go = kl.flip(-1).cumsum(-1).flip(-1) - kl
+    n = kl.shape[1]
+    return to_go if n == 1 else to_go - (to_go.sum(1, keepdim=True) - to_go) / (n - 1)
+
+
+def counted_tokens(layout: PackedLayout, batch_size: int, completion_lengths: Tensor | None = None) -> Tensor:
+    """bool [b, n, B, G]: tokens of valid anchors, up to the end token of their completion."""
+    n, B, G = layout.samples, layout.num_anchors, layout.horizon
+    counted = layout.anchor_mask.expand(batch_size, B)[:, None, :, None].expand(-1, n, -1, G)
+    if completion_lengths is not None:
+        counted = counted & (torch.arange(G, device=counted.device) < completion_lengths[..., None])
+    return counted
+
+
+def _inverse(count: Tensor | float, device: torch.device) -> Tensor:
+    return 1.0 / torch.as_tensor(count, dtype=torch.float32, device=device).clamp(min=1)

@@ -1,0 +1,80 @@
+"""Sampling that depends on nothing but the sequence's own seed.
+
+Each token of each completion gets one uniform number, a hash of (seed, anchor, sample, step), and takes the token
+where the cumulative distribution passes it. So a completion does not depend on the batch it is in, on the number
+of samples or anchors beside it, on processes or on the device: exact resume and equality across process counts
+rest on that.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# 64-bit constants of the splitmix64 finaliser, written as the signed integers torch stores.
+_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+def uniforms(seeds: Tensor, anchors: Tensor, samples: int, horizon: int) -> Tensor:
+    """Uniform numbers in [0, 1) as float32 [b, B, n, G] for seeds [b] and anchors [B] or [b, B]."""
+    device = anchors.device
+    key = _mix(seeds.to(device=device, dtype=torch.long) + _GOLDEN)[:, None]
+    key = _mix(key + torch.atleast_2d(anchors) * _GOLDEN)[..., None]
+    key = _mix(key + (torch.arange(samples, device=device) + 1) * _GOLDEN)[..., None]
+    key = _mix(key + (torch.arange(horizon, device=device) + 1) * _GOLDEN)
+    # 23 bits: u * total stays below total in float32, so the last token with any mass is never overrun.
+    return _shift_right(key, 41).to(torch.float32) * 2.0**-23
+
+
+def sample_tokens(
+    logits: Tensor,
+    uniform: Tensor,
+    temperature: float,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Tensor:
+    """Tokens [R, m] for float32 logits [R, V] and m uniform numbers a row [R, m]; temperature 0 is greedy."""
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True).expand_as(uniform)
+    probabilities = truncate(logits / temperature, top_k, top_p).softmax(-1)
+    cumulative = probabilities.cumsum(-1)
+    # right=True: the first token whose cumulative mass exceeds the target, which therefore has mass itself.
+    target = uniform * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True).clamp(max=logits.shape[-1] - 1)
+
+
+def truncate(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """Minus infinity outside the k likeliest tokens, then outside the smallest set with mass at least p."""
+    if top_k is not None and top_k < logits.shape[-1]:
+        threshold = logits.topk(top_k, -1).values[:, -1:]
+        logits = logits.masked_fill(logits < threshold, float("-inf"))
+    if top_p is not None and top_p < 1:
+        ordered, order = logits.sort(-1, descending=True)
+        probabilities = ordered.softmax(-1)
+        mass_before = probabilities.cumsum(-1) - probabilities
+        outside = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, mass_before >= top_p)
+        logits = logits.masked_fill(outside, float("-inf"))
+    return logits
+
+
+def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    if not temperature >= 0:
+        raise ValueError(f"temperature={temperature} must be 0 (greedy) or more")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k={top_k} must be at least 1, or None for no limit")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p} must be in (0, 1], or None for no limit")
+
+
+def _mix(x: Tensor) -> Tensor:
+    """splitmix64's finaliser; int64 products wrap around, as it needs."""
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift: torch's own copies the sign bit."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,1 @@
+"""The method on transformers models: attention over packed sequences, rollouts and features."""

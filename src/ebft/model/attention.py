@@ -1,0 +1,309 @@
+"""Attention over packed sequences, by two backends of the one mask rule in method/layout.py.
+
+A transformers model whose attention implementation is set to "ebft" calls `_attention_function` in every layer.
+With an `ebft_pass` among the keyword arguments of the model's call, the pass decides who sees whom; without one,
+the layer does plain causal attention, so the model goes on working for everybody else.
+
+- `PackedPass`: a whole packed sequence at once, with gradients (training, features).
+- `CachedPass`: first the context, then one token of every completion at a time (rollouts). The keys and values of
+  the context are kept once for all n*B completions.
+
+Backends: `sdpa` runs anywhere: torch's own attention for the context, and for the completions a product over
+[context | own tokens] in chunks of anchors, which never forms the S x S mask and leaves out the context behind the
+chunk's last anchor. `flex` (CUDA) hands the rule to FlexAttention as a block mask.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from ebft.method.layout import PackedLayout
+from ebft.model import flex
+
+Backend = Literal["auto", "sdpa", "flex"]
+ATTENTION_NAME = "ebft"
+
+# Attention scores alive at once in the sdpa backend, in elements: small enough for a CPU's cache.
+CHUNK_SCORES = {"cpu": 2**20, "cuda": 2**26}
+
+
+def resolve_backend(backend: Backend, device: torch.device) -> Backend:
+    if backend == "auto":
+        return "flex" if device.type == "cuda" else "sdpa"
+    if backend not in ("sdpa", "flex"):
+        raise ValueError(f"backend={backend!r} is not one of auto, sdpa, flex")
+    if backend == "flex" and device.type != "cuda":
+        raise ValueError(f"backend='flex' needs a CUDA device, the model is on {device.type}; use backend='sdpa'")
+    return backend
+
+
+class PackedPass:
+    """The whole packed sequence in one forward pass."""
+
+    def __init__(self, layout: PackedLayout, backend: Backend) -> None:
+        self.layout, self.backend = layout, backend
+        self.masks: dict[Any, Any] = {}  # built once per window size, shared by the layers
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
+        """[b, heads, S, d] queries, [b, kv_heads, S, d] keys and values -> [b, heads, S, d]."""
+        layout, T = self.layout, self.layout.context_length
+        if self.backend == "flex":
+            key = ("packed", rule.window)
+            if key not in self.masks:
+                self.masks[key] = flex.packed_mask(layout, rule.window, q.shape[0])
+            return flex.attend(q, k, v, self.masks[key], rule.scale, rule.softcap)
+        context = _attend_context(q[:, :, :T], k[:, :, :T], v[:, :, :T], layout, rule, self.masks)
+        completions = attend_completions(
+            by_completion(q[:, :, T:], layout),
+            k[:, :, :T],
+            v[:, :, :T],
+            by_completion(k[:, :, T:], layout),
+            by_completion(v[:, :, T:], layout),
+            layout,
+            rule,
+        )
+        return torch.cat([context, completions.flatten(2, 4)], 2)
+
+
+class CachedPass:
+    """First the context, then token after token of all completions side by side."""
+
+    def __init__(self, layout: PackedLayout, backend: Backend) -> None:
+        self.layout, self.backend = layout, backend
+        self.masks: dict[Any, Any] = {}
+        self.step = -1  # -1: the context; g: token g of every completion
+        self.context: dict[int, tuple[Tensor, Tensor]] = {}
+        self.own: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
+        """Queries [b, heads, T, d] of the context, later [b, heads, B*n, d] of one token of every completion."""
+        layout = self.layout
+        if self.step < 0:
+            self.context[layer] = (k, v)
+            if self.backend == "flex":
+                key = ("context", rule.window)
+                if key not in self.masks:
+                    self.masks[key] = flex.context_mask(layout, rule.window, q.shape[0])
+                return flex.attend(q, k, v, self.masks[key], rule.scale, rule.softcap)
+            return _attend_context(q, k, v, layout, rule, self.masks)
+
+        if self.step == 0:
+            shape = (*k.shape[:2], layout.num_anchors, layout.samples, layout.horizon - 1, k.shape[-1])
+            self.own[layer] = (k.new_empty(shape), v.new_empty(*shape[:-1], v.shape[-1]))
+        own_k, own_v = self.own[layer]
+        at = (slice(None),) * 4 + (self.step,)
+        own_k[at] = k.unflatten(2, own_k.shape[2:4])
+        own_v[at] = v.unflatten(2, own_v.shape[2:4])
+        own_k, own_v = own_k[..., : self.step + 1, :], own_v[..., : self.step + 1, :]
+        context_k, context_v = self.context[layer]
+        if self.backend == "flex":
+            key = ("step", rule.window, self.step if rule.window is not None else None)
+            if key not in self.masks:
+                self.masks[key] = flex.step_mask(layout, rule.window, self.step, q.shape[0])
+            return flex.attend_step(q, context_k, context_v, own_k, own_v, self.masks[key], rule, self.step)
+        q = q.unflatten(2, (layout.num_anchors, layout.samples, 1))
+        return attend_completions(q, context_k, context_v, own_k, own_v, layout, rule, self.step).flatten(2, 4)
+
+
+class Rule:
+    """What a layer asks of its attention beyond who sees whom."""
+
+    def __init__(self, scale: float, window: int | None, softcap: float | None) -> None:
+        self.scale, self.window, self.softcap = scale, window, softcap
+
+    def scores(self, products: Tensor) -> Tensor:
+        scores = products.to(torch.promote_types(products.dtype, torch.float32)) * self.scale
+        return self.softcap * torch.tanh(scores / self.softcap) if self.softcap is not None else scores
+
+
+def by_completion(x: Tensor, layout: PackedLayout) -> Tensor:
+    """[b, heads, B*n*G, d] -> [b, heads, B, n, G, d]."""
+    return x.unflatten(2, (layout.num_anchors, layout.samples, layout.horizon))
+
+
+def attend_completions(
+    q: Tensor,
+    context_k: Tensor,
+    context_v: Tensor,
+    own_k: Tensor,
+    own_v: Tensor,
+    layout: PackedLayout,
+    rule: Rule,
+    first_step: int = 0,
+) -> Tensor:
+    """Queries [b, heads, B, n, g, d], steps first_step.. of their completions, over context [b, kv, T, d] and
+    their own tokens [b, kv, B, n, h, d] -> [b, heads, B, n, g, d]. One softmax over both."""
+    b, heads, B, n, steps, _ = q.shape
+    scores_per_anchor = b * heads * n * steps * (context_k.shape[2] + own_k.shape[4])
+    budget = CHUNK_SCORES.get(q.device.type, CHUNK_SCORES["cpu"])
+    chunk = max(1, min(B, budget // scores_per_anchor))
+    grouped = q.unflatten(1, (context_k.shape[1], -1))  # [b, kv, heads/kv, B, n, g, d]
+    outputs = []
+    for start in range(0, B, chunk):
+        stop = min(start + chunk, B)
+        seen = max(layout.furthest_context[start:stop])
+        arguments = (
+            grouped[:, :, :, start:stop],
+            context_k[:, :, :seen],
+            context_v[:, :, :seen],
+            own_k[:, :, start:stop],
+            own_v[:, :, start:stop],
+            _sees_context(layout, start, stop, seen, first_step, steps, rule.window),
+            _sees_own(first_step, steps, own_k.shape[4], rule.window, q.device),
+            rule,
+        )
+        if chunk < B and torch.is_grad_enabled():
+            # Scores are cheap to make again and large to keep.
+            output = checkpoint(
+                _attend_chunk, *arguments, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
+            )
+        else:
+            output = _attend_chunk(*arguments)
+        outputs.append(output)
+    return torch.cat(outputs, 3).flatten(1, 2)
+
+
+def _attend_chunk(
+    q: Tensor,
+    context_k: Tensor,
+    context_v: Tensor,
+    own_k: Tensor,
+    own_v: Tensor,
+    sees_context: Tensor,
+    sees_own: Tensor,
+    rule: Rule,
+) -> Tensor:
+    rows = q.shape[2:6]
+    on_context = q.flatten(2, 5) @ context_k.transpose(-1, -2)  # all queries of a kv head share its keys
+    on_context = rule.scores(on_context).unflatten(2, rows)  # [b, kv, heads/kv, B, n, g, seen]
+    on_own = rule.scores(torch.einsum("zkrbngd,zkbnhd->zkrbngh", q, own_k))
+    on_context = on_context.masked_fill(~sees_context, float("-inf"))
+    on_own = on_own.masked_fill(~sees_own, float("-inf"))
+    weights = torch.cat([on_context, on_own], -1).softmax(-1).to(own_v.dtype)
+    to_context, to_own = weights.split([context_k.shape[2], own_k.shape[4]], -1)
+    from_context = (to_context.flatten(2, 5) @ context_v).unflatten(2, rows)
+    return from_context + torch.einsum("zkrbngh,zkbnhd->zkrbngd", to_own, own_v)
+
+
+def _sees_context(
+    layout: PackedLayout, start: int, stop: int, seen: int, first_step: int, steps: int, window: int | None
+) -> Tensor:
+    """The rule between completions of anchors start..stop and the first `seen` context tokens, shaped to broadcast
+    over [b, kv, heads/kv, B, n, g, seen]. Samples of an anchor see the same; without a window so do its steps."""
+    T, G, n = layout.context_length, layout.horizon, layout.samples
+    last = first_step + (steps if window is not None else 1)
+    queries = T + torch.arange(start, stop, device=layout.device)[:, None] * (n * G)
+    queries = queries + torch.arange(first_step, last, device=layout.device)  # sample 0 of each anchor: [B, g]
+    rows = torch.arange(1 if layout.rows_alike else layout._visible.shape[0], device=layout.device)
+    keys = torch.arange(seen, device=layout.device)
+    allowed = layout.allowed(rows[:, None, None, None], queries[..., None], keys, window)  # [rows, B, g, seen]
+    return allowed[:, None, None, :, None]
+
+
+def _sees_own(first_step: int, steps: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    """Causal within a completion, [g, h]: the rule of layout.allowed for two tokens of one completion."""
+    queries = torch.arange(first_step, first_step + steps, device=device)[:, None]
+    back = queries - torch.arange(keys, device=device)
+    return (back >= 0) & (back < window) if window is not None else back >= 0
+
+
+def _attend_context(
+    q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout, rule: Rule, masks: dict[Any, Any]
+) -> Tensor:
+    """Causal attention among the context tokens, by torch's own kernels where they can."""
+    T = layout.context_length
+    grouped = q.shape[1] != k.shape[1]
+    window = rule.window if rule.window is not None and rule.window < T else None
+    plain = window is None and layout._packed_documents is None
+    if plain and rule.softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=rule.scale, enable_gqa=grouped)
+    key = ("context", window)
+    if key not in masks:
+        tokens = torch.arange(T, device=layout.device)
+        rows = torch.arange(1 if layout.rows_alike else layout._visible.shape[0], device=layout.device)
+        masks[key] = layout.allowed(rows[:, None, None], tokens[:, None], tokens, window)[:, None]
+    if rule.softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=masks[key], scale=rule.scale, enable_gqa=grouped)
+    grouped_q = q.unflatten(1, (k.shape[1], -1))
+    scores = rule.scores(grouped_q @ k[:, :, None].transpose(-1, -2))
+    weights = scores.masked_fill(~masks[key][:, :, None], float("-inf")).softmax(-1).to(v.dtype)
+    return (weights @ v[:, :, None]).flatten(1, 2)
+
+
+def _attention_function(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    ebft_pass: PackedPass | CachedPass | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The function transformers calls in every layer. Returns [b, tokens, heads, d]."""
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if ebft_pass is None:
+        return _plain_attention(module, query, key, value, attention_mask, scale, dropout, softcap, kwargs)
+    if dropout:
+        raise ValueError(
+            f"attention dropout of {dropout} is on: the policy gradient needs the log-probs that were sampled from; "
+            "set the model's dropouts to 0"
+        )
+    if kwargs.get("s_aux") is not None:
+        raise ValueError(f"{type(module).__name__} uses attention sinks, which ebft does not support")
+    if kwargs.get("position_bias") is not None:
+        raise ValueError(f"{type(module).__name__} adds a position bias to attention, which ebft does not support")
+    # Under autocast rotary embeddings leave queries and keys in float32 while values are in bf16.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    output = ebft_pass.attend(_layer_index(module), query, key, value, Rule(scale, sliding_window, softcap))
+    return output.transpose(1, 2), None
+
+
+def _layer_index(module: nn.Module) -> int:
+    index = getattr(module, "layer_idx", None)
+    if not isinstance(index, int):
+        raise ValueError(f"{type(module).__name__} has no layer index; ebft cannot keep its keys and values apart")
+    return index
+
+
+def _plain_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    dropout: float,
+    softcap: float | None,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, None]:
+    """Calls that have nothing to do with ebft: transformers' own sdpa, which only lacks the soft-cap."""
+    if softcap is None:
+        return sdpa_attention_forward(
+            module, query, key, value, mask, dropout=dropout, scaling=scale, **kwargs
+        )
+    grouped = query.unflatten(1, (key.shape[1], -1))
+    scores = Rule(scale, None, softcap).scores(grouped @ key[:, :, None].transpose(-1, -2))
+    if mask is None:
+        T, K = scores.shape[-2:]
+        mask = torch.ones(T, K, dtype=torch.bool, device=query.device).tril(K - T)
+    else:
+        mask = mask.unsqueeze(1)
+    scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    weights = F.dropout(scores.softmax(-1).to(value.dtype), dropout)
+    return (weights @ value[:, :, None]).flatten(1, 2).transpose(1, 2), None
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention_function)
+AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)

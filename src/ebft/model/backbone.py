@@ -1,0 +1,201 @@
+"""What ebft needs of a transformers model: its decoder, its layers, its head, and attention that takes a pass.
+
+`prepare_model` says why a model cannot be served, in one line, before anything is computed with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ebft.method.cross_entropy import check_token_ids
+from ebft.method.head import Head
+from ebft.method.layout import PackedLayout, StridedLayout
+from ebft.model.attention import ATTENTION_NAME, Backend, CachedPass, PackedPass, resolve_backend
+
+_RECURRENT = ("mamba", "linear_attention", "recurrent", "conv", "short_conv", "ssm")
+_OTHER_MASKS = ("chunked_attention", "compressed_attention", "indexer")
+
+
+def base_model(model: nn.Module) -> PreTrainedModel:
+    """The transformers model under wrappers (DistributedDataParallel, torch.compile, peft)."""
+    model = getattr(model, "module", model)
+    model = getattr(model, "_orig_mod", model)
+    if hasattr(model, "get_base_model"):
+        model = model.get_base_model()
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(f"{type(model).__name__} is not a transformers model; load it with AutoModelForCausalLM")
+    return model
+
+
+def text_config(model: nn.Module) -> Any:
+    return base_model(model).config.get_text_config(decoder=True)
+
+
+def prepare_model(model: nn.Module) -> PreTrainedModel:
+    """Set the model's attention to ebft's, once, after checking that ebft can serve it.
+
+    The model goes on working as before for plain calls. Returns the transformers model under any wrapper.
+    """
+    base = base_model(model)
+    config = text_config(base)
+    if config._attn_implementation == ATTENTION_NAME:
+        return base
+    name = type(base).__name__
+    if getattr(base.config, "is_encoder_decoder", False):
+        raise ValueError(f"{name} is an encoder-decoder; ebft serves decoder-only models")
+    if base.get_output_embeddings() is None:
+        raise ValueError(f"{name} has no language-model head; load it with AutoModelForCausalLM")
+    layer_types = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
+    if getattr(base, "_is_stateful", False) or any(r in t for t in layer_types for r in _RECURRENT):
+        raise ValueError(
+            f"{name} carries a recurrent state from token to token, which n*B completions cannot share; "
+            "ebft serves models with attention in every layer"
+        )
+    if odd := sorted(t for t in layer_types if any(o in t for o in _OTHER_MASKS)):
+        raise ValueError(f"{name} has layers of type {', '.join(odd)}, whose mask ebft does not know")
+    if not base._can_set_attn_implementation():
+        raise ValueError(
+            f"{name} does not use transformers' attention interface (it may use ALiBi or attention of its own), "
+            "so ebft cannot put its mask in; use a model with rotary or absolute positions such as Llama or GPT-2"
+        )
+    if getattr(config, "alibi", False):
+        raise ValueError(f"{name} uses ALiBi; ebft serves models with rotary or absolute positions")
+    output_head(base)
+    before = config._attn_implementation
+    base.set_attn_implementation(ATTENTION_NAME)
+    try:
+        _check_invariant(base)
+    except Exception:
+        base.set_attn_implementation(before)
+        raise
+    return base
+
+
+def output_head(model: nn.Module) -> Head:
+    """The model's output projection, with the scale or soft-cap some families put behind it."""
+    base = base_model(model)
+    config = text_config(base)
+    module: Any = base.get_output_embeddings()
+    # peft: a fully trained copy of the head hides behind a wrapper; a LoRA on the head is not one matrix.
+    if hasattr(module, "modules_to_save") and hasattr(module, "active_adapters"):
+        module = module.modules_to_save[module.active_adapters[0]]
+    if hasattr(module, "lora_A"):
+        raise ValueError("a LoRA on the output head is not supported; take lm_head out of target_modules")
+    if not isinstance(module, nn.Linear):
+        raise ValueError(f"the output head is a {type(module).__name__}, ebft needs a linear one")
+    scale = float(getattr(config, "logit_scale", None) or 1.0)
+    scale /= float(getattr(config, "logits_scaling", None) or 1.0)
+    return Head(module.weight, module.bias, scale, getattr(config, "final_logit_softcapping", None))
+
+
+def decoder_of(model: nn.Module) -> nn.Module:
+    """The stack of layers without the head."""
+    return base_model(model).get_decoder()
+
+
+def decoder_layers(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
+    """The decoder's list of layers and the name it goes by."""
+    depth = decoder.config.get_text_config(decoder=True).num_hidden_layers  # type: ignore[union-attr]
+    for name, child in decoder.named_children():
+        if isinstance(child, nn.ModuleList) and len(child) == depth:
+            return name, child
+    raise ValueError(f"{type(decoder).__name__} has no list of its {depth} layers; ebft cannot tap features from it")
+
+
+def run_decoder(
+    decoder: nn.Module, ids: Tensor, position_ids: Tensor, ebft_pass: PackedPass | CachedPass
+) -> Tensor:
+    """Last hidden states [b, tokens, D], after the final norm."""
+    # A mask of four dimensions keeps transformers from building one; attention looks at the pass instead. This one
+    # fits no attention, so that a layer that ignores the pass fails loudly.
+    no_mask = torch.empty(0, 0, 0, 0, dtype=torch.bool, device=ids.device)
+    output = decoder(
+        input_ids=ids,
+        position_ids=position_ids.expand(ids.shape),
+        attention_mask=no_mask,
+        use_cache=False,
+        ebft_pass=ebft_pass,
+    )
+    return output.last_hidden_state
+
+
+def packed_hidden_states(
+    model: nn.Module, packed_ids: Tensor, layout: PackedLayout, backend: Backend = "auto"
+) -> Tensor:
+    """Last hidden states [b, S, D] of packed sequences, with gradients if they are on."""
+    base = prepare_model(model)
+    check_packed_ids(packed_ids, layout, base)
+    layout = layout.to(packed_ids.device)
+    packed_pass = PackedPass(layout, resolve_backend(backend, packed_ids.device))
+    return run_decoder(decoder_of(base), packed_ids, layout.position_ids, packed_pass)
+
+
+def check_packed_ids(packed_ids: Tensor, layout: PackedLayout, model: nn.Module) -> None:
+    if packed_ids.dim() != 2 or packed_ids.shape[1] != layout.packed_length:
+        raise ValueError(
+            f"packed_ids has shape {tuple(packed_ids.shape)}, the layout needs [b, {layout.packed_length}]; "
+            "use layout.pack(context_ids, completions)"
+        )
+    layout.check_batch(packed_ids.shape[0])
+    check_token_ids(packed_ids, embedding_size(model))
+
+
+def embedding_size(model: nn.Module) -> int:
+    return base_model(model).get_input_embeddings().weight.shape[0]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """No dropout inside; the mode of every module as it was, after."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@torch.no_grad()
+def _check_invariant(base: PreTrainedModel) -> None:
+    """The packed pass of a tiny example must equal plain sequences, for this very model.
+
+    Catches what no list of known families can: positions that are ignored, attention that bypasses the interface,
+    logits that are transformed in a way `output_head` does not know.
+    """
+    device = embedding_device(base)
+    layout = StridedLayout(context_length=6, horizon=3, stride=2, samples=1).to(device)
+    context = torch.arange(6, device=device)[None] % min(embedding_size(base), output_head(base).vocabulary_size)
+    completion = context.flip(1)[:, None, None, :3]
+    packed = layout.pack(context, completion)
+    anchor = int(layout.anchors[0])
+    plain = torch.cat([context[:, :anchor], completion[:, 0, 0]], 1)
+    with evaluating(base):
+        expected = base(input_ids=plain, use_cache=False).logits[0, anchor:].float()
+        try:
+            packed_pass = PackedPass(layout, "sdpa")
+            hidden = run_decoder(decoder_of(base), packed, layout.position_ids, packed_pass)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(
+                f"{type(base).__name__} does not pass ebft's attention through to its layers: {error}"
+            ) from error
+        found = output_head(base).logits(hidden[0, layout.completion_slots[0, 0]]).float()
+    # Rounding of the model's own precision, with room; a wrong mask or position is off by the size of the logits.
+    resolution = torch.finfo(hidden.dtype).eps ** 0.5
+    difference = (found - expected).norm() / expected.norm().clamp(min=1e-30)
+    if not bool(difference <= max(5 * resolution, 1e-3)):
+        raise ValueError(
+            f"{type(base).__name__} gives other logits for a packed sequence than for a plain one (relative "
+            f"difference {float(difference):.2g}); ebft cannot serve it: its attention, positions or head do more "
+            "than ebft knows of"
+        )
+
+
+def embedding_device(model: nn.Module) -> torch.device:
+    return base_model(model).get_input_embeddings().weight.device

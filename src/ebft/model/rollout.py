@@ -1,0 +1,112 @@
+"""Rollouts: n completions of G tokens from every anchor of every sequence, all side by side.
+
+The context is computed once for all completions and its keys and values are kept once; G-1 cached steps follow,
+each with one token of every completion. Logits are made only at the rows that are sampled, in chunks: at the
+anchors once for all n samples.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ebft.method.cross_entropy import CHUNK_ELEMENTS, check_token_ids
+from ebft.method.head import Head
+from ebft.method.layout import PackedLayout
+from ebft.method.sampling import check_sampling, sample_tokens, uniforms
+from ebft.model.attention import Backend, CachedPass, resolve_backend
+from ebft.model.backbone import decoder_of, embedding_size, evaluating, output_head, prepare_model, run_decoder
+
+
+@torch.no_grad()
+def rollout(
+    model: nn.Module,
+    input_ids: Tensor,
+    layout: PackedLayout,
+    temperature: float = 0.6,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seeds: Tensor | None = None,
+    end_token_ids: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Completions, LongTensor [b, n, B, G].
+
+    Args:
+        model: any decoder-only transformers model with rotary or absolute positions, with or without adapters.
+        input_ids: contexts [b, T].
+        layout: where the anchors are.
+        temperature: 0 is greedy.
+        top_k, top_p: keep only the k likeliest tokens, or the smallest set with probability p. The training
+            log-probs are those of the whole distribution, so leave both off for policy gradients.
+        seeds: LongTensor [b], one per sequence. What is sampled for a sequence depends on its seed alone. None
+            draws them from torch's global generator.
+        end_token_ids: LongTensor; what follows the first of these in a completion is replaced by it. None runs on
+            past end tokens, as the released code does.
+        backend: "auto", "sdpa" or "flex".
+
+    Completions of anchors that a row drops (`layout.anchor_mask`) mean nothing.
+    """
+    check_sampling(temperature, top_k, top_p)
+    base = prepare_model(model)
+    b, T = _check_input(input_ids, layout, base)
+    device = input_ids.device
+    layout = layout.to(device)
+    n, B, G = layout.samples, layout.num_anchors, layout.horizon
+    if seeds is None:
+        seeds = torch.randint(2**62, (b,))
+    if seeds.shape != (b,):
+        raise ValueError(f"seeds has shape {tuple(seeds.shape)}, the batch needs one seed per sequence: [{b}]")
+    uniform = uniforms(seeds, layout.anchors, n, G)  # [b, B, n, G]
+    decoder, head = decoder_of(base), output_head(base)
+    cached = CachedPass(layout, resolve_backend(backend, device))
+    positions = layout._positions.expand(b, -1)
+
+    def sample(hidden_rows: Tensor, uniform_rows: Tensor) -> Tensor:
+        return _sample_rows(head, hidden_rows, uniform_rows, temperature, top_k, top_p)
+
+    completions = torch.empty(b, B, n, G, dtype=torch.long, device=device)
+    with evaluating(base):
+        hidden = run_decoder(decoder, input_ids, positions[:, :T], cached)
+        before_anchor = (layout.anchors.expand(b, B) - 1)[..., None].expand(-1, -1, hidden.shape[-1])
+        at_anchors = hidden.gather(1, before_anchor)
+        tokens = sample(at_anchors.flatten(0, 1), uniform[..., 0].flatten(0, 1)).view(b, B * n)
+        completions[..., 0] = tokens.view(b, B, n)
+        for step in range(G - 1):
+            cached.step = step
+            hidden = run_decoder(decoder, tokens, positions[:, T + step :: G], cached)
+            tokens = sample(hidden.flatten(0, 1), uniform[..., step + 1].reshape(-1, 1)).view(b, B * n)
+            completions[..., step + 1] = tokens.view(b, B, n)
+    completions = completions.transpose(1, 2)
+    return completions if end_token_ids is None else repeat_end_token(completions, layout, end_token_ids)
+
+
+def repeat_end_token(completions: Tensor, layout: PackedLayout, end_token_ids: Tensor) -> Tensor:
+    """Replace what follows the first end token by that token, so that equal completions stay equal."""
+    lengths = layout.completion_lengths(completions, end_token_ids)
+    steps = torch.arange(layout.horizon, device=completions.device)
+    return completions.gather(-1, torch.minimum(steps, lengths[..., None] - 1))
+
+
+def _sample_rows(
+    head: Head, hidden: Tensor, uniform: Tensor, temperature: float, top_k: int | None, top_p: float | None
+) -> Tensor:
+    """Tokens [R, m] for hidden rows [R, D] and uniform numbers [R, m], a chunk of logits at a time."""
+    budget = CHUNK_ELEMENTS.get(hidden.device.type, CHUNK_ELEMENTS["cpu"])
+    chunk = max(1, budget // head.vocabulary_size)
+    return torch.cat(
+        [
+            sample_tokens(head.logits(rows), u, temperature, top_k, top_p)
+            for rows, u in zip(hidden.split(chunk), uniform.split(chunk), strict=True)
+        ]
+    )
+
+
+def _check_input(input_ids: Tensor, layout: PackedLayout, model: nn.Module) -> tuple[int, int]:
+    if input_ids.dim() != 2 or input_ids.shape[1] != layout.context_length:
+        raise ValueError(
+            f"input_ids has shape {tuple(input_ids.shape)}, the layout needs [b, {layout.context_length}]"
+        )
+    layout.check_batch(input_ids.shape[0])
+    check_token_ids(input_ids, embedding_size(model))
+    return input_ids.shape[0], input_ids.shape[1]
