@@ -130,20 +130,20 @@ def packed_hidden_states(
 ) -> Tensor:
     """Last hidden states [b, S, D] of packed sequences, with gradients if they are on."""
     base = prepare_model(model)
-    check_packed_ids(packed_ids, layout, base)
+    check_packed_ids(packed_ids, layout, embedding_size(base))
     layout = layout.to(packed_ids.device)
     packed_pass = PackedPass(layout, resolve_backend(backend, packed_ids.device))
     return run_decoder(decoder_of(base), packed_ids, layout.position_ids, packed_pass)
 
 
-def check_packed_ids(packed_ids: Tensor, layout: PackedLayout, model: nn.Module) -> None:
+def check_packed_ids(packed_ids: Tensor, layout: PackedLayout, vocabulary_size: int) -> None:
     if packed_ids.dim() != 2 or packed_ids.shape[1] != layout.packed_length:
         raise ValueError(
             f"packed_ids has shape {tuple(packed_ids.shape)}, the layout needs [b, {layout.packed_length}]; "
             "use layout.pack(context_ids, completions)"
         )
     layout.check_batch(packed_ids.shape[0])
-    check_token_ids(packed_ids, embedding_size(model))
+    check_token_ids(packed_ids, vocabulary_size)
 
 
 def embedding_size(model: nn.Module) -> int:

@@ -9,25 +9,28 @@ the context holds the truth.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ebft.method.layout import PackedLayout
 from ebft.model.attention import Backend, PackedPass, resolve_backend
 from ebft.model.backbone import (
-    base_model,
     check_packed_ids,
     decoder_layers,
     decoder_of,
+    embedding_device,
     embedding_size,
     evaluating,
     prepare_model,
     run_decoder,
+    text_config,
 )
 
 Pooling = Literal["last", "mean"]
@@ -71,39 +74,195 @@ class FeatureNetwork(nn.Module):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        for name, value, options in (
-            ("pooling", pooling, Pooling), ("normalize", normalize, Normalize), ("source", source, Source)
-        ):
-            if value not in get_args(options):
-                raise ValueError(f"{name}={value!r} is not one of {', '.join(get_args(options))}")
+        options = {"pooling": (pooling, Pooling), "normalize": (normalize, Normalize), "source": (source, Source)}
+        for name, (value, allowed) in options.items():
+            if value not in get_args(allowed):
+                raise ValueError(f"{name}={value!r} is not one of {', '.join(get_args(allowed))}")
         if not 0 <= decay < 1:
             raise ValueError(f"decay={decay} must be in [0, 1)")
         base = prepare_model(model)
         decoder = decoder_of(base)
-        _, all_layers = decoder_layers(decoder)
-        self.taps = resolve_taps(layers, len(all_layers))
-        self.pooling, self.normalize, self.source, self.decay, self.backend = (
-            pooling, normalize, source, decay, backend
-        )
+        self.taps = resolve_taps(layers, len(decoder_layers(decoder)[1]))
+        self.pooling, self.normalize, self.source = pooling, normalize, source
+        self.decay, self.backend = decay, backend
         self.vocabulary_size = embedding_size(base)
-        self._adapter: Any = None
-        if source == "adapter_off":
-            if not hasattr(model, "disable_adapter"):
-                raise ValueError("source='adapter_off' needs a peft model; use source='copy' for a plain one")
-            self._adapter = [model]  # in a list: the trained model is no part of this module's weights
+        if source == "adapter_off" and not hasattr(model, "disable_adapter"):
+            raise ValueError("source='adapter_off' needs a peft model; use source='copy' for a plain one")
         if source == "random":
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                decoder = type(decoder)(copy.deepcopy(decoder.config))
-            decoder = decoder.to(next(base.parameters()).device, dtype or next(base.parameters()).dtype)
-            prepare_attention(decoder)
-        cut = cut_decoder(decoder, max(1, max(self.taps)))
+            decoder = _random_like(decoder, seed)
+        network = cut_decoder(decoder, max(self.taps))
         if source in ("copy", "average"):
-            with nullcontext() if not hasattr(model, "disable_adapter") else merged_adapter(model):
-                cut = copy.deepcopy(cut)
-            cut = cut.to(dtype) if dtype is not None else cut
-        if source in ("shared", "adapter_off"):
-            self._decoder = [cut]
+            network = copy.deepcopy(network)
+        # Weights that belong to somebody else stay out of this module's parameters, hence the lists.
+        self._adapted = [model] if source == "adapter_off" else []
+        self._network = [network]
+        if source in ("copy", "average", "random"):
+            if source == "average" and dtype is None:
+                dtype = torch.float32  # a bf16 weight would not move at such small steps
+            self.network = network.to(dtype).requires_grad_(False).eval()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str,
+        like: nn.Module | None = None,
+        tokenizer: Any = None,
+        model_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> FeatureNetwork:
+        """Features from another checkpoint, for instance a larger model of the same family.
+
+        Token ids must mean the same in both: with `tokenizer` (the trained model's) the two vocabularies are
+        compared token by token; without it, the vocabulary sizes of `like` and the checkpoint must be equal.
+        """
+        model = AutoModelForCausalLM.from_pretrained(path, **(model_kwargs or {}))
+        if tokenizer is not None:
+            other = AutoTokenizer.from_pretrained(path)
+            if other.get_vocab() != tokenizer.get_vocab():
+                raise ValueError(
+                    f"the tokenizer of {path} differs from the model's ({len(other)} and {len(tokenizer)} tokens); a "
+                    "feature network must share the vocabulary of the model it scores"
+                )
+        elif like is not None and text_config(model).vocab_size != text_config(like).vocab_size:
+            raise ValueError(
+                f"{path} has a vocabulary of {text_config(model).vocab_size}, the model one of "
+                f"{text_config(like).vocab_size}; a feature network must share the model's vocabulary (pass tokenizer= "
+                "if only the padding of the embedding differs)"
+            )
+        if like is not None:
+            model = model.to(embedding_device(like))
+        features = cls(model, source="shared", **kwargs)
+        # Nobody else holds this model: keep its lower layers here, so that `.to(device)` moves them.
+        features.network = features._network[0].requires_grad_(False).eval()
+        return features
+
+    @property
+    def width(self) -> int:
+        """D, the length of a feature vector."""
+        return len(self.taps) * self._network[0].config.get_text_config(decoder=True).hidden_size
+
+    @torch.no_grad()
+    def forward(
+        self, packed_ids: Tensor, layout: PackedLayout, completion_lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Features of packed sequences [b, S]: generated [b, B, n, D] and truth [b, B, D], float32.
+
+        completion_lengths [b, n, B] ends completions at their end token: the last token is that one, and a mean
+        stops there. Features of anchors that a row drops mean nothing.
+        """
+        network = self._network[0]
+        check_packed_ids(packed_ids, layout, self.vocabulary_size)
+        layout = layout.to(packed_ids.device)
+        rows, weights = _pooled_rows(layout, packed_ids.shape[0], completion_lengths, self.pooling)
+        packed_pass = PackedPass(layout, resolve_backend(self.backend, packed_ids.device))
+        adapter_off = self._adapted[0].disable_adapter() if self._adapted else nullcontext()
+        with evaluating(network), adapter_off, _tapped(network, self.taps, rows) as tapped:
+            run_decoder(network, packed_ids, layout.position_ids, packed_pass)
+        pooled = [(tapped[tap].float() * weights).sum(-2) for tap in self.taps]  # [b, B*n + B, width]
+        if self.normalize == "per_layer":
+            features = torch.cat([F.normalize(x, dim=-1) for x in pooled], -1)
         else:
-            self.decoder = cut.requires_grad_(False).eval()
-            self._decoder = [self.decoder]
+            features = F.normalize(torch.cat(pooled, -1), dim=-1)
+        B, n = layout.num_anchors, layout.samples
+        return features[:, : B * n].unflatten(1, (B, n)), features[:, B * n :]
+
+    @torch.no_grad()
+    def update_average(self, model: nn.Module) -> None:
+        """Move the weights towards the trained model's: w <- decay * w + (1 - decay) * model's."""
+        if self.source != "average":
+            raise ValueError(f"source={self.source!r} stays frozen; only source='average' follows the model")
+        trained = cut_decoder(decoder_of(model), max(self.taps))
+        for (name, mine), (other_name, other) in zip(
+            self.network.named_parameters(), trained.named_parameters(), strict=True
+        ):
+            if name != other_name:
+                raise ValueError(f"the model no longer has the parameter {name}; was an adapter added or merged?")
+            mine.lerp_(other.to(mine.dtype), 1 - self.decay)
+
+
+def resolve_taps(layers: Sequence[float | int], depth: int) -> tuple[int, ...]:
+    """Indices into `hidden_states` (0 is the embeddings) for fractions of the depth or indices."""
+    if not layers:
+        raise ValueError("layers is empty; tap at least one")
+    taps = []
+    for layer in layers:
+        if isinstance(layer, bool) or not isinstance(layer, (int, float)):
+            raise ValueError(f"layers holds {layer!r}; use fractions of the depth (0.25) or layer numbers (8)")
+        if isinstance(layer, float):
+            if not 0 <= layer <= 1:
+                raise ValueError(f"layers holds {layer}; a fraction of the depth lies between 0 and 1")
+            taps.append(math.floor(layer * depth))
+        else:
+            if not 0 <= layer <= depth:
+                raise ValueError(f"layers holds {layer} but the network has {depth} layers")
+            taps.append(layer)
+    return tuple(taps)
+
+
+def cut_decoder(decoder: nn.Module, depth: int) -> nn.Module:
+    """The decoder with only its first `depth` layers (at least one), sharing its weights."""
+    name, layers = decoder_layers(decoder)
+    depth = max(depth, 1)
+    cut = copy.copy(decoder)
+    cut._modules = {**decoder._modules, name: nn.ModuleList(list(layers)[:depth])}
+    cut.config = copy.deepcopy(decoder.config)
+    cut.config.get_text_config(decoder=True).num_hidden_layers = depth
+    return cut
+
+
+def _random_like(decoder: nn.Module, seed: int) -> nn.Module:
+    parameter = next(decoder.parameters())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        fresh = type(decoder)(copy.deepcopy(decoder.config))
+    return fresh.to(parameter.device, parameter.dtype)
+
+
+def _pooled_rows(
+    layout: PackedLayout, b: int, completion_lengths: Tensor | None, pooling: Pooling
+) -> tuple[Tensor, Tensor]:
+    """Which rows of the packed sequence each feature is pooled from [b, B*n + B, m], and weights to sum them with."""
+    B, n, G, device = layout.num_anchors, layout.samples, layout.horizon, layout.device
+    first = torch.cat([
+        layout.completion_slots[..., 0].t().reshape(1, -1).expand(b, -1), layout.anchors.expand(b, B)
+    ], 1)
+    if completion_lengths is None:
+        of_completions = torch.full((b, B * n), G, device=device)
+    else:
+        of_completions = completion_lengths.transpose(1, 2).reshape(b, B * n)
+    lengths = torch.cat([of_completions, layout.truth_lengths.expand(b, B).clamp(min=1)], 1)
+    if pooling == "last":
+        return (first + lengths - 1)[..., None], torch.ones(1, 1, 1, 1, device=device)
+    steps = torch.arange(G, device=device)
+    inside = steps < lengths[..., None]
+    rows = first[..., None] + torch.minimum(steps, lengths[..., None] - 1)
+    return rows, (inside / lengths[..., None])[..., None]
+
+
+@contextmanager
+def _tapped(decoder: nn.Module, taps: Sequence[int], rows: Tensor) -> Iterator[dict[int, Tensor]]:
+    """Collect the given rows [b, R, m] of the tapped hidden states, as [b, R, m, width], and nothing else."""
+    layers = decoder_layers(decoder)[1]
+    found: dict[int, Tensor] = {}
+
+    def keep(tap: int, hidden: Tensor) -> None:
+        index = rows.flatten(1)[..., None].expand(-1, -1, hidden.shape[-1])
+        found[tap] = hidden.gather(1, index).unflatten(1, rows.shape[1:])
+
+    def before_first_layer(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        keep(0, args[0] if args else kwargs["hidden_states"])
+
+    def after_layer(tap: int) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda _, __, output: keep(tap, output[0] if isinstance(output, tuple) else output)
+
+    handles = []
+    for tap in set(taps):
+        if tap == 0:
+            handles.append(layers[0].register_forward_pre_hook(before_first_layer, with_kwargs=True))
+        else:
+            handles.append(layers[tap - 1].register_forward_hook(after_layer(tap)))
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
