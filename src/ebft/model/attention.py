@@ -300,7 +300,9 @@ def _plain_attention(
         mask = torch.ones(T, K, dtype=torch.bool, device=query.device).tril(K - T)
     else:
         mask = mask.unsqueeze(1)
-    scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    # The lowest finite number: a padding row sees nothing, and must stay finite all the same.
+    lowest = torch.finfo(scores.dtype).min
+    scores = scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
     weights = F.dropout(scores.softmax(-1).to(value.dtype), dropout)
     return (weights @ value[:, :, None]).flatten(1, 2).transpose(1, 2), None
 

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+PLACES = [
+    pytest.param(("cpu", "sdpa"), id="cpu-sdpa"),
+    pytest.param(("cuda", "sdpa"), id="cuda-sdpa", marks=pytest.mark.cuda),
+    pytest.param(("cuda", "flex"), id="cuda-flex", marks=pytest.mark.cuda),
+]
+
+
+@pytest.fixture(params=PLACES)
+def device_and_backend(request: pytest.FixtureRequest) -> tuple[str, str]:
+    return request.param
+
+
+@pytest.fixture
+def tolerance(device_and_backend: tuple[str, str]) -> float:
+    """In float32: rounding on a CPU, a little more on a GPU, whose kernels sum in another order."""
+    return 1e-5 if device_and_backend[0] == "cpu" else 1e-4
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if "cuda" in item.keywords:
+            item.add_marker(skip)

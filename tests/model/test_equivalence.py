@@ -1,0 +1,199 @@
+"""The invariant everything rests on: packed log-probs and hidden states equal those of plain sequences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ebft.method.layout import PackedLayout, StridedLayout
+from ebft.model.backbone import decoder_of, output_head, packed_hidden_states
+from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
+from tests.plain import places, plain_hidden_states, plain_logits, untouched
+
+T = 22
+DOCUMENTS = torch.tensor([[0] * 9 + [1] * 13, [4] * 3 + [7] * 15 + [-1] * 4])
+ANSWERS = torch.tensor([[0] * 5 + [1] * 4 + [0] * 4 + [1] * 9, [0] * 6 + [1] * 9 + [0] * 7]).bool()
+
+
+def layouts() -> dict[str, tuple[PackedLayout, Tensor | None]]:
+    return {
+        "one document": (StridedLayout(T, 4, 3, 2), None),
+        "documents": (StridedLayout(T, 3, 2, 2, document_ids=DOCUMENTS), DOCUMENTS),
+        "same documents in every row": (StridedLayout(T, 3, 2, 2, document_ids=DOCUMENTS[0]), DOCUMENTS[0]),
+        "answers": (StridedLayout(T, 2, 2, 3, document_ids=DOCUMENTS, answer_mask=ANSWERS), DOCUMENTS),
+        "padding": (StridedLayout(T, 4, 3, 2, lengths=torch.tensor([T, 15])), None),
+        "whole answers": (PackedLayout.at_answer_starts(ANSWERS, 6, 2, document_ids=DOCUMENTS), DOCUMENTS),
+        "chosen anchors": (PackedLayout(T, 5, 2, torch.tensor([[1, 2, 20], [7, 0, 16]])), None),
+    }
+
+
+def some_scalar(hidden: Tensor) -> Tensor:
+    """A function of the hidden states whose gradient is not small (their norm is fixed by the final norm)."""
+    return (hidden * torch.randn(hidden.shape, generator=torch.Generator().manual_seed(9))).sum()
+
+
+@pytest.fixture(params=(*FAMILIES, *EXTRA_CONFIGS))
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.mark.parametrize("case", list(layouts()))
+def test_packed_equals_plain(
+    family: str, case: str, device_and_backend: tuple[str, str], tolerance: float
+) -> None:
+    device, backend = device_and_backend
+    layout, documents = layouts()[case]
+    model = tiny_model(family).to(device)
+    plain = untouched(model)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(VOCABULARY, (2, T), generator=generator)
+    shape = (2, layout.samples, layout.num_anchors, layout.horizon)
+    completions = torch.randint(VOCABULARY, shape, generator=generator)
+    packed = layout.pack(ids, completions).to(device)
+    with torch.no_grad():
+        hidden = packed_hidden_states(model, packed, layout, backend=backend)
+        log_probs = output_head(model).logits(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2]).log_softmax(-1)
+    for place in places(ids, completions, layout, documents):
+        sequence = place.sequence.to(device)
+        expected = plain_hidden_states(plain, sequence)[-1][-layout.horizon :]
+        found = hidden[place.row, place.slots]
+        scale = expected.abs().max()
+        assert ((found - expected).abs().max() / scale) < tolerance
+        expected = plain_logits(plain, sequence).log_softmax(-1)[-layout.horizon :]
+        found = log_probs[place.row, place.slots]
+        assert (found - expected).abs().max() / expected.abs().max() < tolerance
+
+
+@pytest.mark.parametrize("case", ["one document", "documents"])
+def test_context_rows_equal_plain_documents(family: str, case: str) -> None:
+    layout, documents = layouts()[case]
+    model = tiny_model(family)
+    plain = untouched(model)
+    ids = torch.randint(VOCABULARY, (2, T), generator=torch.Generator().manual_seed(2))
+    completions = torch.zeros(2, layout.samples, layout.num_anchors, layout.horizon, dtype=torch.long)
+    with torch.no_grad():
+        hidden = packed_hidden_states(model, layout.pack(ids, completions), layout)[:, :T]
+    for row in range(2):
+        own = torch.zeros(T, dtype=torch.long) if documents is None else documents[row]
+        for document in own.unique():
+            if document >= 0:
+                inside = own == document
+                expected = plain_hidden_states(plain, ids[row, inside])[-1]
+                assert (hidden[row, inside] - expected).abs().max() / expected.abs().max() < 1e-5
+
+
+def test_dense_mask_under_transformers_own_attention_agrees(family: str) -> None:
+    """`layout.attention_mask()` handed to an untouched model gives the same hidden states as ebft's attention."""
+    if family in ("gemma3", "gemma2"):
+        pytest.skip("a sliding window needs two masks; test_packed_equals_plain covers it")
+    layout, _ = layouts()["documents"]
+    model = tiny_model(family)
+    plain = untouched(model)
+    packed = torch.randint(VOCABULARY, (2, layout.packed_length), generator=torch.Generator().manual_seed(3))
+    additive = torch.where(layout.attention_mask(), 0.0, torch.finfo(torch.float32).min)[:, None]
+    with torch.no_grad():
+        found = packed_hidden_states(model, packed, layout)
+        expected = decoder_of(plain)(
+            input_ids=packed, attention_mask=additive, position_ids=layout.position_ids, use_cache=False
+        ).last_hidden_state
+    assert (found - expected).abs().max() / expected.abs().max() < 1e-5
+
+
+def test_gradients_equal_those_of_plain_sequences(family: str, device_and_backend: tuple[str, str]) -> None:
+    """Sum of log-probs of all completions, differentiated through the packed pass and through plain sequences."""
+    device, backend = device_and_backend
+    layout, documents = layouts()["documents"]
+    model = tiny_model(family).to(device)
+    plain = untouched(model)
+    generator = torch.Generator().manual_seed(4)
+    ids = torch.randint(VOCABULARY, (2, T), generator=generator)
+    shape = (2, layout.samples, layout.num_anchors, layout.horizon)
+    completions = torch.randint(VOCABULARY, shape, generator=generator)
+    hidden = packed_hidden_states(model, layout.pack(ids, completions).to(device), layout, backend=backend)
+    found_total = torch.zeros((), device=device)
+    expected_total = torch.zeros((), device=device)
+    for place in places(ids, completions, layout, documents):
+        targets = completions[place.row, place.sample, place.anchor_index].to(device)
+        rows = torch.cat([layout.anchors[place.anchor_index][None] - 1, place.slots[:-1]])
+        log_probs = output_head(model).logits(hidden[place.row, rows]).log_softmax(-1)
+        found_total = found_total + log_probs.gather(1, targets[:, None]).sum()
+        logits = plain(input_ids=place.sequence[None].to(device), use_cache=False).logits[0]
+        log_probs = logits[-layout.horizon - 1 : -1].log_softmax(-1)
+        expected_total = expected_total + log_probs.gather(1, targets[:, None]).sum()
+    found_total.backward()
+    expected_total.backward()
+    for (name, mine), (_, other) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        assert other.grad is not None, name
+        assert mine.grad is not None, name
+        scale = other.grad.abs().max().clamp(min=1e-3)
+        assert (mine.grad - other.grad).abs().max() / scale < (1e-4 if device == "cpu" else 1e-3), name
+
+
+def test_chunks_of_anchors_change_nothing(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """The sdpa backend works through anchors in chunks, and recomputes them in backward."""
+    layout, _ = layouts()["documents"]
+    packed = torch.randint(VOCABULARY, (2, layout.packed_length), generator=torch.Generator().manual_seed(5))
+    results = []
+    for budget in (2**30, 1, 2000):
+        monkeypatch.setattr("ebft.model.attention.CHUNK_SCORES", {"cpu": budget})
+        model = tiny_model(family)
+        hidden = packed_hidden_states(model, packed, layout)
+        some_scalar(hidden).backward()
+        results.append((hidden.detach(), [p.grad for p in model.parameters() if p.grad is not None]))
+    for hidden, gradients in results[1:]:
+        assert (hidden - results[0][0]).abs().max() < 1e-5 * results[0][0].abs().max()
+        for mine, other in zip(gradients, results[0][1], strict=True):
+            assert (mine - other).abs().max() <= 1e-4 * other.abs().max().clamp(min=1e-3)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(family: str) -> None:
+    layout, _ = layouts()["documents"]
+    packed = torch.randint(VOCABULARY, (2, layout.packed_length), generator=torch.Generator().manual_seed(6))
+    gradients = []
+    for checkpointing in (False, True):
+        model = tiny_model(family)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()
+        some_scalar(packed_hidden_states(model, packed, layout)).backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    assert len(gradients[0]) == len(gradients[1])
+    for without, with_ in zip(*gradients, strict=True):
+        torch.testing.assert_close(with_, without, rtol=1e-5, atol=1e-6 * float(without.abs().max()))
+
+
+def test_what_follows_an_end_token_changes_nothing_before_it() -> None:
+    layout, _ = layouts()["one document"]
+    model = tiny_model()
+    packed = torch.randint(VOCABULARY, (2, layout.packed_length), generator=torch.Generator().manual_seed(7))
+    changed = packed.clone()
+    last_two = layout.completion_slots[:, :, -2:].flatten()
+    changed[:, last_two] = (changed[:, last_two] + 1) % VOCABULARY
+    with torch.no_grad():
+        before, after = (packed_hidden_states(model, p, layout) for p in (packed, changed))
+    kept = torch.ones(layout.packed_length, dtype=torch.bool)
+    kept[last_two] = False
+    assert torch.equal(before[:, kept], after[:, kept])
+
+
+def test_plain_calls_go_on_as_before(family: str) -> None:
+    """ebft leaves its attention in the model; whoever calls the model without a pass must not notice."""
+    model = tiny_model(family)
+    plain = untouched(model)
+    layout, _ = layouts()["one document"]
+    with torch.no_grad():
+        packed_hidden_states(model, torch.zeros(1, layout.packed_length, dtype=torch.long), layout)
+    ids = torch.randint(VOCABULARY, (2, 11), generator=torch.Generator().manual_seed(8))
+    padding = torch.ones(2, 11, dtype=torch.long)
+    padding[1, :4] = 0
+    with torch.no_grad():
+        found = model(input_ids=ids, attention_mask=padding).logits
+        expected = plain(input_ids=ids, attention_mask=padding).logits
+    real = padding.bool()
+    assert (found[real] - expected[real]).abs().max() < 1e-4 * expected.abs().max()
+    greedy = dict(max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert torch.equal(model.generate(ids[:1], **greedy), plain.generate(ids[:1], **greedy))

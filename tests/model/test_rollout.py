@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, BloomConfig, MambaConfig, T5Config, T5ForConditionalGeneration
+
+from ebft.method.layout import PackedLayout, StridedLayout
+from ebft.method.sampling import uniforms
+from ebft.model import rollout as rollout_module
+from ebft.model.backbone import output_head, packed_hidden_states, prepare_model
+from ebft.model.rollout import rollout
+from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
+from tests.plain import places, plain_logits, untouched
+
+T, SEEDS = 20, torch.tensor([11, 5])
+DOCUMENTS = torch.tensor([[0] * 9 + [1] * 11, [0] * 17 + [-1] * 3])
+
+
+def some_ids(seed: int = 0, rows: int = 2) -> Tensor:
+    return torch.randint(VOCABULARY, (rows, T), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_CONFIGS])
+@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one document", "documents"])
+def test_every_token_is_the_inverse_cdf_of_the_plain_sequence(family: str, documents: Tensor | None) -> None:
+    """Token by token, by a loop over plain uncached sequences: the same uniform number gives the same token."""
+    model = tiny_model(family)
+    plain = untouched(model)
+    layout = StridedLayout(T, 4, 4, 2, document_ids=documents)
+    ids = some_ids()
+    completions = rollout(model, ids, layout, temperature=0.8, seeds=SEEDS)
+    assert completions.shape == (2, 2, layout.num_anchors, 4)
+    uniform = uniforms(SEEDS, layout.anchors, 2, 4)
+    for place in places(ids, completions, layout, documents):
+        probabilities = (plain_logits(plain, place.sequence)[-5:-1].double() / 0.8).softmax(-1)
+        tokens = place.sequence[-4:]
+        for step in range(4):
+            u = float(uniform[place.row, place.anchor_index, place.sample, step])
+            upper = float(probabilities[step, : tokens[step] + 1].sum())
+            lower = upper - float(probabilities[step, tokens[step]])
+            assert lower - 1e-5 <= u <= upper + 1e-5
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_CONFIGS])
+def test_cached_and_packed_distributions_are_the_same(
+    family: str, device_and_backend: tuple[str, str], tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, backend = device_and_backend
+    rows: list[Tensor] = []
+    original = rollout_module._sample_rows
+
+    def spy(head, hidden, uniform, *rest):  # type: ignore[no-untyped-def]
+        rows.append(head.logits(hidden))
+        return original(head, hidden, uniform, *rest)
+
+    monkeypatch.setattr(rollout_module, "_sample_rows", spy)
+    model = tiny_model(family).to(device)
+    layout = StridedLayout(T, 5, 3, 3, document_ids=DOCUMENTS)
+    ids = some_ids().to(device)
+    completions = rollout(model, ids, layout, temperature=0.9, seeds=SEEDS, backend=backend)
+    with torch.no_grad():
+        hidden = packed_hidden_states(model, layout.pack(ids, completions), layout, backend=backend)
+        logits = output_head(model).logits(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
+    n, B, G = layout.samples, layout.num_anchors, layout.horizon
+    assert len(rows) == G
+    anchors = rows[0].view(2, B, VOCABULARY)
+    assert (anchors - logits[:, layout.anchors - 1]).abs().max() < tolerance * logits.abs().max()
+    for step in range(1, G):
+        cached = rows[step].view(2, B, n, VOCABULARY)
+        packed = logits[:, layout.completion_slots[:, :, step - 1].t()]
+        valid = layout.anchor_mask.expand(2, B)
+        assert (cached - packed)[valid].abs().max() < tolerance * logits.abs().max()
+
+
+def test_what_is_sampled_depends_on_the_sequence_and_its_seed_alone() -> None:
+    model = tiny_model()
+    ids, seeds = some_ids(rows=5), torch.tensor([3, 1, 4, 1, 5])
+    layout = StridedLayout(T, 4, 4, 3)
+    together = rollout(model, ids, layout, seeds=seeds)
+    for row in range(5):
+        alone = rollout(model, ids[row : row + 1], layout, seeds=seeds[row : row + 1])
+        assert torch.equal(alone[0], together[row])
+    order = torch.tensor([4, 2, 0, 3, 1])
+    assert torch.equal(rollout(model, ids[order], layout, seeds=seeds[order]), together[order])
+    fewer = rollout(model, ids, StridedLayout(T, 3, 8, 2), seeds=seeds)
+    assert torch.equal(fewer, together[:, :2, 1::2, :3])
+    assert not torch.equal(rollout(model, ids, layout, seeds=seeds + 1), together)
+    torch.manual_seed(0)
+    assert torch.equal(rollout(model, ids, layout, seeds=seeds), together)
+
+
+def test_seeds_come_from_the_global_generator_when_none_are_given() -> None:
+    model, ids, layout = tiny_model(), some_ids(), StridedLayout(T, 4, 4, 2)
+    results = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        results.append(rollout(model, ids, layout))
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+
+
+def test_temperature_zero_is_greedy() -> None:
+    model = tiny_model()
+    plain = untouched(model)
+    layout = StridedLayout(T, 4, 4, 2)
+    ids = some_ids()
+    completions = rollout(model, ids, layout, temperature=0)
+    for place in places(ids, completions, layout):
+        assert torch.equal(plain_logits(plain, place.sequence)[-5:-1].argmax(-1), place.sequence[-4:])
+
+
+def test_top_k_and_top_p_stay_within_the_likeliest_tokens() -> None:
+    model = tiny_model()
+    plain = untouched(model)
+    layout = StridedLayout(T, 4, 2, 6)
+    ids = some_ids()
+    completions = rollout(model, ids, layout, temperature=1.5, top_k=3, seeds=SEEDS)
+    for place in places(ids, completions, layout):
+        best = plain_logits(plain, place.sequence)[-5:-1].topk(3).indices
+        assert bool((best == place.sequence[-4:, None]).any(-1).all())
+    completions = rollout(model, ids, layout, temperature=1.5, top_p=0.2, seeds=SEEDS)
+    for place in places(ids, completions, layout):
+        ordered, order = (plain_logits(plain, place.sequence)[-5:-1] / 1.5).softmax(-1).sort(descending=True)
+        for step in range(4):
+            rank = int((order[step] == place.sequence[-4 + step]).nonzero())
+            assert float(ordered[step, :rank].sum()) < 0.2 + 1e-5
+
+
+def test_end_tokens_end_completions() -> None:
+    model, ids, layout = tiny_model(), some_ids(), StridedLayout(T, 6, 2, 4)
+    ends = torch.tensor([3, 17, 20, 40, 41, 42])
+    running_on = rollout(model, ids, layout, temperature=1.5, seeds=SEEDS)
+    ended = rollout(model, ids, layout, temperature=1.5, seeds=SEEDS, end_token_ids=ends)
+    assert bool(torch.isin(running_on, ends).any())
+    for long, short in zip(running_on.reshape(-1, 6).tolist(), ended.reshape(-1, 6).tolist(), strict=True):
+        stop = next((g for g, token in enumerate(long) if token in ends), 5)
+        assert short == long[: stop + 1] + [long[stop]] * (5 - stop)
+
+
+def test_a_long_horizon_from_the_start_of_each_answer() -> None:
+    model = tiny_model()
+    answers = torch.tensor([[0] * 5 + [1] * 5 + [0] * 4 + [1] * 6, [0] * 12 + [1] * 8]).bool()
+    layout = PackedLayout.at_answer_starts(answers, horizon=30, samples=2)
+    ids = some_ids()
+    completions = rollout(model, ids, layout, seeds=SEEDS)
+    assert completions.shape == (2, 2, 2, 30)
+    greedy = rollout(model, ids, layout, temperature=0)
+    expected = untouched(model).generate(ids[1:, :12], max_new_tokens=30, do_sample=False, pad_token_id=0)
+    assert torch.equal(greedy[1, 0, 0], expected[0, 12:])
+
+
+def test_rollouts_leave_the_model_in_the_mode_it_was_in() -> None:
+    model, ids, layout = tiny_model("gpt2"), some_ids(), StridedLayout(T, 4, 4, 2)
+    expected = rollout(model, ids, layout, seeds=SEEDS)
+    model.train()
+    model.lm_head.eval()
+    assert torch.equal(rollout(model, ids, layout, seeds=SEEDS), expected)  # no dropout inside
+    assert model.training
+    assert not model.lm_head.training
+
+
+class TestModelsThatCannotBeServed:
+    def test_recurrent(self) -> None:
+        model = AutoModelForCausalLM.from_config(MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1))
+        with pytest.raises(ValueError, match="recurrent state"):
+            prepare_model(model)
+
+    def test_alibi(self) -> None:
+        model = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=20, hidden_size=8, n_layer=1, n_head=2))
+        with pytest.raises(ValueError, match="attention interface"):
+            prepare_model(model)
+
+    def test_encoder_decoder(self) -> None:
+        config = T5Config(vocab_size=20, d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2)
+        with pytest.raises(ValueError, match="decoder-only"):
+            prepare_model(T5ForConditionalGeneration(config))
+
+    def test_not_a_transformers_model(self) -> None:
+        with pytest.raises(ValueError, match="AutoModelForCausalLM"):
+            prepare_model(torch.nn.Linear(2, 2))
+
+    def test_without_a_head(self) -> None:
+        with pytest.raises(ValueError, match="no language-model head"):
+            prepare_model(tiny_model().model)
+
+    def test_whose_packed_pass_differs_from_plain_sequences(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A model that does something ebft does not know of is found out before it is trained."""
+        model = tiny_model()
+        forward = model.model.forward
+
+        def with_absolute_positions(*args, **kwargs):  # type: ignore[no-untyped-def]
+            kwargs["position_ids"] = torch.arange(kwargs["input_ids"].shape[1])[None]
+            return forward(*args, **kwargs)
+
+        monkeypatch.setattr(model.model, "forward", with_absolute_positions)
+        with pytest.raises(ValueError, match="other logits for a packed sequence"):
+            prepare_model(model)
+        assert model.config._attn_implementation == "sdpa"
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"input_ids": torch.full((2, T), VOCABULARY)}, f"token ids must lie in 0..{VOCABULARY - 1}"),
+            ({"input_ids": torch.full((2, T), -100)}, "found -100"),
+            ({"input_ids": torch.zeros(2, T + 1, dtype=torch.long)}, rf"the layout needs \[b, {T}\]"),
+            ({"temperature": -1.0}, "temperature=-1.0"),
+            ({"top_k": 0}, "top_k=0"),
+            ({"top_p": 0.0}, "top_p=0.0"),
+            ({"seeds": torch.tensor([1])}, "one seed per sequence"),
+            ({"backend": "eager"}, "backend='eager'"),
+            ({"layout": StridedLayout(T, 4, 4, 2, lengths=torch.tensor([T, T, T]))}, "the batch has 2"),
+        ],
+    )
+    def test_gets_one_clear_line(self, change: dict, message: str) -> None:
+        arguments = {"input_ids": some_ids(), "layout": StridedLayout(T, 4, 4, 2), **change}
+        with pytest.raises(ValueError, match=message) as error:
+            rollout(tiny_model(), **arguments)
+        assert "\n" not in str(error.value)
+
+    def test_flex_needs_a_gpu(self) -> None:
+        with pytest.raises(ValueError, match="needs a CUDA device"):
+            rollout(tiny_model(), some_ids(), StridedLayout(T, 4, 4, 2), backend="flex")
+
+    def test_dropout_in_the_training_pass(self) -> None:
+        model = tiny_model("gpt2").train()
+        layout = StridedLayout(T, 4, 4, 2)
+        with pytest.raises(ValueError, match="attention dropout"):
+            packed_hidden_states(model, torch.zeros(1, layout.packed_length, dtype=torch.long), layout)

@@ -1,0 +1,75 @@
+"""The brute force that everything is compared with: each completion as a plain sequence, run on its own."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ebft.method.layout import PackedLayout
+
+
+def untouched(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy with transformers' own eager attention, out of ebft's reach."""
+    plain = copy.deepcopy(model)
+    plain.set_attn_implementation("eager")
+    return plain.eval()
+
+
+@dataclass
+class Place:
+    """One completion: where it is in the batch, and the plain sequence that it ends."""
+
+    row: int
+    sample: int
+    anchor_index: int
+    slots: Tensor  # [G] into the packed sequence
+    sequence: Tensor  # context of its own document, then the completion
+    truth_sequence: Tensor  # the same context, then the truth
+
+
+def places(ids: Tensor, completions: Tensor, layout: PackedLayout, documents: Tensor | None = None) -> list[Place]:
+    """All completions of all anchors that their row keeps."""
+    b, n, B, G = completions.shape
+    anchors, valid = layout.anchors.expand(b, B), layout.anchor_mask.expand(b, B)
+    lengths = layout.truth_lengths.expand(b, B)
+    found = []
+    for row in range(b):
+        for index in range(B):
+            if not valid[row, index]:
+                continue
+            anchor, start = int(anchors[row, index]), 0
+            if documents is not None:
+                own = documents.expand(b, -1)[row]
+                start = next(t for t in range(anchor) if bool((own[t:anchor] == own[anchor - 1]).all()))
+            context = ids[row, start:anchor]
+            truth = ids[row, anchor : anchor + int(lengths[row, index])]
+            for sample in range(n):
+                found.append(
+                    Place(
+                        row,
+                        sample,
+                        index,
+                        layout.completion_slots[sample, index],
+                        torch.cat([context, completions[row, sample, index]]),
+                        torch.cat([context, truth]),
+                    )
+                )
+    assert found
+    return found
+
+
+@torch.no_grad()
+def plain_logits(model: PreTrainedModel, sequence: Tensor) -> Tensor:
+    """[length, V]"""
+    return model(input_ids=sequence[None], use_cache=False).logits[0]
+
+
+@torch.no_grad()
+def plain_hidden_states(model: PreTrainedModel, sequence: Tensor) -> tuple[Tensor, ...]:
+    """`hidden_states` of transformers, each [length, D]; the last one is after the final norm."""
+    output = model(input_ids=sequence[None], use_cache=False, output_hidden_states=True)
+    return tuple(h[0] for h in output.hidden_states)
