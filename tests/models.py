@@ -18,7 +18,7 @@ from transformers import (
 VOCABULARY = 61
 _SIZES = dict(
     vocab_size=VOCABULARY,
-    hidden_size=32,
+    hidden_size=64,
     intermediate_size=48,
     num_hidden_layers=4,
     num_attention_heads=4,
@@ -38,10 +38,16 @@ CONFIGS = {
         **_SIZES, head_dim=16, sliding_window=5, layer_types=["sliding_attention", "full_attention"] * 2
     ),
     "gpt2": lambda: GPT2Config(
-        vocab_size=VOCABULARY, n_embd=32, n_layer=4, n_head=4, n_positions=256, bos_token_id=None, eos_token_id=None
+        vocab_size=VOCABULARY,
+        n_embd=64,
+        n_layer=4,
+        n_head=4,
+        n_positions=256,
+        bos_token_id=None,
+        eos_token_id=None,
     ),
     "gpt_neox": lambda: GPTNeoXConfig(
-        **{**_SIZES, "num_key_value_heads": None} | {}, rotary_pct=0.5
+        **{k: v for k, v in _SIZES.items() if k != "num_key_value_heads"}, rotary_pct=0.5
     ),
 }
 # Beyond the six: soft-caps on attention scores and on logits.

@@ -33,7 +33,7 @@ class Place:
 
 def places(ids: Tensor, completions: Tensor, layout: PackedLayout, documents: Tensor | None = None) -> list[Place]:
     """All completions of all anchors that their row keeps."""
-    b, n, B, G = completions.shape
+    b, n, B, _ = completions.shape
     anchors, valid = layout.anchors.expand(b, B), layout.anchor_mask.expand(b, B)
     lengths = layout.truth_lengths.expand(b, B)
     found = []

@@ -39,9 +39,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("case", list(layouts()))
-def test_packed_equals_plain(
-    family: str, case: str, device_and_backend: tuple[str, str], tolerance: float
-) -> None:
+def test_packed_equals_plain(family: str, case: str, device_and_backend: tuple[str, str], tolerance: float) -> None:
     device, backend = device_and_backend
     layout, documents = layouts()[case]
     model = tiny_model(family).to(device)

@@ -70,7 +70,9 @@ class PackedLayout:
         # Inside, every tensor has a row dimension R: one row if nothing differs by row, else the batch's.
         R = self.batch_size or 1
         documents_RT, padding_RT = _documents_and_padding(R, T, document_ids, lengths)
-        answers_RT = torch.ones(R, T, dtype=torch.bool) if answer_mask is None else answer_mask.bool().cpu().expand(R, T)
+        answers_RT = (
+            torch.ones(R, T, dtype=torch.bool) if answer_mask is None else answer_mask.bool().cpu().expand(R, T)
+        )
         starts_RT = _document_starts(documents_RT)
         anchors_RB = anchors.to("cpu", torch.long).expand(R, -1)
 
@@ -88,6 +90,7 @@ class PackedLayout:
         self._truths = torch.where(valid_RB, truth_RB, 0)[:, used]
         self._truth_mask = ~starts_RT & ~padding_RT & answers_RT
         self._describe_tokens(documents_RT if document_ids is not None else None)
+        self.has_documents = document_ids is not None
         # True if all rows of a batch see the same: attention then needs one mask for all of them.
         self.rows_alike = anchors.dim() == 1 and (document_ids is None or document_ids.dim() == 1)
 
@@ -121,7 +124,7 @@ class PackedLayout:
         # asking the device.
         self.furthest_context: list[int] = self._anchors.amax(0).tolist()
 
-    # ---- what the contract names ------------------------------------------------------------------------------
+    # ---- what the contract names -----------------------------------------------------------------------------------
 
     @property
     def anchors(self) -> Tensor:
@@ -164,8 +167,13 @@ class PackedLayout:
         without it.
         """
         slots = torch.arange(self.packed_length, device=self.device)
-        rows = torch.arange(self._visible.shape[0], device=self.device)
-        return self._squeeze(self.allowed(rows[:, None, None], slots[:, None], slots, window))
+        mask = self.allowed(self.mask_rows[:, None, None], slots[:, None], slots, window)
+        return mask[0] if self.batch_size is None else mask.expand(self.batch_size, -1, -1)
+
+    @property
+    def mask_rows(self) -> Tensor:
+        """The rows that have masks of their own: 0 alone if all rows see the same."""
+        return torch.arange(1 if self.rows_alike else self._visible.shape[0], device=self.device)
 
     def allowed(self, row: Tensor | int, query: Tensor, key: Tensor, window: int | None = None) -> Tensor:
         """The one mask rule, elementwise on packed indices. `row` counts the batch, 0 if rows are alike."""
@@ -179,7 +187,7 @@ class PackedLayout:
             result = result & (self._positions[row, query] - self._positions[row, key] < window)
         return result
 
-    # ---- packing and unpacking --------------------------------------------------------------------------------
+    # ---- packing and unpacking -------------------------------------------------------------------------------------
 
     def pack(self, context_ids: Tensor, completions: Tensor) -> Tensor:
         """[b, T] and [b, n, B, G] -> [b, S]."""
@@ -203,7 +211,7 @@ class PackedLayout:
                 "build one layout per batch when documents, answers or lengths are given per row"
             )
 
-    # ---- devices ----------------------------------------------------------------------------------------------
+    # ---- devices ---------------------------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
@@ -223,7 +231,7 @@ class PackedLayout:
     def _squeeze(self, value: Tensor) -> Tensor:
         return value[0] if self.batch_size is None else value
 
-    # ---- building ---------------------------------------------------------------------------------------------
+    # ---- building --------------------------------------------------------------------------------------------------
 
     @classmethod
     def at_answer_starts(
@@ -249,9 +257,7 @@ class PackedLayout:
         # The positions of the True entries of each row, in order and without a loop; empty places become 0.
         positions = torch.where(begins_RT, torch.arange(T), T).sort(1).values[:, :most]
         anchors = torch.where(positions == T, 0, positions)
-        return cls(
-            T, horizon, samples, anchors if batch_size else anchors[0], document_ids, answer_mask, lengths
-        )
+        return cls(T, horizon, samples, anchors if batch_size else anchors[0], document_ids, answer_mask, lengths)
 
 
 class StridedLayout(PackedLayout):

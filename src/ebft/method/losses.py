@@ -1,6 +1,7 @@
 """The EBFT loss: which hidden rows predict what, and with which weight.
 
-    L = -mean over generated tokens (A_j log p_tau(y_hat_jg | ...)) + gamma * mean over truth tokens (-log p_1(x_t | ...))
+    L = -mean over generated tokens (A_j log p_tau(y_hat_jg | ...))
+        + gamma * mean over truth tokens (-log p_1(x_t | ...))
         [+ 1/beta * KL(p_tau || q_tau), the sequence-level divergence from a frozen model q]
 
 An anchor's row predicts the first token of all n samples at once, and every term goes through the one weighted
@@ -17,6 +18,7 @@ from torch import Tensor
 from ebft.method.cross_entropy import Reference, Rows, weighted_cross_entropy
 from ebft.method.head import Head
 from ebft.method.layout import PackedLayout
+
 
 @dataclass(frozen=True)
 class LossTerms:
@@ -148,7 +150,9 @@ class _Predictors:
         by_anchor = per_token.transpose(1, 2)  # [b, B, n, G]
         single = by_anchor[..., 1:].reshape(-1, 1)
         if self.with_truth:
-            per_truth = per_truth if per_truth is not None else per_token.new_zeros(self.b, self.layout.context_length - 1)
+            per_truth = (
+                per_truth if per_truth is not None else per_token.new_zeros(self.b, self.layout.context_length - 1)
+            )
             single = torch.cat([single, per_truth.reshape(-1, 1).to(per_token.dtype)])
         unused = single.new_zeros(single.shape[0], n - 1)
         return torch.cat([by_anchor[..., 0].flatten(0, 1), torch.cat([single, unused], 1)])

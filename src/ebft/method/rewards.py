@@ -110,9 +110,7 @@ def _check(generated: Tensor, truth: Tensor, whitening: str, groups: Tensor | No
         raise ValueError(f"whitening={whitening!r} is not one of {', '.join(get_args(Whitening))}")
     check_features(generated, truth)
     if groups is not None and groups.shape != generated.shape[:-1]:
-        raise ValueError(
-            f"groups has shape {tuple(groups.shape)} but there are {tuple(generated.shape[:-1])} samples"
-        )
+        raise ValueError(f"groups has shape {tuple(groups.shape)} but there are {tuple(generated.shape[:-1])} samples")
 
 
 def check_features(generated: Tensor, truth: Tensor) -> None:

@@ -15,6 +15,8 @@ chunk's last anchor. `flex` (CUDA) hands the rule to FlexAttention as a block ma
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -45,22 +47,39 @@ def resolve_backend(backend: Backend, device: torch.device) -> Backend:
     return backend
 
 
-class PackedPass:
-    """The whole packed sequence in one forward pass."""
-
+class _Pass:
     def __init__(self, layout: PackedLayout, backend: Backend) -> None:
         self.layout, self.backend = layout, backend
         self.masks: dict[Any, Any] = {}  # built once per window size, shared by the layers
+
+    def _mask(self, key: Any, build: Callable[..., Any], *arguments: Any) -> Any:
+        if key not in self.masks:
+            self.masks[key] = build(self.layout, *arguments)
+        return self.masks[key]
+
+    def _attend_context(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
+        """The sdpa backend among the context tokens: torch's own kernels, where they can."""
+        layout, T = self.layout, self.layout.context_length
+        grouped = q.shape[1] != k.shape[1]
+        window = rule.window if rule.window is not None and rule.window < T else None
+        if window is None and not layout.has_documents and rule.softcap is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=rule.scale, enable_gqa=grouped)
+        mask = self._mask(("dense", window), _dense_context_mask, window)
+        if rule.softcap is None:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=rule.scale, enable_gqa=grouped)
+        return _attend_plainly(q, k, v, mask, rule)
+
+
+class PackedPass(_Pass):
+    """The whole packed sequence in one forward pass."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
         """[b, heads, S, d] queries, [b, kv_heads, S, d] keys and values -> [b, heads, S, d]."""
         layout, T = self.layout, self.layout.context_length
         if self.backend == "flex":
-            key = ("packed", rule.window)
-            if key not in self.masks:
-                self.masks[key] = flex.packed_mask(layout, rule.window, q.shape[0])
-            return flex.attend(q, k, v, self.masks[key], rule.scale, rule.softcap)
-        context = _attend_context(q[:, :, :T], k[:, :, :T], v[:, :, :T], layout, rule, self.masks)
+            mask = self._mask(("packed", rule.window), flex.packed_mask, rule.window, q.shape[0])
+            return flex.attend(q, k, v, mask, rule)
+        context = self._attend_context(q[:, :, :T], k[:, :, :T], v[:, :, :T], rule)
         completions = attend_completions(
             by_completion(q[:, :, T:], layout),
             k[:, :, :T],
@@ -73,12 +92,11 @@ class PackedPass:
         return torch.cat([context, completions.flatten(2, 4)], 2)
 
 
-class CachedPass:
+class CachedPass(_Pass):
     """First the context, then token after token of all completions side by side."""
 
     def __init__(self, layout: PackedLayout, backend: Backend) -> None:
-        self.layout, self.backend = layout, backend
-        self.masks: dict[Any, Any] = {}
+        super().__init__(layout, backend)
         self.step = -1  # -1: the context; g: token g of every completion
         self.context: dict[int, tuple[Tensor, Tensor]] = {}
         self.own: dict[int, tuple[Tensor, Tensor]] = {}
@@ -89,11 +107,9 @@ class CachedPass:
         if self.step < 0:
             self.context[layer] = (k, v)
             if self.backend == "flex":
-                key = ("context", rule.window)
-                if key not in self.masks:
-                    self.masks[key] = flex.context_mask(layout, rule.window, q.shape[0])
-                return flex.attend(q, k, v, self.masks[key], rule.scale, rule.softcap)
-            return _attend_context(q, k, v, layout, rule, self.masks)
+                mask = self._mask(("context", rule.window), flex.context_mask, rule.window, q.shape[0])
+                return flex.attend(q, k, v, mask, rule)
+            return self._attend_context(q, k, v, rule)
 
         if self.step == 0:
             shape = (*k.shape[:2], layout.num_anchors, layout.samples, layout.horizon - 1, k.shape[-1])
@@ -105,19 +121,21 @@ class CachedPass:
         own_k, own_v = own_k[..., : self.step + 1, :], own_v[..., : self.step + 1, :]
         context_k, context_v = self.context[layer]
         if self.backend == "flex":
-            key = ("step", rule.window, self.step if rule.window is not None else None)
-            if key not in self.masks:
-                self.masks[key] = flex.step_mask(layout, rule.window, self.step, q.shape[0])
-            return flex.attend_step(q, context_k, context_v, own_k, own_v, self.masks[key], rule, self.step)
+            # Without a window all steps of a completion see the same context.
+            key = ("step", rule.window, self.step if rule.window is not None else 0)
+            mask = self._mask(key, flex.step_mask, rule.window, q.shape[0], self.step)
+            return flex.attend_step(q, context_k, context_v, own_k, own_v, mask, rule, self.step)
         q = q.unflatten(2, (layout.num_anchors, layout.samples, 1))
         return attend_completions(q, context_k, context_v, own_k, own_v, layout, rule, self.step).flatten(2, 4)
 
 
+@dataclass(frozen=True)
 class Rule:
     """What a layer asks of its attention beyond who sees whom."""
 
-    def __init__(self, scale: float, window: int | None, softcap: float | None) -> None:
-        self.scale, self.window, self.softcap = scale, window, softcap
+    scale: float
+    window: int | None
+    softcap: float | None
 
     def scores(self, products: Tensor) -> Tensor:
         scores = products.to(torch.promote_types(products.dtype, torch.float32)) * self.scale
@@ -163,7 +181,11 @@ def attend_completions(
         if chunk < B and torch.is_grad_enabled():
             # Scores are cheap to make again and large to keep.
             output = checkpoint(
-                _attend_chunk, *arguments, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
+                _attend_chunk,
+                *arguments,
+                use_reentrant=False,
+                preserve_rng_state=False,
+                determinism_check="none",
             )
         else:
             output = _attend_chunk(*arguments)
@@ -215,26 +237,20 @@ def _sees_own(first_step: int, steps: int, keys: int, window: int | None, device
     return (back >= 0) & (back < window) if window is not None else back >= 0
 
 
-def _attend_context(
-    q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout, rule: Rule, masks: dict[Any, Any]
-) -> Tensor:
-    """Causal attention among the context tokens, by torch's own kernels where they can."""
-    T = layout.context_length
-    grouped = q.shape[1] != k.shape[1]
-    window = rule.window if rule.window is not None and rule.window < T else None
-    plain = window is None and layout._packed_documents is None
-    if plain and rule.softcap is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=rule.scale, enable_gqa=grouped)
-    key = ("context", window)
-    if key not in masks:
-        tokens = torch.arange(T, device=layout.device)
-        rows = torch.arange(1 if layout.rows_alike else layout._visible.shape[0], device=layout.device)
-        masks[key] = layout.allowed(rows[:, None, None], tokens[:, None], tokens, window)[:, None]
-    if rule.softcap is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=masks[key], scale=rule.scale, enable_gqa=grouped)
-    grouped_q = q.unflatten(1, (k.shape[1], -1))
-    scores = rule.scores(grouped_q @ k[:, :, None].transpose(-1, -2))
-    weights = scores.masked_fill(~masks[key][:, :, None], float("-inf")).softmax(-1).to(v.dtype)
+def _dense_context_mask(layout: PackedLayout, window: int | None) -> Tensor:
+    """bool [rows, 1, T, T]"""
+    tokens = torch.arange(layout.context_length, device=layout.device)
+    return layout.allowed(layout.mask_rows[:, None, None], tokens[:, None], tokens, window)[:, None]
+
+
+def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, rule: Rule, dropout: float = 0.0) -> Tensor:
+    """Written out, for the soft-capped scores that torch's own attention lacks."""
+    scores = rule.scores(q.unflatten(1, (k.shape[1], -1)) @ k[:, :, None].transpose(-1, -2))
+    # The lowest finite number, not minus infinity: a padding row that sees nothing must stay finite all the same.
+    lowest = torch.finfo(scores.dtype).min
+    mask = mask[:, :, None]
+    scores = scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
+    weights = F.dropout(scores.softmax(-1).to(v.dtype), dropout)
     return (weights @ v[:, :, None]).flatten(1, 2)
 
 
@@ -290,21 +306,11 @@ def _plain_attention(
 ) -> tuple[Tensor, None]:
     """Calls that have nothing to do with ebft: transformers' own sdpa, which only lacks the soft-cap."""
     if softcap is None:
-        return sdpa_attention_forward(
-            module, query, key, value, mask, dropout=dropout, scaling=scale, **kwargs
-        )
-    grouped = query.unflatten(1, (key.shape[1], -1))
-    scores = Rule(scale, None, softcap).scores(grouped @ key[:, :, None].transpose(-1, -2))
+        return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scale, **kwargs)
     if mask is None:
-        T, K = scores.shape[-2:]
-        mask = torch.ones(T, K, dtype=torch.bool, device=query.device).tril(K - T)
-    else:
-        mask = mask.unsqueeze(1)
-    # The lowest finite number: a padding row sees nothing, and must stay finite all the same.
-    lowest = torch.finfo(scores.dtype).min
-    scores = scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
-    weights = F.dropout(scores.softmax(-1).to(value.dtype), dropout)
-    return (weights @ value[:, :, None]).flatten(1, 2).transpose(1, 2), None
+        queries, keys = query.shape[2], key.shape[2]
+        mask = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
+    return _attend_plainly(query, key, value, mask, Rule(scale, None, softcap), dropout).transpose(1, 2), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention_function)

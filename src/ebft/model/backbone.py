@@ -24,17 +24,22 @@ _OTHER_MASKS = ("chunked_attention", "compressed_attention", "indexer")
 
 def base_model(model: nn.Module) -> PreTrainedModel:
     """The transformers model under wrappers (DistributedDataParallel, torch.compile, peft)."""
-    model = getattr(model, "module", model)
-    model = getattr(model, "_orig_mod", model)
-    if hasattr(model, "get_base_model"):
-        model = model.get_base_model()
-    if not isinstance(model, PreTrainedModel):
-        raise ValueError(f"{type(model).__name__} is not a transformers model; load it with AutoModelForCausalLM")
-    return model
+    inner: Any = getattr(model, "module", model)
+    inner = getattr(inner, "_orig_mod", inner)
+    if hasattr(inner, "get_base_model"):
+        inner = inner.get_base_model()
+    if not isinstance(inner, PreTrainedModel):
+        raise ValueError(f"{type(inner).__name__} is not a transformers model; load it with AutoModelForCausalLM")
+    return inner
 
 
 def text_config(model: nn.Module) -> Any:
-    return base_model(model).config.get_text_config(decoder=True)
+    return decoder_config(base_model(model))
+
+
+def decoder_config(decoder: Any) -> Any:
+    """The part of the configuration that describes the text decoder (models with several modalities have more)."""
+    return decoder.config.get_text_config(decoder=True)
 
 
 def prepare_model(model: nn.Module) -> PreTrainedModel:
@@ -101,16 +106,14 @@ def decoder_of(model: nn.Module) -> nn.Module:
 
 def decoder_layers(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
     """The decoder's list of layers and the name it goes by."""
-    depth = decoder.config.get_text_config(decoder=True).num_hidden_layers  # type: ignore[union-attr]
+    depth = decoder_config(decoder).num_hidden_layers
     for name, child in decoder.named_children():
         if isinstance(child, nn.ModuleList) and len(child) == depth:
             return name, child
     raise ValueError(f"{type(decoder).__name__} has no list of its {depth} layers; ebft cannot tap features from it")
 
 
-def run_decoder(
-    decoder: nn.Module, ids: Tensor, position_ids: Tensor, ebft_pass: PackedPass | CachedPass
-) -> Tensor:
+def run_decoder(decoder: nn.Module, ids: Tensor, position_ids: Tensor, ebft_pass: PackedPass | CachedPass) -> Tensor:
     """Last hidden states [b, tokens, D], after the final norm."""
     # A mask of four dimensions keeps transformers from building one; attention looks at the pass instead. This one
     # fits no attention, so that a layer that ignores the pass fails loudly.
@@ -146,8 +149,13 @@ def check_packed_ids(packed_ids: Tensor, layout: PackedLayout, vocabulary_size: 
     check_token_ids(packed_ids, vocabulary_size)
 
 
+def input_embeddings(model: nn.Module) -> Tensor:
+    embeddings: Any = base_model(model).get_input_embeddings()
+    return embeddings.weight
+
+
 def embedding_size(model: nn.Module) -> int:
-    return base_model(model).get_input_embeddings().weight.shape[0]
+    return input_embeddings(model).shape[0]
 
 
 @contextmanager
@@ -169,7 +177,7 @@ def _check_invariant(base: PreTrainedModel) -> None:
     Catches what no list of known families can: positions that are ignored, attention that bypasses the interface,
     logits that are transformed in a way `output_head` does not know.
     """
-    device = embedding_device(base)
+    device = input_embeddings(base).device
     layout = StridedLayout(context_length=6, horizon=3, stride=2, samples=1).to(device)
     context = torch.arange(6, device=device)[None] % min(embedding_size(base), output_head(base).vocabulary_size)
     completion = context.flip(1)[:, None, None, :3]
@@ -195,7 +203,3 @@ def _check_invariant(base: PreTrainedModel) -> None:
             f"difference {float(difference):.2g}); ebft cannot serve it: its attention, positions or head do more "
             "than ebft knows of"
         )
-
-
-def embedding_device(model: nn.Module) -> torch.device:
-    return base_model(model).get_input_embeddings().weight.device

@@ -23,11 +23,12 @@ from ebft.method.layout import PackedLayout
 from ebft.model.attention import Backend, PackedPass, resolve_backend
 from ebft.model.backbone import (
     check_packed_ids,
+    decoder_config,
     decoder_layers,
     decoder_of,
-    embedding_device,
     embedding_size,
     evaluating,
+    input_embeddings,
     prepare_model,
     run_decoder,
     text_config,
@@ -74,7 +75,11 @@ class FeatureNetwork(nn.Module):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        options = {"pooling": (pooling, Pooling), "normalize": (normalize, Normalize), "source": (source, Source)}
+        options = {
+            "pooling": (pooling, Pooling),
+            "normalize": (normalize, Normalize),
+            "source": (source, Source),
+        }
         for name, (value, allowed) in options.items():
             if value not in get_args(allowed):
                 raise ValueError(f"{name}={value!r} is not one of {', '.join(get_args(allowed))}")
@@ -94,7 +99,7 @@ class FeatureNetwork(nn.Module):
         if source in ("copy", "average"):
             network = copy.deepcopy(network)
         # Weights that belong to somebody else stay out of this module's parameters, hence the lists.
-        self._adapted = [model] if source == "adapter_off" else []
+        self._adapted: list[Any] = [model] if source == "adapter_off" else []
         self._network = [network]
         if source in ("copy", "average", "random"):
             if source == "average" and dtype is None:
@@ -115,7 +120,7 @@ class FeatureNetwork(nn.Module):
         Token ids must mean the same in both: with `tokenizer` (the trained model's) the two vocabularies are
         compared token by token; without it, the vocabulary sizes of `like` and the checkpoint must be equal.
         """
-        model = AutoModelForCausalLM.from_pretrained(path, **(model_kwargs or {}))
+        model: Any = AutoModelForCausalLM.from_pretrained(path, **(model_kwargs or {}))
         if tokenizer is not None:
             other = AutoTokenizer.from_pretrained(path)
             if other.get_vocab() != tokenizer.get_vocab():
@@ -130,7 +135,7 @@ class FeatureNetwork(nn.Module):
                 "if only the padding of the embedding differs)"
             )
         if like is not None:
-            model = model.to(embedding_device(like))
+            model = model.to(device=input_embeddings(like).device)
         features = cls(model, source="shared", **kwargs)
         # Nobody else holds this model: keep its lower layers here, so that `.to(device)` moves them.
         features.network = features._network[0].requires_grad_(False).eval()
@@ -139,7 +144,7 @@ class FeatureNetwork(nn.Module):
     @property
     def width(self) -> int:
         """D, the length of a feature vector."""
-        return len(self.taps) * self._network[0].config.get_text_config(decoder=True).hidden_size
+        return len(self.taps) * decoder_config(self._network[0]).hidden_size
 
     @torch.no_grad()
     def forward(
@@ -206,7 +211,7 @@ def cut_decoder(decoder: nn.Module, depth: int) -> nn.Module:
     cut = copy.copy(decoder)
     cut._modules = {**decoder._modules, name: nn.ModuleList(list(layers)[:depth])}
     cut.config = copy.deepcopy(decoder.config)
-    cut.config.get_text_config(decoder=True).num_hidden_layers = depth
+    decoder_config(cut).num_hidden_layers = depth
     return cut
 
 
@@ -223,9 +228,9 @@ def _pooled_rows(
 ) -> tuple[Tensor, Tensor]:
     """Which rows of the packed sequence each feature is pooled from [b, B*n + B, m], and weights to sum them with."""
     B, n, G, device = layout.num_anchors, layout.samples, layout.horizon, layout.device
-    first = torch.cat([
-        layout.completion_slots[..., 0].t().reshape(1, -1).expand(b, -1), layout.anchors.expand(b, B)
-    ], 1)
+    first = torch.cat(
+        [layout.completion_slots[..., 0].t().reshape(1, -1).expand(b, -1), layout.anchors.expand(b, B)], 1
+    )
     if completion_lengths is None:
         of_completions = torch.full((b, B * n), G, device=device)
     else:

@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from ebft.model.attention import Rule
 
 
+# Not "AUTO": that takes a decoding kernel for fewer than 128 queries, which has no variant for most of our masks.
+_KERNEL = {"BACKEND": "TRITON"}
+
+
 @cache
 def _compiled() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _block_mask(
-    layout: PackedLayout, window: int | None, batch_size: int, queries: Tensor, keys: int
-) -> BlockMask:
+def _block_mask(layout: PackedLayout, window: int | None, batch_size: int, queries: Tensor, keys: int) -> BlockMask:
     """The rule between the packed tokens in `queries` and the first `keys` packed tokens."""
     alike = layout.rows_alike
 
@@ -31,7 +33,7 @@ def _block_mask(
         return layout.allowed(b * 0 if alike else b, queries[q], kv, window)
 
     return create_block_mask(
-        mask, None if alike else batch_size, None, queries.shape[0], keys, device=str(layout.device), _compile=True
+        mask, None if alike else batch_size, None, queries.shape[0], keys, device=str(layout.device)
     )
 
 
@@ -45,17 +47,22 @@ def context_mask(layout: PackedLayout, window: int | None, batch_size: int) -> B
     return _block_mask(layout, window, batch_size, tokens, layout.context_length)
 
 
-def step_mask(layout: PackedLayout, window: int | None, step: int, batch_size: int) -> BlockMask:
+def step_mask(layout: PackedLayout, window: int | None, batch_size: int, step: int) -> BlockMask:
     """Between token `step` of every completion and the context."""
     tokens = torch.arange(layout.context_length + step, layout.packed_length, layout.horizon, device=layout.device)
     return _block_mask(layout, window, batch_size, tokens, layout.context_length)
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float, softcap: float | None
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, rule: Rule) -> Tensor:
     return _compiled()(
-        q, k, v, score_mod=_cap(softcap), block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        q,
+        k,
+        v,
+        score_mod=_cap(rule.softcap),
+        block_mask=mask,
+        scale=rule.scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+        kernel_options=_KERNEL,
     )
 
 
@@ -79,6 +86,7 @@ def attend_step(
         block_mask=mask,
         scale=rule.scale,
         enable_gqa=q.shape[1] != context_k.shape[1],
+        kernel_options=_KERNEL,
         return_aux=AuxRequest(lse=True),
     )
     B, n, kv = own_k.shape[2], own_k.shape[3], own_k.shape[1]

@@ -15,7 +15,14 @@ from ebft.method.head import Head
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import check_sampling, sample_tokens, uniforms
 from ebft.model.attention import Backend, CachedPass, resolve_backend
-from ebft.model.backbone import decoder_of, embedding_size, evaluating, output_head, prepare_model, run_decoder
+from ebft.model.backbone import (
+    decoder_of,
+    embedding_size,
+    evaluating,
+    output_head,
+    prepare_model,
+    run_decoder,
+)
 
 
 @torch.no_grad()
@@ -104,9 +111,7 @@ def _sample_rows(
 
 def _check_input(input_ids: Tensor, layout: PackedLayout, model: nn.Module) -> tuple[int, int]:
     if input_ids.dim() != 2 or input_ids.shape[1] != layout.context_length:
-        raise ValueError(
-            f"input_ids has shape {tuple(input_ids.shape)}, the layout needs [b, {layout.context_length}]"
-        )
+        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}, the layout needs [b, {layout.context_length}]")
     layout.check_batch(input_ids.shape[0])
     check_token_ids(input_ids, embedding_size(model))
     return input_ids.shape[0], input_ids.shape[1]

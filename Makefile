@@ -1,0 +1,42 @@
+# `make demo` and `make test` do everything on a fresh machine; `make help` lists the rest.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help setup demo test lint test-gpu bench clean
+
+help:
+	@echo "make demo      set up, then train a small model with EBFT and show what it learnt"
+	@echo "make test      set up, then lint, type checks and all tests that need no GPU"
+	@echo "make test-gpu  the tests of the GPU backends, with the python and torch that are installed"
+	@echo "make bench     one iteration against the released code's way, on the CPU"
+	@echo "make clean     remove the virtual environment"
+
+setup: $(INSTALLED)
+
+# constraints.txt pins what was tested; pyproject.toml says what may work.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/tiny.py
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest
+
+test-gpu:
+	PYTHONPATH=src:. $(PYTHON) -m pytest -m cuda tests
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/step.py --size small-cpu --device cpu
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,562 @@
+"""Time and memory of one whole EBFT iteration: ebft's packed path against the released code's way.
+
+Both run on the same weights and the same contexts, in the same process, turn by turn. An iteration is rollout,
+features, rewards and advantages, and update (loss and gradient); the optimiser's step, which is the same for both, is
+timed apart if asked for. Before anything is timed the two are shown to compute the same thing: on the same
+completions they must give the same features, rewards and gradient. README.md beside this file says how to run it and
+what the fields of the JSON mean.
+
+    python benchmarks/step.py --size small-cpu --threads 2 --json benchmarks/results/step-cpu-small.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import resource
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+import torch
+import transformers
+from released_way import FEATURE_PASSES, Attention, ReleasedWay
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config
+
+from ebft.method.advantages import leave_one_out_advantages
+from ebft.method.layout import StridedLayout
+from ebft.method.losses import ebft_loss
+from ebft.method.rewards import Whitening, feature_matching_rewards, token_groups
+from ebft.model.attention import Backend
+from ebft.model.backbone import output_head, packed_hidden_states
+from ebft.model.features import FeatureNetwork
+from ebft.model.rollout import rollout
+
+TEMPERATURE = 0.6
+SEED = 0
+PHASES = ("rollout", "features", "rewards", "update")
+WAYS = ("packed", "released")
+CHECK_SEQUENCES = 2
+# Largest relative difference that float32 rounding explains. Whitening divides by singular values and so has less.
+TOLERANCES = {
+    "features": 1e-5,
+    "rewards_none": 1e-4,
+    "rewards_reference": 1e-3,
+    "loss": 1e-5,
+    "gradient": 1e-4,
+}
+
+
+# ---- models: shapes only, random weights ----------------------------------------------------------------------
+
+
+def config(
+    family: type[PreTrainedConfig],
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    vocabulary: int,
+    tied: bool,
+) -> PreTrainedConfig:
+    return family(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=ffn,
+        vocab_size=vocabulary,
+        tie_word_embeddings=tied,
+        max_position_embeddings=8192,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+
+
+SIZES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "tiny": lambda: config(LlamaConfig, 4, 32, 4, 2, 48, 512, tied=False),
+    "small-cpu": lambda: config(LlamaConfig, 4, 256, 4, 2, 688, 32000, tied=False),
+    "smollm2-135m": lambda: config(LlamaConfig, 30, 576, 9, 3, 1536, 49152, tied=True),
+    "llama3.2-1b": lambda: config(LlamaConfig, 16, 2048, 32, 8, 8192, 128256, tied=True),
+    "qwen2.5-1.5b": lambda: config(Qwen2Config, 28, 1536, 12, 2, 8960, 151936, tied=True),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    size: str
+    context_length: int
+    horizon: int
+    stride: int
+    samples: int
+    sequences: int
+    gamma: float
+    device: str
+    dtype: str
+    backend: Backend
+    micro_batch: int | None
+    released_attention: Attention
+    released_micro_batch: int | None
+    repeats: int
+    warmup: int
+    threads: int
+    optimizer_step: bool
+    skip_released: bool
+
+
+def build_model(settings: Settings) -> PreTrainedModel:
+    """The same weights at every call."""
+    torch.manual_seed(SEED)
+    with torch.device(settings.device):
+        return AutoModelForCausalLM.from_config(
+            SIZES[settings.size](), dtype=getattr(torch, settings.dtype), attn_implementation="sdpa"
+        )
+
+
+def random_contexts(settings: Settings, vocabulary: int) -> Tensor:
+    generator = torch.Generator().manual_seed(SEED)
+    tokens = torch.randint(vocabulary, (settings.sequences, settings.context_length), generator=generator)
+    return tokens.to(settings.device)
+
+
+# ---- the two ways ---------------------------------------------------------------------------------------------
+
+
+class Way(Protocol):
+    """`sequences` is what a way's own rollout returns; advantages are [b, n, B] in both."""
+
+    model: PreTrainedModel
+
+    def rollout(self, contexts: Tensor) -> Tensor: ...
+    def features(self, sequences: Tensor) -> tuple[Tensor, Tensor]: ...
+    def advantages(self, sequences: Tensor, generated: Tensor, truth: Tensor) -> Tensor: ...
+    def update(self, sequences: Tensor, advantages: Tensor) -> Tensor: ...
+
+
+class PackedWay:
+    """ebft's own path: `sequences` are packed, [b, S]."""
+
+    def __init__(self, model: PreTrainedModel, settings: Settings) -> None:
+        self.model = model
+        self.layout = StridedLayout(
+            settings.context_length, settings.horizon, settings.stride, settings.samples
+        ).to(settings.device)
+        # "joint" is what the released code does; the cost is that of the default.
+        self.frozen = FeatureNetwork(model, normalize="joint", backend=settings.backend)
+        self.gamma, self.backend, self.micro_batch = settings.gamma, settings.backend, settings.micro_batch
+
+    def rollout(self, contexts: Tensor) -> Tensor:
+        completions = rollout(self.model, contexts, self.layout, TEMPERATURE, backend=self.backend)
+        return self.layout.pack(contexts, completions)
+
+    def features(self, sequences: Tensor) -> tuple[Tensor, Tensor]:
+        generated, truth = self.frozen(sequences, self.layout)
+        return generated, truth
+
+    def rewards(
+        self, sequences: Tensor, generated: Tensor, truth: Tensor, whitening: Whitening = "reference"
+    ) -> tuple[Tensor, Tensor]:
+        return feature_matching_rewards(generated, truth, whitening, self.groups(sequences))
+
+    def groups(self, sequences: Tensor) -> Tensor:
+        """[b, B, n]: samples of a context with the same tokens have the same number."""
+        completions = self.layout.completions(sequences).transpose(1, 2)  # [b, B, n, G]
+        return token_groups(completions)
+
+    def advantages(self, sequences: Tensor, generated: Tensor, truth: Tensor) -> Tensor:
+        alignment, diversity = self.rewards(sequences, generated, truth)
+        return leave_one_out_advantages(alignment, diversity).transpose(1, 2)
+
+    def update(self, sequences: Tensor, advantages: Tensor) -> Tensor:
+        b, T = sequences.shape[0], self.layout.context_length
+        generated_tokens = float(sequences[:, T:].numel())
+        truth_tokens = float(b * (T - 1))
+        total = torch.zeros((), device=sequences.device)
+        size = self.micro_batch or b
+        for ids, weights in zip(sequences.split(size), advantages.split(size), strict=True):
+            hidden = packed_hidden_states(self.model, ids, self.layout, self.backend)
+            terms = ebft_loss(
+                hidden,
+                output_head(self.model),
+                ids,
+                self.layout,
+                weights,
+                TEMPERATURE,
+                self.gamma,
+                generated_tokens=generated_tokens,
+                truth_tokens=truth_tokens,
+            )
+            terms.loss.backward()  # type: ignore[no-untyped-call]
+            total += terms.loss.detach()
+        return total
+
+
+def build_released(settings: Settings) -> ReleasedWay:
+    return ReleasedWay(
+        build_model(settings),
+        settings.context_length,
+        settings.horizon,
+        settings.stride,
+        settings.samples,
+        TEMPERATURE,
+        settings.gamma,
+        settings.released_attention,
+        settings.released_micro_batch,
+    )
+
+
+def build_way(name: str, settings: Settings) -> Way:
+    return PackedWay(build_model(settings), settings) if name == "packed" else build_released(settings)
+
+
+# ---- do both compute the same? --------------------------------------------------------------------------------
+
+
+def check_equality(settings: Settings) -> dict[str, float]:
+    """Largest relative differences between the two ways on the same completions, in float32.
+
+    Rewards under `reference` are compared on contexts whose samples are all distinct: two equal samples come out of
+    the released way with features that differ by rounding, which whitening turns into two directions, while ebft
+    counts them as equal. The gradient is taken with the same advantages for the same reason.
+    """
+    settings = replace(settings, dtype="float32", sequences=min(settings.sequences, CHECK_SEQUENCES))
+    packed, released = PackedWay(build_model(settings), settings), build_released(settings)
+    contexts = random_contexts(settings, packed.model.config.vocab_size)
+    torch.manual_seed(SEED)
+    sequences = packed.rollout(contexts)
+    copies = released.pack(contexts, packed.layout.completions(sequences))
+
+    generated, truth = packed.features(sequences)
+    their_generated, their_truth = released.features(copies)
+    distinct = (packed.groups(sequences) == torch.arange(settings.samples, device=contexts.device)).all(-1)
+    plain = torch.sub(*packed.rewards(sequences, generated, truth, "none"))  # alignment - diversity
+    their_plain = torch.sub(*released.rewards(their_generated, their_truth, whitened=False))
+    reference = torch.sub(*packed.rewards(sequences, generated, truth, "reference"))
+    their_reference = torch.sub(*released.rewards(their_generated, their_truth))
+
+    advantages = packed.advantages(sequences, generated, truth)
+    loss, their_loss = packed.update(sequences, advantages), released.update(copies, advantages.float())
+    their_parameters = dict(released.model.named_parameters())
+    gradients = [
+        relative_difference(p.grad, their_parameters[name].grad)
+        for name, p in packed.model.named_parameters()
+    ]
+    return {
+        "features": max(
+            relative_difference(generated, their_generated), relative_difference(truth, their_truth)
+        ),
+        "rewards_none": relative_difference(plain, their_plain),
+        "rewards_reference": relative_difference(reference[distinct], their_reference[distinct]),
+        "loss": relative_difference(loss, their_loss),
+        "gradient": max(gradients),
+        "contexts_compared": int(distinct.sum()),
+        "contexts": distinct.numel(),
+    }
+
+
+def relative_difference(a: Tensor | None, b: Tensor | None) -> float:
+    """Largest difference, relative to the largest entry."""
+    assert a is not None and b is not None
+    a, b = a.double(), b.double()
+    return float((a - b).abs().max() / b.abs().max().clamp(min=1e-30))
+
+
+# ---- time -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def stopwatch(seconds: dict[str, float], phase: str, device: str) -> Iterator[None]:
+    synchronize(device)
+    start = time.perf_counter()
+    yield
+    synchronize(device)
+    seconds[phase] = time.perf_counter() - start
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def run_iteration(way: Way, contexts: Tensor, device: str) -> dict[str, float]:
+    """Seconds of each phase."""
+    seconds: dict[str, float] = {}
+    with stopwatch(seconds, "rollout", device):
+        sequences = way.rollout(contexts)
+    with stopwatch(seconds, "features", device):
+        generated, truth = way.features(sequences)
+    with stopwatch(seconds, "rewards", device):
+        advantages = way.advantages(sequences, generated, truth)
+    with stopwatch(seconds, "update", device):
+        way.update(sequences, advantages)
+    return seconds
+
+
+@dataclass
+class Measured:
+    runs: list[dict[str, float]]  # seconds by phase, one entry per repeat
+    peak_bytes: int  # above what was allocated before the iteration; CUDA only
+
+
+def measure_time(ways: dict[str, Way], contexts: Tensor, settings: Settings) -> dict[str, Measured]:
+    """Turn by turn, so that a machine that slows down slows both."""
+    measured = {name: Measured([], 0) for name in ways}
+    optimizers = {
+        name: torch.optim.AdamW(way.model.parameters(), lr=1e-6, betas=(0.9, 0.95), weight_decay=0.0)
+        for name, way in ways.items()
+    }
+    torch.manual_seed(SEED)
+    for turn in range(settings.warmup + settings.repeats):
+        for name, way in ways.items():
+            way.model.zero_grad(set_to_none=True)
+            before = 0
+            if settings.device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+            seconds = run_iteration(way, contexts, settings.device)
+            peak = torch.cuda.max_memory_allocated() - before if settings.device == "cuda" else 0
+            if settings.optimizer_step:
+                with stopwatch(seconds, "optimizer_step", settings.device):
+                    optimizers[name].step()
+            if turn >= settings.warmup:
+                measured[name].runs.append(seconds)
+                measured[name].peak_bytes = max(measured[name].peak_bytes, peak)
+            way.model.zero_grad(set_to_none=True)
+    return measured
+
+
+def summarize(runs: list[dict[str, float]]) -> dict[str, dict[str, Any]]:
+    """Median, least, most and all repeats of every phase and of the iteration as a whole."""
+    columns = {phase: [run[phase] for run in runs] for phase in runs[0]}
+    columns["iteration"] = [sum(run[phase] for phase in PHASES) for run in runs]
+    return {
+        phase: {"median": statistics.median(values), "min": min(values), "max": max(values), "runs": values}
+        for phase, values in columns.items()
+    }
+
+
+# ---- memory on a CPU ------------------------------------------------------------------------------------------
+
+
+def measure_cpu_memory(name: str, settings: Settings) -> int:
+    """Peak resident memory of one iteration above the level just before it. Meant for a fresh process.
+
+    The peak that the system reports never falls, so building the model must not be what set it: a short iteration
+    first loads what is loaded once, and the peak up to then is checked against the one after.
+    """
+    short = replace(settings, context_length=settings.horizon + 2 * settings.stride, sequences=1)
+    warm = build_way(name, short)
+    run_iteration(warm, random_contexts(short, warm.model.config.vocab_size), settings.device)
+    del warm
+    way = build_way(name, settings)
+    contexts = random_contexts(settings, way.model.config.vocab_size)
+    gc.collect()
+    before, peak_before = resident_bytes(), peak_resident_bytes()
+    run_iteration(way, contexts, settings.device)
+    peak = peak_resident_bytes()
+    if peak == peak_before:
+        print(f"{name}: the iteration stayed below the peak of building the model", file=sys.stderr)
+    return peak - before
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def peak_resident_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def measure_cpu_memory_apart(name: str) -> int:
+    """The same, in a process of its own."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--measure-memory", name]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return int(output.splitlines()[-1])
+
+
+# ---- report ---------------------------------------------------------------------------------------------------
+
+
+def report(settings: Settings) -> dict[str, Any]:
+    names = WAYS[:1] if settings.skip_released else WAYS
+    memory = {name: measure_cpu_memory_apart(name) for name in names} if settings.device == "cpu" else {}
+    equality = None if settings.skip_released else check_equality(settings)
+    gc.collect()
+    if settings.device == "cuda":
+        torch.cuda.empty_cache()
+
+    ways = {name: build_way(name, settings) for name in names}
+    model = ways["packed"].model
+    measured = measure_time(ways, random_contexts(settings, model.config.vocab_size), settings)
+    seconds = {name: summarize(m.runs) for name, m in measured.items()}
+    memory = memory or {name: m.peak_bytes for name, m in measured.items()}
+
+    T, G, n = settings.context_length, settings.horizon, settings.samples
+    B = (T - G) // settings.stride
+    result: dict[str, Any] = {
+        "command": shlex.join(["python", "benchmarks/step.py", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "settings": asdict(settings)
+        | {"temperature": TEMPERATURE, "released_feature_passes": FEATURE_PASSES},
+        "shape": {
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "anchors": B,
+            "packed_tokens": settings.sequences * (T + B * n * G),
+            "released_tokens": settings.sequences * n * (T + B * G),
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "machine": {"device": device_name(settings.device), "threads": torch.get_num_threads()},
+        "seconds": seconds,
+        "peak_memory_bytes": memory,
+    }
+    if not settings.skip_released:
+        assert equality is not None
+        result["ratios"] = {
+            "seconds": {
+                phase: seconds["released"][phase]["median"] / seconds["packed"][phase]["median"]
+                for phase in (*PHASES, "iteration")
+            },
+            "peak_memory": memory["packed"] / memory["released"],
+        }
+        result["equality"] = {
+            "relative_differences": equality,
+            "tolerances": TOLERANCES,
+            "equal": all(equality[name] <= tolerance for name, tolerance in TOLERANCES.items()),
+        }
+    return result
+
+
+def device_name(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def print_table(result: dict[str, Any]) -> None:
+    seconds, memory = result["seconds"], result["peak_memory_bytes"]
+    machine, settings = result["machine"], result["settings"]
+    print(f"{settings['size']} on {machine['device']}, {machine['threads']} threads, {settings['dtype']}")
+    print(
+        f"{'':16}" + "".join(f"{name:>26}" for name in seconds) + ("     ratio" if "ratios" in result else "")
+    )
+    for phase in seconds["packed"]:
+        row = f"{phase:16}"
+        for way in seconds.values():
+            row += f"{way[phase]['median']:10.3f} s ({way[phase]['min']:.3f}-{way[phase]['max']:.3f})".rjust(
+                26
+            )
+        if phase in result.get("ratios", {}).get("seconds", {}):
+            row += f"{result['ratios']['seconds'][phase]:9.2f}x"
+        print(row)
+    row = f"{'peak memory':16}" + "".join(f"{value / 2**20:22.0f} MiB" for value in memory.values())
+    if "ratios" not in result:
+        print(row)
+        return
+    print(row + f"{1 / result['ratios']['peak_memory']:9.2f}x")
+    print(
+        f"the packed path is {result['ratios']['seconds']['iteration']:.2f} times faster, "
+        f"with {result['ratios']['peak_memory']:.2f} of the peak memory"
+    )
+    differences = result["equality"]["relative_differences"]
+    print(
+        "largest relative differences: " + ", ".join(f"{name} {differences[name]:.1e}" for name in TOLERANCES)
+    )
+
+
+def parse_arguments() -> tuple[Settings, argparse.Namespace]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--size", choices=SIZES, default="small-cpu", help="shape of the model; weights are random")
+    add("--context-length", type=int, default=256, help="T")
+    add("--horizon", type=int, default=8, help="G")
+    add("--stride", type=int, default=8, help="s")
+    add("--samples", type=int, default=4, help="n, at least 3")
+    add("--sequences", type=int, help="sequences per iteration (default: 2 on a CPU, 4 on a GPU)")
+    add("--gamma", type=float, default=0.1, help="weight of the cross-entropy")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--dtype", choices=("float32", "bfloat16"), help="default: float32 on a CPU, bfloat16 on a GPU")
+    add("--backend", choices=get_args(Backend), default="auto", help="attention of the packed path")
+    add("--micro-batch", type=int, help="sequences per pass in the packed path's update (default: all)")
+    add("--released-attention", choices=get_args(Attention), help="default: sdpa on a CPU, eager on a GPU")
+    add("--released-micro-batch", type=int, help="sequences per pass in the released way (default: all)")
+    add("--repeats", type=int, default=5)
+    add("--warmup", type=int, default=1, help="iterations before the timed ones")
+    add("--threads", type=int, help="CPU threads (default: torch's choice)")
+    add("--optimizer-step", action="store_true", help="also time a step of AdamW, apart from the iteration")
+    add("--skip-released", action="store_true", help="only the packed path; nothing to compare with")
+    add("--json", type=Path, metavar="FILE", help="write the results here")
+    add("--measure-memory", choices=WAYS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.samples < 3:
+        parser.error(f"--samples {args.samples}: the leave-one-out baseline needs at least 3")
+    if args.repeats < 1:
+        parser.error(f"--repeats {args.repeats}: nothing would be measured; use at least 1")
+    on_cpu = args.device == "cpu"
+    if not on_cpu and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no CUDA device")
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    settings = Settings(
+        size=args.size,
+        context_length=args.context_length,
+        horizon=args.horizon,
+        stride=args.stride,
+        samples=args.samples,
+        sequences=args.sequences or (2 if on_cpu else 4),
+        gamma=args.gamma,
+        device=args.device,
+        dtype=args.dtype or ("float32" if on_cpu else "bfloat16"),
+        backend=args.backend,
+        micro_batch=args.micro_batch,
+        released_attention=args.released_attention or ("sdpa" if on_cpu else "eager"),
+        released_micro_batch=args.released_micro_batch,
+        repeats=args.repeats,
+        warmup=args.warmup,
+        threads=torch.get_num_threads(),
+        optimizer_step=args.optimizer_step,
+        skip_released=args.skip_released,
+    )
+    return settings, args
+
+
+def main() -> int:
+    settings, args = parse_arguments()
+    if args.measure_memory:
+        print(measure_cpu_memory(args.measure_memory, settings))
+        return 0
+    result = report(settings)
+    print_table(result)
+    if args.json is not None:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    if not result.get("equality", {}).get("equal", True):
+        print("the two ways do not agree: see the tolerances in step.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

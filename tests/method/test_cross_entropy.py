@@ -1,0 +1,300 @@
+"""The chunked weighted cross-entropy against plain autograd through full logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ebft.method.cross_entropy import Reference, Rows, check_token_ids, weighted_cross_entropy
+from ebft.method.head import Head
+
+SETTINGS = settings(max_examples=50, deadline=None)
+
+
+@dataclass
+class Problem:
+    hidden: Tensor
+    head: Head
+    rows: Rows
+    reference: Reference | None
+
+    def leaves(self) -> dict[str, Tensor]:
+        leaves = {"hidden": self.hidden, "weight": self.head.weight}
+        return leaves if self.head.bias is None else {**leaves, "bias": self.head.bias}
+
+
+def random_problem(
+    seed: int,
+    R: int = 9,
+    V: int = 7,
+    D: int = 4,
+    m: int = 3,
+    bias: bool = True,
+    scale: float = 0.7,
+    softcap: float | None = 2.5,
+    kl: bool = True,
+) -> Problem:
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    head = Head(normal(V, D), normal(V) if bias else None, scale, softcap)
+    rows = Rows(
+        targets=torch.randint(0, V, (R, m), generator=g),
+        weights=normal(R, m),
+        temperature=0.3 + 1.5 * torch.rand(R, generator=g, dtype=torch.float64),
+        kl_weights=normal(R) if kl else None,
+    )
+    reference = Reference(normal(R, D + 1), Head(normal(V, D + 1))) if kl else None
+    problem = Problem(normal(R, D), head, rows, reference)
+    for leaf in problem.leaves().values():
+        leaf.requires_grad_()
+    return problem
+
+
+def plain_logits(hidden: Tensor, head: Head) -> Tensor:
+    z = hidden @ head.weight.T
+    z = head.scale * (z if head.bias is None else z + head.bias)
+    return z if head.softcap is None else head.softcap * torch.tanh(z / head.softcap)
+
+
+@dataclass
+class Expected:
+    loss: Tensor
+    log_probs: Tensor
+    entropy: Tensor
+    kl: Tensor | None
+
+
+def plainly(problem: Problem) -> Expected:
+    """Row by row and target by target, everything differentiable."""
+    rows, reference = problem.rows, problem.reference
+    loss = torch.zeros((), dtype=torch.float64)
+    log_probs, entropies, kls = torch.zeros_like(rows.weights), [], []
+    for r, temperature in enumerate(rows.temperature):
+        p = (plain_logits(problem.hidden[r], problem.head) / temperature).softmax(0)
+        for i, target in enumerate(rows.targets[r]):
+            log_p = p[target].log()
+            loss = loss - rows.weights[r, i] * log_p
+            log_probs[r, i] = log_p.detach()
+        entropies.append(-sum(x * x.log() for x in p.detach()))
+        if reference is not None:
+            q = (plain_logits(reference.hidden[r], reference.head) / temperature).softmax(0)
+            kl = (p * (p / q).log()).sum()
+            kls.append(kl.detach())
+            if rows.kl_weights is not None:
+                loss = loss + rows.kl_weights[r] * kl
+    return Expected(loss, log_probs, torch.stack(entropies), torch.stack(kls) if kls else None)
+
+
+def check(problem: Problem, chunk_rows: int | None) -> None:
+    expected = plainly(problem)
+    found = weighted_cross_entropy(problem.hidden, problem.head, problem.rows, problem.reference, chunk_rows)
+    torch.testing.assert_close(found.loss, expected.loss)
+    torch.testing.assert_close(found.log_probs, expected.log_probs)
+    torch.testing.assert_close(found.entropy, expected.entropy)
+    if expected.kl is None:
+        assert found.kl is None
+    else:
+        torch.testing.assert_close(found.kl, expected.kl)
+    leaves = list(problem.leaves().values())
+    # A factor in front of the loss must reach the gradients.
+    found_gradients = torch.autograd.grad(3 * found.loss, leaves)
+    expected_gradients = torch.autograd.grad(3 * expected.loss, leaves)
+    torch.testing.assert_close(found_gradients, expected_gradients)
+
+
+@pytest.mark.parametrize("chunk_rows", [*range(1, 11), None])
+def test_value_and_gradients_for_every_chunk_size(chunk_rows: int | None) -> None:
+    check(random_problem(0, R=9), chunk_rows)
+
+
+@SETTINGS
+@given(
+    seed=st.integers(0, 10**6),
+    R=st.integers(1, 7),
+    V=st.integers(1, 6),
+    m=st.integers(1, 4),
+    bias=st.booleans(),
+    scale=st.sampled_from([1.0, 0.25]),
+    softcap=st.sampled_from([None, 1.5]),
+    kl=st.booleans(),
+    chunk_rows=st.integers(1, 8),
+)
+def test_value_and_gradients_for_every_kind_of_head(
+    seed: int,
+    R: int,
+    V: int,
+    m: int,
+    bias: bool,
+    scale: float,
+    softcap: float | None,
+    kl: bool,
+    chunk_rows: int,
+) -> None:
+    problem = random_problem(seed, R=R, V=V, m=m, bias=bias, scale=scale, softcap=softcap, kl=kl)
+    check(problem, chunk_rows)
+
+
+def test_the_same_target_several_times_in_a_row() -> None:
+    problem = random_problem(1)
+    problem.rows = replace(problem.rows, targets=torch.full_like(problem.rows.targets, 2))
+    check(problem, 4)
+
+
+def test_a_reference_without_weights_is_measured_only() -> None:
+    problem = random_problem(2)
+    problem.rows = replace(problem.rows, kl_weights=None)
+    check(problem, 4)
+
+
+def test_no_rows() -> None:
+    problem = random_problem(3, R=1, kl=False)
+    rows = Rows(*(x[:0] for x in (problem.rows.targets, problem.rows.weights, problem.rows.temperature)))
+    found = weighted_cross_entropy(problem.hidden[:0], problem.head, rows)
+    assert found.loss.item() == 0
+    found.loss.backward()
+    assert float(problem.head.weight.grad.abs().max()) == 0
+
+
+@pytest.mark.parametrize("wanted", [{"hidden"}, {"weight"}, {"bias"}, {"hidden", "bias"}])
+def test_gradients_only_where_wanted(wanted: set[str]) -> None:
+    problem = random_problem(4)
+    for name, leaf in problem.leaves().items():
+        leaf.requires_grad_(name in wanted)
+    expected = plainly(problem)
+    chosen = [leaf for name, leaf in problem.leaves().items() if name in wanted]
+    expected_gradients = torch.autograd.grad(expected.loss, chosen)
+    weighted_cross_entropy(problem.hidden, problem.head, problem.rows, problem.reference, 4).loss.backward()
+    for name, leaf in problem.leaves().items():
+        assert (leaf.grad is not None) == (name in wanted)
+    torch.testing.assert_close(tuple(leaf.grad for leaf in chosen), expected_gradients)
+
+
+def test_no_gradient_without_grad_mode_or_leaves() -> None:
+    problem = random_problem(5)
+    with torch.no_grad():
+        found = weighted_cross_entropy(problem.hidden, problem.head, problem.rows, problem.reference, 4)
+    assert not found.loss.requires_grad
+    torch.testing.assert_close(found.loss, plainly(problem).loss.detach())
+    for leaf in problem.leaves().values():
+        leaf.requires_grad_(False)
+    found = weighted_cross_entropy(problem.hidden, problem.head, problem.rows, problem.reference, 4)
+    assert not found.loss.requires_grad
+
+
+def test_only_the_loss_is_differentiable() -> None:
+    problem = random_problem(6)
+    found = weighted_cross_entropy(problem.hidden, problem.head, problem.rows, problem.reference, 4)
+    assert found.loss.requires_grad
+    assert found.kl is not None
+    assert not any(x.requires_grad for x in (found.log_probs, found.entropy, found.kl))
+
+
+# ---- memory ------------------------------------------------------------------------------------------------
+
+
+class LargestLogits(TorchDispatchMode):
+    """The most elements that any tensor made under it holds, of those with a vocabulary dimension.
+
+    Tensors of the head's own shape, [V, D] either way round and [V], are left out.
+    """
+
+    def __init__(self, V: int, D: int) -> None:
+        super().__init__()
+        self.V, self.of_the_head = V, {(V, D), (D, V), (V,)}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(x, Tensor) and self.V in x.shape and tuple(x.shape) not in self.of_the_head:
+                self.most = max(self.most, x.numel())
+        return out
+
+
+@pytest.mark.parametrize("kl", [False, True])
+def test_no_more_logits_than_a_chunk_ever_exist(kl: bool) -> None:
+    R, V, D, chunk_rows = 37, 101, 6, 4
+    problem = random_problem(7, R=R, V=V, D=D, kl=kl)
+    with LargestLogits(V, D) as plain_pass:
+        torch.autograd.grad((problem.hidden @ problem.head.weight.T).softmax(-1)[:, 0].sum(), problem.hidden)
+    assert plain_pass.most == R * V  # the instrument sees full logits where there are some
+    if problem.reference is not None:
+        problem.reference = Reference(problem.reference.hidden[:, :D], Head(torch.ones(V, D).double()))
+    with LargestLogits(V, D) as chunked_pass:
+        found = weighted_cross_entropy(problem.hidden, problem.head, problem.rows, problem.reference, chunk_rows)
+        found.loss.backward()
+    assert chunked_pass.most == chunk_rows * V
+
+
+# ---- low precision -----------------------------------------------------------------------------------------
+
+
+def bf16_copy(problem: Problem) -> tuple[Problem, Problem]:
+    """The problem in bf16, and the same rounded numbers in float64."""
+
+    def rounded(dtype: torch.dtype) -> Problem:
+        def convert(x: Tensor) -> Tensor:
+            return x.detach().bfloat16().to(dtype).requires_grad_()
+
+        assert problem.head.bias is not None
+        head = replace(problem.head, weight=convert(problem.head.weight), bias=convert(problem.head.bias))
+        rows = replace(
+            problem.rows,
+            weights=problem.rows.weights.float(),
+            temperature=problem.rows.temperature.float(),
+        )
+        return Problem(convert(problem.hidden), head, rows, None)
+
+    return rounded(torch.bfloat16), rounded(torch.float64)
+
+
+def test_bf16_states_give_log_probs_to_float32_precision() -> None:
+    low, exact = bf16_copy(random_problem(8, R=20, V=50, D=32, kl=False))
+    expected = plainly(exact)
+    found = weighted_cross_entropy(low.hidden, low.head, low.rows, None, 6)
+    assert found.log_probs.dtype == torch.float32
+    torch.testing.assert_close(found.log_probs.double(), expected.log_probs.double(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.loss.double(), expected.loss, rtol=1e-5, atol=1e-4)
+    found.loss.backward()
+    expected.loss.backward()
+    for name, leaf in low.leaves().items():
+        assert leaf.grad.dtype == torch.bfloat16
+        true = exact.leaves()[name].grad
+        assert (leaf.grad.double() - true).norm() < 0.01 * true.norm(), name
+
+
+def test_autocast_rounds_the_inputs_of_the_product_and_not_the_logits() -> None:
+    low, exact = bf16_copy(random_problem(9, R=20, V=50, D=32, kl=False))
+    single = replace(low, hidden=low.hidden.detach().float().requires_grad_())
+    single.head = replace(low.head, weight=low.head.weight.detach().float().requires_grad_())
+    expected = plainly(exact)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = weighted_cross_entropy(single.hidden, single.head, single.rows, None, 6)
+    torch.testing.assert_close(found.log_probs.double(), expected.log_probs.double(), rtol=1e-5, atol=1e-5)
+    found.loss.backward()
+    expected.loss.backward()
+    assert single.hidden.grad.dtype == single.head.weight.grad.dtype == torch.float32
+    true = exact.head.weight.grad
+    assert (single.head.weight.grad.double() - true).norm() < 0.01 * true.norm()
+
+
+# ---- token ids ---------------------------------------------------------------------------------------------
+
+
+def test_token_ids_outside_the_vocabulary_are_an_error() -> None:
+    check_token_ids(torch.tensor([0, 4]), 5)
+    check_token_ids(torch.empty(0, dtype=torch.long), 5)
+    with pytest.raises(ValueError, match=r"token ids must lie in 0\.\.4, found 5; the tokenizer does not"):
+        check_token_ids(torch.tensor([1, 5]), 5)
+    with pytest.raises(ValueError, match=r"found -100; .*padding was not replaced by a real token"):
+        check_token_ids(torch.tensor([-100, 2]), 5)

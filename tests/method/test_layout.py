@@ -1,0 +1,639 @@
+"""The packed layout against the paper's worked example, the released code's masks and plain loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from ebft.method.layout import PackedLayout, StridedLayout
+
+SETTINGS = settings(max_examples=50, deadline=None)
+
+
+# ---- the paper's worked example ----------------------------------------------------------------------------
+
+WORKED_EXAMPLE_MASK = """
+1... .... .... .... ....
+11.. .... .... .... ....
+111. .... .... .... ....
+1111 .... .... .... ....
+1111 1... .... .... ....
+1111 11.. .... .... ....
+1111 111. .... .... ....
+1111 1111 .... .... ....
+1111 1111 1... .... ....
+1111 1111 11.. .... ....
+1111 1111 111. .... ....
+1111 1111 1111 .... ....
+1111 .... .... 1... ....
+1111 .... .... 11.. ....
+1111 .... .... 111. ....
+1111 .... .... 1111 ....
+1111 1111 .... .... 1...
+1111 1111 .... .... 11..
+1111 1111 .... .... 111.
+1111 1111 .... .... 1111
+"""
+
+
+def mask_from_text(text: str) -> torch.Tensor:
+    rows = [line.replace(" ", "") for line in text.split("\n") if line.strip()]
+    return torch.tensor([[character == "1" for character in row] for row in rows])
+
+
+def test_worked_example_of_the_paper() -> None:
+    layout = StridedLayout(context_length=12, horizon=4, stride=4, samples=1)
+    assert layout.num_anchors == 2
+    assert layout.anchors.tolist() == [4, 8]
+    assert layout.anchor_mask.tolist() == [True, True]
+    assert layout.packed_length == 20
+    assert layout.completion_slots.tolist() == [[[12, 13, 14, 15], [16, 17, 18, 19]]]
+    assert layout.truth_slots.tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    assert layout.truth_lengths.tolist() == [4, 4]
+    assert layout.position_ids.tolist() == [*range(12), 4, 5, 6, 7, 8, 9, 10, 11]
+    assert torch.equal(layout.attention_mask(), mask_from_text(WORKED_EXAMPLE_MASK))
+
+
+def test_worked_example_with_two_samples_and_documents() -> None:
+    documents = torch.tensor([0, 0, 0, 1, 1, 1, 1, -1])
+    layout = StridedLayout(8, horizon=2, stride=1, samples=2, document_ids=documents)
+    # Kept: context and truth in one document. Anchor 1 has x[1:3], anchor 4 x[4:6], anchor 5 x[5:7]; the grid
+    # ends at 6, whose truth reaches the padding.
+    assert layout.anchors.tolist() == [1, 4, 5]
+    assert layout.position_ids.tolist() == [0, 1, 2, 0, 1, 2, 3, 0] + [1, 2] * 2 + [1, 2] * 2 + [2, 3] * 2
+    assert layout.completion_slots.tolist() == [
+        [[8, 9], [12, 13], [16, 17]],
+        [[10, 11], [14, 15], [18, 19]],
+    ]
+    expected = """
+    1....... .... .... ....
+    11...... .... .... ....
+    111..... .... .... ....
+    ...1.... .... .... ....
+    ...11... .... .... ....
+    ...111.. .... .... ....
+    ...1111. .... .... ....
+    .......1 .... .... ....
+    1....... 1... .... ....
+    1....... 11.. .... ....
+    1....... ..1. .... ....
+    1....... ..11 .... ....
+    ...1.... .... 1... ....
+    ...1.... .... 11.. ....
+    ...1.... .... ..1. ....
+    ...1.... .... ..11 ....
+    ...11... .... .... 1...
+    ...11... .... .... 11..
+    ...11... .... .... ..1.
+    ...11... .... .... ..11
+    """
+    assert torch.equal(layout.attention_mask(), mask_from_text(expected))
+    assert layout.truth_mask.tolist() == [False, True, True, False, True, True, True, False]
+
+
+# ---- the released code's masks -----------------------------------------------------------------------------
+
+
+def in_released_order(layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mask and positions with token t of block b at T + t*NB + b, where the released code puts it."""
+    T, blocks = layout.context_length, layout.num_anchors
+    order = list(range(T))
+    order += [int(layout.completion_slots[0, b, t]) for t in range(layout.horizon) for b in range(blocks)]
+    return layout.attention_mask()[order][:, order], layout.position_ids[order]
+
+
+RELEASED_T12_G4_STRIDE4 = """
+1... .... .... .. .. .. ..
+11.. .... .... .. .. .. ..
+111. .... .... .. .. .. ..
+1111 .... .... .. .. .. ..
+1111 1... .... .. .. .. ..
+1111 11.. .... .. .. .. ..
+1111 111. .... .. .. .. ..
+1111 1111 .... .. .. .. ..
+1111 1111 1... .. .. .. ..
+1111 1111 11.. .. .. .. ..
+1111 1111 111. .. .. .. ..
+1111 1111 1111 .. .. .. ..
+1111 .... .... 1. .. .. ..
+1111 1111 .... .1 .. .. ..
+1111 .... .... 1. 1. .. ..
+1111 1111 .... .1 .1 .. ..
+1111 .... .... 1. 1. 1. ..
+1111 1111 .... .1 .1 .1 ..
+1111 .... .... 1. 1. 1. 1.
+1111 1111 .... .1 .1 .1 .1
+"""
+
+# T=30, G=4, stride 8, but the first context has 2 tokens. The rows of generated tokens: how many leading
+# context tokens they see, and what they see of the generated tokens.
+RELEASED_T30_G4_STRIDE8_CONTEXT2 = [
+    (2, "1... .... .... ...."),
+    (10, ".1.. .... .... ...."),
+    (18, "..1. .... .... ...."),
+    (26, "...1 .... .... ...."),
+    (2, "1... 1... .... ...."),
+    (10, ".1.. .1.. .... ...."),
+    (18, "..1. ..1. .... ...."),
+    (26, "...1 ...1 .... ...."),
+    (2, "1... 1... 1... ...."),
+    (10, ".1.. .1.. .1.. ...."),
+    (18, "..1. ..1. ..1. ...."),
+    (26, "...1 ...1 ...1 ...."),
+    (2, "1... 1... 1... 1..."),
+    (10, ".1.. .1.. .1.. .1.."),
+    (18, "..1. ..1. ..1. ..1."),
+    (26, "...1 ...1 ...1 ...1"),
+]
+
+
+def test_released_mask_with_the_papers_anchors() -> None:
+    mask, positions = in_released_order(StridedLayout(12, horizon=4, stride=4, samples=1))
+    assert torch.equal(mask, mask_from_text(RELEASED_T12_G4_STRIDE4))
+    assert positions.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 4, 8, 5, 9, 6, 10, 7, 11]
+
+
+def test_released_mask_whose_first_context_is_not_one_stride_long() -> None:
+    mask, positions = in_released_order(PackedLayout(30, 4, 1, torch.tensor([2, 10, 18, 26])))
+    text = "\n".join("1" * (i + 1) + "." * (45 - i) for i in range(30)) + "\n"
+    text += "\n".join("1" * seen + "." * (30 - seen) + rest for seen, rest in RELEASED_T30_G4_STRIDE8_CONTEXT2)
+    assert torch.equal(mask, mask_from_text(text))
+    assert positions[30:].tolist() == [2, 10, 18, 26, 3, 11, 19, 27, 4, 12, 20, 28, 5, 13, 21, 29]
+
+
+# ---- brute force -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Problem:
+    """One random layout, in plain Python: `None` or one list per row of the batch."""
+
+    T: int
+    G: int
+    n: int
+    rows: int
+    documents: list[list[int]] | None
+    answers: list[list[bool]] | None
+    lengths: list[int] | None
+
+    # Which of the per-row things are given once for all rows.
+    shared_documents: bool = False
+    shared_answers: bool = False
+
+    def tensors(self) -> dict[str, torch.Tensor | None]:
+        documents = None if self.documents is None else torch.tensor(self.documents)
+        answers = None if self.answers is None else torch.tensor(self.answers)
+        return {
+            "document_ids": documents[0] if documents is not None and self.shared_documents else documents,
+            "answer_mask": answers[0] if answers is not None and self.shared_answers else answers,
+            "lengths": None if self.lengths is None else torch.tensor(self.lengths),
+        }
+
+    def has_rows(self) -> bool:
+        return (
+            self.lengths is not None
+            or (self.documents is not None and not self.shared_documents)
+            or (self.answers is not None and not self.shared_answers)
+        )
+
+    def repeat(self, rows: int) -> None:
+        """More rows of a problem without rows."""
+        self.rows = rows
+        self.documents = None if self.documents is None else self.documents[:1] * rows
+        self.answers = None if self.answers is None else self.answers[:1] * rows
+
+    def padding(self, row: int, t: int) -> bool:
+        if self.lengths is not None and t >= self.lengths[row]:
+            return True
+        return self.documents is not None and self.documents[row][t] < 0
+
+    def same_document(self, row: int, s: int, t: int) -> bool:
+        """Whether tokens s <= t belong together: no other id and no padding from one to the other."""
+        if self.documents is None or s == t:
+            return True
+        ids = self.documents[row]
+        return all(ids[i] == ids[t] and not self.padding(row, i) for i in range(s, t + 1))
+
+    def position(self, row: int, t: int) -> int:
+        return sum(self.same_document(row, s, t) for s in range(t))
+
+    def in_answer(self, row: int, t: int) -> bool:
+        return self.answers is None or self.answers[row][t]
+
+    def truth_length(self, row: int, anchor: int) -> int:
+        length = 0
+        for t in range(anchor, min(anchor + self.G, self.T)):
+            if self.padding(row, t) or not self.in_answer(row, t) or not self.same_document(row, anchor, t):
+                break
+            length += 1
+        return length
+
+    def valid(self, row: int, anchor: int, whole_truth: bool) -> bool:
+        if not 1 <= anchor < self.T or not self.same_document(row, anchor - 1, anchor):
+            return False
+        return self.truth_length(row, anchor) >= (self.G if whole_truth else 1)
+
+    def counts_as_truth(self, row: int, t: int) -> bool:
+        begins_document = t == 0 or not self.same_document(row, t - 1, t)
+        return not begins_document and not self.padding(row, t) and self.in_answer(row, t)
+
+    def visible(self, row: int, anchors: list[int], query: int, key: int, window: int | None) -> bool:
+        if window is not None:
+            back = self.packed_position(row, anchors, query) - self.packed_position(row, anchors, key)
+            if back >= window:
+                return False
+        if query < self.T:
+            return key <= query and self.same_document(row, key, query)
+        completion = (query - self.T) // self.G
+        if key < self.T:
+            anchor = anchors[completion // self.n]
+            return key < anchor and self.same_document(row, key, anchor - 1)
+        return key <= query and (key - self.T) // self.G == completion
+
+    def packed_position(self, row: int, anchors: list[int], slot: int) -> int:
+        if slot < self.T:
+            return self.position(row, slot)
+        completion, g = divmod(slot - self.T, self.G)
+        return self.position(row, anchors[completion // self.n] - 1) + 1 + g
+
+
+@st.composite
+def runs_of_ids(draw: st.DrawFn, T: int) -> list[int]:
+    ids: list[int] = []
+    while len(ids) < T:
+        ids += [draw(st.integers(-1, 2))] * draw(st.integers(1, T))
+    return ids[:T]
+
+
+@st.composite
+def problems(draw: st.DrawFn, answers: bool | None = None) -> Problem:
+    T, rows = draw(st.integers(2, 12)), draw(st.integers(1, 2))
+    problem = Problem(T, draw(st.integers(1, 4)), draw(st.integers(1, 2)), rows, None, None, None)
+    if draw(st.booleans()):
+        problem.shared_documents = draw(st.booleans())
+        problem.documents = [draw(runs_of_ids(T)) for _ in range(rows)]
+        if problem.shared_documents:
+            problem.documents = [problem.documents[0]] * rows
+    if draw(st.booleans()) if answers is None else answers:
+        problem.shared_answers = draw(st.booleans())
+        # Runs again, mostly answers, so that windows of several tokens fit into them.
+        problem.answers = [[i >= 0 for i in draw(runs_of_ids(T))] for _ in range(rows)]
+        if problem.shared_answers:
+            problem.answers = [problem.answers[0]] * rows
+    if draw(st.booleans()):
+        problem.lengths = [draw(st.integers(1, T)) for _ in range(rows)]
+    if not problem.has_rows():
+        problem.repeat(1)
+    return problem
+
+
+def by_row(value: torch.Tensor, layout: PackedLayout, rows: int, per_row_dims: int) -> list:
+    """Python lists with a row dimension, whether or not the layout has one."""
+    assert value.dim() == per_row_dims + (layout.batch_size is not None)
+    return (value if layout.batch_size is not None else value[None].expand(rows, *value.shape)).tolist()
+
+
+def check_against_loops(
+    layout: PackedLayout, problem: Problem, anchors: list[list[int]], whole_truth: bool, window: int | None
+) -> None:
+    """`anchors`: those that the layout should hold, per row, dropped ones included."""
+    T, B, rows = problem.T, len(anchors[0]), problem.rows
+    assert layout.num_anchors == B
+    assert layout.packed_length == T + B * problem.n * problem.G
+    valid = by_row(layout.anchor_mask, layout, rows, 1)
+    truth_lengths = by_row(layout.truth_lengths, layout, rows, 1)
+    truth_slots = by_row(layout.truth_slots, layout, rows, 2)
+    truth_mask = by_row(layout.truth_mask, layout, rows, 1)
+    positions = by_row(layout.position_ids, layout, rows, 1)
+    mask = by_row(layout.attention_mask(window), layout, rows, 2)
+    own_anchors = layout.anchors.expand(rows, B).tolist()
+    for row in range(rows):
+        assert truth_mask[row] == [problem.counts_as_truth(row, t) for t in range(T)]
+        for b, anchor in enumerate(anchors[row]):
+            assert valid[row][b] == problem.valid(row, anchor, whole_truth)
+            if not valid[row][b]:
+                assert truth_lengths[row][b] == 0
+                continue
+            length = problem.truth_length(row, anchor)
+            assert own_anchors[row][b] == anchor
+            assert truth_lengths[row][b] == length
+            assert truth_slots[row][b] == [anchor + min(g, length - 1) for g in range(problem.G)]
+        for query in range(layout.packed_length):
+            assert mask[row][query][query]  # no softmax may be empty, not even a dropped anchor's
+            if query >= T and not valid[row][(query - T) // (problem.n * problem.G)]:
+                continue  # what dropped anchors see does not matter
+            assert positions[row][query] == problem.packed_position(row, anchors[row], query)
+            # Keys of dropped anchors are never seen, so that their position does not matter.
+            placed = [a if 1 <= a < T else 1 for a in anchors[row]]
+            assert mask[row][query] == [
+                problem.visible(row, placed, query, key, window) for key in range(layout.packed_length)
+            ]
+
+
+@SETTINGS
+@given(
+    problem=problems(),
+    stride=st.integers(1, 4),
+    fixed_shape=st.booleans(),
+    window=st.none() | st.integers(1, 8),
+)
+def test_strided_layout_equals_loops(problem: Problem, stride: int, fixed_shape: bool, window: int | None) -> None:
+    T, G = problem.T, problem.G
+    grid = [b * stride for b in range(1, T + 1) if b <= (T - G) / stride]
+    assume(grid)
+    kept = [a for a in grid if any(problem.valid(row, a, True) for row in range(problem.rows))]
+
+    def build() -> StridedLayout:
+        return StridedLayout(T, G, stride, problem.n, fixed_shape=fixed_shape, **problem.tensors())
+
+    if not kept:
+        with pytest.raises(ValueError, match="no valid anchor"):
+            build()
+        return
+    anchors = grid if fixed_shape else kept
+    layout = build()
+    assert layout.anchors.tolist() == anchors  # one list for all rows
+    check_against_loops(layout, problem, [anchors] * problem.rows, True, window)
+
+
+@SETTINGS
+@given(
+    problem=problems(),
+    data=st.data(),
+    whole_truth=st.booleans(),
+    drop_unused=st.booleans(),
+    per_row=st.booleans(),
+    window=st.none() | st.integers(1, 8),
+)
+def test_chosen_anchors_equal_loops(
+    problem: Problem,
+    data: st.DataObject,
+    whole_truth: bool,
+    drop_unused: bool,
+    per_row: bool,
+    window: int | None,
+) -> None:
+    if per_row and not problem.has_rows():
+        problem.repeat(data.draw(st.integers(1, 3)))
+    T, rows = problem.T, problem.rows
+    count = data.draw(st.integers(1, 4))
+    one_row = st.lists(st.integers(-1, T + 1), min_size=count, max_size=count)
+    anchors = [data.draw(one_row) for _ in range(rows)]
+    if not per_row:
+        anchors = [anchors[0]] * rows
+    given_anchors = torch.tensor(anchors if per_row else anchors[0])
+
+    def build() -> PackedLayout:
+        return PackedLayout(
+            T,
+            problem.G,
+            problem.n,
+            given_anchors,
+            whole_truth=whole_truth,
+            drop_unused=drop_unused,
+            **problem.tensors(),
+        )
+
+    used = [b for b in range(count) if any(problem.valid(row, anchors[row][b], whole_truth) for row in range(rows))]
+    if not used:
+        with pytest.raises(ValueError, match="no valid anchor"):
+            build()
+        return
+    expected = [[row[b] for b in used] for row in anchors] if drop_unused else anchors
+    check_against_loops(build(), problem, expected, whole_truth, window)
+
+
+@SETTINGS
+@given(problem=problems(answers=True))
+def test_anchors_at_answer_starts_equal_loops(problem: Problem) -> None:
+    expected: list[list[int]] = []
+    for row in range(problem.rows):
+        starts = []
+        for t in range(1, problem.T):
+            answer = [problem.in_answer(row, i) and not problem.padding(row, i) for i in (t - 1, t)]
+            if answer[1] and problem.same_document(row, t - 1, t) and not answer[0]:
+                starts.append(t)
+        expected.append(starts)
+    arguments = problem.tensors()
+    answer_mask = arguments.pop("answer_mask")
+
+    def build() -> PackedLayout:
+        return PackedLayout.at_answer_starts(answer_mask, problem.G, problem.n, **arguments)
+
+    if not any(expected):
+        with pytest.raises(ValueError, match="no valid anchor"):
+            build()
+        return
+    layout = build()
+    anchors = by_row(layout.anchors, layout, problem.rows, 1)
+    valid = by_row(layout.anchor_mask, layout, problem.rows, 1)
+    found = [[a for a, v in zip(*row, strict=True) if v] for row in zip(anchors, valid, strict=True)]
+    assert found == expected
+    # Rows with fewer answers have empty places.
+    places = [[a if v else 0 for a, v in zip(*row, strict=True)] for row in zip(anchors, valid, strict=True)]
+    check_against_loops(layout, problem, places, False, None)
+
+
+@SETTINGS
+@given(problem=problems(), stride=st.integers(1, 3))
+@example(problem=Problem(8, 2, 1, 2, [[0] * 8] * 2, None, [5, 8], shared_documents=True), stride=2)
+def test_rows_alike_is_only_claimed_when_all_rows_see_the_same(problem: Problem, stride: int) -> None:
+    """Attention builds one mask for the whole batch where `rows_alike` is True."""
+    try:
+        layout = StridedLayout(problem.T, problem.G, stride, problem.n, **problem.tensors())
+    except ValueError:
+        return
+    if layout.rows_alike and layout.batch_size is not None:
+        rows, slots = torch.arange(layout.batch_size), torch.arange(layout.packed_length)
+        mask = layout.allowed(rows[:, None, None], slots[:, None], slots)
+        assert all(torch.equal(row, mask[0]) for row in mask)
+
+
+# ---- slots, packing, end tokens ----------------------------------------------------------------------------
+
+SIZES = st.tuples(st.integers(2, 12), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
+
+
+@SETTINGS
+@given(sizes=SIZES)
+def test_completion_slots_are_a_permutation_of_the_slots_after_the_context(sizes: tuple[int, ...]) -> None:
+    T, G, B, n = sizes
+    layout = PackedLayout(T, G, n, torch.arange(1, B + 1))
+    assert layout.completion_slots.shape == (n, B, G)
+    assert sorted(layout.completion_slots.flatten().tolist()) == list(range(T, T + B * n * G))
+
+
+@SETTINGS
+@given(sizes=SIZES, b=st.integers(1, 3))
+def test_packing_puts_every_token_into_its_slot_and_unpacking_takes_it_out(sizes: tuple[int, ...], b: int) -> None:
+    T, G, B, n = sizes
+    layout = PackedLayout(T, G, n, torch.arange(1, B + 1))
+    context = torch.arange(b * T).view(b, T)
+    completions = 1000 + torch.arange(b * n * B * G).view(b, n, B, G)
+    packed = layout.pack(context, completions)
+    assert packed.shape == (b, layout.packed_length)
+    slots = layout.completion_slots.tolist()
+    for row in range(b):
+        assert packed[row, :T].tolist() == context[row].tolist()
+        for j in range(n):
+            for a in range(B):
+                for g in range(G):
+                    assert packed[row, slots[j][a][g]] == completions[row, j, a, g]
+    assert torch.equal(layout.completions(packed), completions)
+    vectors = torch.stack([packed, -packed], -1)
+    assert torch.equal(layout.completions(vectors), torch.stack([completions, -completions], -1))
+
+
+@SETTINGS
+@given(
+    tokens=st.lists(st.lists(st.integers(0, 4), min_size=5, max_size=5), min_size=1, max_size=6),
+    ends=st.lists(st.integers(0, 4), max_size=2),
+)
+def test_completion_lengths_equal_a_loop(tokens: list[list[int]], ends: list[int]) -> None:
+    layout = PackedLayout(4, 5, 1, torch.tensor([1]))
+    expected = []
+    for completion in tokens:
+        length = 0
+        for token in completion:
+            length += 1
+            if token in ends:
+                break
+        expected.append(length)
+    found = layout.completion_lengths(torch.tensor(tokens), torch.tensor(ends, dtype=torch.long))
+    assert found.tolist() == expected
+
+
+@SETTINGS
+@given(sizes=SIZES)
+def test_a_generated_token_is_seen_by_itself_and_the_rest_of_its_completion_only(
+    sizes: tuple[int, ...],
+) -> None:
+    """Hence what is emitted after an end token cannot reach anything before it, nor any other completion."""
+    T, G, B, n = sizes
+    layout = PackedLayout(T, G, n, torch.arange(1, B + 1))
+    mask = layout.attention_mask()
+    for completion in layout.completion_slots.flatten(0, 1).tolist():
+        for g, slot in enumerate(completion):
+            assert mask[:, slot].nonzero().flatten().tolist() == sorted(completion[g:])
+
+
+def test_fixed_shape_keeps_the_grid_whatever_the_documents() -> None:
+    documents = [torch.tensor([0] * 5 + [1] * 7), torch.tensor([0] * 9 + [1] * 3), torch.tensor([0] * 12)]
+    shapes = {
+        StridedLayout(12, 3, 3, 2, document_ids=ids, fixed_shape=True).attention_mask().shape for ids in documents
+    }
+    assert shapes == {(30, 30)}
+    assert StridedLayout(12, 3, 3, 2, document_ids=documents[0]).anchors.tolist() == [6, 9]
+    mask = StridedLayout(12, 3, 3, 2, document_ids=documents[0], fixed_shape=True).anchor_mask
+    assert mask.tolist() == [False, True, True]
+
+
+def test_moving_to_the_same_device_changes_nothing() -> None:
+    layout = StridedLayout(8, 2, 2, 1)
+    assert layout.to("cpu") is layout
+
+
+# ---- bad input ---------------------------------------------------------------------------------------------
+
+
+def ids(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.long)
+
+
+BAD_INPUTS: dict[str, tuple[Callable[[], object], str]] = {
+    "horizon does not fit": (
+        lambda: StridedLayout(6, 8, 1, 1),
+        r"horizon=8 .* does not fit in sequences of 6 tokens; use horizon<=5 or longer sequences",
+    ),
+    "stride leaves no anchor": (
+        lambda: StridedLayout(6, 3, 4, 1),
+        r"horizon=3 with stride=4 does not fit in sequences of 6 tokens; use horizon<=2 or longer",
+    ),
+    "stride as long as the sequence": (
+        lambda: StridedLayout(6, 1, 6, 1),
+        r"horizon=1 .*; use longer sequences",
+    ),
+    "stride 0": (lambda: StridedLayout(8, 2, 0, 1), r"stride=0 must be a whole number of at least 1"),
+    "fractional stride": (lambda: StridedLayout(8, 2, 1.5, 1), r"stride=1.5 must be a whole number"),
+    "samples 0": (lambda: StridedLayout(8, 2, 2, 0), r"samples=0 must be a whole number of at least 1"),
+    "horizon 0": (lambda: StridedLayout(8, 0, 2, 1), r"horizon=0 must be a whole number of at least 1"),
+    "context 0": (
+        lambda: StridedLayout(0, 1, 1, 1),
+        r"context_length=0 must be a whole number of at least 1",
+    ),
+    "no anchor inside": (
+        lambda: PackedLayout(8, 2, 1, torch.tensor([0, 8])),
+        r"no valid anchor: .*start or past the end; use",
+    ),
+    "documents too short": (
+        lambda: StridedLayout(8, 3, 1, 1, document_ids=torch.arange(8) // 2),
+        r"no valid anchor: every truth window crosses a document boundary.*; use a smaller horizon",
+    ),
+    "no answers": (
+        lambda: StridedLayout(8, 3, 1, 1, answer_mask=ids(8).bool()),
+        r"no valid anchor: no truth window lies inside an answer; use",
+    ),
+    "rows too short": (
+        lambda: StridedLayout(8, 3, 1, 1, lengths=torch.tensor([3, 2])),
+        r"no valid anchor: the sequences are too short; use",
+    ),
+    "no answer start": (
+        lambda: PackedLayout.at_answer_starts(torch.ones(8, dtype=torch.bool), 2, 1),
+        r"no valid anchor: .*answer_mask must mark the answers",
+    ),
+    "documents of another length": (
+        lambda: StridedLayout(8, 2, 2, 1, document_ids=ids(2, 7)),
+        r"document_ids has 7 entries per sequence, context_length is 8",
+    ),
+    "answers of another length": (
+        lambda: StridedLayout(8, 2, 2, 1, answer_mask=ids(9).bool()),
+        r"answer_mask has 9 entries per sequence, context_length is 8",
+    ),
+    "documents with three dimensions": (
+        lambda: StridedLayout(8, 2, 2, 1, document_ids=ids(1, 2, 8)),
+        r"document_ids must have 1 or 2 dimensions, not 3",
+    ),
+    "a single number as anchors": (
+        lambda: PackedLayout(8, 2, 1, torch.tensor(4)),
+        r"anchors must have 1 or 2 dimensions, not 0",
+    ),
+    "a single number as lengths": (
+        lambda: StridedLayout(8, 2, 2, 1, lengths=torch.tensor(6)),
+        r"lengths must have 1 dimension",
+    ),
+    "lengths with two dimensions": (
+        lambda: StridedLayout(8, 2, 2, 1, lengths=torch.tensor([[6], [8]])),
+        r"lengths must have 1 dimension",
+    ),
+    "documents and lengths of other batches": (
+        lambda: StridedLayout(8, 2, 2, 1, document_ids=ids(3, 8), lengths=torch.tensor([8, 8])),
+        r"batch sizes differ: lengths has 2 rows, document_ids has 3 rows",
+    ),
+    "anchors and answers of other batches": (
+        lambda: PackedLayout(8, 2, 1, torch.ones(2, 1), answer_mask=torch.ones(3, 8, dtype=torch.bool)),
+        r"batch sizes differ: anchors has 2 rows, answer_mask has 3 rows",
+    ),
+    "used with another batch": (
+        lambda: StridedLayout(8, 2, 2, 1, document_ids=ids(3, 8)).check_batch(2),
+        r"layout describes 3 sequences but the batch has 2; build one layout per batch",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUTS)
+def test_bad_input_is_told_in_one_line(name: str) -> None:
+    call, expected = BAD_INPUTS[name]
+    with pytest.raises(ValueError, match=expected) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_layout_without_rows_fits_every_batch() -> None:
+    layout = StridedLayout(8, 2, 2, 1, document_ids=ids(8))
+    layout.check_batch(1)
+    layout.check_batch(7)

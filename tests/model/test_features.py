@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+
+from ebft.method.layout import PackedLayout, StridedLayout
+from ebft.model.backbone import packed_hidden_states
+from ebft.model.features import FeatureNetwork, resolve_taps
+from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
+from tests.plain import Place, places, plain_hidden_states, untouched
+
+T = 20
+DOCUMENTS = torch.tensor([[0] * 9 + [1] * 11, [0] * 17 + [-1] * 3])
+
+
+def some_batch(layout: PackedLayout, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (2, layout.samples, layout.num_anchors, layout.horizon)
+    return torch.randint(VOCABULARY, (2, T), generator=generator), torch.randint(VOCABULARY, shape, generator=generator)
+
+
+def brute_force(
+    plain: torch.nn.Module, sequence: Tensor, length: int, taps: tuple[int, ...], pooling: str, normalize: str
+) -> Tensor:
+    """phi of a plain sequence whose last `length` tokens are the completion."""
+    states = plain_hidden_states(plain, sequence)
+    pooled = [states[t][-1] if pooling == "last" else states[t][-length:].mean(0) for t in taps]
+    if normalize == "per_layer":
+        return torch.cat([x / x.norm() for x in pooled])
+    return torch.cat(pooled) / torch.cat(pooled).norm()
+
+
+def check(
+    features: tuple[Tensor, Tensor],
+    place: Place,
+    expected: Tensor,
+    expected_truth: Tensor,
+    tolerance: float = 1e-5,
+) -> None:
+    generated, truth = features
+    assert (generated[place.row, place.anchor_index, place.sample] - expected).abs().max() < tolerance
+    assert (truth[place.row, place.anchor_index] - expected_truth).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_CONFIGS])
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("normalize", ["per_layer", "joint"])
+def test_features_equal_those_of_plain_sequences(
+    family: str, pooling: str, normalize: str, device_and_backend: tuple[str, str], tolerance: float
+) -> None:
+    device, backend = device_and_backend
+    model = tiny_model(family).to(device)
+    plain = untouched(model)
+    layout = StridedLayout(T, 3, 4, 2, document_ids=DOCUMENTS)
+    ids, completions = some_batch(layout)
+    network = FeatureNetwork(model, pooling=pooling, normalize=normalize, backend=backend)
+    generated, truth = network(layout.pack(ids, completions).to(device), layout)
+    assert generated.shape == (2, layout.num_anchors, 2, network.width)
+    assert truth.shape == (2, layout.num_anchors, network.width)
+    for place in places(ids, completions, layout, DOCUMENTS):
+        expected, expected_truth = (
+            brute_force(plain, s.to(device), 3, (1, 2, 3), pooling, normalize)
+            for s in (place.sequence, place.truth_sequence)
+        )
+        check((generated, truth), place, expected, expected_truth, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("layers", "taps"), [((0,), (0,)), ((1, 3), (1, 3)), ((0, 0.5, 2), (0, 2, 2)), ((0.0, 0.99), (0, 3))]
+)
+def test_taps(layers: tuple[float, ...], taps: tuple[int, ...]) -> None:
+    model = tiny_model()
+    layout = StridedLayout(T, 3, 4, 2)
+    ids, completions = some_batch(layout)
+    network = FeatureNetwork(model, layers=layers)
+    assert network.taps == taps
+    features = network(layout.pack(ids, completions), layout)
+    plain = untouched(model)
+    for place in places(ids, completions, layout):
+        expected, expected_truth = (
+            brute_force(plain, s, 3, taps, "last", "per_layer") for s in (place.sequence, place.truth_sequence)
+        )
+        check(features, place, expected, expected_truth)
+
+
+def test_a_tap_of_the_last_layer_is_taken_before_the_final_norm() -> None:
+    model = tiny_model()
+    layout = StridedLayout(T, 3, 4, 2)
+    ids, completions = some_batch(layout)
+    _, truth = FeatureNetwork(model, layers=(4,))(layout.pack(ids, completions), layout)
+    before_norm: list[Tensor] = []
+    plain = untouched(model)
+    plain.model.norm.register_forward_pre_hook(lambda _, args: before_norm.append(args[0][0, -1]))
+    plain_hidden_states(plain, ids[0, : int(layout.anchors[0]) + 3])
+    assert (truth[0, 0] - F.normalize(before_norm[0], dim=-1)).abs().max() < 1e-5
+
+
+def test_fractions_follow_the_paper() -> None:
+    assert resolve_taps((0.25, 0.5, 0.75), 28) == (7, 14, 21)
+    assert resolve_taps((0.25, 0.5, 0.75), 30) == (7, 15, 22)
+    assert resolve_taps((0.25, 0.5, 0.75), 2) == (0, 1, 1)
+    assert resolve_taps((1.0, 1), 6) == (6, 1)
+
+
+def test_nothing_above_the_highest_tap_is_kept_or_run() -> None:
+    model = tiny_model()
+    ran = []
+    for index, layer in enumerate(model.model.layers):
+        layer.register_forward_hook(lambda *_, index=index: ran.append(index))
+    network = FeatureNetwork(model, layers=(1, 2), source="shared")
+    ran.clear()
+    layout = StridedLayout(T, 3, 4, 2)
+    network(layout.pack(*some_batch(layout)), layout)
+    assert ran == [0, 1]
+    copied = FeatureNetwork(model, layers=(1, 2))
+    kept = sum(p.numel() for p in copied.parameters())
+    whole = sum(p.numel() for p in model.parameters())
+    per_layer = sum(p.numel() for p in model.model.layers[0].parameters())
+    assert kept == whole - 2 * per_layer - model.lm_head.weight.numel()
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_completions_end_at_their_end_token(pooling: str) -> None:
+    model = tiny_model()
+    plain = untouched(model)
+    layout = StridedLayout(T, 5, 4, 2)
+    ids, completions = some_batch(layout)
+    lengths = torch.randint(1, 6, (2, 2, layout.num_anchors), generator=torch.Generator().manual_seed(1))
+    generated, _ = FeatureNetwork(model, pooling=pooling)(layout.pack(ids, completions), layout, lengths)
+    for place in places(ids, completions, layout):
+        length = int(lengths[place.row, place.sample, place.anchor_index])
+        sequence = place.sequence[: len(place.sequence) - 5 + length]
+        expected = brute_force(plain, sequence, length, (1, 2, 3), pooling, "per_layer")
+        assert (generated[place.row, place.anchor_index, place.sample] - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_a_short_truth_ends_where_its_answer_ends(pooling: str) -> None:
+    model = tiny_model()
+    plain = untouched(model)
+    answers = torch.tensor([[0] * 5 + [1] * 4 + [0] * 4 + [1] * 7, [0] * 6 + [1] * 9 + [0] * 5]).bool()
+    layout = PackedLayout.at_answer_starts(answers, horizon=6, samples=2)
+    ids, completions = some_batch(layout)
+    features = FeatureNetwork(model, pooling=pooling)(layout.pack(ids, completions), layout)
+    assert layout.truth_lengths.tolist() == [[4, 6], [6, 0]]
+    for place in places(ids, completions, layout):
+        length = int(layout.truth_lengths[place.row, place.anchor_index])
+        expected = brute_force(plain, place.sequence, 6, (1, 2, 3), pooling, "per_layer")
+        expected_truth = brute_force(plain, place.truth_sequence, length, (1, 2, 3), pooling, "per_layer")
+        check(features, place, expected, expected_truth)
+
+
+class TestSources:
+    layout = StridedLayout(T, 3, 4, 2)
+
+    def features(self, network: FeatureNetwork) -> Tensor:
+        generated, truth = network(self.layout.pack(*some_batch(self.layout)), self.layout)
+        return torch.cat([generated.flatten(), truth.flatten()])
+
+    def test_a_copy_does_not_follow_the_model(self) -> None:
+        model = tiny_model()
+        network, shared = FeatureNetwork(model), FeatureNetwork(model, source="shared")
+        before = self.features(network)
+        assert torch.equal(before, self.features(shared))
+        assert not any(p.requires_grad for p in network.parameters())
+        assert all(p.requires_grad for p in model.parameters())
+        assert list(shared.parameters()) == []
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        assert torch.equal(before, self.features(network))
+        assert not torch.equal(before, self.features(shared))
+
+    def test_random_weights_depend_on_the_seed_alone(self) -> None:
+        model = tiny_model()
+        torch.manual_seed(5)
+        first = self.features(FeatureNetwork(model, source="random", seed=1))
+        following = torch.rand(1)
+        torch.manual_seed(5)
+        assert torch.equal(following, torch.rand(1))  # the global generator was not touched
+        assert torch.equal(first, self.features(FeatureNetwork(tiny_model(seed=9), source="random", seed=1)))
+        assert not torch.equal(first, self.features(FeatureNetwork(model, source="random", seed=2)))
+        assert not torch.equal(first, self.features(FeatureNetwork(model)))
+
+    def test_another_checkpoint(self, tmp_path: Path) -> None:
+        model, larger = tiny_model(), tiny_model("qwen2", seed=3)
+        larger.save_pretrained(tmp_path)
+        network = FeatureNetwork.from_pretrained(str(tmp_path), like=model)
+        assert torch.equal(self.features(network), self.features(FeatureNetwork(larger)))
+        assert not any(p.requires_grad for p in network.parameters())
+
+    def test_another_vocabulary_is_an_error(self, tmp_path: Path) -> None:
+        tiny_model("llama", vocab_size=70).save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=f"vocabulary of 70, the model one of {VOCABULARY}"):
+            FeatureNetwork.from_pretrained(str(tmp_path), like=tiny_model())
+
+    def test_tokenizers_are_compared_where_given(self, tmp_path: Path) -> None:
+        def tokenizer(words: list[str]):  # type: ignore[no-untyped-def]
+            from tokenizers import Tokenizer, models
+            from transformers import PreTrainedTokenizerFast
+
+            vocabulary = {word: index for index, word in enumerate(words)}
+            return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="a")))
+
+        # Embeddings padded to different sizes do not matter, the meaning of a token id does.
+        tiny_model("llama", vocab_size=70).save_pretrained(tmp_path)
+        tokenizer(["a", "b", "c"]).save_pretrained(tmp_path)
+        FeatureNetwork.from_pretrained(str(tmp_path), like=tiny_model(), tokenizer=tokenizer(["a", "b", "c"]))
+        with pytest.raises(ValueError, match=r"tokenizer of .* differs"):
+            FeatureNetwork.from_pretrained(str(tmp_path), like=tiny_model(), tokenizer=tokenizer(["a", "c", "b"]))
+
+    def test_the_base_model_under_an_adapter(self) -> None:
+        model = tiny_model()
+        expected = self.features(FeatureNetwork(copy.deepcopy(model)))
+        adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "v_proj", "down_proj"], r=4))
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if "lora_" in name:
+                    parameter.normal_()
+        network = FeatureNetwork(adapted, source="adapter_off")
+        assert list(network.parameters()) == []
+        adapted.train()
+        assert torch.equal(self.features(network), expected)
+        assert adapted.training
+        assert not torch.equal(self.features(FeatureNetwork(adapted, source="copy")), expected)
+        # The adapter is on again, and still trains.
+        packed = self.layout.pack(*some_batch(self.layout))
+        packed_hidden_states(adapted, packed, self.layout).sum().backward()
+        assert all(p.grad is not None for n, p in adapted.named_parameters() if "lora_B" in n)
+
+    def test_adapter_off_needs_an_adapter(self) -> None:
+        with pytest.raises(ValueError, match="needs a peft model"):
+            FeatureNetwork(tiny_model(), source="adapter_off")
+
+    def test_a_moving_average_follows_the_model(self) -> None:
+        model = tiny_model()
+        network = FeatureNetwork(model, source="average", decay=0.9)
+        name = "layers.1.mlp.up_proj.weight"
+        old = network.network.get_parameter(name).clone()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+        network.update_average(model)
+        network.update_average(model)
+        new = model.model.get_parameter(name)
+        torch.testing.assert_close(network.network.get_parameter(name), 0.81 * old + 0.19 * new)
+        with pytest.raises(ValueError, match="stays frozen"):
+            FeatureNetwork(model).update_average(model)
+
+    def test_the_moving_average_of_a_bf16_model_is_kept_in_float32(self) -> None:
+        network = FeatureNetwork(tiny_model().to(torch.bfloat16), source="average")
+        assert {p.dtype for p in network.parameters()} == {torch.float32}
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"layers": ()}, "layers is empty"),
+            ({"layers": (5,)}, "has 4 layers"),
+            ({"layers": (1.5,)}, "between 0 and 1"),
+            ({"layers": ("0.5",)}, "fractions of the depth"),
+            ({"pooling": "max"}, "pooling='max' is not one of last, mean"),
+            ({"normalize": "no"}, "normalize='no'"),
+            ({"source": "teacher"}, "source='teacher'"),
+            ({"source": "average", "decay": 1.0}, "decay=1.0"),
+        ],
+    )
+    def test_settings(self, change: dict, message: str) -> None:
+        with pytest.raises(ValueError, match=message) as error:
+            FeatureNetwork(tiny_model(), **change)
+        assert "\n" not in str(error.value)
+
+    def test_token_ids_and_shapes(self) -> None:
+        layout = StridedLayout(T, 3, 4, 2)
+        network = FeatureNetwork(tiny_model())
+        with pytest.raises(ValueError, match="token ids must lie in"):
+            network(torch.full((1, layout.packed_length), VOCABULARY), layout)
+        with pytest.raises(ValueError, match=r"layout.pack\(context_ids, completions\)"):
+            network(torch.zeros(1, T, dtype=torch.long), layout)
