@@ -1,19 +1,20 @@
 """One iteration the way the authors' released code does it, to measure ebft's packed path against.
 
-Written from what that code computes (OpenRLHF with eager attention), plainly and without its tiny kernels, so that
-what is left is the cost of the way itself:
+Written from what that code computes (OpenRLHF with eager attention), plainly, so that what is left is the
+cost of the way itself:
 
 - each of the n samples carries its own copy of the context: a batch of b*n sequences;
-- the paper's order: after the T context tokens, token t of block b stands at T + t*B + b (b = 0..B-1 here), so a
-  sequence grows by B tokens per generated token;
-- a rollout is G full passes without a cache, under a dense mask, with logits at every position of the sequence;
-- features are hidden states of a complete frozen copy, its upper layers and its head included, by FEATURE_PASSES
-  passes over the finished sequences; the concatenation of layers is normalised once;
-- whitening is a singular value decomposition of the features themselves, [n, D] per context, in float32. The same
-  n x n matrix is applied to the truth, repeated n times, which leaves of it only a sign: the `reference` rewards;
+- the paper's order: after the T context tokens, token t of block b stands at T + t*B + b (blocks from 0 here), so
+  that a sequence grows by B tokens per generated token;
+- a rollout is G full passes without a cache, under a dense mask, with logits at every position;
+- features are hidden states of a complete frozen copy, its upper layers and its head included, by
+  FEATURE_PASSES passes over the finished sequences; the concatenated layers are normalised once;
+- whitening is a singular value decomposition of the features themselves, [n, D] per context, in float32. The
+  n x n matrix it gives is applied to the truth too, repeated n times, which leaves of it only a sign: the
+  `reference` rewards of ebft;
 - the loss takes log-softmax over the whole [b*n, L-1, V], and autograd goes back through it.
 
-What it leaves out is in the released way's favour: there, masks are filled entry by entry (hundreds of thousands of
+What it leaves out speaks for the released way: there, masks are filled entry by entry (hundreds of thousands of
 kernels a step), logits are copied once more, and data travel between processes.
 
 Shapes as in ebft: b sequences, n samples, B blocks (anchors), G tokens per completion, L = T + B*G, D features.
@@ -67,7 +68,7 @@ class ReleasedWay:
         self.temperature, self.gamma = temperature, gamma
         self.micro_batch = micro_batch
 
-    # ---- layout -----------------------------------------------------------------------------------------------
+    # ---- layout ------------------------------------------------------------
 
     def pack(self, contexts: Tensor, completions: Tensor) -> Tensor:
         """[b, T] and completions [b, n, B, G] -> [b*n, L] in the paper's order."""
@@ -80,7 +81,7 @@ class ReleasedWay:
         return torch.cat([torch.arange(self.T, device=self.anchors.device), generated.flatten()])[None]
 
     def mask(self, length: int) -> Tensor:
-        """Who sees whom among the first `length` tokens, [1, 1, length, length]: bool, additive for eager attention."""
+        """Who sees whom among the first `length` tokens, [1, 1, length, length]: bool; additive for eager."""
         slots = torch.arange(length, device=self.anchors.device)
         query, key = slots[:, None], slots
         block = (slots - self.T) % self.B
@@ -93,7 +94,7 @@ class ReleasedWay:
         dtype = self.model.dtype
         return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
 
-    # ---- the parts of an iteration ----------------------------------------------------------------------------
+    # ---- the parts of an iteration ------------------------------------------------------------
 
     @torch.no_grad()
     def rollout(self, contexts: Tensor) -> Tensor:
@@ -137,7 +138,7 @@ class ReleasedWay:
         truths = truth[..., None, :].expand_as(generated)
         if whitened:
             U, S, _ = torch.linalg.svd(generated, full_matrices=False)
-            inverse = torch.where(S > RELATIVE_TOLERANCE * S[..., :1], 1 / S, 0.0)
+            inverse = torch.where(S / S[..., :1] > RELATIVE_TOLERANCE, 1 / S, 0.0)
             W = (U * inverse[..., None, :]) @ U.transpose(-1, -2)
             generated, truths = W @ generated, W @ truths
         alignment = 2 * F.cosine_similarity(generated, truths, dim=-1)
@@ -156,13 +157,9 @@ class ReleasedWay:
     def update(self, sequences: Tensor, advantages: Tensor) -> Tensor:
         """The loss, after its gradient has been added to the model's parameters."""
         mask, positions = self.mask(sequences.shape[1]), self.positions(sequences.shape[1])
-        of_tokens = advantages.flatten(0, 1).repeat(
-            1, self.G
-        )  # [b*n, G*B] in the order of the generated tokens
+        of_tokens = advantages.flatten(0, 1).repeat(1, self.G)  # [b*n, G*B] in the order of the generated tokens
         total = torch.zeros((), device=sequences.device)
-        for copies, weights in zip(
-            self._micro_batches(sequences), self._micro_batches(of_tokens), strict=True
-        ):
+        for copies, weights in zip(self._micro_batches(sequences), self._micro_batches(of_tokens), strict=True):
             log_probs = self._log_probs(self._logits(copies, mask, positions), copies)
             policy = -(weights * log_probs[:, self.T - 1 :]).mean()
             cross_entropy = -log_probs[:, : self.T - 1].mean()
@@ -172,7 +169,7 @@ class ReleasedWay:
         return total
 
     def _log_probs(self, logits: Tensor, sequences: Tensor) -> Tensor:
-        """Log-probs [b*n, L-1] of all tokens but the first: the truth's at temperature 1, then the samples'."""
+        """Log-probs [b*n, L-1] of all tokens but the first: the truth's at temperature 1, the samples' at theirs."""
         predictors = torch.cat(
             [
                 logits[:, : self.T - 1],

@@ -1,10 +1,10 @@
 """Time and memory of one whole EBFT iteration: ebft's packed path against the released code's way.
 
 Both run on the same weights and the same contexts, in the same process, turn by turn. An iteration is rollout,
-features, rewards and advantages, and update (loss and gradient); the optimiser's step, which is the same for both, is
-timed apart if asked for. Before anything is timed the two are shown to compute the same thing: on the same
-completions they must give the same features, rewards and gradient. README.md beside this file says how to run it and
-what the fields of the JSON mean.
+features, rewards and advantages, and update (loss and gradient); the optimiser's step, the same for both, is timed
+apart if asked for. Before anything is timed the two are shown to compute the same thing: on the same completions
+they must give the same features, rewards and gradient. README.md beside this file says how to run it and what the
+fields of the JSON mean.
 
     python benchmarks/step.py --size small-cpu --threads 2 --json benchmarks/results/step-cpu-small.json
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import platform
 import resource
 import shlex
@@ -21,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -30,7 +31,6 @@ from typing import Any, Protocol, get_args
 
 import torch
 import transformers
-from released_way import FEATURE_PASSES, Attention, ReleasedWay
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config
 
@@ -42,13 +42,14 @@ from ebft.model.attention import Backend
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout
+from released_way import FEATURE_PASSES, Attention, ReleasedWay
 
 TEMPERATURE = 0.6
 SEED = 0
 PHASES = ("rollout", "features", "rewards", "update")
 WAYS = ("packed", "released")
 CHECK_SEQUENCES = 2
-# Largest relative difference that float32 rounding explains. Whitening divides by singular values and so has less.
+# Largest relative differences that float32 rounding explains; whitening divides by small singular values.
 TOLERANCES = {
     "features": 1e-5,
     "rewards_none": 1e-4,
@@ -58,40 +59,43 @@ TOLERANCES = {
 }
 
 
-# ---- models: shapes only, random weights ----------------------------------------------------------------------
+# ---- models: shapes only, random weights ------------------------------------------------------------
 
 
-def config(
-    family: type[PreTrainedConfig],
-    layers: int,
-    width: int,
-    heads: int,
-    kv_heads: int,
-    ffn: int,
-    vocabulary: int,
-    tied: bool,
-) -> PreTrainedConfig:
-    return family(
-        num_hidden_layers=layers,
-        hidden_size=width,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        intermediate_size=ffn,
-        vocab_size=vocabulary,
-        tie_word_embeddings=tied,
-        max_position_embeddings=8192,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
+@dataclass(frozen=True)
+class Shape:
+    family: type[PreTrainedConfig]
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocabulary: int
+    tied: bool
+
+    def config(self) -> PreTrainedConfig:
+        sizes: dict[str, Any] = {
+            "num_hidden_layers": self.layers,
+            "hidden_size": self.width,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.ffn,
+            "vocab_size": self.vocabulary,
+            "tie_word_embeddings": self.tied,
+            "max_position_embeddings": 8192,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
+        }
+        return self.family(**sizes)
 
 
-SIZES: dict[str, Callable[[], PreTrainedConfig]] = {
-    "tiny": lambda: config(LlamaConfig, 4, 32, 4, 2, 48, 512, tied=False),
-    "small-cpu": lambda: config(LlamaConfig, 4, 256, 4, 2, 688, 32000, tied=False),
-    "smollm2-135m": lambda: config(LlamaConfig, 30, 576, 9, 3, 1536, 49152, tied=True),
-    "llama3.2-1b": lambda: config(LlamaConfig, 16, 2048, 32, 8, 8192, 128256, tied=True),
-    "qwen2.5-1.5b": lambda: config(Qwen2Config, 28, 1536, 12, 2, 8960, 151936, tied=True),
+SIZES = {
+    "tiny": Shape(LlamaConfig, 4, 32, 4, 2, 48, 512, tied=False),
+    "small-cpu": Shape(LlamaConfig, 4, 256, 4, 2, 688, 32000, tied=False),
+    "smollm2-135m": Shape(LlamaConfig, 30, 576, 9, 3, 1536, 49152, tied=True),
+    "llama3.2-1b": Shape(LlamaConfig, 16, 2048, 32, 8, 8192, 128256, tied=True),
+    "qwen2.5-1.5b": Shape(Qwen2Config, 28, 1536, 12, 2, 8960, 151936, tied=True),
 }
 
 
@@ -122,7 +126,7 @@ def build_model(settings: Settings) -> PreTrainedModel:
     torch.manual_seed(SEED)
     with torch.device(settings.device):
         return AutoModelForCausalLM.from_config(
-            SIZES[settings.size](), dtype=getattr(torch, settings.dtype), attn_implementation="sdpa"
+            SIZES[settings.size].config(), dtype=getattr(torch, settings.dtype), attn_implementation="sdpa"
         )
 
 
@@ -132,7 +136,7 @@ def random_contexts(settings: Settings, vocabulary: int) -> Tensor:
     return tokens.to(settings.device)
 
 
-# ---- the two ways ---------------------------------------------------------------------------------------------
+# ---- the two ways ------------------------------------------------------------
 
 
 class Way(Protocol):
@@ -151,9 +155,9 @@ class PackedWay:
 
     def __init__(self, model: PreTrainedModel, settings: Settings) -> None:
         self.model = model
-        self.layout = StridedLayout(
-            settings.context_length, settings.horizon, settings.stride, settings.samples
-        ).to(settings.device)
+        self.layout = StridedLayout(settings.context_length, settings.horizon, settings.stride, settings.samples).to(
+            settings.device
+        )
         # "joint" is what the released code does; the cost is that of the default.
         self.frozen = FeatureNetwork(model, normalize="joint", backend=settings.backend)
         self.gamma, self.backend, self.micro_batch = settings.gamma, settings.backend, settings.micro_batch
@@ -199,7 +203,7 @@ class PackedWay:
                 generated_tokens=generated_tokens,
                 truth_tokens=truth_tokens,
             )
-            terms.loss.backward()  # type: ignore[no-untyped-call]
+            terms.loss.backward()
             total += terms.loss.detach()
         return total
 
@@ -222,15 +226,15 @@ def build_way(name: str, settings: Settings) -> Way:
     return PackedWay(build_model(settings), settings) if name == "packed" else build_released(settings)
 
 
-# ---- do both compute the same? --------------------------------------------------------------------------------
+# ---- do both compute the same? ------------------------------------------------------------
 
 
-def check_equality(settings: Settings) -> dict[str, float]:
+def check_equality(settings: Settings) -> dict[str, Any]:
     """Largest relative differences between the two ways on the same completions, in float32.
 
-    Rewards under `reference` are compared on contexts whose samples are all distinct: two equal samples come out of
-    the released way with features that differ by rounding, which whitening turns into two directions, while ebft
-    counts them as equal. The gradient is taken with the same advantages for the same reason.
+    Rewards under `reference` are compared on contexts whose samples are all distinct: two equal samples come out
+    of the released way with features that differ by rounding, which whitening turns into two directions, while
+    ebft counts them as equal. For the same reason both gradients are taken with the same advantages.
     """
     settings = replace(settings, dtype="float32", sequences=min(settings.sequences, CHECK_SEQUENCES))
     packed, released = PackedWay(build_model(settings), settings), build_released(settings)
@@ -251,30 +255,33 @@ def check_equality(settings: Settings) -> dict[str, float]:
     loss, their_loss = packed.update(sequences, advantages), released.update(copies, advantages.float())
     their_parameters = dict(released.model.named_parameters())
     gradients = [
-        relative_difference(p.grad, their_parameters[name].grad)
-        for name, p in packed.model.named_parameters()
+        relative_difference(p.grad, their_parameters[name].grad) for name, p in packed.model.named_parameters()
     ]
-    return {
-        "features": max(
-            relative_difference(generated, their_generated), relative_difference(truth, their_truth)
-        ),
+    differences = {
+        "features": max(relative_difference(generated, their_generated), relative_difference(truth, their_truth)),
         "rewards_none": relative_difference(plain, their_plain),
         "rewards_reference": relative_difference(reference[distinct], their_reference[distinct]),
         "loss": relative_difference(loss, their_loss),
         "gradient": max(gradients),
-        "contexts_compared": int(distinct.sum()),
+    }
+    return {
+        "relative_differences": differences,
+        "tolerances": TOLERANCES,
+        "equal": all(differences[name] <= tolerance for name, tolerance in TOLERANCES.items()),
         "contexts": distinct.numel(),
+        "distinct_contexts": int(distinct.sum()),
     }
 
 
 def relative_difference(a: Tensor | None, b: Tensor | None) -> float:
     """Largest difference, relative to the largest entry."""
-    assert a is not None and b is not None
+    assert a is not None
+    assert b is not None
     a, b = a.double(), b.double()
     return float((a - b).abs().max() / b.abs().max().clamp(min=1e-30))
 
 
-# ---- time -----------------------------------------------------------------------------------------------------
+# ---- time ------------------------------------------------------------
 
 
 @contextmanager
@@ -348,14 +355,14 @@ def summarize(runs: list[dict[str, float]]) -> dict[str, dict[str, Any]]:
     }
 
 
-# ---- memory on a CPU ------------------------------------------------------------------------------------------
+# ---- memory on a CPU ------------------------------------------------------------
 
 
 def measure_cpu_memory(name: str, settings: Settings) -> int:
     """Peak resident memory of one iteration above the level just before it. Meant for a fresh process.
 
-    The peak that the system reports never falls, so building the model must not be what set it: a short iteration
-    first loads what is loaded once, and the peak up to then is checked against the one after.
+    A short iteration first loads what is loaded once. The peak that the system reports never falls, so if the
+    iteration does not raise it, what is returned is only an upper bound.
     """
     short = replace(settings, context_length=settings.horizon + 2 * settings.stride, sequences=1)
     warm = build_way(name, short)
@@ -388,10 +395,11 @@ def measure_cpu_memory_apart(name: str) -> int:
     return int(output.splitlines()[-1])
 
 
-# ---- report ---------------------------------------------------------------------------------------------------
+# ---- report ------------------------------------------------------------
 
 
 def report(settings: Settings) -> dict[str, Any]:
+    load_average = os.getloadavg()[0]  # before this program adds to it: what else the machine is doing
     names = WAYS[:1] if settings.skip_released else WAYS
     memory = {name: measure_cpu_memory_apart(name) for name in names} if settings.device == "cpu" else {}
     equality = None if settings.skip_released else check_equality(settings)
@@ -410,8 +418,7 @@ def report(settings: Settings) -> dict[str, Any]:
     result: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/step.py", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "settings": asdict(settings)
-        | {"temperature": TEMPERATURE, "released_feature_passes": FEATURE_PASSES},
+        "settings": asdict(settings) | {"temperature": TEMPERATURE, "released_feature_passes": FEATURE_PASSES},
         "shape": {
             "parameters": sum(p.numel() for p in model.parameters()),
             "anchors": B,
@@ -423,24 +430,21 @@ def report(settings: Settings) -> dict[str, Any]:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
-        "machine": {"device": device_name(settings.device), "threads": torch.get_num_threads()},
+        "machine": {
+            "device": device_name(settings.device),
+            "threads": torch.get_num_threads(),
+            "load_average": load_average,
+        },
         "seconds": seconds,
         "peak_memory_bytes": memory,
     }
-    if not settings.skip_released:
-        assert equality is not None
-        result["ratios"] = {
-            "seconds": {
-                phase: seconds["released"][phase]["median"] / seconds["packed"][phase]["median"]
-                for phase in (*PHASES, "iteration")
-            },
-            "peak_memory": memory["packed"] / memory["released"],
+    if equality is not None:
+        result["speed_up"] = {
+            phase: seconds["released"][phase]["median"] / seconds["packed"][phase]["median"]
+            for phase in (*PHASES, "iteration")
         }
-        result["equality"] = {
-            "relative_differences": equality,
-            "tolerances": TOLERANCES,
-            "equal": all(equality[name] <= tolerance for name, tolerance in TOLERANCES.items()),
-        }
+        result["memory_share"] = memory["packed"] / memory["released"]
+        result["equality"] = equality
     return result
 
 
@@ -456,38 +460,31 @@ def device_name(device: str) -> str:
 def print_table(result: dict[str, Any]) -> None:
     seconds, memory = result["seconds"], result["peak_memory_bytes"]
     machine, settings = result["machine"], result["settings"]
+    compared = "released" in seconds
     print(f"{settings['size']} on {machine['device']}, {machine['threads']} threads, {settings['dtype']}")
-    print(
-        f"{'':16}" + "".join(f"{name:>26}" for name in seconds) + ("     ratio" if "ratios" in result else "")
-    )
+    print(f"{'':16}" + "".join(f"{name:>26}" for name in seconds) + ("     ratio" if compared else ""))
     for phase in seconds["packed"]:
         row = f"{phase:16}"
         for way in seconds.values():
-            row += f"{way[phase]['median']:10.3f} s ({way[phase]['min']:.3f}-{way[phase]['max']:.3f})".rjust(
-                26
-            )
-        if phase in result.get("ratios", {}).get("seconds", {}):
-            row += f"{result['ratios']['seconds'][phase]:9.2f}x"
+            spread = f"({way[phase]['min']:.3f}-{way[phase]['max']:.3f})"
+            row += f"{way[phase]['median']:.3f} s {spread}".rjust(26)
+        if compared and phase in result["speed_up"]:
+            row += f"{result['speed_up'][phase]:9.2f}x"
         print(row)
     row = f"{'peak memory':16}" + "".join(f"{value / 2**20:22.0f} MiB" for value in memory.values())
-    if "ratios" not in result:
-        print(row)
-        return
-    print(row + f"{1 / result['ratios']['peak_memory']:9.2f}x")
-    print(
-        f"the packed path is {result['ratios']['seconds']['iteration']:.2f} times faster, "
-        f"with {result['ratios']['peak_memory']:.2f} of the peak memory"
-    )
-    differences = result["equality"]["relative_differences"]
-    print(
-        "largest relative differences: " + ", ".join(f"{name} {differences[name]:.1e}" for name in TOLERANCES)
-    )
+    print(row + (f"{1 / result['memory_share']:9.2f}x" if compared else ""))
+    if compared:
+        print(
+            f"the packed path is {result['speed_up']['iteration']:.2f} times faster, "
+            f"with {result['memory_share']:.2f} of the peak memory"
+        )
+        differences = result["equality"]["relative_differences"]
+        shown = ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
+        print(f"largest relative differences: {shown}")
 
 
 def parse_arguments() -> tuple[Settings, argparse.Namespace]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--size", choices=SIZES, default="small-cpu", help="shape of the model; weights are random")
     add("--context-length", type=int, default=256, help="T")

@@ -191,6 +191,23 @@ def test_no_gradient_without_grad_mode_or_leaves() -> None:
     assert not found.loss.requires_grad
 
 
+class MatrixProducts(TorchDispatchMode):
+    """How many matrix products are made under it."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return func(*args, **(kwargs or {}))
+
+
+def test_without_grad_mode_no_work_goes_into_gradients() -> None:
+    problem = random_problem(10, R=9, kl=False)
+    with torch.no_grad(), MatrixProducts() as products:
+        weighted_cross_entropy(problem.hidden, problem.head, problem.rows, None, 4)
+    assert products.count == 3  # one a chunk, for its logits
+
+
 def test_only_the_loss_is_differentiable() -> None:
     problem = random_problem(6)
     found = weighted_cross_entropy(problem.hidden, problem.head, problem.rows, problem.reference, 4)

@@ -384,6 +384,8 @@ def test_groups_of_a_batch() -> None:
     groups = token_groups(completions)
     assert groups.tolist() == [[0, 1, 0], [0, 0, 2]]
     assert truth_groups(completions, torch.tensor([[1, 2], [1, 2]]), groups).tolist() == [0, -1]
+    own_numbers = torch.tensor([[7, 3, 7], [4, 4, 9]])
+    assert truth_groups(completions, torch.tensor([[3, 4], [5, 6]]), own_numbers).tolist() == [3, 4]
 
 
 # ---- bad input ---------------------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ def weighted_cross_entropy(
     hidden: Tensor, head: Head, rows: Rows, reference: Reference | None = None, chunk_rows: int | None = None
 ) -> RowResults:
     """sum over rows and targets of weight * (-log p), plus the weighted KL terms if a reference is given."""
+    if rows.kl_weights is not None and reference is None:
+        raise ValueError("kl_weights are given without a reference to take the divergence from")
     if chunk_rows is None:
         budget = CHUNK_ELEMENTS.get(hidden.device.type, CHUNK_ELEMENTS["cpu"])
         chunk_rows = max(1, budget // head.vocabulary_size)
@@ -84,6 +86,8 @@ class _WeightedCrossEntropy(torch.autograd.Function):
         dtype = head.compute_dtype(hidden)
         weight_c = weight.to(dtype)  # once for all chunks
         head = replace(head, weight=weight_c)
+        if reference is not None:
+            reference_head = replace(reference.head, weight=reference.head.weight.to(dtype))
         for start in range(0, R, chunk_rows):
             at = slice(start, start + chunk_rows)
             hidden_c = hidden[at].to(dtype)
@@ -100,7 +104,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
                 gradient = p * weights.sum(1, keepdim=True)
                 gradient.scatter_add_(1, targets, -weights)
             if reference is not None:
-                log_q = torch.log_softmax(reference.head.logits(reference.hidden[at]) / temperature, -1)
+                log_q = torch.log_softmax(reference_head.logits(reference.hidden[at]) / temperature, -1)
                 log_ratio = log_p - log_q
                 kl[at] = (p * log_ratio).sum(-1)
                 if gradient is not None and rows.kl_weights is not None:

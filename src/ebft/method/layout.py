@@ -91,8 +91,10 @@ class PackedLayout:
         self._truth_mask = ~starts_RT & ~padding_RT & answers_RT
         self._describe_tokens(documents_RT if document_ids is not None else None)
         self.has_documents = document_ids is not None
-        # True if all rows of a batch see the same: attention then needs one mask for all of them.
-        self.rows_alike = anchors.dim() == 1 and (document_ids is None or document_ids.dim() == 1)
+        # True if all rows of a batch see the same: attention then needs one mask for all of them. With documents,
+        # lengths matter too, because padding tokens are documents of their own.
+        same_documents = document_ids is None or (document_ids.dim() == 1 and lengths is None)
+        self.rows_alike = anchors.dim() == 1 and same_documents
 
     def _describe_tokens(self, documents_RT: Tensor | None) -> None:
         """The attributes of every packed token that the mask rule compares."""
@@ -243,7 +245,7 @@ class PackedLayout:
         lengths: Tensor | None = None,
     ) -> PackedLayout:
         """One anchor at the start of every answer: whole-answer rollouts, Algorithm 1 in its plain form."""
-        T = answer_mask.shape[-1]
+        T = answer_mask.shape[-1] if answer_mask.dim() else 0
         batch_size = _common_batch_size(T, None, document_ids, answer_mask, lengths)
         R = batch_size or 1
         documents_RT, padding_RT = _documents_and_padding(R, T, document_ids, lengths)
@@ -323,7 +325,11 @@ def _common_batch_size(
     lengths: Tensor | None,
 ) -> int | None:
     """The number of rows that the arguments given per row agree on; None if nothing differs by row."""
-    sizes = {} if lengths is None else {"lengths": lengths.shape[0]}
+    sizes = {}
+    if lengths is not None:
+        if lengths.dim() != 1:
+            raise ValueError(f"lengths must have 1 dimension, one number per sequence, not {lengths.dim()}")
+        sizes["lengths"] = lengths.shape[0]
     for name, value in (("anchors", anchors), ("document_ids", document_ids), ("answer_mask", answer_mask)):
         if value is None:
             continue

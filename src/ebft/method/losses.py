@@ -78,7 +78,9 @@ def ebft_loss(
     hidden_rows = predictors.hidden(hidden)
     targets = predictors.per_row(layout.completions(packed_ids), packed_ids[:, 1:T])
     row_temperature = predictors.temperatures(temperature, device)
-    token_weights = advantages.detach().float()[..., None] * counted * per_generated
+    # `where`, not a product: what stands at dropped anchors may be anything, NaN included.
+    token_advantages = torch.where(counted, advantages.detach().float()[..., None], 0.0)
+    token_weights = token_advantages * per_generated
     kl_weights: Tensor | None = None
     reference_rows: Reference | None = None
     if reference is not None and kl_weight != 0:
@@ -106,7 +108,7 @@ def ebft_loss(
         cross_entropy = -(predictors.truth_log_probs(results.log_probs) * truth_mask).sum() * per_truth
     return LossTerms(
         loss=results.loss,
-        policy=-mean_over_generated(advantages.detach().float()[..., None] * log_probs),
+        policy=-mean_over_generated(token_advantages * log_probs),
         cross_entropy=cross_entropy,
         kl=None if results.kl is None else mean_over_generated(predictors.per_token(results.kl)),
         log_probs=log_probs,

@@ -37,8 +37,11 @@ def whitened_proxy(alignment: Tensor, diversity: Tensor) -> Tensor:
 
 def mean_and_standard_error(values: Tensor, mask: Tensor | None = None) -> Estimate:
     """Mean over independent observations, and its standard error."""
-    values = values.double() if mask is None else values.double()[mask]
-    values = values.flatten()
+    values = (values if mask is None else values[mask]).double().flatten()
+    if values.numel() == 0:
+        raise ValueError("nothing to take the mean of: the mask is empty")
+    if values.numel() == 1:
+        return Estimate(values.mean(), values.new_full((), float("nan")))
     return Estimate(values.mean(), values.std() / values.numel() ** 0.5)
 
 
@@ -49,7 +52,7 @@ def cross_entropy(log_probs: Tensor, mask: Tensor) -> Estimate:
     Give the answer flags as part of `mask` for the cross-entropy over answers.
     """
     counts = mask.sum(-1).double()
-    sums = -torch.where(mask, log_probs, 0.0).sum(-1).double()
+    sums = -torch.where(mask, log_probs.double(), 0.0).sum(-1)
     if not bool(counts.sum() > 0):
         raise ValueError("no token to take the cross-entropy over: the mask is empty")
     mean = sums.sum() / counts.sum()

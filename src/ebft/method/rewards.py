@@ -44,6 +44,8 @@ def feature_matching_rewards(
         truth_group: integers [...]; samples whose group equals it are the truth itself and take its features.
     """
     _check(generated, truth, whitening, groups)
+    if truth_group is not None and (groups is None or truth_group.shape != truth.shape[:-1]):
+        raise ValueError("truth_group needs groups, and one integer per context; see truth_groups")
     if groups is not None:
         generated = _share_features(generated, groups)
         if truth_group is not None:
@@ -58,6 +60,7 @@ def feature_matching_rewards(
     white = whiten(products)
     P, inverse_k = white.projector, white.inverse_k
     own = P.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
+    own = own.masked_fill(products.K.diagonal(dim1=-2, dim2=-1) == 0, 0.0)  # exactly, not up to rounding
     if whitening == "reference":
         signed = white.half_inverse_sum.sign() * white.half_inverse_k
         alignment = 2 * _ratio(signed, own * products.truth_norm[..., None])

@@ -20,8 +20,15 @@ if TYPE_CHECKING:
 _KERNEL = {"BACKEND": "TRITON"}
 
 
+# A run meets a handful of shapes: context, step, packed pass, features, each with and without a window. Past torch's
+# default limit of 8 it would silently fall back to attention that writes out all scores.
+_SHAPES = 64
+
+
 @cache
 def _compiled() -> Callable[..., Any]:
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, _SHAPES)
     return torch.compile(flex_attention, dynamic=False)
 
 

@@ -1,0 +1,122 @@
+"""EBFT in one file: a small byte-level model learns to write like the Python standard library, on a CPU, in minutes.
+
+First it is trained a little with next-token cross-entropy, so that its rollouts mean something. Then EBFT takes over
+with gamma = 0: from here on no token of the text is ever a training target. The model only learns that the features
+of its own eight-byte rollouts should match those of the real text, and both measures fall: the feature-matching loss
+that it trains on, and the cross-entropy that it does not.
+
+    python examples/tiny.py [--steps 60]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sysconfig
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ebft.method.advantages import leave_one_out_advantages
+from ebft.method.cross_entropy import Rows, weighted_cross_entropy
+from ebft.method.layout import StridedLayout
+from ebft.method.losses import ebft_loss
+from ebft.method.metrics import Estimate, conditional_feature_matching_loss, cross_entropy, mean_and_standard_error
+from ebft.method.rewards import feature_matching_rewards, token_groups
+from ebft.model.backbone import output_head, packed_hidden_states
+from ebft.model.features import FeatureNetwork
+from ebft.model.rollout import rollout
+
+CONTEXT, HORIZON, STRIDE, SAMPLES, TEMPERATURE = 128, 8, 8, 4, 0.6
+BATCH = 16
+
+
+def standard_library() -> Tensor:
+    """The bytes of the running Python's own modules, cut into sequences [N, T]."""
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    text = b"\n".join(file.read_bytes() for file in files)
+    sequences = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    sequences = sequences[: len(sequences) // CONTEXT * CONTEXT].view(-1, CONTEXT)
+    return sequences[torch.randperm(len(sequences), generator=torch.Generator().manual_seed(0))]
+
+
+def ebft_step(model: LlamaForCausalLM, features: FeatureNetwork, ids: Tensor, step: int) -> float:
+    """One iteration: rollout, features, reward, advantage, update. Returns the mean reward."""
+    layout = StridedLayout(CONTEXT, HORIZON, STRIDE, SAMPLES)
+    seeds = step * BATCH + torch.arange(BATCH)
+    completions = rollout(model, ids, layout, TEMPERATURE, seeds=seeds)  # [b, n, B, G]
+    packed = layout.pack(ids, completions)
+    generated, truth = features(packed, layout)  # [b, B, n, D], [b, B, D]
+    groups = token_groups(completions.transpose(1, 2))
+    alignment, diversity = feature_matching_rewards(generated, truth, whitening="reference", groups=groups)
+    advantages = leave_one_out_advantages(alignment, diversity).transpose(1, 2)  # [b, n, B]
+    hidden = packed_hidden_states(model, packed, layout)
+    ebft_loss(hidden, output_head(model), packed, layout, advantages, TEMPERATURE).loss.backward()
+    return float((alignment - diversity).mean())
+
+
+def next_token_loss(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
+    return model(input_ids=ids, labels=ids).loss
+
+
+@torch.no_grad()
+def evaluate(model: LlamaForCausalLM, features: FeatureNetwork, ids: Tensor) -> tuple[Estimate, Estimate]:
+    """Cross-entropy and unbiased conditional feature-matching loss on held-out sequences, at a fixed seed."""
+    layout = StridedLayout(CONTEXT, HORIZON, STRIDE, SAMPLES)
+    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1].flatten(0, 1)
+    targets = ids[:, 1:].reshape(-1, 1)
+    rows = Rows(targets, torch.zeros_like(targets, dtype=torch.float32), torch.ones(len(targets)))
+    log_probs = weighted_cross_entropy(hidden, output_head(model), rows).log_probs.view(len(ids), -1)
+    completions = rollout(model, ids, layout, TEMPERATURE, seeds=torch.arange(len(ids)))
+    generated, truth = features(layout.pack(ids, completions), layout)
+    per_sequence = conditional_feature_matching_loss(generated, truth).mean(1)
+    return cross_entropy(log_probs, torch.ones_like(log_probs).bool()), mean_and_standard_error(per_sequence)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--warm-up-steps", type=int, default=250, help="cross-entropy steps before EBFT")
+    parser.add_argument("--steps", type=int, default=60, help="EBFT steps")
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    arguments = parser.parse_args()
+
+    torch.manual_seed(0)
+    sequences = standard_library()
+    held_out, training = sequences[:64], sequences[64:]
+    sizes = dict(hidden_size=192, intermediate_size=512, num_hidden_layers=4, num_attention_heads=3)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=256, tie_word_embeddings=True, **sizes))
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(training):,} sequences of {CONTEXT} bytes")
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    for step in range(arguments.warm_up_steps):
+        loss = next_token_loss(model, training[torch.randint(len(training), (BATCH,))])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 50 == 49:
+            print(f"cross-entropy step {step + 1:4d}  loss {float(loss):.3f}")
+
+    features = FeatureNetwork(model)  # a frozen copy of the model as it is now
+    before = evaluate(model, features, held_out)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    start = time.perf_counter()
+    for step in range(arguments.steps):
+        reward = ebft_step(model, features, training[torch.randint(len(training), (BATCH,))], step)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 10 == 9:
+            seconds = (time.perf_counter() - start) / (step + 1)
+            print(f"EBFT step {step + 1:4d}  mean reward {reward:+.3f}  {seconds:.2f} s a step")
+    after = evaluate(model, features, held_out)
+
+    print(f"\n{'on held-out text':<28}{'before EBFT':>20}{'after':>20}")
+    for name, old, new in zip(("cross-entropy (nats/byte)", "feature-matching loss"), before, after, strict=True):
+        old_text, new_text = (f"{e.mean:.4f} +- {e.standard_error:.4f}" for e in (old, new))
+        print(f"{name:<28}{old_text:>20}{new_text:>20}")
+
+
+if __name__ == "__main__":
+    main()
