@@ -1,3 +1,43 @@
-"""Energy-Based Fine-Tuning of language models."""
+"""Energy-Based Fine-Tuning of language models.
+
+The public names below are imported when they are first used, so that `import ebft` is quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ebft.method.advantages import leave_one_out_advantages as leave_one_out_advantages
+    from ebft.method.layout import PackedLayout as PackedLayout
+    from ebft.method.layout import StridedLayout as StridedLayout
+    from ebft.method.losses import ebft_loss as ebft_loss
+    from ebft.method.metrics import conditional_feature_matching_loss as conditional_feature_matching_loss
+    from ebft.method.rewards import feature_matching_rewards as feature_matching_rewards
+    from ebft.method.rewards import token_groups as token_groups
+    from ebft.model.backbone import output_head as output_head
+    from ebft.model.backbone import packed_hidden_states as packed_hidden_states
+    from ebft.model.features import FeatureNetwork as FeatureNetwork
+    from ebft.model.rollout import rollout as rollout
 
 __version__ = "0.1.0.dev0"
+
+_HOME = {
+    "FeatureNetwork": "ebft.model.features",
+    "PackedLayout": "ebft.method.layout",
+    "StridedLayout": "ebft.method.layout",
+    "conditional_feature_matching_loss": "ebft.method.metrics",
+    "ebft_loss": "ebft.method.losses",
+    "feature_matching_rewards": "ebft.method.rewards",
+    "leave_one_out_advantages": "ebft.method.advantages",
+    "output_head": "ebft.model.backbone",
+    "packed_hidden_states": "ebft.model.backbone",
+    "rollout": "ebft.model.rollout",
+    "token_groups": "ebft.method.rewards",
+}
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'ebft' has no attribute {name!r}")
