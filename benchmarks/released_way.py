@@ -104,8 +104,8 @@ class ReleasedWay:
             for step in range(self.G):
                 length = copies.shape[1]
                 logits = self._logits(copies, self.mask(length), self.positions(length))
-                newest = self.anchors - 1 if step == 0 else torch.arange(length - self.B, length)
-                probabilities = (logits[:, newest] / self.temperature).softmax(-1)
+                newest = logits[:, self.anchors - 1] if step == 0 else logits[:, -self.B :]
+                probabilities = (newest / self.temperature).softmax(-1)
                 tokens = torch.multinomial(probabilities.flatten(0, 1), 1).view(-1, self.B)
                 copies = torch.cat([copies, tokens], 1)
             sequences.append(copies)

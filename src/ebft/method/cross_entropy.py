@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ebft.method.head import Head, full_product
 
-# Logits alive at once, in elements: 64 MiB of float32 on a CPU, whose caches reward small chunks, 512 MiB on a GPU.
-CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**27}
+# Logits alive at once, in elements: 32 MiB of float32 on a CPU, whose caches reward small chunks, 512 MiB on a GPU.
+CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**27}
 
 
 @dataclass(frozen=True)
@@ -93,32 +93,37 @@ class _WeightedCrossEntropy(torch.autograd.Function):
             hidden_c = hidden[at].to(dtype)
             targets, weights = rows.targets[at], rows.weights[at].to(full)
             temperature = rows.temperature[at, None]
+            # Passes over a chunk of logits are what this loop costs beside its products: in place where possible.
             logits = head.logits(hidden_c)
-            log_p = torch.log_softmax(logits / temperature, -1)
+            scaled = logits / temperature if head.softcap is not None else logits.div_(temperature)
+            log_p = torch.log_softmax(scaled, -1)
             log_probs[at] = log_p.gather(1, targets)
-            p = log_p.exp()
-            entropy[at] = -(p * log_p).sum(-1)
-            gradient = None
-            if any(wanted):
-                # d/dz of sum_m w_m (-log p[y_m]) is ((sum_m w_m) p - sum_m w_m onehot(y_m)) / temperature.
-                gradient = p * weights.sum(1, keepdim=True)
-                gradient.scatter_add_(1, targets, -weights)
+            p = torch.exp(log_p, out=scaled)
+            entropy[at] = -torch.linalg.vecdot(p, log_p)
             if reference is not None:
                 log_q = torch.log_softmax(reference_head.logits(reference.hidden[at]) / temperature, -1)
                 log_ratio = log_p - log_q
-                kl[at] = (p * log_ratio).sum(-1)
-                if gradient is not None and rows.kl_weights is not None:
-                    gradient += rows.kl_weights[at, None] * p * (log_ratio - kl[at, None])
-            if gradient is None:
+                kl[at] = torch.linalg.vecdot(p, log_ratio)
+            if not any(wanted):
                 continue
-            gradient = head.gradient_through(logits, gradient / temperature)
+            # d/dz of sum_m w_m (-log p[y_m]) is ((sum_m w_m) p - sum_m w_m onehot(y_m)) / temperature.
+            if reference is not None and rows.kl_weights is not None:
+                per_token = weights.sum(1, keepdim=True) + rows.kl_weights[at, None] * (log_ratio - kl[at, None])
+                gradient = p.mul_(per_token.div_(temperature))
+            else:
+                gradient = p.mul_(weights.sum(1, keepdim=True) / temperature)
+            gradient.scatter_add_(1, targets, -weights / temperature)
+            gradient = head.gradient_through(logits, gradient)
             if grad_bias is not None:
                 grad_bias += gradient.sum(0)
             gradient = gradient.to(dtype)
             if grad_hidden is not None:
                 grad_hidden[at] = (gradient @ weight_c).to(grad_hidden.dtype)
             if grad_weight is not None:
-                grad_weight += full_product(gradient.t(), hidden_c)
+                if dtype == full:
+                    grad_weight.addmm_(gradient.t(), hidden_c)
+                else:
+                    grad_weight += full_product(gradient.t(), hidden_c)
 
         loss = -(rows.weights * log_probs).sum()
         if rows.kl_weights is not None:

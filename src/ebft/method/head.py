@@ -35,7 +35,7 @@ class Head:
         return self.softcap * torch.tanh(z / self.softcap) if self.softcap is not None else z
 
     def gradient_through(self, logits: Tensor, gradient: Tensor) -> Tensor:
-        """d loss / d (h W^T + bias), given the logits and d loss / d logits."""
+        """d loss / d (h W^T + bias), given d loss / d logits; the logits themselves matter for a soft-cap only."""
         if self.softcap is not None:
             gradient = gradient * (1 - (logits / self.softcap).square())
         return gradient * self.scale if self.scale != 1.0 else gradient

@@ -25,6 +25,8 @@ import copy
 import torch
 from torch import Tensor
 
+_PER_ROW = ("_anchors", "_valid", "_truths", "_truth_mask", "_positions", "_visible", "_packed_documents")
+
 
 class PackedLayout:
     """The layout for any chosen anchors. `StridedLayout` is the paper's choice of them.
@@ -43,6 +45,7 @@ class PackedLayout:
         whole_truth: True drops an anchor whose truth is shorter than G; False keeps it, with the truth ending
             where its document, its answer or the sequence ends (`truth_lengths`).
         drop_unused: leave out anchors that no row keeps.
+        allow_empty: let a batch pass in which no row keeps any anchor, instead of raising an error.
 
     Attributes:
         anchors: [B] or [b, B]; empty places hold 1 and are False in `anchor_mask`.
@@ -62,6 +65,7 @@ class PackedLayout:
         lengths: Tensor | None = None,
         whole_truth: bool = False,
         drop_unused: bool = False,
+        allow_empty: bool = False,
     ) -> None:
         self.context_length = T = _at_least_one("context_length", context_length)
         self.horizon = _at_least_one("horizon", horizon)
@@ -81,7 +85,7 @@ class PackedLayout:
         truth_RB = _truth_lengths(starts_RT, padding_RT | ~answers_RT).gather(1, anchors_RB).clamp(max=horizon)
         has_context_RB = ~starts_RT.gather(1, anchors_RB)
         valid_RB = inside_RB & has_context_RB & (truth_RB >= (horizon if whole_truth else 1))
-        if not bool(valid_RB.any()):
+        if not allow_empty and not bool(valid_RB.any()):
             raise ValueError(_why_no_anchor(document_ids, answer_mask, lengths))
         used = valid_RB.any(0) if drop_unused else torch.ones(anchors_RB.shape[1], dtype=torch.bool)
 
@@ -230,6 +234,17 @@ class PackedLayout:
                 setattr(moved, name, value.to(device))
         return moved
 
+    def select_rows(self, rows: slice) -> PackedLayout:
+        """The layout of some rows of the batch (itself if all rows of any batch are alike)."""
+        if self.batch_size is None:
+            return self
+        part = copy.copy(self)
+        for name in _PER_ROW:
+            value = getattr(self, name)
+            setattr(part, name, None if value is None else value[rows])
+        part.batch_size = part._anchors.shape[0]
+        return part
+
     def _squeeze(self, value: Tensor) -> Tensor:
         return value[0] if self.batch_size is None else value
 
@@ -243,6 +258,7 @@ class PackedLayout:
         samples: int,
         document_ids: Tensor | None = None,
         lengths: Tensor | None = None,
+        allow_empty: bool = False,
     ) -> PackedLayout:
         """One anchor at the start of every answer: whole-answer rollouts, Algorithm 1 in its plain form."""
         T = answer_mask.shape[-1] if answer_mask.dim() else 0
@@ -254,12 +270,13 @@ class PackedLayout:
         begins_RT[:, 1:] &= ~answers_RT[:, :-1] | _document_starts(documents_RT)[:, 1:]
         begins_RT[:, 0] = False  # no context before it
         most = int(begins_RT.sum(1).max())
-        if most == 0:
+        if most == 0 and not allow_empty:
             raise ValueError("no valid anchor: no answer starts after a context; answer_mask must mark the answers")
         # The positions of the True entries of each row, in order and without a loop; empty places become 0.
-        positions = torch.where(begins_RT, torch.arange(T), T).sort(1).values[:, :most]
+        positions = torch.where(begins_RT, torch.arange(T), T).sort(1).values[:, : max(most, 1)]
         anchors = torch.where(positions == T, 0, positions)
-        return cls(T, horizon, samples, anchors if batch_size else anchors[0], document_ids, answer_mask, lengths)
+        anchors = anchors if batch_size else anchors[0]
+        return cls(T, horizon, samples, anchors, document_ids, answer_mask, lengths, allow_empty=allow_empty)
 
 
 class StridedLayout(PackedLayout):
@@ -281,6 +298,7 @@ class StridedLayout(PackedLayout):
         answer_mask: Tensor | None = None,
         lengths: Tensor | None = None,
         fixed_shape: bool = False,
+        allow_empty: bool = False,
     ) -> None:
         _at_least_one("context_length", context_length)
         _at_least_one("horizon", horizon)
@@ -303,6 +321,7 @@ class StridedLayout(PackedLayout):
             lengths,
             whole_truth=True,
             drop_unused=not fixed_shape,
+            allow_empty=allow_empty,
         )
 
     @property

@@ -15,6 +15,7 @@ from torch import Tensor
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_GOLDEN_ODD = 0x632BE59BD9B4E019
 
 
 def uniforms(seeds: Tensor, anchors: Tensor, samples: int, horizon: int) -> Tensor:
@@ -26,6 +27,13 @@ def uniforms(seeds: Tensor, anchors: Tensor, samples: int, horizon: int) -> Tens
     key = _mix(key + (torch.arange(horizon, device=device) + 1) * _GOLDEN)
     # 23 bits: u * total stays below total in float32, so the last token with any mass is never overrun.
     return _shift_right(key, 41).to(torch.float32) * 2.0**-23
+
+
+def sequence_seeds(run_seed: int, step: int, sequence_ids: Tensor) -> Tensor:
+    """A seed per sequence [b], for this run and step; the same whatever batch or process the sequence is in."""
+    key = _mix(torch.tensor(run_seed, device=sequence_ids.device) + _GOLDEN)
+    key = _mix(key + torch.tensor(step + 1, device=key.device) * _GOLDEN_ODD)
+    return _mix(key + (sequence_ids.long() + 1) * _GOLDEN)
 
 
 def sample_tokens(

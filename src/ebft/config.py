@@ -1,0 +1,208 @@
+"""Every setting of a training run, with its help text and its checks, in one place.
+
+`EBFTConfig` extends transformers' `TrainingArguments` (batch size, learning rate, schedules, logging, saving, ...) by
+what EBFT adds. `DataConfig` and `ModelConfig` say what to train on and what to train; a recipe holds all three in one
+flat list.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args
+
+from transformers import TrainingArguments
+
+from ebft.method.rewards import Whitening
+
+
+class ConfigError(ValueError):
+    """A setting is wrong; the message names the field, the value and the way out."""
+
+
+def _option(default: Any, help: str, group: str, **kwargs: Any) -> Any:
+    metadata = {"help": help, "group": group}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata, **kwargs)
+    return field(default=default, metadata=metadata, **kwargs)
+
+
+@dataclass
+class EBFTConfig(TrainingArguments):
+    # ---- the method; defaults are the paper's for Q&A code
+    context_length: int = _option(1024, "T: tokens of a training sequence", "method")
+    horizon: int = _option(8, "G: tokens of a rollout", "method")
+    stride: int = _option(8, "s: tokens between anchors", "method")
+    samples: int = _option(4, "n: rollouts from every anchor", "method")
+    temperature: float = _option(0.6, "sampling temperature of the rollouts, and of their log-probs", "method")
+    anchors: str = _option(
+        "strided",
+        "strided: every `stride` tokens; answer_start: one anchor at the start of each answer, for whole-answer "
+        "rollouts with a long horizon",
+        "method",
+    )
+    whitening: str = _option(
+        "reference",
+        "form of the reward: none, plain, paper, both, truth or reference. reference is what the released code "
+        "computes and what the paper's numbers come from",
+        "method",
+    )
+    alpha: float = _option(1.0, "weight of the diversity term in the reward, 0 to 1", "method")
+    gamma: float = _option(0.0, "weight of next-token cross-entropy beside feature matching", "method")
+    kl_weight: float = _option(0.0, "1/beta: weight of the divergence from the model at the start; 0 is off", "method")
+    answer_only: bool = _option(False, "use only anchors and cross-entropy targets inside answers", "method")
+    document_masks: bool = _option(
+        False,
+        "a token sees only its own document, and completions end at end tokens; the released runs went without",
+        "method",
+    )
+
+    # ---- the frozen feature network
+    feature_layers: list[float] = _option(
+        [0.25, 0.5, 0.75], "hidden states to tap: fractions of the depth, or layer numbers", "features"
+    )
+    feature_pooling: str = _option("last", "last token of the completion, or mean over its tokens", "features")
+    feature_normalize: str = _option(
+        "per_layer", "per_layer: unit length per tapped layer; joint: once, as the released code does", "features"
+    )
+    feature_source: str = _option(
+        "auto",
+        "auto: a copy of the model at the start, or with LoRA the base model with its adapter off; or copy, "
+        "adapter_off, random, average",
+        "features",
+    )
+    feature_model: str | None = _option(
+        None, "another checkpoint (folder or hub name) with the same vocabulary as the feature network", "features"
+    )
+    feature_decay: float = _option(0.999, "decay of the moving average with feature_source=average", "features")
+
+    # ---- data
+    packing: bool = _option(True, "documents one after the other; otherwise one document a row, padded", "data")
+
+    # ---- running
+    attention_backend: str = _option("auto", "auto, sdpa, or flex (CUDA)", "running")
+    rollout_batch_size: int | None = _option(
+        None, "sequences rolled out at once; default: a whole accumulation window", "running"
+    )
+    disable_dropout: bool = _option(
+        True, "set the model's dropouts to 0: EBFT needs the log-probs it sampled from", "running"
+    )
+    save_log_spaced: bool = _option(False, "also save checkpoints at steps 1, 2, 4, 8, ...", "running")
+    samples_every: int = _option(
+        50, "write a table of contexts, truths and completions every so many steps; 0: never", "running"
+    )
+    max_reward: float = _option(1e4, "stop if the mean reward grows beyond this", "running")
+    eval_samples: int | None = _option(None, "rollouts per anchor in evaluation; default: samples", "running")
+    eval_seed: int = _option(0, "seed of the rollouts in evaluation, the same at every step", "running")
+
+    # ---- transformers' settings with the paper's values
+    per_device_train_batch_size: int = field(default=16, metadata={"help": "sequences per process and forward pass"})
+    per_device_eval_batch_size: int = field(default=8, metadata={"help": "sequences per process in evaluation"})
+    learning_rate: float = field(default=1e-6, metadata={"help": "learning rate of AdamW"})
+    lr_scheduler_type: str = field(default="constant_with_warmup", metadata={"help": "learning rate schedule"})
+    warmup_steps: float = field(default=0.03, metadata={"help": "warm-up: a share of all steps below 1, else steps"})
+    adam_beta2: float = field(default=0.95, metadata={"help": "second beta of AdamW"})
+    num_train_epochs: float = field(default=2.0, metadata={"help": "passes over the data"})
+    logging_steps: float = field(default=10, metadata={"help": "log every so many steps"})
+    save_total_limit: int | None = field(default=3, metadata={"help": "checkpoints kept; the best one is kept besides"})
+    report_to: str | list[str] | None = field(
+        default="none", metadata={"help": "tensorboard, wandb, trackio, a list of these, all, or none"}
+    )
+    remove_unused_columns: bool = field(default=False, metadata={"help": "EBFT needs all columns of its datasets"})
+
+    def __post_init__(self) -> None:
+        check_method(self)
+        super().__post_init__()
+
+
+@dataclass
+class ModelConfig:
+    model: str = _option(
+        "", "folder or hub name of the model to train; `smollm2-135m` after `ebft fetch smollm2-135m`", "model"
+    )
+    tokenizer: str | None = _option(None, "folder or hub name of the tokenizer; default: the model's", "model")
+    model_dtype: str = _option(
+        "float32",
+        "precision of the weights that are trained. Keep float32: a bf16 weight does not move at lr 1e-6",
+        "model",
+    )
+    trust_remote_code: bool = _option(False, "run code that comes with a model from the hub", "model")
+    lora: bool = _option(False, "train a LoRA adapter instead of the whole model (needs peft)", "model")
+    lora_r: int = _option(16, "rank of the adapter", "model")
+    lora_alpha: int = _option(32, "scale of the adapter", "model")
+    lora_dropout: float = _option(0.0, "dropout of the adapter; EBFT needs 0", "model")
+    lora_target_modules: str = _option("all-linear", "modules to adapt, separated by commas", "model")
+
+
+@dataclass
+class DataConfig:
+    dataset: list[str] = _option(
+        [], "file, folder, hub name or built-in (stdlib-code, stdlib-functions); several are mixed", "data"
+    )
+    dataset_weights: list[float] = _option(
+        [], "proportions of a mixture, one per dataset; default: all of everything", "data"
+    )
+    dataset_split: str = _option("train", "split of a hub dataset or of a folder with files named by split", "data")
+    validation_dataset: str | None = _option(None, "where validation rows come from, if not from the dataset", "data")
+    validation_dataset_split: str = _option("validation", "its split", "data")
+    validation_split: float = _option(0.02, "share (below 1) or number of documents held out; 0: no validation", "data")
+    validation_sequences: int = _option(64, "at most so many sequences in an evaluation", "data")
+    limit_documents: int | None = _option(None, "read at most so many documents of each dataset", "data")
+    split_seed: int = _option(0, "seed of the split and of mixtures", "data")
+    text_column: str = _option("text", "column of plain text", "data")
+    prompt_column: str = _option("prompt", "column of prompts", "data")
+    completion_column: str = _option("completion", "column of completions", "data")
+    messages_column: str = _option("messages", "column of conversations", "data")
+
+    @property
+    def columns(self) -> dict[str, str]:
+        return {name: getattr(self, f"{name}_column") for name in ("text", "prompt", "completion", "messages")}
+
+
+def check_method(config: EBFTConfig) -> None:
+    """All checks on EBFT's own settings."""
+    _one_of(config, "whitening", get_args(Whitening))
+    _one_of(config, "anchors", ("strided", "answer_start"))
+    _one_of(config, "feature_pooling", ("last", "mean"))
+    _one_of(config, "feature_normalize", ("per_layer", "joint"))
+    _one_of(config, "feature_source", ("auto", "copy", "adapter_off", "random", "average"))
+    _one_of(config, "attention_backend", ("auto", "sdpa", "flex"))
+    for name in ("context_length", "horizon", "stride", "samples"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name}={getattr(config, name)} must be at least 1")
+    if config.anchors == "strided" and config.context_length - config.horizon < config.stride:
+        raise ConfigError(
+            f"horizon={config.horizon} with stride={config.stride} does not fit in context_length="
+            f"{config.context_length}; use horizon<={config.context_length - config.stride} or a longer context"
+        )
+    if config.temperature <= 0:
+        raise ConfigError(f"temperature={config.temperature} must be above 0: greedy rollouts have no policy gradient")
+    if not 0 <= config.alpha <= 1:
+        raise ConfigError(f"alpha={config.alpha} must lie between 0 and 1")
+    for name in ("gamma", "kl_weight"):
+        if getattr(config, name) < 0:
+            raise ConfigError(f"{name}={getattr(config, name)} must not be negative")
+    if config.samples < 2 and (config.eval_samples or 1) < 2:
+        raise ConfigError("samples=1 leaves no unbiased feature-matching loss to evaluate; set eval_samples=2 or more")
+    if config.feature_model is not None and config.feature_source != "auto":
+        raise ConfigError(
+            f"feature_model={config.feature_model!r} and feature_source={config.feature_source!r} exclude each other; "
+            "give one of them"
+        )
+
+
+def _one_of(config: Any, name: str, options: tuple[str, ...]) -> None:
+    value = getattr(config, name)
+    if value not in options:
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(options)}{nearest(str(value), options)}")
+
+
+def nearest(word: str, options: Any) -> str:
+    close = difflib.get_close_matches(word, list(options), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def own_fields(cls: type) -> list[str]:
+    """The fields a class adds to its parents, in order."""
+    inherited = {f.name for base in cls.__mro__[1:] if hasattr(base, "__dataclass_fields__") for f in fields(base)}
+    return [f.name for f in fields(cls) if f.name not in inherited]

@@ -1,0 +1,64 @@
+"""Data that every machine has: the standard library of the running Python, for demos and tests without a hub."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+def stdlib_code() -> Iterator[dict[str, Any]]:
+    """One document per module."""
+    for file in _modules():
+        yield {"text": file.read_text(encoding="utf-8", errors="replace"), "source": file.name}
+
+
+def stdlib_functions() -> Iterator[dict[str, Any]]:
+    """Signature and docstring as the prompt, the body as the completion, for functions that have both."""
+    for file in _modules():
+        source = file.read_text(encoding="utf-8", errors="replace")
+        try:
+            tree = ast.parse(source)
+        except SyntaxError:
+            continue
+        lines = source.splitlines(keepends=True)
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                and ast.get_docstring(node)
+                and len(node.body) > 1
+            ):
+                signature_and_docstring = lines[node.lineno - 1 : node.body[0].end_lineno]
+                body = lines[node.body[0].end_lineno : node.end_lineno]
+                completion = _dedent("".join(body), node.col_offset)
+                if completion.strip():
+                    yield {
+                        "prompt": _dedent("".join(signature_and_docstring), node.col_offset),
+                        "completion": completion,
+                        "source": f"{file.name}:{node.lineno}",
+                    }
+
+
+SOURCES: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+    "stdlib-code": stdlib_code,
+    "stdlib-functions": stdlib_functions,
+}
+
+
+def version() -> str:
+    return sys.version
+
+
+def _modules() -> list[Path]:
+    """Top-level modules and packages, tests left out, in a fixed order."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    skip = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
+    return sorted(p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts))
+
+
+def _dedent(text: str, columns: int) -> str:
+    """Take a method's indentation off, leaving the function as if it stood at the top level."""
+    return "".join(line[columns:] if line[:columns].isspace() else line for line in text.splitlines(keepends=True))

@@ -1,0 +1,107 @@
+"""Three formats of a row, turned into tokens with an answer flag each.
+
+    {"text": ...}                             every token is an answer
+    {"prompt": ..., "completion": ...}        the completion is the answer
+    {"messages": [{"role", "content"}, ...]}  every assistant turn is an answer (chat template of the tokenizer)
+
+Prompt and completion may also be lists of messages; then only the completion's assistant turns are answers. A document
+ends with the tokenizer's end token, which counts as part of the answer, so that the model learns to stop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ebft.data.rows import DataError, Row
+
+
+@dataclass(frozen=True)
+class Document:
+    tokens: list[int]
+    answers: list[bool]
+
+
+def check_tokenizer(tokenizer: Any, vocabulary_size: int | None = None) -> None:
+    """The tokenizer must have an end token, and no token that the model has no embedding for."""
+    if tokenizer.eos_token_id is None:
+        raise DataError(
+            "the tokenizer has no end token, and documents could not be told apart; set one with tokenizer.eos_token"
+        )
+    if vocabulary_size is not None and len(tokenizer) > vocabulary_size:
+        raise DataError(
+            f"the tokenizer has {len(tokenizer)} tokens but the model only {vocabulary_size} embeddings; "
+            "use the model's own tokenizer, or resize its embeddings"
+        )
+
+
+def encode(row: Row, tokenizer: Any, columns: dict[str, str] | None = None) -> Document:
+    """Tokens and answer flags of one row. `columns` renames: {"prompt": "question", ...}."""
+    names = {name: (columns or {}).get(name, name) for name in ("text", "prompt", "completion", "messages")}
+    if names["messages"] in row:
+        document = _from_messages(row[names["messages"]], 0, tokenizer)
+    elif names["prompt"] in row and names["completion"] in row:
+        prompt, completion = row[names["prompt"]], row[names["completion"]]
+        if isinstance(prompt, list) and isinstance(completion, list):
+            document = _from_messages([*prompt, *completion], len(prompt), tokenizer)
+        else:
+            document = _from_parts(_text(prompt, names["prompt"]), _text(completion, names["completion"]), tokenizer)
+    elif names["text"] in row:
+        tokens = tokenizer(_text(row[names["text"]], names["text"]))["input_ids"]
+        document = Document(tokens, [True] * len(tokens))
+    else:
+        raise DataError(
+            f"a row needs {names['text']!r}, {names['prompt']!r} and {names['completion']!r}, or "
+            f"{names['messages']!r}; it has {', '.join(map(repr, row)) or 'no columns'}. Name yours with text_column, prompt_column, "
+            "completion_column or messages_column"
+        )
+    return _ended(document, tokenizer)
+
+
+def _text(value: Any, column: str) -> str:
+    if not isinstance(value, str):
+        raise DataError(f"column {column!r} holds a {type(value).__name__}, not text")
+    return value
+
+
+def _ended(document: Document, tokenizer: Any) -> Document:
+    end = tokenizer.eos_token_id
+    if document.tokens and document.tokens[-1] == end:
+        return document
+    return Document([*document.tokens, end], [*document.answers, True])
+
+
+def _from_parts(prompt: str, completion: str, tokenizer: Any) -> Document:
+    """Tokenised apart, as the prompt will be on its own when the model is used."""
+    prompt_tokens = tokenizer(prompt)["input_ids"]
+    if prompt_tokens and prompt_tokens[-1] == tokenizer.eos_token_id:
+        prompt_tokens = prompt_tokens[:-1]  # some tokenizers end every text by themselves
+    completion_tokens = tokenizer(completion, add_special_tokens=False)["input_ids"]
+    answers = [False] * len(prompt_tokens) + [True] * len(completion_tokens)
+    return Document([*prompt_tokens, *completion_tokens], answers)
+
+
+def _from_messages(messages: Any, first_answer: int, tokenizer: Any) -> Document:
+    """The whole conversation is rendered and tokenised once; answers are found as stretches of its text."""
+    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
+        raise DataError("'messages' must be a non-empty list of {'role': ..., 'content': ...}")
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise DataError("the tokenizer has no chat template, which 'messages' needs; use 'prompt' and 'completion'")
+    whole = tokenizer.apply_chat_template(messages, tokenize=False)
+    stretches = []
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant" or index < first_answer:
+            continue
+        before = (
+            tokenizer.apply_chat_template(messages[:index], tokenize=False, add_generation_prompt=True) if index else ""
+        )
+        after = tokenizer.apply_chat_template(messages[: index + 1], tokenize=False)
+        if not (whole.startswith(after) and after.startswith(before)):
+            raise DataError(
+                f"the chat template renders turn {index} differently inside a longer conversation, so its answer "
+                "cannot be found; split the conversation, or use 'prompt' and 'completion'"
+            )
+        stretches.append((len(before), len(after)))
+    encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
+    answers = [any(a < end and start < b for a, b in stretches) for start, end in encoded["offset_mapping"]]
+    return Document(encoded["input_ids"], answers)

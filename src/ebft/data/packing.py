@@ -1,0 +1,139 @@
+"""Sequences of T tokens, cut from tokenised documents.
+
+Packed: documents follow each other without a gap and are cut every T tokens. Unpacked: one document a row, cut at T
+and padded. A sequence knows for every token which document it is of (negative: padding) and whether it is an answer.
+Which documents a dataset holds, and in which order, is an index: splits and mixtures copy nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ebft.data.rows import DataError
+from ebft.data.store import TokenStore
+
+PADDING = -1
+
+
+@dataclass(frozen=True)
+class DocumentIndex:
+    """Documents of one or several stores, in the order they are packed."""
+
+    stores: tuple[TokenStore, ...]
+    store: NDArray[np.int32]  # [documents] which store
+    number: NDArray[np.int64]  # [documents] which document of it
+
+    @classmethod
+    def of(cls, store: TokenStore) -> DocumentIndex:
+        return cls((store,), np.zeros(len(store), np.int32), np.arange(len(store)))
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        lengths = np.empty(len(self), np.int64)
+        for place, store in enumerate(self.stores):
+            mine = self.store == place
+            lengths[mine] = store.lengths[self.number[mine]]
+        return lengths
+
+    def select(self, which: NDArray[np.int64]) -> DocumentIndex:
+        return DocumentIndex(self.stores, self.store[which], self.number[which])
+
+    def split(self, held_out: float | int, seed: int) -> tuple[DocumentIndex, DocumentIndex]:
+        """Hold a share (below 1) or a number of documents out, chosen by the seed: (training, validation)."""
+        count = int(held_out) if held_out >= 1 else max(1, round(held_out * len(self)))
+        if count >= len(self):
+            raise DataError(
+                f"validation_split={held_out} leaves no training documents of {len(self)}; use a smaller one"
+            )
+        order = np.random.default_rng(seed).permutation(len(self))
+        return self.select(np.sort(order[count:])), self.select(np.sort(order[:count]))
+
+
+def mix(indices: Sequence[DocumentIndex], weights: Sequence[float], seed: int) -> DocumentIndex:
+    """Documents of several sources in the given proportions, none twice, shuffled together by the seed.
+
+    As many as the proportions allow: the source that runs out first sets the size.
+    """
+    if len(indices) != len(weights) or min(weights) <= 0:
+        raise DataError(
+            f"a mixture needs one weight above 0 per source, got {list(weights)} for {len(indices)} sources"
+        )
+    shares = np.array(weights, float) / sum(weights)
+    total = min(len(index) / share for index, share in zip(indices, shares, strict=True))
+    random = np.random.default_rng(seed)
+    parts, stores = [], tuple(s for index in indices for s in index.stores)
+    first = 0
+    for index, share in zip(indices, shares, strict=True):
+        kept = index.select(random.permutation(len(index))[: max(1, int(total * share + 1e-9))])
+        parts.append((kept.store + first, kept.number))
+        first += len(index.stores)
+    joined = DocumentIndex(
+        stores, np.concatenate([p[0] for p in parts]).astype(np.int32), np.concatenate([p[1] for p in parts])
+    )
+    return joined.select(random.permutation(len(joined)))
+
+
+class SequenceDataset(Dataset[dict[str, Tensor]]):
+    """Rows of T tokens: `input_ids`, `document_ids` (PADDING where there is none), `answer_mask`, `sequence_id`.
+
+    Args:
+        index: which documents.
+        context_length: T.
+        packing: documents one after the other, or one a row.
+        pad_token_id: what stands where there is no token; never looked at to find padding.
+    """
+
+    def __init__(self, index: DocumentIndex, context_length: int, packing: bool = True, pad_token_id: int = 0) -> None:
+        self.index, self.context_length, self.packing, self.pad_token_id = index, context_length, packing, pad_token_id
+        self.lengths = index.lengths
+        self.ends = np.cumsum(self.lengths)
+        self.total_tokens = int(self.ends[-1]) if len(index) else 0
+
+    def __len__(self) -> int:
+        # The last packed row may be short; a rest of a token or two is not worth a row of padding.
+        if not self.packing:
+            return len(self.index)
+        return max(-(-self.total_tokens // self.context_length) - (self.total_tokens % self.context_length == 1), 0)
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        if not 0 <= row < len(self):
+            raise IndexError(row)
+        T = self.context_length
+        tokens = np.full(T, self.pad_token_id, np.int64)
+        documents = np.full(T, PADDING, np.int64)
+        answers = np.zeros(T, bool)
+        if self.packing:
+            begin, end = row * T, min((row + 1) * T, self.total_tokens)
+            first = int(np.searchsorted(self.ends, begin, side="right"))
+            last = int(np.searchsorted(self.ends, end, side="left"))
+        else:
+            begin, first, last = int(self.ends[row] - self.lengths[row]), row, row
+            end = min(begin + T, int(self.ends[row]))
+        for place in range(first, last + 1):  # the documents in this row
+            start_of_document = int(self.ends[place] - self.lengths[place])
+            a, b = max(begin, start_of_document), min(end, int(self.ends[place]))
+            store = self.index.stores[self.index.store[place]]
+            offset = int(store.offsets[self.index.number[place]]) - start_of_document
+            tokens[a - begin : b - begin] = store.tokens[offset + a : offset + b]
+            answers[a - begin : b - begin] = store.answers[offset + a : offset + b]
+            documents[a - begin : b - begin] = place - first
+        return {
+            "input_ids": torch.from_numpy(tokens),
+            "document_ids": torch.from_numpy(documents),
+            "answer_mask": torch.from_numpy(answers),
+            "sequence_id": torch.tensor(row),
+        }
+
+
+def collate(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}

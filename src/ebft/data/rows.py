@@ -1,0 +1,138 @@
+"""Reading rows: JSONL, Parquet, CSV, plain text, a folder of these, a built-in name, or a dataset hub name.
+
+Rows are dictionaries and come one at a time: a corpus larger than memory is read without being held.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ebft.data import builtin
+
+ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
+TEXT_FILES = (".txt", ".md", ".rst", ".py")
+
+Row = dict[str, Any]
+
+
+class DataError(ValueError):
+    """The user's data cannot be used; the message says what to change."""
+
+
+def read_rows(source: str, split: str = "train") -> Iterator[Row]:
+    """The rows of a source, in a fixed order.
+
+    Args:
+        source: a file, a folder, a built-in name (`stdlib-code`, `stdlib-functions`) or a hub name, with
+            `name:configuration` for one of several configurations.
+        split: of a hub dataset, or of a folder whose files are named by split (`train.jsonl`, `train-0001.parquet`).
+    """
+    if source in builtin.SOURCES:
+        yield from builtin.SOURCES[source]()
+        return
+    path = Path(source).expanduser()
+    if path.is_dir():
+        for file in _files_of(path, split):
+            yield from _read_file(file)
+    elif path.is_file():
+        yield from _read_file(path)
+    elif path.suffix or source.startswith((".", "/", "~")):
+        raise DataError(f"{source}: no such file or folder")
+    else:
+        yield from _read_hub(source, split)
+
+
+def fingerprint(source: str, split: str = "train") -> list[Any]:
+    """What changes when the rows of a source change: names, sizes and times of its files."""
+    path = Path(source).expanduser()
+    files = _files_of(path, split) if path.is_dir() else [path] if path.is_file() else []
+    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    if source in builtin.SOURCES:
+        return [source, builtin.version()]
+    return [source, split, stats]
+
+
+def _files_of(folder: Path, split: str) -> list[Path]:
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix in ROW_FILES + TEXT_FILES)
+    if not files:
+        kinds = ", ".join(ROW_FILES + TEXT_FILES)
+        raise DataError(f"{folder}: no data files in this folder; expected one of {kinds}")
+    of_split = [p for p in files if p.stem == split or p.stem.startswith((f"{split}-", f"{split}_", f"{split}."))]
+    return of_split or files
+
+
+def _read_file(file: Path) -> Iterator[Row]:
+    if file.stat().st_size == 0:
+        raise DataError(f"{file}: the file is empty")
+    if file.suffix in TEXT_FILES:
+        yield {"text": file.read_text(encoding="utf-8", errors="replace")}
+    elif file.suffix == ".parquet":
+        yield from _read_parquet(file)
+    elif file.suffix in (".csv", ".tsv"):
+        with file.open(newline="", encoding="utf-8") as lines:
+            yield from csv.DictReader(lines, delimiter="\t" if file.suffix == ".tsv" else ",")
+    elif file.suffix == ".json" and _starts_with_bracket(file):
+        rows = json.loads(file.read_text(encoding="utf-8"))
+        for number, row in enumerate(rows, 1):
+            yield _as_row(row, file, f"entry {number}")
+    elif file.suffix in ROW_FILES:
+        yield from _read_jsonl(file)
+    else:
+        raise DataError(f"{file}: unknown kind of file; use one of {', '.join(ROW_FILES + TEXT_FILES)}")
+
+
+def _read_jsonl(file: Path) -> Iterator[Row]:
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(f"{file}: line {number} is not valid JSON ({error.msg})") from None
+            yield _as_row(row, file, f"line {number}")
+
+
+def _as_row(row: Any, file: Path, where: str) -> Row:
+    if not isinstance(row, dict):
+        raise DataError(f"{file}: {where} is a {type(row).__name__}, not an object with fields")
+    return row
+
+
+def _read_parquet(file: Path) -> Iterator[Row]:
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{file}: not a Parquet file ({str(error).splitlines()[0]})") from None
+    for batch in table.iter_batches(batch_size=1000):
+        yield from batch.to_pylist()
+
+
+def _read_hub(source: str, split: str) -> Iterator[Row]:
+    close = difflib.get_close_matches(source, builtin.SOURCES, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "give a file, a folder, a built-in name or a hub dataset"
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise DataError(f"{source}: no such file; for a hub dataset install `datasets` ({hint})") from None
+    name, _, configuration = source.partition(":")
+    try:
+        dataset = load_dataset(name, configuration or None, split=split)
+    except Exception as error:  # the library raises many kinds for "not there" and "no network"
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(
+            f"{source}: not a file, and the hub gave no dataset of this name: {first_line} ({hint})"
+        ) from None
+    yield from dataset
+
+
+def _starts_with_bracket(file: Path) -> bool:
+    with file.open(encoding="utf-8") as text:
+        return text.read(1) == "["

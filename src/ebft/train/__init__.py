@@ -1,0 +1,1 @@
+"""Training: the trainer, what it logs, what it leaves, and how it resumes."""

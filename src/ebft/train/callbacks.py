@@ -1,0 +1,148 @@
+"""What happens beside training: metrics file, checkpoint marks, moving average, samples, progress."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import ProgressCallback, TrainerCallback
+
+from ebft.train import checkpoints
+from ebft.train.samples import write_table
+
+if TYPE_CHECKING:
+    from ebft.train.trainer import EBFTTrainer
+
+AVERAGE_FILE = "feature_average.safetensors"
+
+
+def standard(trainer: EBFTTrainer) -> list[TrainerCallback]:
+    return [MetricsFile(), Checkpoints(trainer), FeatureAverage(trainer), Samples(trainer)]
+
+
+class MetricsFile(TrainerCallback):
+    """Every log entry as a line of `metrics.jsonl`. After a resume, lines beyond the checkpoint are dropped."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        file = Path(args.output_dir) / "metrics.jsonl"
+        if not state.is_world_process_zero or not file.exists():
+            return
+        kept = []
+        for line in file.read_text().splitlines():
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # the line a killed run was writing
+            if entry["step"] <= state.global_step:
+                kept.append(line)
+        file.write_text("".join(f"{line}\n" for line in kept))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or not logs:
+            return
+        entry = {"step": state.global_step, **{k: _plain(v) for k, v in logs.items()}}
+        folder = Path(args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+class Checkpoints(TrainerCallback):
+    """Marks a checkpoint as whole after it is written, then deletes old ones; asks for log-spaced ones."""
+
+    def __init__(self, trainer: EBFTTrainer) -> None:
+        self.trainer = trainer
+        self.limit: int | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # The Trainer would delete old checkpoints before the new one is marked.
+        if args.save_total_limit is not None:
+            self.limit, args.save_total_limit = args.save_total_limit, None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        step = state.global_step
+        if args.save_log_spaced and step & (step - 1) == 0:
+            control.should_save = True
+        return control
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if not folder.exists():
+            return
+        features = self.trainer.features
+        if features.source == "average":
+            save_file(features.network.state_dict(), folder / AVERAGE_FILE)
+        checkpoints.mark_complete(folder)
+        keep = {Path(state.best_model_checkpoint)} if state.best_model_checkpoint else set()
+        if args.save_log_spaced:
+            keep |= {p for p in checkpoints.complete_checkpoints(args.output_dir) if _is_power_of_two(p)}
+        checkpoints.rotate(args.output_dir, self.limit, keep)
+
+
+class FeatureAverage(TrainerCallback):
+    """Moves the feature network after the model, with feature_source=average, and restores it on resume."""
+
+    def __init__(self, trainer: EBFTTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        features = self.trainer.features
+        file = Path(args.output_dir) / f"checkpoint-{state.global_step}" / AVERAGE_FILE
+        if features.source == "average" and state.global_step and file.exists():
+            features.network.load_state_dict(load_file(file))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.trainer.features.source == "average":
+            self.trainer.features.update_average(self.trainer.model)
+
+
+class Samples(TrainerCallback):
+    """A table of contexts, truths and completions, every `samples_every` steps."""
+
+    def __init__(self, trainer: EBFTTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        window = self.trainer._window
+        due = args.samples_every and (state.global_step % args.samples_every == 0 or state.global_step == 1)
+        if due and window is not None and state.is_world_process_zero:
+            write_table(
+                Path(args.output_dir) / "samples", state.global_step, window.example, self.trainer.processing_class
+            )
+
+
+SHOWN = {"reward": "reward", "ebft/cfm": "cfm", "ebft/cross_entropy": "ce", "ebft/distinct": "distinct"}
+
+
+class LiveProgress(ProgressCallback):
+    """One progress bar with the terms that matter beside it, instead of a dictionary per line."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or self.training_bar is None or not logs:
+            return
+        shown = {short: f"{float(logs[name]):.3f}" for name, short in SHOWN.items() if name in logs}
+        if shown:
+            self.training_bar.set_postfix(shown)
+        evaluated = {
+            k.removeprefix("eval_"): v for k, v in logs.items() if k.startswith("eval_") and not k.endswith("_se")
+        }
+        if "cfm" in evaluated:
+            parts = [f"{name} {value:.4f}" for name, value in evaluated.items() if name != "runtime"]
+            self.training_bar.write(f"step {state.global_step}: " + ", ".join(parts), file=sys.stderr)
+
+
+def _is_power_of_two(checkpoint: Path) -> bool:
+    step = checkpoints.step_of(checkpoint)
+    return step > 0 and step & (step - 1) == 0
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if isinstance(value, torch.Tensor) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

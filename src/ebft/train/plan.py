@@ -1,0 +1,68 @@
+"""`--dry-run`: what a run would do, and one decoded example with its anchors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ebft.data.packing import SequenceDataset, collate
+from ebft.recipe import Recipe
+from ebft.train.iteration import make_layout
+from ebft.train.samples import CONTEXT_TOKENS
+
+
+def show(
+    recipe: Recipe, train_set: SequenceDataset, validation_set: SequenceDataset | None, model: Any, tokenizer: Any
+) -> None:
+    config = recipe.training
+    layout = make_layout(collate([train_set[0]]), config, config.samples)
+    per_step = config.per_device_train_batch_size * config.gradient_accumulation_steps
+    steps_per_epoch = math.ceil(len(train_set) / per_step)
+    steps = config.max_steps if config.max_steps > 0 else math.ceil(steps_per_epoch * config.num_train_epochs)
+    parameters = sum(p.numel() for p in model.parameters())
+    packed = layout.packed_length
+    lines = {
+        "model": f"{recipe.model.model}, {parameters:,} parameters in {recipe.model.model_dtype}",
+        "documents": f"{len(train_set.index):,} with {train_set.total_tokens:,} tokens",
+        "training sequences": f"{len(train_set):,} of {config.context_length} tokens",
+        "validation sequences": f"{len(validation_set):,}" if validation_set is not None else "none",
+        "anchors per sequence": f"{layout.num_anchors}, {config.samples} rollouts of {config.horizon} tokens from each",
+        "packed sequence": f"{packed:,} tokens, {packed - config.context_length:,} of them generated",
+        "tokens per step": f"{per_step * packed:,} in {per_step} sequences",
+        "steps": f"{steps:,} ({steps_per_epoch:,} an epoch)",
+        "compute per step": f"{flops_per_step(parameters, per_step, packed) / 1e12:,.2f} TFLOP (estimate)",
+        "memory": f"{memory_gib(recipe, model, packed):.1f} GiB (estimate)",
+    }
+    width = max(map(len, lines))
+    for name, value in lines.items():
+        print(f"{name:<{width}}  {value}")
+    print("\nOne sequence, with some of its anchors (| marks where rollouts begin):")
+    row = collate([train_set[0]])
+    valid = torch.atleast_2d(layout.anchor_mask)[0].nonzero().flatten().tolist()
+    anchors = torch.atleast_2d(layout.anchors)[0]
+    for place in valid[:: max(1, len(valid) // 3)][:3]:
+        a = int(anchors[place])
+        before = tokenizer.decode(row["input_ids"][0, max(0, a - CONTEXT_TOKENS) : a].tolist())
+        after = tokenizer.decode(row["input_ids"][0, a : a + config.horizon].tolist())
+        print(f"  token {a}: ...{before!r} | {after!r}")
+    if not valid:
+        print("  (no anchor in this sequence)")
+
+
+def flops_per_step(parameters: int, sequences: int, packed_tokens: int) -> float:
+    """2 per parameter and token forward; rollout 1 pass, features 3/4, update 3."""
+    return 2.0 * parameters * sequences * packed_tokens * (1 + 0.75 + 3)
+
+
+def memory_gib(recipe: Recipe, model: Any, packed_tokens: int) -> float:
+    """Weights, gradients and two Adam moments in float32, a frozen copy of 3/4, and activations of one micro-batch."""
+    parameters = sum(p.numel() for p in model.parameters())
+    config = model.config.get_text_config(decoder=True)
+    trained = 0.02 * parameters if recipe.model.lora else parameters
+    frozen = 0 if recipe.model.lora else 0.75 * parameters * (2 if recipe.training.bf16 else 4)
+    tokens = recipe.training.per_device_train_batch_size * packed_tokens
+    per_token = 34 * config.hidden_size * (2 if recipe.training.bf16 else 4) / 2
+    layers = 2 if recipe.training.gradient_checkpointing else config.num_hidden_layers
+    return (4 * parameters + 12 * trained + frozen + tokens * per_token * layers) / 2**30

@@ -1,0 +1,122 @@
+"""What a run leaves for people: curves as a picture, and a model card."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import ebft
+from ebft.recipe import Recipe
+
+PANELS = (
+    ("eval_cfm", "feature-matching loss (validation)"),
+    ("eval_cross_entropy", "cross-entropy (validation)"),
+    ("reward", "reward"),
+    ("ebft/cfm", "feature-matching loss (training)"),
+    ("ebft/distinct", "share of distinct completions"),
+    ("grad_norm", "gradient norm"),
+)
+NAMES = {
+    "cross_entropy": "cross-entropy, all tokens",
+    "answer_cross_entropy": "cross-entropy, answer tokens",
+    "cfm": "feature-matching loss",
+    "whitened_proxy": "whitened proxy (larger is better)",
+}
+
+
+def read_metrics(output: Path) -> list[dict[str, Any]]:
+    file = output / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def curves(output: Path) -> Path | None:
+    """`curves.png`, one panel per metric, with standard errors where there are any."""
+    entries = read_metrics(output)
+    panels = [(name, title) for name, title in PANELS if any(e.get(name) is not None for e in entries)]
+    if not panels:
+        return None
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.1 * rows), squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (name, title) in zip(axes.flat, panels, strict=False):
+        points = [(e["step"], e[name], e.get(f"{name}_se") or 0.0) for e in entries if e.get(name) is not None]
+        steps, values, errors = zip(*points, strict=True)
+        axis.plot(steps, values, marker="o" if len(points) < 20 else None, markersize=3)
+        if any(errors):
+            lower, upper = ([v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1))
+            axis.fill_between(steps, lower, upper, alpha=0.2)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("step")
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    file = output / "curves.png"
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+    return file
+
+
+def before_and_after(results: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(name, before, after) of the metrics a table shows."""
+    before, after = results.get("before", {}), results.get("after", {})
+    rows = []
+    for key, name in NAMES.items():
+        if f"eval_{key}" in after:
+            old, new = (
+                f"{r[f'eval_{key}']:.4f} ± {r[f'eval_{key}_se']:.4f}" if f"eval_{key}" in r else ""
+                for r in (before, after)
+            )
+            rows.append((name, old, new))
+    return rows
+
+
+def model_card(output: Path, recipe: Recipe, results: dict[str, Any], command: Sequence[str]) -> Path:
+    config = recipe.training
+    table = [f"| {name} | {old} | {new} |" for name, old, new in before_and_after(results)]
+    text = "\n".join(
+        [
+            "---",
+            "library_name: transformers" if not recipe.model.lora else "library_name: peft",
+            "tags: [ebft, energy-based-fine-tuning]",
+            "---",
+            "",
+            f"# {output.name}",
+            "",
+            f"`{recipe.model.model}` fine-tuned with Energy-Based Fine-Tuning on {', '.join(recipe.data.dataset)}.",
+            "",
+            "```bash",
+            shlex.join(command),
+            "```",
+            "",
+            "| on held-out sequences | before | after |",
+            "|---|---|---|",
+            *table,
+            "",
+            f"{results.get('steps')} steps of "
+            f"{config.per_device_train_batch_size * config.gradient_accumulation_steps} sequences of {config.context_length} tokens; rollouts of {config.horizon} tokens every {config.stride}, "
+            f"{config.samples} samples at temperature {config.temperature}; whitening {config.whitening}, "
+            f"alpha {config.alpha}, gamma {config.gamma}, learning rate {config.learning_rate}, seed {config.seed}.",
+            "",
+            "![curves](../curves.png)",
+            "",
+            f"ebft {ebft.__version__}, torch {torch.__version__}, transformers {transformers.__version__}, "
+            f"Python {platform.python_version()}.",
+            "",
+        ]
+    )
+    file = output / "final" / "README.md"
+    file.write_text(text, encoding="utf-8")
+    return file

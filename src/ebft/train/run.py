@@ -1,0 +1,198 @@
+"""A whole training run as `ebft train` does it: data, model, before and after, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer, ProgressCallback
+from transformers.trainer_callback import PrinterCallback
+
+from ebft import fetch
+from ebft.config import ConfigError, DataConfig
+from ebft.data.formats import check_tokenizer
+from ebft.data.packing import DocumentIndex, SequenceDataset, mix
+from ebft.data.rows import DataError
+from ebft.data.store import TokenStore, tokenize_source
+from ebft.model.backbone import embedding_size
+from ebft.recipe import Recipe
+from ebft.train import checkpoints, plan, report
+from ebft.train.callbacks import LiveProgress
+from ebft.train.trainer import EBFTTrainer, check_sequences, pad_token_id
+
+CONFIG_FILE = "recipe.yaml"
+RESULTS_FILE = "results.json"
+
+
+def load_tokenizer(recipe: Recipe) -> Any:
+    name = fetch.resolve(recipe.model.tokenizer or recipe.model.model)
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=recipe.model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"tokenizer={name!r} cannot be loaded: {_first_line(error)}") from None
+
+
+def load_model(recipe: Recipe) -> Any:
+    name = fetch.resolve(recipe.model.model)
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if recipe.model.model_dtype not in dtypes:
+        raise ConfigError(f"model_dtype={recipe.model.model_dtype!r} is not one of {', '.join(dtypes)}")
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtypes[recipe.model.model_dtype], trust_remote_code=recipe.model.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model={name!r} cannot be loaded: {_first_line(error)}") from None
+
+
+def load_data(recipe: Recipe, tokenizer: Any) -> tuple[SequenceDataset, SequenceDataset | None]:
+    """Training and validation sequences."""
+    data, training = recipe.data, recipe.training
+
+    def tokenized(source: str, split: str) -> DocumentIndex:
+        store: TokenStore = tokenize_source(source, tokenizer, split, data.columns, data.limit_documents)
+        return DocumentIndex.of(store)
+
+    indices = [tokenized(source, data.dataset_split) for source in data.dataset]
+    index = (
+        mix(indices, data.dataset_weights or [len(i) for i in indices], data.split_seed)
+        if len(indices) > 1
+        else indices[0]
+    )
+    validation: DocumentIndex | None = None
+    if data.validation_dataset is not None:
+        validation = tokenized(data.validation_dataset, data.validation_dataset_split)
+    elif data.validation_split:
+        if len(index) < 2:
+            raise DataError("one document cannot be split; set validation_split=0 or give a validation_dataset")
+        index, validation = index.split(data.validation_split, data.split_seed)
+    pad = pad_token_id(tokenizer)
+    train_set = SequenceDataset(index, training.context_length, training.packing, pad)
+    check_sequences(train_set, training)
+    if validation is None:
+        return train_set, None
+    return train_set, _first_sequences(
+        SequenceDataset(validation, training.context_length, training.packing, pad), data
+    )
+
+
+def _first_sequences(dataset: SequenceDataset, data: DataConfig) -> SequenceDataset:
+    """The documents that fill the first `validation_sequences` sequences."""
+    if len(dataset) <= data.validation_sequences:
+        return dataset
+    if dataset.packing:
+        tokens = data.validation_sequences * dataset.context_length
+        count = int((dataset.ends < tokens).sum()) + 1
+        dataset = SequenceDataset(
+            dataset.index.select(_range(count)), dataset.context_length, True, dataset.pad_token_id
+        )
+        dataset.total_tokens = min(dataset.total_tokens, tokens)
+        return dataset
+    chosen = dataset.index.select(_range(data.validation_sequences))
+    return SequenceDataset(chosen, dataset.context_length, False, dataset.pad_token_id)
+
+
+def _range(count: int) -> Any:
+    import numpy as np
+
+    return np.arange(count)
+
+
+def peft_config(recipe: Recipe) -> Any:
+    if not recipe.model.lora:
+        return None
+    try:
+        from peft import LoraConfig
+    except ImportError:
+        raise ConfigError("lora=true needs peft; install it with `pip install ebft[peft]`") from None
+    targets: str | list[str] = recipe.model.lora_target_modules
+    if targets != "all-linear":
+        targets = [t.strip() for t in str(targets).split(",")]
+    return LoraConfig(
+        r=recipe.model.lora_r,
+        lora_alpha=recipe.model.lora_alpha,
+        lora_dropout=recipe.model.lora_dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+
+
+def train(recipe: Recipe, resume: bool, dry_run: bool, command: Sequence[str]) -> dict[str, Any]:
+    """Run a recipe from start to end, or go on with it. Returns the results before and after."""
+    output = Path(recipe.training.output_dir or "")
+    resume_from = None if dry_run else _claim(output, resume)
+    tokenizer = load_tokenizer(recipe)
+    check_tokenizer(tokenizer)
+    train_set, validation_set = load_data(recipe, tokenizer)
+    model = load_model(recipe)
+    check_tokenizer(tokenizer, embedding_size(model))
+    if dry_run:
+        plan.show(recipe, train_set, validation_set, model, tokenizer)
+        return {}
+    output.mkdir(parents=True, exist_ok=True)
+    _save_recipe(recipe, output)
+    trainer = EBFTTrainer(
+        model, recipe.training, train_set, validation_set, tokenizer, peft_config(recipe), [LiveProgress()]
+    )
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+
+    results = _read_results(output)
+    if validation_set is not None and "before" not in results:
+        # The model as it was loaded: also when the run goes on from a checkpoint that had no evaluation before it.
+        results["before"] = trainer.evaluate()
+        _write_results(output, results)
+    trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
+    if validation_set is not None:
+        results["after"] = trainer.evaluate()
+    results["steps"] = trainer.state.global_step
+    final = output / "final"
+    trainer.save_model(str(final))
+    tokenizer.save_pretrained(final)
+    _write_results(output, results)
+    report.curves(output)
+    report.model_card(output, recipe, results, command)
+    return results
+
+
+def _claim(output: Path, resume: bool) -> Path | None:
+    """Make sure the output folder is ours to write in; returns the checkpoint to go on from."""
+    used = (output / CONFIG_FILE).exists() or bool(checkpoints.all_checkpoints(output))
+    if used and not resume:
+        raise ConfigError(f"output_dir={output} already holds a run; go on with --resume, or choose another folder")
+    if not used and output.is_dir() and any(output.iterdir()):
+        raise ConfigError(f"output_dir={output} is not empty and holds no run; choose another folder")
+    for cut_off in checkpoints.remove_incomplete(output) if used else ():
+        print(f"{cut_off.name} was cut off while it was written; it is not used", file=sys.stderr)
+    last = checkpoints.last_checkpoint(output) if used else None
+    if last is not None:
+        print(f"going on from {last}", file=sys.stderr)
+    return last
+
+
+def _save_recipe(recipe: Recipe, output: Path) -> None:
+    resolved = {**asdict(recipe.model), **asdict(recipe.data), **recipe.training.to_dict()}
+    text = "# What was set, by recipe and flags.\n" + yaml.safe_dump(recipe.given, sort_keys=False)
+    (output / CONFIG_FILE).write_text(text)
+    (output / "resolved.json").write_text(json.dumps(resolved, indent=1, default=str))
+
+
+def _read_results(output: Path) -> dict[str, Any]:
+    file = output / RESULTS_FILE
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def _write_results(output: Path, results: dict[str, Any]) -> None:
+    partial = output / f"{RESULTS_FILE}.partial"
+    partial.write_text(json.dumps(results, indent=1))
+    partial.replace(output / RESULTS_FILE)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,56 @@
+"""A table of samples that a person can read: context, truth, completions, rewards, advantages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+CONTEXT_TOKENS = 24
+ANCHORS = 4
+
+
+def write_table(folder: Path, step: int, example: dict[str, Tensor], tokenizer: Any) -> Path:
+    """`folder/step-000010.md`: a few anchors of one sequence, spread over it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"step-{step:06d}.md"
+    file.write_text(table(step, example, tokenizer), encoding="utf-8")
+    return file
+
+
+def table(step: int, example: dict[str, Tensor], tokenizer: Any) -> str:
+    places = example["anchor_mask"].nonzero().flatten().tolist()
+    shown = places[:: max(1, len(places) // ANCHORS)][:ANCHORS]
+    lines = [f"# Samples at step {step}", ""]
+    for place in shown:
+        anchor, length = int(example["anchors"][place]), int(example["truth_lengths"][place])
+        context = example["input_ids"][max(0, anchor - CONTEXT_TOKENS) : anchor]
+        truth = example["input_ids"][anchor : anchor + length]
+        lines += [
+            f"## Anchor {anchor}",
+            "",
+            f"Context: ...{_text(context, tokenizer)}",
+            "",
+            "| | text | alignment | diversity | advantage |",
+            "|---|---|---|---|---|",
+            f"| truth | {_text(truth, tokenizer)} | | | |",
+        ]
+        for sample, completion in enumerate(example["completions"][:, place]):
+            numbers = (
+                example["alignment"][place, sample],
+                example["diversity"][place, sample],
+                example["advantages"][sample, place],
+            )
+            cells = " | ".join(f"{float(x):+.3f}" for x in numbers)
+            lines.append(f"| sample {sample + 1} | {_text(completion, tokenizer)} | {cells} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _text(tokens: Tensor, tokenizer: Any) -> str:
+    """On one line, safe inside a Markdown table."""
+    if tokenizer is None:
+        return " ".join(map(str, tokens.tolist()))
+    text = tokenizer.decode(tokens.tolist())
+    return "`" + repr(text)[1:-1].replace("|", "\\|").replace("`", "'") + "`"

@@ -1,0 +1,321 @@
+"""EBFTTrainer: transformers' Trainer with one EBFT iteration per optimiser step.
+
+The trainer collects the micro-batches of an accumulation window (`get_batch_samples`), makes the rollouts, features,
+rewards and advantages for all of them at once (`iteration.prepare_window`), and then takes the gradient of the loss
+micro-batch by micro-batch (`compute_loss`). Both sums of the loss are divided by the window's token counts, so that k
+micro-batches give the gradient of one batch of k times the size. Every rollout is seeded by (run, step, sequence).
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback
+
+from ebft.config import ConfigError, EBFTConfig
+from ebft.data.formats import check_tokenizer
+from ebft.data.packing import DocumentIndex, SequenceDataset, collate
+from ebft.data.rows import DataError
+from ebft.data.store import tokenize_rows
+from ebft.method.cross_entropy import Reference
+from ebft.method.losses import ebft_loss
+from ebft.model.backbone import embedding_size, output_head, packed_hidden_states, prepare_model
+from ebft.model.features import FeatureNetwork
+from ebft.train import callbacks as standard_callbacks
+from ebft.train import evaluation
+from ebft.train.iteration import Window, make_layout, prepare_window, timed
+
+
+class TrainingDiverged(RuntimeError):
+    """Loss or reward left the realm of sense; the message says what to try."""
+
+
+class EBFTTrainer(Trainer):
+    """Fine-tune a causal language model with EBFT.
+
+    Args:
+        model: a transformers model, or a folder or hub name to load one from (in float32).
+        args: the settings.
+        train_dataset: rows with `text`, `prompt` and `completion`, or `messages` (a `datasets.Dataset` or a list of
+            dictionaries), or a `SequenceDataset` made before.
+        eval_dataset: the same, for evaluation.
+        processing_class: the tokenizer; loaded with the model if that is given by name.
+        peft_config: train an adapter; the frozen network is then the base model with the adapter off.
+        callbacks: beside the standard ones (metrics file, checkpoint marks, progress).
+    """
+
+    args: EBFTConfig
+    model: Any
+
+    def __init__(
+        self,
+        model: Any,
+        args: EBFTConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        peft_config: Any = None,
+        callbacks: list[TrainerCallback] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if args is None:
+            args = EBFTConfig(output_dir="ebft-output")
+        if args.world_size > 1 or args.n_gpu > 1:
+            raise ConfigError(
+                "training on several processes or GPUs is not supported yet; start one process with one GPU "
+                "(CUDA_VISIBLE_DEVICES=0)"
+            )
+        if isinstance(model, str):
+            processing_class = processing_class or AutoTokenizer.from_pretrained(model)
+            model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        if processing_class is not None:
+            check_tokenizer(processing_class, embedding_size(model))
+        if peft_config is not None:
+            from peft import get_peft_model
+
+            model = get_peft_model(model, peft_config)
+        if args.disable_dropout:
+            disable_dropout(model)
+        self.pad_token_id = pad_token_id(processing_class)
+        self.end_token_ids = _end_token_ids(processing_class) if args.document_masks else None
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._observed: dict[str, list[Tensor | float]] = defaultdict(list)
+        self._window: Window | None = None
+        super().__init__(
+            model=model,
+            args=args,
+            data_collator=collate,
+            train_dataset=self._sequences(train_dataset, args, processing_class),
+            eval_dataset=self._sequences(eval_dataset, args, processing_class),
+            processing_class=processing_class,
+            callbacks=[*standard_callbacks.standard(self), *(callbacks or [])],
+            **kwargs,
+        )
+        prepare_model(self.model)
+        # compute_loss divides by the counts of the whole window: the Trainer must not divide by the accumulation again.
+        self.model_accepts_loss_kwargs = True
+        self.features = self._feature_network()
+        self.reference = self._reference_model()
+
+    # ---- one iteration -----------------------------------------------------------------------------------------
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if not batches:
+            return batches, None
+        with self.compute_loss_context_manager():
+            window = prepare_window(
+                self.model, self.features, batches, self.args, self.state.global_step, self.end_token_ids, self._seconds
+            )
+        self._check_rewards(window)
+        for name, value in window.metrics.items():
+            self._observed[name].append(value)
+        self._window = window
+        return window.micro_batches, window.generated_tokens
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        with timed(self._seconds, "update", self.args.device):
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        packed_ids, layout = inputs["input_ids"], inputs["layout"]
+        backend: Any = self.args.attention_backend
+        hidden = packed_hidden_states(model, packed_ids, layout, backend)
+        reference = None
+        if self.args.kl_weight:
+            with torch.no_grad(), self._reference_context():
+                frozen = self.reference if self.reference is not None else model
+                states = packed_hidden_states(frozen, packed_ids, layout, backend)
+                reference = Reference(states, output_head(frozen))
+        terms = ebft_loss(
+            hidden,
+            output_head(model),
+            packed_ids,
+            layout,
+            inputs["advantages"],
+            self.args.temperature,
+            self.args.gamma,
+            inputs["completion_lengths"],
+            reference,
+            self.args.kl_weight,
+            generated_tokens=inputs["generated_tokens"],
+            truth_tokens=inputs["truth_tokens"],
+        )
+        if not bool(torch.isfinite(terms.loss)):
+            raise TrainingDiverged(
+                f"the loss is {terms.loss.item()} at step {self.state.global_step}; try a lower learning_rate, a gamma "
+                "above 0, or whitening=reference, and look at the last samples"
+            )
+        # These are this micro-batch's parts of sums over the window: added up, not averaged.
+        self._add("ebft/policy_loss", terms.policy)
+        self._add("entropy", terms.entropy)
+        if self.args.gamma:
+            self._add("ebft/cross_entropy", terms.cross_entropy)
+        if terms.kl is not None:
+            self._add("kl", terms.kl)
+        return (terms.loss, terms) if return_outputs else terms.loss
+
+    def _add(self, name: str, value: Tensor) -> None:
+        """Add to the current window's entry, or begin one."""
+        entries = self._observed[name]
+        if self._window is not None and self._window.begun.get(name):
+            entries[-1] = entries[-1] + value.detach()
+        else:
+            entries.append(value.detach())
+            if self._window is not None:
+                self._window.begun[name] = True
+
+    def _check_rewards(self, window: Window) -> None:
+        reward = float(window.metrics["reward"])
+        if not abs(reward) <= self.args.max_reward:  # also true for NaN
+            raise TrainingDiverged(
+                f"the mean reward is {reward:.3g} at step {self.state.global_step}, beyond max_reward="
+                f"{self.args.max_reward:g}; try a lower learning_rate or whitening=reference, or raise max_reward"
+            )
+
+    # ---- what is logged ----------------------------------------------------------------------------------------
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs and self._observed:
+            for name, values in self._observed.items():
+                logs[name] = float(sum(float(v) for v in values) / len(values))
+            steps = max(len(self._observed["reward"]), 1)
+            seconds = {f"ebft/seconds_{name}": total / steps for name, total in self._seconds.items()}
+            logs.update(seconds)
+            logs["step_time"] = sum(seconds.values())
+            if logs["step_time"]:
+                logs["ebft/tokens_per_second"] = logs["ebft/packed_tokens"] / logs["step_time"]
+            if torch.cuda.is_available():
+                logs["ebft/peak_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+            self._observed.clear()
+            self._seconds.clear()
+        super().log(logs, start_time)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Cross-entropy over all and answer tokens, feature-matching loss and whitened proxy, with standard errors.
+
+        Rollouts are drawn with `eval_seed`, so that evaluations compare, and training is not disturbed.
+        """
+        given: Any = self._sequences(eval_dataset, self.args, self.processing_class)
+        dataset: Any = given if given is not None else self.eval_dataset
+        if dataset is None:
+            raise ValueError("evaluation needs an eval_dataset")
+        start = time.perf_counter()
+        loader = DataLoader(dataset, self.args.per_device_eval_batch_size, collate_fn=collate)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            found = evaluation.evaluate(
+                self.model, self.features, loader, self.args, self.end_token_ids, self.args.device
+            )
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
+        metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    # ---- building ----------------------------------------------------------------------------------------------
+
+    def _sequences(self, dataset: Any, args: EBFTConfig, tokenizer: Any) -> SequenceDataset | None:
+        if dataset is None or isinstance(dataset, SequenceDataset):
+            found = dataset
+        else:
+            if tokenizer is None:
+                raise ConfigError("rows of text need a tokenizer; pass processing_class=")
+            store = tokenize_rows(dataset, tokenizer)
+            found = SequenceDataset(DocumentIndex.of(store), args.context_length, args.packing, self.pad_token_id)
+        if found is not None:
+            check_sequences(found, args)
+        return found
+
+    def _feature_network(self) -> FeatureNetwork:
+        args = self.args
+        common: dict[str, Any] = {
+            "layers": [int(x) if float(x) > 1 else float(x) for x in args.feature_layers],
+            "pooling": args.feature_pooling,
+            "normalize": args.feature_normalize,
+            "backend": args.attention_backend,
+        }
+        dtype = torch.bfloat16 if args.bf16 else None
+        if args.feature_model is not None:
+            return FeatureNetwork.from_pretrained(
+                args.feature_model,
+                like=self.model,
+                tokenizer=self.processing_class,
+                model_kwargs={"dtype": dtype or torch.float32},
+                **common,
+            )
+        source: Any = args.feature_source
+        if source == "auto":
+            source = "adapter_off" if hasattr(self.model, "disable_adapter") else "copy"
+        dtype = None if source == "average" else dtype
+        return FeatureNetwork(
+            self.model, source=source, decay=args.feature_decay, seed=args.seed, dtype=dtype, **common
+        )
+
+    def _reference_model(self) -> nn.Module | None:
+        """The frozen q of the KL term; with an adapter, the base model serves and nothing is copied."""
+        if not self.args.kl_weight or hasattr(self.model, "disable_adapter"):
+            return None
+        return copy.deepcopy(self.model).requires_grad_(False).eval()
+
+    def _reference_context(self) -> Any:
+        return self.model.disable_adapter() if self.reference is None else nullcontext()
+
+
+def disable_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0  # type: ignore[assignment]
+
+
+def pad_token_id(tokenizer: Any) -> int:
+    """What stands in the place of padding. Which one does not matter: padding is known by position, never by value."""
+    if tokenizer is None:
+        return 0
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+
+
+def check_sequences(dataset: SequenceDataset, args: EBFTConfig) -> None:
+    """At least one anchor must fit somewhere."""
+    if dataset.context_length != args.context_length:
+        raise ConfigError(
+            f"the dataset has sequences of {dataset.context_length} tokens, context_length is {args.context_length}"
+        )
+    if len(dataset) == 0:
+        raise DataError("the dataset holds no tokens")
+    needed = 2 if args.anchors == "answer_start" else args.horizon + 1
+    longest = int(dataset.lengths.max())
+    if args.packing and not args.document_masks:
+        longest = min(dataset.total_tokens, args.context_length)
+    if longest < needed:
+        raise DataError(
+            f"all documents are shorter than one anchor needs: the longest has {longest} tokens, "
+            f"horizon={args.horizon} needs {needed}; use a smaller horizon, longer documents, or packing without document_masks"
+        )
+    for row in range(min(len(dataset), 2000)):
+        batch = collate([dataset[row]])
+        if bool(make_layout(batch, args, args.samples).anchor_mask.any()):
+            return
+    raise DataError(
+        "no valid anchor in the data: every truth window leaves its document or its answer; use a smaller horizon or "
+        "stride, or answer_only=false"
+    )
+
+
+def _end_token_ids(tokenizer: Any) -> Tensor | None:
+    return None if tokenizer is None else torch.tensor([tokenizer.eos_token_id])
