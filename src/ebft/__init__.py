@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ebft.config import EBFTConfig as EBFTConfig
     from ebft.method.advantages import leave_one_out_advantages as leave_one_out_advantages
     from ebft.method.layout import PackedLayout as PackedLayout
     from ebft.method.layout import StridedLayout as StridedLayout
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
     from ebft.model.backbone import packed_hidden_states as packed_hidden_states
     from ebft.model.features import FeatureNetwork as FeatureNetwork
     from ebft.model.rollout import rollout as rollout
+    from ebft.train.trainer import EBFTTrainer as EBFTTrainer
 
 __version__ = "0.1.0.dev0"
 
 _HOME = {
+    "EBFTConfig": "ebft.config",
+    "EBFTTrainer": "ebft.train.trainer",
     "FeatureNetwork": "ebft.model.features",
     "PackedLayout": "ebft.method.layout",
     "StridedLayout": "ebft.method.layout",

@@ -75,6 +75,8 @@ def _train(arguments: list[str]) -> int:
     try:
         recipe = load_recipe(file, overrides)
         output = Path(recipe.training.output_dir or "")
+        if output.exists() and not output.is_dir():
+            raise ValueError(f"output_dir={output} is a file; choose a folder")
         from ebft.train.run import train
 
         results = train(recipe, resume, dry_run, ["ebft", "train", *arguments])
@@ -153,7 +155,7 @@ def _train_help() -> str:
     common = """output_dir per_device_train_batch_size gradient_accumulation_steps learning_rate lr_scheduler_type
         warmup_steps num_train_epochs max_steps max_grad_norm bf16 gradient_checkpointing logging_steps eval_strategy
         eval_steps save_strategy save_steps save_total_limit load_best_model_at_end metric_for_best_model report_to
-        seed use_cpu""".split()
+        seed use_cpu""".split()  # noqa: SIM905
     lines = [
         "usage: ebft train --config recipe.yaml [--setting value ...] [--resume] [--dry-run]",
         "",

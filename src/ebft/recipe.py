@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from dataclasses import dataclass, fields
+from enum import Enum
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -43,7 +44,7 @@ def load_recipe(file: str | Path | None, overrides: dict[str, Any]) -> Recipe:
     checked: dict[type, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, value in values.items():
         if name not in owners:
-            raise ConfigError(f"unknown setting {name!r}{nearest(name, owners)}")
+            raise ConfigError(f"unknown setting {name!r}{nearest(str(name), owners)}")
         checked[owners[name]][name] = convert(name, value, types[name])
     model = ModelConfig(**checked[ModelConfig])
     data = DataConfig(**checked[DataConfig])
@@ -55,7 +56,7 @@ def load_recipe(file: str | Path | None, overrides: dict[str, Any]) -> Recipe:
         raise ConfigError(
             "no data: set `dataset` to a file, a folder, a hub name or a built-in such as stdlib-functions"
         )
-    if checked[EBFTConfig].get("output_dir") is None:
+    if not checked[EBFTConfig].get("output_dir"):
         raise ConfigError("no output folder: set `output_dir`")
     return Recipe(model, data, EBFTConfig(**checked[EBFTConfig]), values)
 
@@ -77,9 +78,15 @@ def convert(name: str, value: Any, annotation: Any) -> Any:
     """The value as the field's type, from YAML or from the text of a flag."""
     options = _alternatives(annotation)
     if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
-        if type(None) in options or str in options:
+        if type(None) in options:
             return "none" if name == "report_to" else None
-        raise ConfigError(f"{name} must not be empty; it takes {_describe(options)}")
+        if value is None or str not in options:
+            raise ConfigError(f"{name} must not be empty; it takes {_describe(options)}")
+    for choices in (_values(kind) for kind in options if _is_enumeration(kind)):
+        if value is False and "no" in choices:  # what YAML makes of a bare `no`
+            return "no"
+        if isinstance(value, str) and value not in choices:
+            raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}{nearest(value, choices)}")
     for kind in options:
         converted = _try(value, kind)
         if converted is not _NO:
@@ -88,6 +95,14 @@ def convert(name: str, value: Any, annotation: Any) -> Any:
 
 
 _NO = object()
+
+
+def _is_enumeration(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def _values(enumeration: Any) -> list[str]:
+    return [str(member.value) for member in enumeration]
 
 
 def _alternatives(annotation: Any) -> list[Any]:
@@ -99,7 +114,8 @@ def _alternatives(annotation: Any) -> list[Any]:
 def _try(value: Any, kind: Any) -> Any:
     origin = get_origin(kind) or kind
     if origin is list:
-        items = value if isinstance(value, list) else [v.strip() for v in str(value).split(",")]
+        items = [v.strip() for v in value.split(",") if v.strip()] if isinstance(value, str) else value
+        items = items if isinstance(items, list) else [items]
         inner = get_args(kind)[0] if get_args(kind) else str
         converted = [_try(item, inner) for item in items]
         return _NO if any(c is _NO for c in converted) else converted
@@ -125,7 +141,7 @@ def _try(value: Any, kind: Any) -> Any:
         return value if value in get_args(kind) else _NO
     if origin is dict:
         return value if isinstance(value, dict) else _NO
-    if isinstance(origin, type) and isinstance(value, str) and hasattr(origin, "__members__"):  # an enumeration
+    if _is_enumeration(origin) and isinstance(value, str):
         return value
     return value if isinstance(origin, type) and isinstance(value, origin) else _NO
 
@@ -140,7 +156,9 @@ def _describe(options: list[Any]) -> str:
         dict: "a mapping",
     }
     found = [
-        names.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
+        f"one of {', '.join(_values(kind))}"
+        if _is_enumeration(kind)
+        else names.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
         for kind in options
         if kind is not type(None)
     ]

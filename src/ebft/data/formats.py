@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateError
+
 from ebft.data.rows import DataError, Row
 
 
@@ -52,7 +54,8 @@ def encode(row: Row, tokenizer: Any, columns: dict[str, str] | None = None) -> D
     else:
         raise DataError(
             f"a row needs {names['text']!r}, {names['prompt']!r} and {names['completion']!r}, or "
-            f"{names['messages']!r}; it has {', '.join(map(repr, row)) or 'no columns'}. Name yours with text_column, prompt_column, "
+            f"{names['messages']!r}; it has {', '.join(map(repr, row)) or 'no columns'}. "
+            "Name yours with text_column, prompt_column, "
             "completion_column or messages_column"
         )
     return _ended(document, tokenizer)
@@ -87,15 +90,20 @@ def _from_messages(messages: Any, first_answer: int, tokenizer: Any) -> Document
         raise DataError("'messages' must be a non-empty list of {'role': ..., 'content': ...}")
     if getattr(tokenizer, "chat_template", None) is None:
         raise DataError("the tokenizer has no chat template, which 'messages' needs; use 'prompt' and 'completion'")
-    whole = tokenizer.apply_chat_template(messages, tokenize=False)
+
+    def render(turns: list[Any], **options: Any) -> str:
+        try:
+            return tokenizer.apply_chat_template(turns, tokenize=False, **options)
+        except TemplateError as error:  # a role or an order of turns that the template does not take
+            raise DataError(f"the chat template does not take this conversation: {error}") from None
+
+    whole = render(messages)
     stretches = []
     for index, message in enumerate(messages):
         if message["role"] != "assistant" or index < first_answer:
             continue
-        before = (
-            tokenizer.apply_chat_template(messages[:index], tokenize=False, add_generation_prompt=True) if index else ""
-        )
-        after = tokenizer.apply_chat_template(messages[: index + 1], tokenize=False)
+        before = render(messages[:index], add_generation_prompt=True) if index else ""
+        after = render(messages[: index + 1])
         if not (whole.startswith(after) and after.startswith(before)):
             raise DataError(
                 f"the chat template renders turn {index} differently inside a longer conversation, so its answer "

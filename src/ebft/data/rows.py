@@ -74,10 +74,12 @@ def _read_file(file: Path) -> Iterator[Row]:
     elif file.suffix == ".parquet":
         yield from _read_parquet(file)
     elif file.suffix in (".csv", ".tsv"):
-        with file.open(newline="", encoding="utf-8") as lines:
-            yield from csv.DictReader(lines, delimiter="\t" if file.suffix == ".tsv" else ",")
+        yield from _read_csv(file)
     elif file.suffix == ".json" and _starts_with_bracket(file):
-        rows = json.loads(file.read_text(encoding="utf-8"))
+        try:
+            rows = json.loads(file.read_text(encoding="utf-8-sig"))
+        except json.JSONDecodeError as error:
+            raise DataError(f"{file}: line {error.lineno} is not valid JSON ({error.msg})") from None
         for number, row in enumerate(rows, 1):
             yield _as_row(row, file, f"entry {number}")
     elif file.suffix in ROW_FILES:
@@ -86,8 +88,18 @@ def _read_file(file: Path) -> Iterator[Row]:
         raise DataError(f"{file}: unknown kind of file; use one of {', '.join(ROW_FILES + TEXT_FILES)}")
 
 
+def _read_csv(file: Path) -> Iterator[Row]:
+    csv.field_size_limit(2**31 - 1)  # a document may be longer than the 128 KiB the module allows
+    with file.open(newline="", encoding="utf-8-sig") as lines:
+        reader = csv.DictReader(lines, delimiter="\t" if file.suffix == ".tsv" else ",")
+        try:
+            yield from reader
+        except csv.Error as error:
+            raise DataError(f"{file}: line {reader.line_num} is not valid CSV ({error})") from None
+
+
 def _read_jsonl(file: Path) -> Iterator[Row]:
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -134,5 +146,5 @@ def _read_hub(source: str, split: str) -> Iterator[Row]:
 
 
 def _starts_with_bracket(file: Path) -> bool:
-    with file.open(encoding="utf-8") as text:
-        return text.read(1) == "["
+    with file.open(encoding="utf-8-sig") as text:
+        return text.read(1024).lstrip().startswith("[")

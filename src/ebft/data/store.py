@@ -27,7 +27,7 @@ FORMAT_VERSION = 1
 
 
 def cache_directory() -> Path:
-    return Path(os.environ.get("EBFT_CACHE", Path.home() / ".cache" / "ebft"))
+    return Path(os.environ.get("EBFT_CACHE") or Path.home() / ".cache" / "ebft").expanduser()
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,8 @@ def model_card(output: Path, recipe: Recipe, results: dict[str, Any], command: S
             *table,
             "",
             f"{results.get('steps')} steps of "
-            f"{config.per_device_train_batch_size * config.gradient_accumulation_steps} sequences of {config.context_length} tokens; rollouts of {config.horizon} tokens every {config.stride}, "
+            f"{config.per_device_train_batch_size * config.gradient_accumulation_steps} sequences of "
+            f"{config.context_length} tokens; rollouts of {config.horizon} tokens every {config.stride}, "
             f"{config.samples} samples at temperature {config.temperature}; whitening {config.whitening}, "
             f"alpha {config.alpha}, gamma {config.gamma}, learning rate {config.learning_rate}, seed {config.seed}.",
             "",

@@ -305,7 +305,8 @@ def check_sequences(dataset: SequenceDataset, args: EBFTConfig) -> None:
     if longest < needed:
         raise DataError(
             f"all documents are shorter than one anchor needs: the longest has {longest} tokens, "
-            f"horizon={args.horizon} needs {needed}; use a smaller horizon, longer documents, or packing without document_masks"
+            f"horizon={args.horizon} needs {needed}; use a smaller horizon, longer documents, or "
+            "packing without document_masks"
         )
     for row in range(min(len(dataset), 2000)):
         batch = collate([dataset[row]])

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebft.data.formats import Document
+from ebft.data.packing import PADDING, DocumentIndex, SequenceDataset, collate, mix
+from ebft.data.rows import DataError
+from ebft.data.store import TokenStore
+
+PAD_TOKEN = 999
+documents_strategy = st.lists(
+    st.lists(st.tuples(st.integers(0, 60), st.booleans()), min_size=1, max_size=12), min_size=1, max_size=10
+)
+
+
+def documents_of(drawn: list[list[tuple[int, bool]]]) -> list[Document]:
+    return [Document([token for token, _ in document], [answer for _, answer in document]) for document in drawn]
+
+
+def index_of(documents: list[Document]) -> DocumentIndex:
+    return DocumentIndex.of(TokenStore.from_documents(documents))
+
+
+def numbered(count: int, first: int = 0, length: int = 1) -> DocumentIndex:
+    """Documents whose tokens are their own number."""
+    return index_of([Document([first + n] * length, [True] * length) for n in range(count)])
+
+
+def numbers(index: DocumentIndex) -> list[int]:
+    """The first token of every document: what it is, for `numbered` ones, whatever store it lies in."""
+    return [
+        int(index.stores[store].tokens[index.stores[store].offsets[n]])
+        for store, n in zip(index.store, index.number, strict=True)
+    ]
+
+
+Row = tuple[list[int], list[int], list[bool]]
+
+
+def brute_force(documents: list[Document], T: int, packing: bool) -> list[Row]:
+    """Every row as (tokens, document ids counted from the first in the row, answers), padded to T."""
+    if packing:
+        flat = [
+            (token, number, answer)
+            for number, document in enumerate(documents)
+            for token, answer in zip(document.tokens, document.answers, strict=True)
+        ]
+        cut = [flat[begin : begin + T] for begin in range(0, len(flat), T)]
+        if len(flat) % T == 1:
+            cut = cut[:-1]  # one token has nothing to predict
+    else:
+        cut = [
+            [(token, 0, answer) for token, answer in zip(document.tokens, document.answers, strict=True)][:T]
+            for document in documents
+        ]
+    rows = []
+    for row in cut:
+        padding = T - len(row)
+        first = row[0][1]
+        rows.append(
+            (
+                [token for token, _, _ in row] + [PAD_TOKEN] * padding,
+                [number - first for _, number, _ in row] + [PADDING] * padding,
+                [answer for _, _, answer in row] + [False] * padding,
+            )
+        )
+    return rows
+
+
+def rows_of(dataset: SequenceDataset) -> list[Row]:
+    rows = [dataset[number] for number in range(len(dataset))]
+    assert [int(row["sequence_id"]) for row in rows] == list(range(len(dataset)))
+    return [(r["input_ids"].tolist(), r["document_ids"].tolist(), r["answer_mask"].tolist()) for r in rows]
+
+
+class TestSequences:
+    @given(documents_strategy, st.integers(1, 17), st.booleans())
+    @settings(max_examples=200, deadline=None)
+    def test_equal_a_plain_concatenation(self, drawn: list[list[tuple[int, bool]]], T: int, packing: bool) -> None:
+        documents = documents_of(drawn)
+        dataset = SequenceDataset(index_of(documents), T, packing, PAD_TOKEN)
+        assert rows_of(dataset) == brute_force(documents, T, packing)
+        assert rows_of(SequenceDataset(index_of(documents), T, packing, PAD_TOKEN)) == rows_of(dataset)
+
+    @given(documents_strategy, st.integers(2, 17))
+    @settings(max_examples=50, deadline=None)
+    def test_packing_uses_every_token_once(self, drawn: list[list[tuple[int, bool]]], T: int) -> None:
+        documents = documents_of(drawn)
+        corpus = [token for document in documents for token in document.tokens]
+        dataset = SequenceDataset(index_of(documents), T, True, PAD_TOKEN)
+        seen = [
+            token
+            for tokens, ids, _ in rows_of(dataset)
+            for token, document in zip(tokens, ids, strict=True)
+            if document != PADDING
+        ]
+        assert seen == (corpus[:-1] if len(corpus) % T == 1 else corpus)
+
+    @given(documents_strategy, st.integers(1, 17), st.booleans(), st.randoms(use_true_random=False))
+    @settings(max_examples=50, deadline=None)
+    def test_of_a_selection_in_another_order(
+        self, drawn: list[list[tuple[int, bool]]], T: int, packing: bool, random: st.DataObject
+    ) -> None:
+        documents = documents_of(drawn)
+        order = list(range(len(documents)))
+        random.shuffle(order)
+        chosen = order[: max(1, len(order) // 2)]
+        dataset = SequenceDataset(index_of(documents).select(np.array(chosen)), T, packing, PAD_TOKEN)
+        assert rows_of(dataset) == brute_force([documents[n] for n in chosen], T, packing)
+
+    def test_of_several_stores(self) -> None:
+        mixed = mix([numbered(5, 0, length=3), numbered(5, 100, length=4)], [1, 1], seed=3)
+        expected = [Document([n] * (3 if n < 100 else 4), [True] * (3 if n < 100 else 4)) for n in numbers(mixed)]
+        dataset = SequenceDataset(mixed, 6, True, PAD_TOKEN)
+        assert rows_of(dataset) == brute_force(expected, 6, True)
+
+    @pytest.mark.parametrize("packing", [True, False])
+    def test_a_row_beyond_the_end_is_an_index_error(self, packing: bool) -> None:
+        dataset = SequenceDataset(numbered(4), 2, packing)
+        for row in (-1, len(dataset)):
+            with pytest.raises(IndexError):
+                dataset[row]
+
+    def test_one_token_makes_no_row(self) -> None:
+        assert len(SequenceDataset(numbered(1), 8)) == 0
+
+    def test_a_pad_token_equal_to_a_real_token_stays_apart_by_its_document_id(self) -> None:
+        row = SequenceDataset(index_of([Document([7, 0, 7], [True] * 3)]), 5, True, pad_token_id=7)[0]
+        assert row["input_ids"].tolist() == [7, 0, 7, 7, 7]
+        assert row["document_ids"].tolist() == [0, 0, 0, PADDING, PADDING]
+        assert row["answer_mask"].tolist() == [True, True, True, False, False]
+
+    def test_collate_stacks_rows(self) -> None:
+        dataset = SequenceDataset(numbered(6), 2)
+        batch = collate([dataset[0], dataset[2]])
+        assert batch["input_ids"].tolist() == [[0, 1], [4, 5]]
+        assert batch["sequence_id"].tolist() == [0, 2]
+
+
+class TestSplit:
+    @given(st.integers(2, 60), st.floats(0.01, 0.99) | st.integers(1, 59), st.integers(0, 5))
+    @settings(max_examples=100, deadline=None)
+    def test_is_disjoint_covers_everything_and_depends_on_the_seed(
+        self, count: int, held_out: float, seed: int
+    ) -> None:
+        expected = int(held_out) if held_out >= 1 else max(1, round(held_out * count))
+        if expected >= count:
+            with pytest.raises(DataError, match="leaves no training documents"):
+                numbered(count).split(held_out, seed)
+            return
+        training, validation = numbered(count).split(held_out, seed)
+        assert len(validation) == expected
+        assert sorted(numbers(training) + numbers(validation)) == list(range(count))
+        again = numbered(count).split(held_out, seed)
+        assert [numbers(part) for part in again] == [numbers(training), numbers(validation)]
+
+    def test_other_seed_other_split(self) -> None:
+        assert numbers(numbered(100).split(0.2, 0)[1]) != numbers(numbered(100).split(0.2, 1)[1])
+
+    def test_does_not_depend_on_the_state_of_numpys_generator(self) -> None:
+        first = numbers(numbered(50).split(0.2, 0)[1])
+        np.random.seed(123)  # noqa: NPY002
+        assert numbers(numbered(50).split(0.2, 0)[1]) == first
+
+    def test_more_held_out_documents_include_the_fewer(self) -> None:
+        few, many = (set(numbers(numbered(50).split(count, 0)[1])) for count in (5, 10))
+        assert few < many
+
+
+class TestMix:
+    @given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.05, 10)), min_size=1, max_size=4), st.integers(0, 5))
+    @settings(max_examples=100, deadline=None)
+    def test_proportions_and_no_document_twice(self, sources: list[tuple[int, float]], seed: int) -> None:
+        indices = [numbered(count, 1000 * place) for place, (count, _) in enumerate(sources)]
+        weights = [weight for _, weight in sources]
+        mixed = numbers(mix(indices, weights, seed))
+        assert len(set(mixed)) == len(mixed)
+        total = min(count * sum(weights) / weight for count, weight in sources)
+        counts = Counter(number // 1000 for number in mixed)
+        for place, (count, weight) in enumerate(sources):
+            exact = total * weight / sum(weights)
+            assert counts[place] <= count
+            assert exact - 1 < counts[place] <= max(1, exact + 1e-6)
+        assert numbers(mix(indices, weights, seed)) == mixed
+
+    def test_weights_by_size_keep_everything(self) -> None:
+        mixed = mix([numbered(7), numbered(13, 1000)], [7, 13], seed=0)
+        assert sorted(numbers(mixed)) == [*range(7), *range(1000, 1013)]
+
+    def test_the_source_that_runs_out_first_sets_the_size(self) -> None:
+        counts = Counter(n // 1000 for n in numbers(mix([numbered(10), numbered(100, 1000)], [1, 3], seed=0)))
+        assert counts == {0: 10, 1: 30}
+
+    def test_sources_are_shuffled_together_by_the_seed(self) -> None:
+        first, second = (numbers(mix([numbered(30), numbered(30, 1000)], [1, 1], seed)) for seed in (0, 1))
+        assert first != second
+        assert first != sorted(first)
+        assert 5 < sum(n < 1000 for n in first[:30]) < 25
+
+    @pytest.mark.parametrize("weights", [[1.0], [1, 2, 3], [1, 0], [1, -1], []])
+    def test_bad_weights(self, weights: list[float]) -> None:
+        with pytest.raises(DataError, match="one weight above 0 per source"):
+            mix([numbered(3), numbered(3, 1000)], weights, 0)
+
+    def test_a_mixture_can_be_mixed_again(self) -> None:
+        inner = mix([numbered(4), numbered(4, 1000)], [1, 1], 0)
+        outer = mix([inner, numbered(8, 2000)], [1, 1], 0)
+        assert sorted(numbers(outer)) == [*range(4), *range(1000, 1004), *range(2000, 2008)]

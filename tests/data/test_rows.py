@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import ast
+import csv
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from ebft.data import builtin
+from ebft.data.rows import DataError, fingerprint, read_rows
+
+ROWS = [{"prompt": "1+1=", "completion": "2"}, {"prompt": 'a "quoted"\nline', "completion": "é, ü"}]
+
+
+def write_jsonl(file: Path, rows: list[Any]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def write_delimited(file: Path, rows: list[dict[str, str]], delimiter: str) -> Path:
+    with file.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.DictWriter(out, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    return file
+
+
+def read(source: Path | str, split: str = "train") -> list[dict[str, Any]]:
+    return list(read_rows(str(source), split))
+
+
+class TestFiles:
+    @pytest.mark.parametrize("suffix", ["jsonl", "ndjson", "json"])
+    def test_one_object_a_line(self, tmp_path: Path, suffix: str) -> None:
+        assert read(write_jsonl(tmp_path / f"rows.{suffix}", ROWS)) == ROWS
+
+    def test_blank_lines_of_jsonl_are_skipped(self, tmp_path: Path) -> None:
+        file = tmp_path / "rows.jsonl"
+        file.write_text('\n{"text": "a"}\n\n  \n{"text": "b"}')
+        assert read(file) == [{"text": "a"}, {"text": "b"}]
+
+    @pytest.mark.parametrize("before", ["", "\n  "])
+    def test_json_array(self, tmp_path: Path, before: str) -> None:
+        file = tmp_path / "rows.json"
+        file.write_text(before + json.dumps(ROWS, indent=2))
+        assert read(file) == ROWS
+
+    def test_parquet(self, tmp_path: Path) -> None:
+        rows = [{"messages": [{"role": "user", "content": str(number)}]} for number in range(2500)]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+        assert read(tmp_path / "rows.parquet") == rows
+
+    @pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("tsv", "\t")])
+    def test_csv_and_tsv(self, tmp_path: Path, suffix: str, delimiter: str) -> None:
+        assert read(write_delimited(tmp_path / f"rows.{suffix}", ROWS, delimiter)) == ROWS
+
+    def test_a_csv_field_may_be_a_long_document(self, tmp_path: Path) -> None:
+        rows = [{"text": "word " * 50_000}]
+        assert read(write_delimited(tmp_path / "rows.csv", rows, ",")) == rows
+
+    def test_byte_order_mark_does_not_become_part_of_the_first_column(self, tmp_path: Path) -> None:
+        (tmp_path / "rows.csv").write_text("text\nhello\n", encoding="utf-8-sig")
+        (tmp_path / "rows.jsonl").write_text('{"text": "hello"}\n', encoding="utf-8-sig")
+        assert read(tmp_path / "rows.csv") == read(tmp_path / "rows.jsonl") == [{"text": "hello"}]
+
+    @pytest.mark.parametrize("suffix", ["txt", "py", "md", "rst"])
+    def test_a_text_file_is_one_document(self, tmp_path: Path, suffix: str) -> None:
+        file = tmp_path / f"document.{suffix}"
+        file.write_text("x = 1\ny = 'é'\n", encoding="utf-8")
+        assert read(file) == [{"text": "x = 1\ny = 'é'\n"}]
+
+
+class TestFolders:
+    def test_all_files_in_the_order_of_their_names(self, tmp_path: Path) -> None:
+        (tmp_path / "inner").mkdir()
+        (tmp_path / "b.txt").write_text("second")
+        (tmp_path / "a.txt").write_text("first")
+        (tmp_path / "inner" / "c.txt").write_text("third")
+        (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+        assert [row["text"] for row in read(tmp_path)] == ["first", "second", "third"]
+
+    def test_split_by_file_name(self, tmp_path: Path) -> None:
+        for name in ("train-0001", "train-0000", "validation", "test_a", "training"):
+            write_jsonl(tmp_path / f"{name}.jsonl", [{"text": name}])
+        assert [row["text"] for row in read(tmp_path, "train")] == ["train-0000", "train-0001"]
+        assert [row["text"] for row in read(tmp_path, "validation")] == ["validation"]
+        assert [row["text"] for row in read(tmp_path, "test")] == ["test_a"]
+
+
+class TestBuiltin:
+    def test_functions_have_signature_and_docstring_as_prompt_and_the_rest_as_completion(self) -> None:
+        rows = list(itertools.islice(read_rows("stdlib-functions"), 400))
+        assert len(rows) == 400
+        for row in rows:
+            # The prompt alone is a whole function: the docstring closes it, and nothing of the body is in it.
+            (prompt,) = ast.parse(row["prompt"]).body
+            assert isinstance(prompt, ast.FunctionDef | ast.AsyncFunctionDef)
+            assert len(prompt.body) == 1, row["source"]
+            assert ast.get_docstring(prompt)
+            assert row["prompt"].rstrip().endswith(("'", '"'))
+            (whole,) = ast.parse(row["prompt"] + row["completion"]).body
+            assert isinstance(whole, ast.FunctionDef | ast.AsyncFunctionDef)
+            assert len(whole.body) > 1, row["source"]
+
+    def test_functions_come_from_all_over_the_library(self) -> None:
+        rows = read("stdlib-functions")
+        assert len(rows) > 1000
+        assert len({row["source"].split(":")[0] for row in rows}) > 100
+
+    def test_code_is_one_document_a_module(self) -> None:
+        rows = read("stdlib-code")
+        assert len(rows) > 200
+        assert {"argparse.py", "json", "ast.py"} & {row["source"] for row in rows} >= {"argparse.py", "ast.py"}
+        assert next(row["text"] for row in rows if row["source"] == "ast.py") == Path(ast.__file__).read_text("utf-8")
+
+    def test_order_is_fixed(self) -> None:
+        first, second = (list(itertools.islice(read_rows("stdlib-functions"), 50)) for _ in range(2))
+        assert first == second
+
+    def test_a_file_of_the_same_name_does_not_hide_a_builtin(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "stdlib-code").mkdir()
+        assert "source" in next(read_rows("stdlib-code"))
+
+
+class TestErrors:
+    @pytest.mark.parametrize("name", ["nothing.jsonl", "folder/nothing.csv", "./nothing", "~/no-such-folder-here"])
+    def test_missing_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        with pytest.raises(DataError, match=f"{name}: no such file or folder"):
+            read(name)
+
+    @pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet", "txt"])
+    def test_empty_file(self, tmp_path: Path, suffix: str) -> None:
+        (tmp_path / f"rows.{suffix}").touch()
+        with pytest.raises(DataError, match=rf"rows\.{suffix}: the file is empty"):
+            read(tmp_path / f"rows.{suffix}")
+
+    def test_broken_json_line_is_named_by_its_number(self, tmp_path: Path) -> None:
+        file = tmp_path / "rows.jsonl"
+        file.write_text('{"text": "a"}\n\n{"text": "b"\n{"text": "c"}\n')
+        with pytest.raises(DataError, match=r"rows\.jsonl: line 3 is not valid JSON"):
+            read(file)
+
+    def test_broken_json_array_is_named_by_file_and_line(self, tmp_path: Path) -> None:
+        file = tmp_path / "rows.json"
+        file.write_text('[\n{"text": "a"},\n{"text": b}\n]')
+        with pytest.raises(DataError, match=r"rows\.json: line 3 is not valid JSON"):
+            read(file)
+
+    def test_rows_before_a_broken_line_are_given_first(self, tmp_path: Path) -> None:
+        # Reading is lazy: nothing is held, and a limit before the broken line never meets it.
+        file = tmp_path / "rows.jsonl"
+        file.write_text('{"text": "a"}\n{"text"\n')
+        assert next(read_rows(str(file))) == {"text": "a"}
+
+    @pytest.mark.parametrize("value", ["text", 3, None, [1]])
+    def test_row_that_is_no_object(self, tmp_path: Path, value: Any) -> None:
+        lines = write_jsonl(tmp_path / "rows.jsonl", [{"text": "a"}, value])
+        with pytest.raises(DataError, match=f"line 2 is a {type(value).__name__}, not an object"):
+            read(lines)
+        array = tmp_path / "rows.json"
+        array.write_text(json.dumps([{"text": "a"}, value]))
+        with pytest.raises(DataError, match=f"entry 2 is a {type(value).__name__}, not an object"):
+            read(array)
+
+    def test_unknown_kind_of_file(self, tmp_path: Path) -> None:
+        (tmp_path / "rows.xlsx").write_text("a")
+        with pytest.raises(DataError, match=r"rows\.xlsx: unknown kind of file; use one of \.jsonl"):
+            read(tmp_path / "rows.xlsx")
+
+    def test_not_a_parquet_file(self, tmp_path: Path) -> None:
+        (tmp_path / "rows.parquet").write_text("certainly no parquet file")
+        with pytest.raises(DataError, match=r"rows\.parquet: not a Parquet file"):
+            read(tmp_path / "rows.parquet")
+
+    def test_folder_without_data(self, tmp_path: Path) -> None:
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "picture.png").write_bytes(b"\x89PNG")
+        with pytest.raises(DataError, match="no data files in this folder"):
+            read(tmp_path / "data")
+        with pytest.raises(DataError, match="no data files in this folder"):
+            fingerprint(str(tmp_path / "data"))
+
+    @pytest.mark.parametrize(
+        ("typo", "meant"), [("stdlib-function", "stdlib-functions"), ("stdlib_code", "stdlib-code")]
+    )
+    def test_near_miss_of_a_builtin_name_suggests_it(
+        self, monkeypatch: pytest.MonkeyPatch, typo: str, meant: str
+    ) -> None:
+        no_hub(monkeypatch)
+        with pytest.raises(DataError, match=f"{typo}: not a file.*did you mean '{meant}'"):
+            read(typo)
+
+    def test_unknown_hub_name_says_what_can_be_given(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        no_hub(monkeypatch)
+        with pytest.raises(DataError, match=r"someone/somedata: not a file.*give a file, a folder, a built-in name"):
+            read("someone/somedata")
+
+
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As HF_HUB_OFFLINE=1 does, which the libraries read only when they are first imported."""
+    import datasets
+    import huggingface_hub
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+class TestFingerprint:
+    def test_changes_with_content_time_and_files_of_the_split(self, tmp_path: Path) -> None:
+        file = write_jsonl(tmp_path / "train.jsonl", ROWS)
+        first = fingerprint(str(tmp_path))
+        assert fingerprint(str(tmp_path)) == first
+        os.utime(file, ns=(1, 1))
+        second = fingerprint(str(tmp_path))
+        assert second != first
+        write_jsonl(tmp_path / "validation.jsonl", ROWS)
+        assert fingerprint(str(tmp_path)) == second
+        write_jsonl(tmp_path / "train-1.jsonl", ROWS)
+        assert fingerprint(str(tmp_path)) != second
+
+    def test_of_a_builtin_is_the_version_of_python(self) -> None:
+        assert fingerprint("stdlib-code") == ["stdlib-code", builtin.version()]

@@ -1,0 +1,133 @@
+"""Killed at any moment and resumed, a run ends with the very same weights, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+DRIVER = Path(__file__).parent / "driver.py"
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's model, tokenizer, data and recipe, all tiny."""
+    home = tmp_path_factory.mktemp("user")
+    alphabet = {chr(97 + i): i for i in range(26)} | {" ": 26, "<end>": 27}
+    tokenizer = Tokenizer(models.WordLevel(alphabet, unk_token=" "))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(home / "model")
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2)
+    LlamaForCausalLM(LlamaConfig(vocab_size=28, max_position_embeddings=64, **sizes)).save_pretrained(home / "model")
+    rows = [{"text": " ".join(chr(97 + (i * k + j) % 26) for j in range(30))} for i in range(24) for k in (1, 2)]
+    (home / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = dict(
+        model=str(home / "model"),
+        dataset=[str(home / "data.jsonl")],
+        context_length=32,
+        horizon=4,
+        stride=4,
+        samples=3,
+        gamma=0.1,
+        feature_source="average",
+        feature_decay=0.9,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-3,
+        max_steps=STEPS,
+        save_steps=2,
+        save_total_limit=2,
+        logging_steps=1,
+        eval_strategy="steps",
+        eval_steps=3,
+        validation_split=8,
+        samples_every=0,
+        use_cpu=True,
+    )
+    (home / "recipe.yaml").write_text(yaml.safe_dump(settings))
+    return home / "recipe.yaml"
+
+
+def run(recipe: Path, output: Path, *flags: str, kill_at: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "KILL_AT": kill_at, "EBFT_CACHE": str(recipe.parent / "cache"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(DRIVER), "train", "--config", str(recipe), "--output_dir", str(output), *flags]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def final_weights(output: Path) -> dict[str, torch.Tensor]:
+    return load_file(output / "final" / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("runs") / "uninterrupted"
+    done = run(recipe, output)
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+def metrics(output: Path) -> list[dict[str, Any]]:
+    timing = ("second", "time", "per_second")
+    entries = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in e.items() if not any(t in k for t in timing)} for e in entries if "train_loss" not in e]
+
+
+@pytest.mark.parametrize(
+    "moments",
+    [
+        ["step:5"],
+        ["step:1"],  # before the first checkpoint
+        ["write:checkpoint-4/optimizer.pt", "mark:checkpoint-6"],
+    ],
+    ids=str,
+)
+def test_killed_and_resumed_gives_the_same_weights(
+    recipe: Path, uninterrupted: Path, tmp_path: Path, moments: list[str]
+) -> None:
+    output = tmp_path / "run"
+    for number, moment in enumerate(moments):
+        killed = run(recipe, output, *(["--resume"] if number else []), kill_at=moment)
+        assert killed.returncode == -9, killed.stderr
+    done = run(recipe, output, "--resume")
+    assert done.returncode == 0, done.stderr
+    if "write" in moments[0]:
+        assert "checkpoint-6 was cut off" in done.stderr
+    expected, found = final_weights(uninterrupted), final_weights(output)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+    assert metrics(output) == metrics(uninterrupted)
+    assert sorted(p.name for p in output.glob("checkpoint-*")) == ["checkpoint-6", "checkpoint-8"]
+
+
+def test_interrupted_and_full_disk_say_where_the_last_good_checkpoint_is(recipe: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    stopped = run(recipe, output, kill_at="interrupt:3")
+    assert stopped.returncode == 130
+    assert f"the last good checkpoint is {output}/checkpoint-2; go on with --resume" in stopped.stderr
+    full = run(recipe, output, "--resume", kill_at="full:checkpoint-4/scheduler.pt")
+    assert full.returncode == 1
+    assert "the disk is full" in full.stderr
+    assert f"the last good checkpoint is {output}/checkpoint-2" in full.stderr
+    assert not (output / "checkpoint-4").exists()
+
+
+def test_a_used_output_folder_is_refused_without_resume(recipe: Path, uninterrupted: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in uninterrupted.rglob("*")}
+    refused = run(recipe, uninterrupted)
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "already holds a run" in refused.stderr
+    assert {p: p.stat().st_mtime_ns for p in uninterrupted.rglob("*")} == before

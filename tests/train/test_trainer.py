@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from ebft import EBFTConfig, EBFTTrainer
+from ebft.config import ConfigError
+from ebft.data.formats import Document
+from ebft.data.packing import DocumentIndex, SequenceDataset
+from ebft.data.store import TokenStore
+from ebft.train.trainer import TrainingDiverged
+from tests.models import tiny_model
+
+T, VOCABULARY = 32, 24
+
+
+def small_model(seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    sizes = dict(hidden_size=48, intermediate_size=96, num_hidden_layers=4, num_attention_heads=2)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **sizes))
+
+
+def counting_text(documents: int = 64, seed: int = 0) -> SequenceDataset:
+    """Documents that count up by a step of their own, modulo the vocabulary: easy to learn, not at once."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(documents):
+        start, step = torch.randint(VOCABULARY, (2,), generator=generator).tolist()
+        tokens = [(start + i * (1 + step % 3)) % VOCABULARY for i in range(40)]
+        made.append(Document(tokens, [i >= 10 for i in range(40)]))
+    return SequenceDataset(DocumentIndex.of(TokenStore.from_documents(made)), T)
+
+
+def config(output: Path, **changes: Any) -> EBFTConfig:
+    settings: dict[str, Any] = dict(
+        output_dir=str(output),
+        use_cpu=True,
+        context_length=T,
+        horizon=4,
+        stride=4,
+        samples=4,
+        per_device_train_batch_size=8,
+        learning_rate=1e-3,
+        warmup_steps=0,
+        max_steps=4,
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+        samples_every=0,
+    )
+    return EBFTConfig(**{**settings, **changes})
+
+
+def weights(model: Any) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """Models this small are faster on one thread, and bit-exact on any machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def half_trained() -> dict[str, Tensor]:
+    """A model that has seen some of the text, so that its rollouts and features mean something."""
+    model, data = small_model(), counting_text()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(45):
+        rows = [data[(step * 8 + i) % len(data)]["input_ids"] for i in range(8)]
+        ids = torch.stack(rows)
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize(("gamma", "whitening"), [(0.0, "none"), (0.0, "reference"), (0.1, "reference")])
+def test_a_model_learns(tmp_path: Path, half_trained: dict[str, Tensor], gamma: float, whitening: str) -> None:
+    """Feature-matching loss falls, with and without cross-entropy beside it; so does cross-entropy."""
+    model = small_model()
+    model.load_state_dict(half_trained)
+    args = config(
+        tmp_path, max_steps=150, gamma=gamma, whitening=whitening, learning_rate=3e-4, logging_steps=50, temperature=1.0
+    )
+    trainer = EBFTTrainer(model, args, counting_text(), counting_text(seed=1))
+    before = trainer.evaluate()
+    trainer.train()
+    after = trainer.evaluate()
+    assert after["eval_cfm"] < before["eval_cfm"] - before["eval_cfm_se"]
+    assert after["eval_cross_entropy"] < before["eval_cross_entropy"]
+
+
+def test_accumulated_micro_batches_equal_one_batch(tmp_path: Path) -> None:
+    results = []
+    for batch, accumulation, at_once in ((8, 1, None), (2, 4, None), (4, 2, 3)):
+        args = config(
+            tmp_path / f"{batch}-{at_once}",
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=accumulation,
+            rollout_batch_size=at_once,
+            gamma=0.1,
+            document_masks=True,
+            optim="sgd",  # Adam's first steps are signs of gradients, which rounding flips where they are near zero
+            learning_rate=0.1,
+        )
+        trainer = EBFTTrainer(small_model(), args, counting_text())
+        trainer.train()
+        log = [entry for entry in trainer.state.log_history if "reward" in entry]
+        results.append((weights(trainer.model), log))
+    first_weights, first_log = results[0]
+    for other_weights, other_log in results[1:]:
+        for name, value in first_weights.items():
+            torch.testing.assert_close(other_weights[name], value, rtol=1e-4, atol=1e-6)
+        for mine, other in zip(first_log, other_log, strict=True):
+            for name in ("loss", "reward", "grad_norm", "ebft/cross_entropy", "entropy", "ebft/cfm", "ebft/distinct"):
+                assert mine[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradient_checkpointing_changes_nothing(tmp_path: Path, checkpointing: bool) -> None:
+    args = config(tmp_path / str(checkpointing), gradient_checkpointing=checkpointing, gamma=0.1, max_steps=2)
+    trainer = EBFTTrainer(small_model(), args, counting_text())
+    trainer.train()
+    plain = EBFTTrainer(small_model(), config(tmp_path / "plain", gamma=0.1, max_steps=2), counting_text())
+    plain.train()
+    for name, value in weights(plain.model).items():
+        torch.testing.assert_close(weights(trainer.model)[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_evaluation_repeats_and_does_not_disturb_training(tmp_path: Path) -> None:
+    quiet = EBFTTrainer(small_model(), config(tmp_path / "quiet"), counting_text(), counting_text(seed=1))
+    quiet.train()
+    watched_args = config(tmp_path / "watched", eval_strategy="steps", eval_steps=1)
+    watched = EBFTTrainer(small_model(), watched_args, counting_text(), counting_text(seed=1))
+    first, again = watched.evaluate(), watched.evaluate()
+    assert {k: v for k, v in first.items() if "runtime" not in k} == {
+        k: v for k, v in again.items() if "runtime" not in k
+    }
+    watched.train()
+    for name, value in weights(quiet.model).items():
+        assert torch.equal(weights(watched.model)[name], value), name
+
+
+def test_evaluation_equals_plain_cross_entropy(tmp_path: Path) -> None:
+    model, data = small_model(), counting_text(seed=1)
+    trainer = EBFTTrainer(model, config(tmp_path), counting_text(), data)
+    found = trainer.evaluate()
+    total, count, answers, answer_count = 0.0, 0, 0.0, 0
+    with torch.no_grad():
+        for row in range(len(data)):
+            real = int((data[row]["document_ids"] >= 0).sum())
+            ids = data[row]["input_ids"][None, :real]
+            losses = torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="none")
+            flags = data[row]["answer_mask"][1:real]
+            total, count = total + float(losses.sum()), count + real - 1
+            answers, answer_count = answers + float(losses[flags].sum()), answer_count + int(flags.sum())
+    assert found["eval_cross_entropy"] == pytest.approx(total / count, rel=1e-4)
+    assert found["eval_answer_cross_entropy"] == pytest.approx(answers / answer_count, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"anchors": "answer_start", "horizon": 12},
+        {"anchors": "answer_start", "horizon": 12, "document_masks": True},
+        {"answer_only": True},
+        {"document_masks": True, "answer_only": True, "gamma": 0.1},
+        {"whitening": "both", "alpha": 0.5},
+        {"kl_weight": 0.1},
+        {"feature_source": "random", "feature_pooling": "mean", "feature_normalize": "joint"},
+        {"feature_source": "average"},
+        {"feature_layers": [0, 0.5, 4]},
+        {"samples": 1, "eval_samples": 2},
+        {"save_log_spaced": True, "save_strategy": "steps", "save_steps": 3},
+    ],
+    ids=str,
+)
+def test_every_option_trains(tmp_path: Path, changes: dict[str, Any]) -> None:
+    start = weights(small_model())
+    args = config(tmp_path, max_steps=2, **changes)
+    trainer = EBFTTrainer(small_model(), args, counting_text(), counting_text(documents=8, seed=1))
+    trainer.train()
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+    assert any(not torch.equal(start[name], value) for name, value in weights(trainer.model).items())
+    assert trainer.evaluate()["eval_cfm"] > 0
+    if "save_log_spaced" in changes:
+        assert {p.name for p in tmp_path.glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-2"}
+
+
+def test_kl_keeps_the_model_near_its_start(tmp_path: Path) -> None:
+    moved = []
+    for weight in (0.0, 30.0):
+        model = small_model()
+        args = config(tmp_path / str(weight), kl_weight=weight, max_steps=20, learning_rate=1e-3)
+        trainer = EBFTTrainer(model, args, counting_text(), counting_text(documents=8, seed=1))
+        ids = counting_text()[0]["input_ids"][None]
+        before = model(ids).logits.log_softmax(-1).detach()
+        trainer.train()
+        after = model(ids).logits.log_softmax(-1).detach()
+        moved.append(float((before.exp() * (before - after)).sum(-1).mean()))
+    assert moved[1] < moved[0] / 2
+
+
+def test_lora_uses_the_base_model_as_frozen_network_and_saves_an_adapter(tmp_path: Path) -> None:
+    model = small_model()
+    start = weights(model)
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], task_type="CAUSAL_LM")
+    args = config(tmp_path, kl_weight=0.01, learning_rate=1e-2)
+    trainer = EBFTTrainer(model, args, counting_text(), counting_text(documents=8, seed=1), peft_config=adapter)
+    assert trainer.features.source == "adapter_off"
+    assert trainer.reference is None
+    trainer.train()
+    assert all(
+        torch.equal(start[n.replace(".base_layer", "")], p) for n, p in model.named_parameters() if "lora" not in n
+    )
+    trainer.save_model(str(tmp_path / "adapter"))
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+
+
+def test_what_is_logged(tmp_path: Path) -> None:
+    args = config(tmp_path, gamma=0.1, eval_strategy="steps", eval_steps=2, samples_every=2)
+    EBFTTrainer(small_model(), args, counting_text(), counting_text(documents=8, seed=1)).train()
+    entries = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    training = next(e for e in entries if "reward" in e)
+    for name in (
+        "loss reward reward_std entropy num_tokens step_time grad_norm learning_rate ebft/alignment ebft/diversity "
+        "ebft/distinct ebft/cfm ebft/cross_entropy ebft/policy_loss ebft/seconds_rollout ebft/seconds_features "
+        "ebft/seconds_rewards ebft/seconds_update ebft/tokens_per_second"
+    ).split():
+        assert name in training, name
+    assert training["reward"] == pytest.approx(training["ebft/alignment"] - training["ebft/diversity"], abs=1e-6)
+    evaluation = next(e for e in entries if "eval_cfm" in e)
+    for name in ("cross_entropy", "answer_cross_entropy", "cfm", "whitened_proxy"):
+        assert evaluation[f"eval_{name}_se"] > 0
+    table = (tmp_path / "samples" / "step-000002.md").read_text()
+    assert "| truth |" in table
+    assert table.count("| sample ") == 4 * 4
+
+
+def test_divergence_stops_with_what_to_try(tmp_path: Path) -> None:
+    trainer = EBFTTrainer(small_model(), config(tmp_path), counting_text())
+    with torch.no_grad():
+        trainer.model.lm_head.weight[0].fill_(float("nan"))
+    with pytest.raises(TrainingDiverged, match="try a lower learning_rate"):
+        trainer.train()
+    with pytest.raises(TrainingDiverged, match="max_reward"):
+        EBFTTrainer(small_model(), config(tmp_path, max_reward=1e-6), counting_text()).train()
+
+
+def test_the_final_model_is_an_ordinary_one(tmp_path: Path) -> None:
+    trainer = EBFTTrainer(small_model(), config(tmp_path), counting_text())
+    trainer.train()
+    trainer.save_model(str(tmp_path / "final"))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
+    assert loaded.config._attn_implementation != "ebft"
+    ids = counting_text()[0]["input_ids"][None, :8]
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, trainer.model(ids).logits)
+    assert loaded.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0).shape == (1, 12)
+
+
+def test_dropout_is_turned_off(tmp_path: Path) -> None:
+    model = tiny_model("gpt2", vocab_size=VOCABULARY)
+    EBFTTrainer(model, config(tmp_path, max_steps=1), counting_text()).train()
+    assert all(m.p == 0 for m in model.modules() if isinstance(m, torch.nn.Dropout))
+
+
+def test_rows_of_text_need_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="processing_class"):
+        EBFTTrainer(small_model(), config(tmp_path), [{"text": "a"}])
