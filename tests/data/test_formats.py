@@ -145,7 +145,7 @@ class TestMessages:
             encode({"messages": messages}, byte_tokenizer())
 
     def test_no_chat_template(self) -> None:
-        with pytest.raises(DataError, match="no chat template.*use 'prompt' and 'completion'"):
+        with pytest.raises(DataError, match=r"no chat template.*use 'prompt' and 'completion'"):
             encode({"messages": [message(USER, "a")]}, byte_tokenizer(chat_template=None))
 
     def test_template_that_refuses_a_conversation(self) -> None:

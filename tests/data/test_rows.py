@@ -92,6 +92,17 @@ class TestFolders:
         assert [row["text"] for row in read(tmp_path, "validation")] == ["validation"]
         assert [row["text"] for row in read(tmp_path, "test")] == ["test_a"]
 
+    def test_a_split_that_is_not_there_never_falls_back_to_another(self, tmp_path: Path) -> None:
+        for name in ("train", "test"):
+            write_jsonl(tmp_path / f"{name}.jsonl", [{"text": name}])
+        with pytest.raises(DataError, match="no files of the split 'validation'; there is 'train', 'test'"):
+            read(tmp_path, "validation")
+
+    def test_modules_of_a_program_are_no_splits(self, tmp_path: Path) -> None:
+        for name in ("model", "test_model", "train"):
+            (tmp_path / f"{name}.py").write_text(name)
+        assert [row["text"] for row in read(tmp_path)] == ["model", "test_model", "train"]
+
 
 class TestBuiltin:
     def test_functions_have_signature_and_docstring_as_prompt_and_the_rest_as_completion(self) -> None:

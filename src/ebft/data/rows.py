@@ -16,6 +16,7 @@ from ebft.data import builtin
 
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 TEXT_FILES = (".txt", ".md", ".rst", ".py")
+SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")
 
 Row = dict[str, Any]
 
@@ -62,8 +63,18 @@ def _files_of(folder: Path, split: str) -> list[Path]:
     if not files:
         kinds = ", ".join(ROW_FILES + TEXT_FILES)
         raise DataError(f"{folder}: no data files in this folder; expected one of {kinds}")
-    of_split = [p for p in files if p.stem == split or p.stem.startswith((f"{split}-", f"{split}_", f"{split}."))]
+    of_split = [p for p in files if _is_named_by(p, split)]
+    others = [name for name in SPLITS if any(_is_named_by(p, name) for p in files)]
+    if not of_split and others:  # never validation on training files because of a name
+        raise DataError(f"{folder}: no files of the split {split!r}; there is {', '.join(map(repr, others))}")
     return of_split or files
+
+
+def _is_named_by(file: Path, split: str) -> bool:
+    """`train.jsonl`, `train-0001.parquet`; not `train.py`, which in a folder of sources is just a module."""
+    if file.suffix not in (*ROW_FILES, ".txt"):
+        return False
+    return file.stem == split or file.stem.startswith((f"{split}-", f"{split}_", f"{split}."))
 
 
 def _read_file(file: Path) -> Iterator[Row]:

