@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: help setup demo test lint test-gpu bench clean
 
 help:
-	@echo "make demo      set up, then train a small model with EBFT and show what it learnt"
+	@echo "make demo      set up, fetch SmolLM2-135M, fine-tune it with EBFT on the CPU, show before and after"
 	@echo "make test      set up, then lint, type checks and all tests that need no GPU"
 	@echo "make test-gpu  the tests of the GPU backends, with the python and torch that are installed"
 	@echo "make bench     one iteration against the released code's way, on the CPU"
@@ -22,7 +22,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(INSTALLED)
-	$(BIN)/python examples/tiny.py
+	$(BIN)/ebft fetch smollm2-135m
+	$(BIN)/ebft train --config recipes/quickstart.yaml --resume
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

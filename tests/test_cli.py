@@ -402,7 +402,7 @@ class TestBadInput:
         ("arguments", "what"),
         [
             (["--feature_source", "adapter_off"], "adapter_off"),
-            (["--feature_layers", "99"], "feature_layers"),
+            (["--feature_layers", "99"], "holds 99 but the network has 2 layers"),
             (["--attention_backend", "flex"], "flex"),
             (["--feature_model", "./no-such-model"], "no-such-model"),
         ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,9 @@ BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     command = list(sys.argv[1:] if arguments is None else arguments)
+    # Before torch starts its threads: let them sleep, not spin, while they wait for each other. On a machine that does
+    # something else as well, spinning makes training ten times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if not command or command[0] in ("-h", "--help"):
         print(_USAGE)
         return 0 if command else BAD_INPUT
@@ -86,12 +88,12 @@ def _train(arguments: list[str]) -> int:
         return _complain(str(error), FAILED, output)
     except KeyboardInterrupt:
         return _complain("stopped", INTERRUPTED, output)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except Exception as error:
+        if not checkpoints.is_disk_full(error, output):
             raise
         if output is not None:
             checkpoints.remove_incomplete(output)  # the half-written one only takes room
-        return _complain(f"the disk is full: {error.filename or output}", FAILED, output)
+        return _complain(f"the disk is full: {getattr(error, 'filename', None) or output}", FAILED, output)
     if results:
         _print_table([("on held-out sequences", "before", "after"), *before_and_after(results)])
         left = {"model": "final", "curves": "curves.png", "samples": "samples", "metrics": "metrics.jsonl"}

@@ -11,9 +11,12 @@ import difflib
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
+import torch
 from transformers import TrainingArguments
 
 from ebft.method.rewards import Whitening
+
+LARGER_IS_BETTER = ("whitened_proxy", "reward")
 
 
 class ConfigError(ValueError):
@@ -59,7 +62,7 @@ class EBFTConfig(TrainingArguments):
 
     # ---- the frozen feature network
     feature_layers: list[float] = _option(
-        [0.25, 0.5, 0.75], "hidden states to tap: fractions of the depth, or layer numbers", "features"
+        [0.25, 0.5, 0.75], "hidden states to tap: up to 1, fractions of the depth; above, layer numbers", "features"
     )
     feature_pooling: str = _option("last", "last token of the completion, or mean over its tokens", "features")
     feature_normalize: str = _option(
@@ -112,6 +115,13 @@ class EBFTConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         check_method(self)
+        if self.bf16 and not torch.accelerator.is_available():
+            self.use_cpu = True  # so that a recipe for a GPU loads, and can be looked at, on any machine
+        if self.load_best_model_at_end or self.save_strategy == "best":
+            self.metric_for_best_model = self.metric_for_best_model or "cfm"
+        if self.metric_for_best_model is not None and self.greater_is_better is None:
+            # Not transformers' rule, which takes everything but a loss for better when larger.
+            self.greater_is_better = self.metric_for_best_model.removeprefix("eval_") in LARGER_IS_BETTER
         super().__post_init__()
 
 
@@ -154,6 +164,16 @@ class DataConfig:
     completion_column: str = _option("completion", "column of completions", "data")
     messages_column: str = _option("messages", "column of conversations", "data")
 
+    def __post_init__(self) -> None:
+        if self.validation_split < 0:
+            raise ConfigError(f"validation_split={self.validation_split} must be 0 (none), a share below 1 or a number")
+        if self.validation_sequences < 1:
+            raise ConfigError(
+                f"validation_sequences={self.validation_sequences} must be at least 1; for none, set validation_split=0"
+            )
+        if self.limit_documents is not None and self.limit_documents < 1:
+            raise ConfigError(f"limit_documents={self.limit_documents} must be at least 1, or none")
+
     @property
     def columns(self) -> dict[str, str]:
         return {name: getattr(self, f"{name}_column") for name in ("text", "prompt", "completion", "messages")}
@@ -182,6 +202,9 @@ def check_method(config: EBFTConfig) -> None:
     for name in ("gamma", "kl_weight"):
         if getattr(config, name) < 0:
             raise ConfigError(f"{name}={getattr(config, name)} must not be negative")
+    for name in ("rollout_batch_size", "eval_samples"):
+        if getattr(config, name) is not None and getattr(config, name) < 1:
+            raise ConfigError(f"{name}={getattr(config, name)} must be at least 1, or none")
     if config.samples < 2 and (config.eval_samples or 1) < 2:
         raise ConfigError("samples=1 leaves no unbiased feature-matching loss to evaluate; set eval_samples=2 or more")
     if config.feature_model is not None and config.feature_source != "auto":

@@ -13,8 +13,9 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 DRIVER = Path(__file__).parent / "driver.py"
 STEPS = 8

@@ -233,11 +233,27 @@ def test_what_is_logged(tmp_path: Path) -> None:
     EBFTTrainer(small_model(), args, counting_text(), counting_text(documents=8, seed=1)).train()
     entries = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     training = next(e for e in entries if "reward" in e)
-    for name in (
-        "loss reward reward_std entropy num_tokens step_time grad_norm learning_rate ebft/alignment ebft/diversity "
-        "ebft/distinct ebft/cfm ebft/cross_entropy ebft/policy_loss ebft/seconds_rollout ebft/seconds_features "
-        "ebft/seconds_rewards ebft/seconds_update ebft/tokens_per_second"
-    ).split():
+    for name in [
+        "loss",
+        "reward",
+        "reward_std",
+        "entropy",
+        "num_tokens",
+        "step_time",
+        "grad_norm",
+        "learning_rate",
+        "ebft/alignment",
+        "ebft/diversity",
+        "ebft/distinct",
+        "ebft/cfm",
+        "ebft/cross_entropy",
+        "ebft/policy_loss",
+        "ebft/seconds_rollout",
+        "ebft/seconds_features",
+        "ebft/seconds_rewards",
+        "ebft/seconds_update",
+        "ebft/tokens_per_second",
+    ]:
         assert name in training, name
     assert training["reward"] == pytest.approx(training["ebft/alignment"] - training["ebft/diversity"], abs=1e-6)
     evaluation = next(e for e in entries if "eval_cfm" in e)

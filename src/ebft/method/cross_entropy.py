@@ -124,20 +124,25 @@ class _WeightedCrossEntropy(torch.autograd.Function):
                     grad_weight.addmm_(gradient.t(), hidden_c)
                 else:
                     grad_weight += full_product(gradient.t(), hidden_c)
+            del logits, scaled, log_p, p, gradient  # before the next chunk of logits is made
 
         loss = -(rows.weights * log_probs).sum()
         if rows.kl_weights is not None:
             loss = loss + (rows.kl_weights * kl).sum()
-        ctx.grads = (grad_hidden, grad_weight, grad_bias)
+        ctx.grads = [grad_hidden, grad_weight, grad_bias]
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         ctx.mark_non_differentiable(log_probs, entropy, kl)
         return loss, log_probs, entropy, kl
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        # In place, the head's gradient being as large as the head; so there is no second time.
+        if ctx.grads is None:
+            raise RuntimeError("the loss was differentiated twice; compute it again instead of retaining the graph")
         grads = tuple(
-            None if g is None else (g * grad_loss).to(dtype) for g, dtype in zip(ctx.grads, ctx.dtypes, strict=True)
+            None if g is None else g.mul_(grad_loss).to(dtype) for g, dtype in zip(ctx.grads, ctx.dtypes, strict=True)
         )
+        ctx.grads = None
         return (*grads, None, None, None, None, None)
 
 

@@ -52,6 +52,9 @@ class _Pass:
         self.layout, self.backend = layout, backend
         self.masks: dict[Any, Any] = {}  # built once per window size, shared by the layers
 
+    def _use_flex(self, q: Tensor) -> bool:
+        return self.backend == "flex" and q.shape[-1] >= flex.SMALLEST_HEAD
+
     def _mask(self, key: Any, build: Callable[..., Any], *arguments: Any) -> Any:
         if key not in self.masks:
             self.masks[key] = build(self.layout, *arguments)
@@ -76,7 +79,7 @@ class PackedPass(_Pass):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
         """[b, heads, S, d] queries, [b, kv_heads, S, d] keys and values -> [b, heads, S, d]."""
         layout, T = self.layout, self.layout.context_length
-        if self.backend == "flex":
+        if self._use_flex(q):
             mask = self._mask(("packed", rule.window), flex.packed_mask, rule.window, q.shape[0])
             return flex.attend(q, k, v, mask, rule)
         context = self._attend_context(q[:, :, :T], k[:, :, :T], v[:, :, :T], rule)
@@ -106,7 +109,7 @@ class CachedPass(_Pass):
         layout = self.layout
         if self.step < 0:
             self.context[layer] = (k, v)
-            if self.backend == "flex":
+            if self._use_flex(q):
                 mask = self._mask(("context", rule.window), flex.context_mask, rule.window, q.shape[0])
                 return flex.attend(q, k, v, mask, rule)
             return self._attend_context(q, k, v, rule)
@@ -120,7 +123,7 @@ class CachedPass(_Pass):
         own_v[at] = v.unflatten(2, own_v.shape[2:4])
         own_k, own_v = own_k[..., : self.step + 1, :], own_v[..., : self.step + 1, :]
         context_k, context_v = self.context[layer]
-        if self.backend == "flex":
+        if self._use_flex(q):
             # Without a window all steps of a completion see the same context.
             key = ("step", rule.window, self.step if rule.window is not None else 0)
             mask = self._mask(key, flex.step_mask, rule.window, q.shape[0], self.step)

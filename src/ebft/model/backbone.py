@@ -200,7 +200,7 @@ def _check_invariant(base: PreTrainedModel) -> None:
     with evaluating(base):
         expected = base(input_ids=plain, use_cache=False).logits[0, anchor:].float()
         if not bool(torch.isfinite(expected).all()):
-            raise ValueError(f"the weights of {type(base).__name__} give NaN or infinite logits; load another checkpoint")
+            raise ValueError(f"the weights of {type(base).__name__} give NaN or infinite logits; load another one")
         try:
             packed_pass = PackedPass(layout, "sdpa")
             hidden = run_decoder(decoder_of(base), packed, layout.position_ids, packed_pass)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ebft.model.attention import Rule
 
 
+# FlexAttention's own limit; narrower heads (toy models) go through the sdpa backend.
+SMALLEST_HEAD = 16
 # Not "AUTO": that takes a decoding kernel for fewer than 128 queries, which has no variant for most of our masks.
 _KERNEL = {"BACKEND": "TRITON"}
 

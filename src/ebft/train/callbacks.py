@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ AVERAGE_FILE = "feature_average.safetensors"
 
 
 def standard(trainer: EBFTTrainer) -> list[TrainerCallback]:
-    return [MetricsFile(), Checkpoints(trainer), FeatureAverage(trainer), Samples(trainer)]
+    return [MetricsFile(), Checkpoints(trainer), FeatureAverage(trainer), Samples(trainer), OptimizerTime(trainer)]
 
 
 class MetricsFile(TrainerCallback):
@@ -116,6 +117,21 @@ class Samples(TrainerCallback):
             write_table(
                 Path(args.output_dir) / "samples", state.global_step, window.example, self.trainer.processing_class
             )
+
+
+class OptimizerTime(TrainerCallback):
+    """The optimiser's step, timed beside the phases that the trainer times itself."""
+
+    def __init__(self, trainer: EBFTTrainer) -> None:
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.start = time.perf_counter()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.trainer._seconds["optimizer"] += time.perf_counter() - self.start
 
 
 SHOWN = {"reward": "reward", "ebft/cfm": "cfm", "ebft/cross_entropy": "ce", "ebft/distinct": "distinct"}

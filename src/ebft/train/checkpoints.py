@@ -5,6 +5,7 @@ A run that is killed while it writes a checkpoint leaves one without a mark; res
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -68,3 +69,15 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_disk_full(error: BaseException, output_dir: Path | None) -> bool:
+    """Libraries report a full disk each in their own way; where the words are missing, the disk itself tells."""
+    if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
+        return True
+    writing = isinstance(error, RuntimeError | OSError) and "PytorchStreamWriter" in str(error) + type(error).__name__
+    folder = output_dir
+    while folder is not None and not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    nearly_full = folder is not None and shutil.disk_usage(folder).free < 16 * 2**20
+    return nearly_full and (writing or isinstance(error, RuntimeError | OSError))

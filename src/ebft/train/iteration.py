@@ -144,7 +144,6 @@ def prepare_window(
             }
         )
     metrics = _metrics(parts, layout, alignment, diversity, config)
-    metrics["num_tokens"] = float(joined["input_ids"].numel())
     metrics["ebft/packed_tokens"] = float(packed_ids.numel())
     example = {
         "input_ids": joined["input_ids"][0],

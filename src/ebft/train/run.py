@@ -126,7 +126,7 @@ def peft_config(recipe: Recipe) -> Any:
 def train(recipe: Recipe, resume: bool, dry_run: bool, command: Sequence[str]) -> dict[str, Any]:
     """Run a recipe from start to end, or go on with it. Returns the results before and after."""
     output = Path(recipe.training.output_dir or "")
-    resume_from = None if dry_run else _claim(output, resume)
+    resume_from = None if dry_run else _claim(output, resume, recipe)
     tokenizer = load_tokenizer(recipe)
     check_tokenizer(tokenizer)
     train_set, validation_set = load_data(recipe, tokenizer)
@@ -161,13 +161,35 @@ def train(recipe: Recipe, resume: bool, dry_run: bool, command: Sequence[str]) -
     return results
 
 
-def _claim(output: Path, resume: bool) -> Path | None:
+# What may change when a run goes on: how long, and what it shows and keeps.
+_MAY_CHANGE = ("output_dir", "max_steps", "num_train_epochs", "samples_every", "disable_tqdm", "report_to", "run_name")
+_MAY_CHANGE_PREFIXES = ("logging_", "save_", "eval_", "per_device_eval_")
+
+
+def _check_same_run(output: Path, recipe: Recipe) -> None:
+    """Going on with another model, other data or another method would be a different run under the same name."""
+    file = output / CONFIG_FILE
+    before = yaml.safe_load(file.read_text()) if file.exists() else None
+    if not isinstance(before, dict):
+        return
+    for name in sorted(before.keys() | recipe.given.keys()):
+        old, new = before.get(name), recipe.given.get(name)
+        if str(old) != str(new) and name not in _MAY_CHANGE and not name.startswith(_MAY_CHANGE_PREFIXES):
+            raise ConfigError(
+                f"output_dir={output} holds a run with {name}={old!r}, not {new!r}; go on with the same settings, or "
+                "choose another folder"
+            )
+
+
+def _claim(output: Path, resume: bool, recipe: Recipe) -> Path | None:
     """Make sure the output folder is ours to write in; returns the checkpoint to go on from."""
     used = (output / CONFIG_FILE).exists() or bool(checkpoints.all_checkpoints(output))
     if used and not resume:
         raise ConfigError(f"output_dir={output} already holds a run; go on with --resume, or choose another folder")
     if not used and output.is_dir() and any(output.iterdir()):
         raise ConfigError(f"output_dir={output} is not empty and holds no run; choose another folder")
+    if used:
+        _check_same_run(output, recipe)
     for cut_off in checkpoints.remove_incomplete(output) if used else ():
         print(f"{cut_off.name} was cut off while it was written; it is not used", file=sys.stderr)
     last = checkpoints.last_checkpoint(output) if used else None

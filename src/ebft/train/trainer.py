@@ -121,6 +121,7 @@ class EBFTTrainer(Trainer):
         for name, value in window.metrics.items():
             self._observed[name].append(value)
         self._window = window
+        self.state.num_input_tokens_seen += sum(batch["input_ids"].numel() for batch in batches)
         return window.micro_batches, window.generated_tokens
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
@@ -199,6 +200,7 @@ class EBFTTrainer(Trainer):
                 logs["ebft/tokens_per_second"] = logs["ebft/packed_tokens"] / logs["step_time"]
             if torch.cuda.is_available():
                 logs["ebft/peak_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+            logs["num_tokens"] = self.state.num_input_tokens_seen
             self._observed.clear()
             self._seconds.clear()
         super().log(logs, start_time)
