@@ -90,6 +90,8 @@ def _train(arguments: list[str]) -> int:
         return _complain("stopped", INTERRUPTED, output)
     except Exception as error:
         if not checkpoints.is_disk_full(error, output):
+            if isinstance(error, PermissionError):
+                return _complain(f"{error.filename}: permission denied", FAILED, output)
             raise
         if output is not None:
             checkpoints.remove_incomplete(output)  # the half-written one only takes room

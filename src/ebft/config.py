@@ -195,7 +195,7 @@ def check_method(config: EBFTConfig) -> None:
             f"horizon={config.horizon} with stride={config.stride} does not fit in context_length="
             f"{config.context_length}; use horizon<={config.context_length - config.stride} or a longer context"
         )
-    if config.temperature <= 0:
+    if not config.temperature > 0:
         raise ConfigError(f"temperature={config.temperature} must be above 0: greedy rollouts have no policy gradient")
     if not 0 <= config.alpha <= 1:
         raise ConfigError(f"alpha={config.alpha} must lie between 0 and 1")

@@ -163,3 +163,11 @@ def _describe(options: list[Any]) -> str:
         if kind is not type(None)
     ]
     return " or ".join(dict.fromkeys(found))
+
+
+def as_given(name: str, values: dict[str, Any]) -> Any:
+    """What a setting is with these values: the one given, as its type, or the default."""
+    if name in values:
+        return convert(name, values[name], field_types()[name])
+    default = next(f for f in fields(known_fields()[name]) if f.name == name)
+    return default.default_factory() if callable(default.default_factory) else default.default

@@ -22,6 +22,7 @@ from ebft.data.rows import DataError, Row
 class Document:
     tokens: list[int]
     answers: list[bool]
+    ends_with_answer: bool = True
 
 
 def check_tokenizer(tokenizer: Any, vocabulary_size: int | None = None) -> None:
@@ -68,10 +69,14 @@ def _text(value: Any, column: str) -> str:
 
 
 def _ended(document: Document, tokenizer: Any) -> Document:
-    end = tokenizer.eos_token_id
-    if document.tokens and document.tokens[-1] == end:
-        return document
-    return Document([*document.tokens, end], [*document.answers, True])
+    """Exactly one end token at the end. Chat templates often put a line break behind theirs, which nobody needs."""
+    end, tokens = tokenizer.eos_token_id, document.tokens
+    if end in tokens[-3:]:
+        last = len(tokens) - 1 - tokens[::-1].index(end)
+        if last == len(tokens) - 1 or not tokenizer.decode(tokens[last + 1 :]).strip():
+            return Document(tokens[: last + 1], document.answers[: last + 1])
+    # The end of a prompt or of a user's turn is nothing the model has to say.
+    return Document([*tokens, end], [*document.answers, document.ends_with_answer])
 
 
 def _from_parts(prompt: str, completion: str, tokenizer: Any) -> Document:
@@ -112,4 +117,4 @@ def _from_messages(messages: Any, first_answer: int, tokenizer: Any) -> Document
         stretches.append((len(before), len(after)))
     encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
     answers = [any(a < end and start < b for a, b in stretches) for start, end in encoded["offset_mapping"]]
-    return Document(encoded["input_ids"], answers)
+    return Document(encoded["input_ids"], answers, ends_with_answer=messages[-1]["role"] == "assistant")

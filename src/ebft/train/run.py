@@ -21,7 +21,7 @@ from ebft.data.packing import DocumentIndex, SequenceDataset, mix
 from ebft.data.rows import DataError
 from ebft.data.store import TokenStore, tokenize_source
 from ebft.model.backbone import embedding_size
-from ebft.recipe import Recipe
+from ebft.recipe import Recipe, as_given
 from ebft.train import checkpoints, plan, report
 from ebft.train.callbacks import LiveProgress
 from ebft.train.trainer import EBFTTrainer, check_sequences, pad_token_id
@@ -135,14 +135,15 @@ def train(recipe: Recipe, resume: bool, dry_run: bool, command: Sequence[str]) -
     if dry_run:
         plan.show(recipe, train_set, validation_set, model, tokenizer)
         return {}
-    output.mkdir(parents=True, exist_ok=True)
-    _save_recipe(recipe, output)
     trainer = EBFTTrainer(
         model, recipe.training, train_set, validation_set, tokenizer, peft_config(recipe), [LiveProgress()]
     )
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
 
+    # Only now: settings that the trainer refuses leave nothing behind.
+    output.mkdir(parents=True, exist_ok=True)
+    _save_recipe(recipe, output)
     results = _read_results(output)
     if validation_set is not None and "before" not in results:
         # The model as it was loaded: also when the run goes on from a checkpoint that had no evaluation before it.
@@ -173,8 +174,10 @@ def _check_same_run(output: Path, recipe: Recipe) -> None:
     if not isinstance(before, dict):
         return
     for name in sorted(before.keys() | recipe.given.keys()):
-        old, new = before.get(name), recipe.given.get(name)
-        if str(old) != str(new) and name not in _MAY_CHANGE and not name.startswith(_MAY_CHANGE_PREFIXES):
+        if name in _MAY_CHANGE or name.startswith(_MAY_CHANGE_PREFIXES):
+            continue
+        old, new = (as_given(name, values) for values in (before, recipe.given))
+        if old != new:
             raise ConfigError(
                 f"output_dir={output} holds a run with {name}={old!r}, not {new!r}; go on with the same settings, or "
                 "choose another folder"

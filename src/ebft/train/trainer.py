@@ -27,6 +27,7 @@ from ebft.data.rows import DataError
 from ebft.data.store import tokenize_rows
 from ebft.method.cross_entropy import Reference
 from ebft.method.losses import ebft_loss
+from ebft.model.attention import resolve_backend
 from ebft.model.backbone import embedding_size, output_head, packed_hidden_states, prepare_model
 from ebft.model.features import FeatureNetwork
 from ebft.train import callbacks as standard_callbacks
@@ -84,6 +85,8 @@ class EBFTTrainer(Trainer):
             model = get_peft_model(model, peft_config)
         if args.disable_dropout:
             disable_dropout(model)
+        backend: Any = args.attention_backend
+        resolve_backend(backend, args.device)  # an error here costs nothing yet
         self.pad_token_id = pad_token_id(processing_class)
         self.end_token_ids = _end_token_ids(processing_class) if args.document_masks else None
         self._seconds: dict[str, float] = defaultdict(float)
@@ -110,6 +113,10 @@ class EBFTTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
+        if self.state.global_step >= self.state.max_steps:
+            # Resumed from the last step's checkpoint: the Trainer would take one more step before it looks.
+            self.control.should_training_stop = True
+            return [], None
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not batches:
             return batches, None
@@ -252,13 +259,17 @@ class EBFTTrainer(Trainer):
         }
         dtype = torch.bfloat16 if args.bf16 else None
         if args.feature_model is not None:
-            return FeatureNetwork.from_pretrained(
-                args.feature_model,
-                like=self.model,
-                tokenizer=self.processing_class,
-                model_kwargs={"dtype": dtype or torch.float32},
-                **common,
-            )
+            try:
+                return FeatureNetwork.from_pretrained(
+                    args.feature_model,
+                    like=self.model,
+                    tokenizer=self.processing_class,
+                    model_kwargs={"dtype": dtype or torch.float32},
+                    **common,
+                )
+            except OSError as error:
+                reason = str(error).strip().splitlines()[0]
+                raise ConfigError(f"feature_model={args.feature_model!r} cannot be loaded: {reason}") from None
         source: Any = args.feature_source
         if source == "auto":
             source = "adapter_off" if hasattr(self.model, "disable_adapter") else "copy"
