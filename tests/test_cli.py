@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ebft import cli
 from ebft.config import DataConfig, EBFTConfig, ModelConfig, own_fields
-from tests.tokenizers import END, byte_tokenizer, save_tiny_model
+from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
 
 ROWS = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}, that is all"} for a in range(6) for b in range(6)]
 SETTINGS = {

@@ -6,7 +6,7 @@ import pytest
 
 from ebft.data.formats import Document, check_tokenizer, encode
 from ebft.data.rows import DataError
-from tests.tokenizers import END, PAD, VOCABULARY, byte_tokenizer
+from tests.tiny_tokenizer import END, PAD, VOCABULARY, byte_tokenizer
 
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
 

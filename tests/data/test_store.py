@@ -13,7 +13,7 @@ from ebft.data import store as store_module
 from ebft.data.formats import encode
 from ebft.data.rows import DataError, read_rows
 from ebft.data.store import TokenStore, cache_directory, tokenize_rows, tokenize_source
-from tests.tokenizers import PAD, byte_tokenizer
+from tests.tiny_tokenizer import PAD, byte_tokenizer
 
 
 class Counting:

@@ -13,9 +13,8 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
 from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 DRIVER = Path(__file__).parent / "driver.py"
 STEPS = 8

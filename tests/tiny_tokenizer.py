@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.models import tiny_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 END, PAD, TURN = "<end>", "<pad>", "</turn>"
 VOCABULARY = 256 + 3
