@@ -637,3 +637,24 @@ def test_a_layout_without_rows_fits_every_batch() -> None:
     layout = StridedLayout(8, 2, 2, 1, document_ids=ids(8))
     layout.check_batch(1)
     layout.check_batch(7)
+
+
+def test_selected_rows_have_the_masks_of_the_whole_batch() -> None:
+    documents = torch.tensor([[0] * 5 + [1] * 7, [0] * 12, [0] * 9 + [-1] * 3])
+    whole = StridedLayout(12, 2, 2, 2, document_ids=documents, fixed_shape=True)
+    part = whole.select_rows(slice(1, 3))
+    assert part.batch_size == 2
+    for name in ("anchor_mask", "truth_lengths", "truth_mask", "position_ids", "truth_slots"):
+        assert torch.equal(getattr(part, name), getattr(whole, name)[1:3]), name
+    assert torch.equal(part.attention_mask(), whole.attention_mask()[1:3])
+    alike = StridedLayout(12, 2, 2, 2)
+    assert alike.select_rows(slice(0, 1)) is alike
+
+
+def test_a_batch_without_anchors_passes_if_asked_for() -> None:
+    ids = torch.arange(12)
+    with pytest.raises(ValueError, match="no valid anchor"):
+        StridedLayout(12, 2, 2, 2, document_ids=ids)
+    layout = StridedLayout(12, 2, 2, 2, document_ids=ids, fixed_shape=True, allow_empty=True)
+    assert not layout.anchor_mask.any()
+    assert layout.num_anchors == 5

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ebft.method.sampling import check_sampling, sample_tokens, truncate, uniforms
+from ebft.method.sampling import check_sampling, sample_tokens, sequence_seeds, truncate, uniforms
 
 SETTINGS = settings(max_examples=50, deadline=None)
 
@@ -233,3 +233,12 @@ def test_bad_settings_are_told(temperature: float, top_k: int | None, top_p: flo
 def test_good_settings_pass() -> None:
     check_sampling(0, None, None)
     check_sampling(0.6, 1, 1.0)
+
+
+def test_sequence_seeds_depend_on_run_step_and_sequence_alone() -> None:
+    ids = torch.arange(1000)
+    seeds = sequence_seeds(3, 7, ids)
+    assert len(set(seeds.tolist())) == 1000
+    assert torch.equal(sequence_seeds(3, 7, ids[[5, 2]]), seeds[[5, 2]])
+    for other in (sequence_seeds(4, 7, ids), sequence_seeds(3, 8, ids)):
+        assert not set(other.tolist()) & set(seeds.tolist())

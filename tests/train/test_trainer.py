@@ -295,3 +295,27 @@ def test_dropout_is_turned_off(tmp_path: Path) -> None:
 def test_rows_of_text_need_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="processing_class"):
         EBFTTrainer(small_model(), config(tmp_path), [{"text": "a"}])
+
+
+@pytest.mark.parametrize("metric", ["cfm", "whitened_proxy"])
+def test_the_best_checkpoint_is_the_best(tmp_path: Path, metric: str) -> None:
+    """Smaller is better but for the proxy and the reward, and the best one survives the limit."""
+    args = config(
+        tmp_path,
+        max_steps=6,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="steps",
+        save_steps=2,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        metric_for_best_model=metric,
+        learning_rate=3e-3,
+    )
+    trainer = EBFTTrainer(small_model(), args, counting_text(), counting_text(documents=8, seed=1))
+    trainer.train()
+    seen = {e["step"]: e[f"eval_{metric}"] for e in trainer.state.log_history if f"eval_{metric}" in e}
+    best = (max if metric == "whitened_proxy" else min)(seen, key=lambda step: seen[step])
+    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best}")
+    assert (tmp_path / f"checkpoint-{best}" / "COMPLETE").exists()
+    assert trainer.evaluate()[f"eval_{metric}"] == pytest.approx(seen[best], rel=1e-5)
