@@ -224,5 +224,5 @@ class TestErrors:
         assert not stores(cache)
 
     def test_no_rows_in_memory(self) -> None:
-        with pytest.raises(DataError, match="the dataset is empty"):
+        with pytest.raises(DataError, match="the dataset: no rows"):
             tokenize_rows([], byte_tokenizer())

@@ -6,6 +6,7 @@ renamed when it is whole: one that was cut off is never taken for complete.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import itertools
 import json
@@ -94,11 +95,12 @@ def tokenize_source(
 
 
 def tokenize_rows(rows: Iterable[Row], tokenizer: Any, columns: dict[str, str] | None = None) -> TokenStore:
-    """The tokens of rows given as a `datasets.Dataset` or a list of dictionaries."""
-    documents = list(_with_progress(_encoded(iter(rows), tokenizer, columns, "the dataset"), "tokenising"))
-    if not documents:
-        raise DataError("the dataset is empty")
-    return TokenStore.from_documents(documents)
+    """The tokens of rows given as a `datasets.Dataset` or a list of dictionaries: on disk while the process lives."""
+    folder = Path(tempfile.mkdtemp(prefix="ebft-tokens-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    documents = _encoded(iter(rows), tokenizer, columns, "the dataset")
+    _write(folder, _with_progress(documents, "tokenising"), "the dataset")
+    return TokenStore.open(folder)
 
 
 def _encoded(rows: Iterator[Row], tokenizer: Any, columns: dict[str, str] | None, source: str) -> Iterator[Document]:
