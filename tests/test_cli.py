@@ -219,11 +219,11 @@ class TestTrain:
         plan = dict(line.split("  ", 1) for line in text.split("\n\n")[0].splitlines())
         assert plan["documents"].strip().startswith("29 with ")
         assert plan["training sequences"].strip().endswith("of 48 tokens")
-        assert plan["anchors per sequence"].strip() == "11, 2 rollouts of 4 tokens from each"
+        assert plan["anchors per sequence"].strip() == "10.5 of at most 11, 2 rollouts of 4 tokens from each"
         assert plan["tokens per step"].strip().endswith("in 2 sequences")
         assert plan["steps"].strip().startswith("3 (")
-        assert plan["compute per step"].strip().endswith("TFLOP (estimate)")
-        assert plan["memory"].strip().endswith("GiB (estimate)")
+        assert plan["compute per step"].strip().endswith("GFLOP (estimate)")
+        assert plan["memory"].strip().endswith("MiB (estimate)")
         assert "One sequence, with some of its anchors" in text
         assert "that is all" in text
         assert not output.exists()
@@ -251,13 +251,17 @@ class TestTrain:
         assert results["after"]["eval_cross_entropy"] != results["before"]["eval_cross_entropy"]
         given = yaml.safe_load((output / "recipe.yaml").read_text())
         assert given["model"] == str(model)
-        assert given["seed"] == "7"
+        assert given["seed"] == 7
         resolved = json.loads((output / "resolved.json").read_text())
         assert (resolved["seed"], resolved["horizon"], resolved["whitening"]) == (7, 4, "reference")
         assert resolved["dataset"] == [str(rows)]
         assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
         assert any((output / "samples").iterdir())
         assert {p.name for p in output.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-3"}
+
+    def test_a_run_shows_its_progress(self, finished: Finished) -> None:
+        assert "step 1: {'reward': " in finished.done.stderr
+        assert "3/3" in finished.done.stderr
 
     def test_model_card_tells_command_data_and_results(self, finished: Finished, rows: Path) -> None:
         card = (finished.output / "final" / "README.md").read_text(encoding="utf-8")
@@ -362,7 +366,7 @@ class TestBadInput:
         assert "did you mean 'stdlib-functions'?" in refused("--dataset", "stdlib-function")
 
     def test_model_that_is_not_there(self, refused: Refused, tmp_path: Path) -> None:
-        assert "cannot be loaded" in refused("--model", tmp_path / "no-model")
+        assert "no such folder" in refused("--model", tmp_path / "no-model")
         assert "run `ebft fetch smollm2-135m` first" in refused("--model", "smollm2-135m")
 
     def test_config_typos(self, refused: Refused, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class TestSources:
         recipe = load("horizon: 4\nstride: 2\nmodel: of-the-file\n", tmp_path, horizon="6")
         assert (recipe.training.horizon, recipe.training.stride) == (6, 2)
         assert recipe.model.model == "some-model"
-        assert recipe.given["horizon"] == "6"
+        assert recipe.given["horizon"] == 6
 
     def test_defaults_are_kept_where_nothing_is_set(self) -> None:
         recipe = load()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+REQUIRED = ("model", "dataset", "output_dir")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +40,7 @@ _USAGE = """usage: ebft COMMAND [options]
 
 Energy-Based Fine-Tuning of language models.
 
-  ebft train --config recipe.yaml [--setting value ...]   fine-tune a model (ebft train --help lists every setting)
+  ebft train --config recipe.yaml [--setting value ...]   fine-tune a model (ebft train --help lists the settings)
   ebft fetch smollm2-135m                                 get a small pretrained model without a model hub
   ebft env                                                versions and hardware, for bug reports
   ebft --version
@@ -97,7 +98,10 @@ def _train(arguments: list[str]) -> int:
             checkpoints.remove_incomplete(output)  # the half-written one only takes room
         return _complain(f"the disk is full: {getattr(error, 'filename', None) or output}", FAILED, output)
     if results:
-        _print_table([("on held-out sequences", "before", "after"), *before_and_after(results)])
+        if compared := before_and_after(results):
+            _print_table([("on held-out sequences", "before", "after"), *compared])
+        else:
+            print("no validation data: nothing was evaluated")
         left = {"model": "final", "curves": "curves.png", "samples": "samples", "metrics": "metrics.jsonl"}
         print()
         _print_table([(name, f"{output}/{file}") for name, file in left.items()])
@@ -171,7 +175,7 @@ def _train_help() -> str:
         lines += ["", title]
         for name, text, default in groups.get(group, []):
             if group != "transformers" or name in common:
-                shown = getattr(default, "value", default)
+                shown = "required" if name in REQUIRED else getattr(default, "value", default)
                 lines.append(f"  --{name:<28} {text.split('. ')[0] if group == 'transformers' else text} [{shown}]")
     return "\n".join(lines)
 

@@ -58,7 +58,8 @@ def load_recipe(file: str | Path | None, overrides: dict[str, Any]) -> Recipe:
         )
     if not checked[EBFTConfig].get("output_dir"):
         raise ConfigError("no output folder: set `output_dir`")
-    return Recipe(model, data, EBFTConfig(**checked[EBFTConfig]), values)
+    given = {name: checked[owners[name]][name] for name in values}  # as their types, in the order given
+    return Recipe(model, data, EBFTConfig(**checked[EBFTConfig]), given)
 
 
 def _read(file: str | Path) -> dict[str, Any]:

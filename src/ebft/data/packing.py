@@ -53,7 +53,7 @@ class DocumentIndex:
         count = int(held_out) if held_out >= 1 else max(1, round(held_out * len(self)))
         if count >= len(self):
             raise DataError(
-                f"validation_split={held_out} leaves no training documents of {len(self)}; use a smaller one"
+                f"validation_split={held_out:g} leaves no training documents of {len(self)}; use a smaller one"
             )
         order = np.random.default_rng(seed).permutation(len(self))
         return self.select(np.sort(order[count:])), self.select(np.sort(order[:count]))

@@ -146,6 +146,8 @@ class LiveProgress(ProgressCallback):
         shown = {short: f"{float(logs[name]):.3f}" for name, short in SHOWN.items() if name in logs}
         if shown:
             self.training_bar.set_postfix(shown)
+            if not sys.stderr.isatty():  # a bar that is redrawn in place is no use in a log file
+                self.training_bar.write(f"step {state.global_step}: {shown}", file=sys.stderr)
         evaluated = {
             k.removeprefix("eval_"): v for k, v in logs.items() if k.startswith("eval_") and not k.endswith("_se")
         }

@@ -28,12 +28,13 @@ def show(
         "documents": f"{len(train_set.index):,} with {train_set.total_tokens:,} tokens",
         "training sequences": f"{len(train_set):,} of {config.context_length} tokens",
         "validation sequences": f"{len(validation_set):,}" if validation_set is not None else "none",
-        "anchors per sequence": f"{layout.num_anchors}, {config.samples} rollouts of {config.horizon} tokens from each",
+        "anchors per sequence": f"{anchors_per_sequence(train_set, config):.1f} of at most {layout.num_anchors}, "
+        f"{config.samples} rollouts of {config.horizon} tokens from each",
         "packed sequence": f"{packed:,} tokens, {packed - config.context_length:,} of them generated",
         "tokens per step": f"{per_step * packed:,} in {per_step} sequences",
         "steps": f"{steps:,} ({steps_per_epoch:,} an epoch)",
-        "compute per step": f"{flops_per_step(parameters, per_step, packed) / 1e12:,.2f} TFLOP (estimate)",
-        "memory": f"{memory_gib(recipe, model, packed):.1f} GiB (estimate)",
+        "compute per step": f"{flops_per_step(parameters, per_step, packed) / 1e9:,.0f} GFLOP (estimate)",
+        "memory": f"{memory_gib(recipe, model, packed) * 1024:,.0f} MiB (estimate)",
     }
     width = max(map(len, lines))
     for name, value in lines.items():
@@ -49,6 +50,12 @@ def show(
         print(f"  token {a}: ...{before!r} | {after!r}")
     if not valid:
         print("  (no anchor in this sequence)")
+
+
+def anchors_per_sequence(dataset: SequenceDataset, config: Any, looked_at: int = 200) -> float:
+    """The mean over some sequences, spread over the dataset."""
+    rows = range(0, len(dataset), max(1, len(dataset) // looked_at))
+    return sum(int(make_layout(collate([dataset[row]]), config, 1).anchor_mask.sum()) for row in rows) / len(rows)
 
 
 def flops_per_step(parameters: int, sequences: int, packed_tokens: int) -> float:

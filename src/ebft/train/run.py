@@ -31,11 +31,14 @@ RESULTS_FILE = "results.json"
 
 
 def load_tokenizer(recipe: Recipe) -> Any:
+    field = "tokenizer" if recipe.model.tokenizer else "model"
     name = fetch.resolve(recipe.model.tokenizer or recipe.model.model)
+    if name.startswith(("/", ".", "~")) and not Path(name).expanduser().is_dir():
+        raise ConfigError(f"{field}={name!r}: no such folder")
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=recipe.model.trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"tokenizer={name!r} cannot be loaded: {_first_line(error)}") from None
+        raise ConfigError(f"the tokenizer of {field}={name!r} cannot be loaded: {_first_line(error)}") from None
 
 
 def load_model(recipe: Recipe) -> Any:
@@ -135,11 +138,13 @@ def train(recipe: Recipe, resume: bool, dry_run: bool, command: Sequence[str]) -
     if dry_run:
         plan.show(recipe, train_set, validation_set, model, tokenizer)
         return {}
-    trainer = EBFTTrainer(
-        model, recipe.training, train_set, validation_set, tokenizer, peft_config(recipe), [LiveProgress()]
-    )
+    if "disable_tqdm" not in recipe.given:
+        recipe.training.disable_tqdm = False  # transformers hides the bar when its log level is raised
+    trainer = EBFTTrainer(model, recipe.training, train_set, validation_set, tokenizer, peft_config(recipe))
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
+    if not recipe.training.disable_tqdm:
+        trainer.add_callback(LiveProgress())
 
     # Only now: settings that the trainer refuses leave nothing behind.
     output.mkdir(parents=True, exist_ok=True)
@@ -198,6 +203,8 @@ def _claim(output: Path, resume: bool, recipe: Recipe) -> Path | None:
     last = checkpoints.last_checkpoint(output) if used else None
     if last is not None:
         print(f"going on from {last}", file=sys.stderr)
+    elif used:
+        print("no whole checkpoint yet: starting from the beginning", file=sys.stderr)
     return last
 
 
