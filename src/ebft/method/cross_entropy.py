@@ -19,6 +19,12 @@ from ebft.method.head import Head, full_product
 CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**27}
 
 
+def rows_per_chunk(head: Head, device: torch.device) -> int:
+    """How many rows of logits may be alive at once."""
+    budget = CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cpu"])
+    return max(1, budget // head.vocabulary_size)
+
+
 @dataclass(frozen=True)
 class Rows:
     """What is asked of each of R hidden rows: m targets with weights, at the row's temperature."""
@@ -52,8 +58,7 @@ def weighted_cross_entropy(
     if rows.kl_weights is not None and reference is None:
         raise ValueError("kl_weights are given without a reference to take the divergence from")
     if chunk_rows is None:
-        budget = CHUNK_ELEMENTS.get(hidden.device.type, CHUNK_ELEMENTS["cpu"])
-        chunk_rows = max(1, budget // head.vocabulary_size)
+        chunk_rows = rows_per_chunk(head, hidden.device)
     loss, log_probs, entropy, kl = _WeightedCrossEntropy.apply(
         hidden, head.weight, head.bias, head, rows, reference, chunk_rows, torch.is_grad_enabled()
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ebft.method.cross_entropy import CHUNK_ELEMENTS, check_token_ids
+from ebft.method.cross_entropy import check_token_ids, rows_per_chunk
 from ebft.method.head import Head
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import check_sampling, sample_tokens, uniforms
@@ -99,8 +99,7 @@ def _sample_rows(
     head: Head, hidden: Tensor, uniform: Tensor, temperature: float, top_k: int | None, top_p: float | None
 ) -> Tensor:
     """Tokens [R, m] for hidden rows [R, D] and uniform numbers [R, m], a chunk of logits at a time."""
-    budget = CHUNK_ELEMENTS.get(hidden.device.type, CHUNK_ELEMENTS["cpu"])
-    chunk = max(1, budget // head.vocabulary_size)
+    chunk = rows_per_chunk(head, hidden.device)
     return torch.cat(
         [
             sample_tokens(head.logits(rows), u, temperature, top_k, top_p)
