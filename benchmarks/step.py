@@ -1,12 +1,12 @@
 """Time and memory of one whole EBFT iteration: ebft's packed path against the released code's way.
 
-Both run on the same weights and the same contexts, in the same process, turn by turn. An iteration is rollout,
-features, rewards and advantages, and update (loss and gradient); the optimiser's step, the same for both, is timed
-apart if asked for. Before anything is timed the two are shown to compute the same thing: on the same completions
-they must give the same features, rewards and gradient. README.md beside this file says how to run it and what the
-fields of the JSON mean.
+Both run on the same weights and the same contexts, in the same process. An iteration is rollout, features, rewards and
+advantages, update (loss and gradient) and the optimiser's step; in bf16 both train float32 weights. Before anything is
+timed the two are shown to compute the same thing: on the same completions they must give the same features, rewards
+and gradient. README.md beside this file says how to run it and what the fields of the JSON mean.
 
     python benchmarks/step.py --size small-cpu --threads 2 --json benchmarks/results/step-cpu-small.json
+    python benchmarks/step.py --size qwen2.5-1.5b --device cuda --json FILE
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import platform
 import resource
@@ -22,8 +23,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,14 +40,16 @@ from ebft.method.layout import StridedLayout
 from ebft.method.losses import ebft_loss
 from ebft.method.rewards import Whitening, feature_matching_rewards, token_groups
 from ebft.model.attention import Backend
-from ebft.model.backbone import output_head, packed_hidden_states
+from ebft.model.backbone import compile_layers, decoder_of, output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout
+from ebft.model.working_copy import WorkingCopy, copy_in_dtype
+from ebft.train.clock import Clock
 from released_way import FEATURE_PASSES, Attention, ReleasedWay
 
 TEMPERATURE = 0.6
 SEED = 0
-PHASES = ("rollout", "features", "rewards", "update")
+PHASES = ("rollout", "features", "rewards", "update", "optimizer")
 WAYS = ("packed", "released")
 CHECK_SEQUENCES = 2
 # Largest relative differences that float32 rounding explains; whitening divides by small singular values.
@@ -72,6 +75,18 @@ class Shape:
     ffn: int
     vocabulary: int
     tied: bool
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of all matrices in the layers."""
+        kv_width = self.width // self.heads * self.kv_heads
+        return self.layers * (2 * self.width**2 + 2 * self.width * kv_width + 3 * self.width * self.ffn)
+
+    @property
+    def parameters(self) -> int:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(self.config())
+        return sum(p.numel() for p in model.parameters())
 
     def config(self) -> PreTrainedConfig:
         sizes: dict[str, Any] = {
@@ -100,6 +115,27 @@ SIZES = {
 
 
 @dataclass(frozen=True)
+class Defaults:
+    """What a size is measured with unless told otherwise: the paper's settings for the models of the paper."""
+
+    context_length: int = 256
+    horizon: int = 8
+    stride: int = 8
+    sequences: int = 16
+    micro_batch: int | None = None
+    released_micro_batch: int | None = None
+
+
+DEFAULTS = {
+    "tiny": Defaults(sequences=2),
+    "small-cpu": Defaults(sequences=2),
+    "smollm2-135m": Defaults(released_micro_batch=4),
+    "llama3.2-1b": Defaults(1024, 4, 2, 16, micro_batch=2, released_micro_batch=1),
+    "qwen2.5-1.5b": Defaults(1024, micro_batch=2, released_micro_batch=1),
+}
+
+
+@dataclass(frozen=True)
 class Settings:
     size: str
     context_length: int
@@ -115,19 +151,59 @@ class Settings:
     released_attention: Attention
     released_micro_batch: int | None
     repeats: int
+    released_repeats: int
     warmup: int
     threads: int
-    optimizer_step: bool
+    compile: bool
+    gradient_checkpointing: bool
+    lora: bool
+    optimizer: str
     skip_released: bool
 
 
 def build_model(settings: Settings) -> PreTrainedModel:
-    """The same weights at every call."""
+    """The same float32 weights at every call: the ones that are trained."""
     torch.manual_seed(SEED)
     with torch.device(settings.device):
         return AutoModelForCausalLM.from_config(
-            SIZES[settings.size].config(), dtype=getattr(torch, settings.dtype), attn_implementation="sdpa"
+            SIZES[settings.size].config(), dtype=torch.float32, attn_implementation="sdpa"
         )
+
+
+class Training:
+    """The float32 weights, the copy to compute with if that is in bf16, and the optimiser."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.trained: Any = build_model(settings)
+        self.model: Any = self.trained
+        self.working: WorkingCopy | None = None
+        if settings.lora:
+            from peft import LoraConfig, get_peft_model
+
+            copied, _ = copy_in_dtype(self.trained, getattr(torch, settings.dtype))
+            config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+            self.trained = self.model = get_peft_model(copied, config)
+        elif settings.dtype != "float32":
+            self.working = WorkingCopy(self.trained, getattr(torch, settings.dtype))
+            self.model = self.working.model
+        if settings.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable()
+            self.model.train()
+        weights = [p for p in self.trained.parameters() if p.requires_grad]
+        if settings.optimizer == "adafactor":
+            from transformers import Adafactor
+
+            self.optimizer: Any = Adafactor(weights, lr=1e-6, relative_step=False, scale_parameter=False)
+        else:
+            fused = settings.device == "cuda"
+            self.optimizer = torch.optim.AdamW(weights, lr=1e-6, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
+
+    def step(self) -> None:
+        torch.nn.utils.clip_grad_norm_(self.trained.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.working is not None:
+            self.working.refresh()
 
 
 def random_contexts(settings: Settings, vocabulary: int) -> Tensor:
@@ -142,7 +218,7 @@ def random_contexts(settings: Settings, vocabulary: int) -> Tensor:
 class Way(Protocol):
     """`sequences` is what a way's own rollout returns; advantages are [b, n, B] in both."""
 
-    model: PreTrainedModel
+    model: Any
 
     def rollout(self, contexts: Tensor) -> Tensor: ...
     def features(self, sequences: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -153,13 +229,18 @@ class Way(Protocol):
 class PackedWay:
     """ebft's own path: `sequences` are packed, [b, S]."""
 
-    def __init__(self, model: PreTrainedModel, settings: Settings) -> None:
+    def __init__(self, model: Any, settings: Settings) -> None:
         self.model = model
+        self.autocast = settings.lora and settings.dtype == "bfloat16"
         self.layout = StridedLayout(settings.context_length, settings.horizon, settings.stride, settings.samples).to(
             settings.device
         )
         # "joint" is what the released code does; the cost is that of the default.
-        self.frozen = FeatureNetwork(model, normalize="joint", backend=settings.backend)
+        source: Any = "adapter_off" if settings.lora else "copy"
+        self.frozen = FeatureNetwork(model, normalize="joint", source=source, backend=settings.backend)
+        if settings.compile:
+            compile_layers(decoder_of(model))
+            self.frozen.compile_layers()
         self.gamma, self.backend, self.micro_batch = settings.gamma, settings.backend, settings.micro_batch
 
     def rollout(self, contexts: Tensor) -> Tensor:
@@ -191,7 +272,8 @@ class PackedWay:
         total = torch.zeros((), device=sequences.device)
         size = self.micro_batch or b
         for ids, weights in zip(sequences.split(size), advantages.split(size), strict=True):
-            hidden = packed_hidden_states(self.model, ids, self.layout, self.backend)
+            with torch.autocast(sequences.device.type, torch.bfloat16, enabled=self.autocast):
+                hidden = packed_hidden_states(self.model, ids, self.layout, self.backend)
             terms = ebft_loss(
                 hidden,
                 output_head(self.model),
@@ -208,9 +290,9 @@ class PackedWay:
         return total
 
 
-def build_released(settings: Settings) -> ReleasedWay:
+def build_released(model: Any, settings: Settings) -> ReleasedWay:
     return ReleasedWay(
-        build_model(settings),
+        model,
         settings.context_length,
         settings.horizon,
         settings.stride,
@@ -222,8 +304,8 @@ def build_released(settings: Settings) -> ReleasedWay:
     )
 
 
-def build_way(name: str, settings: Settings) -> Way:
-    return PackedWay(build_model(settings), settings) if name == "packed" else build_released(settings)
+def build_way(name: str, model: Any, settings: Settings) -> Way:
+    return PackedWay(model, settings) if name == "packed" else build_released(model, settings)
 
 
 # ---- do both compute the same? ------------------------------------------------------------
@@ -236,8 +318,10 @@ def check_equality(settings: Settings) -> dict[str, Any]:
     of the released way with features that differ by rounding, which whitening turns into two directions, while
     ebft counts them as equal. For the same reason both gradients are taken with the same advantages.
     """
-    settings = replace(settings, dtype="float32", sequences=min(settings.sequences, CHECK_SEQUENCES))
-    packed, released = PackedWay(build_model(settings), settings), build_released(settings)
+    settings = replace(
+        settings, dtype="float32", sequences=min(settings.sequences, CHECK_SEQUENCES), compile=False, lora=False
+    )
+    packed, released = PackedWay(build_model(settings), settings), build_released(build_model(settings), settings)
     contexts = random_contexts(settings, packed.model.config.vocab_size)
     torch.manual_seed(SEED)
     sequences = packed.rollout(contexts)
@@ -298,57 +382,75 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def run_iteration(way: Way, contexts: Tensor, device: str) -> dict[str, float]:
-    """Seconds of each phase."""
+def run_iteration(way: Way, training: Training, contexts: Tensor, device: str) -> dict[str, float]:
+    """Seconds of each phase and of the iteration. On a GPU the host does not wait between the phases."""
     seconds: dict[str, float] = {}
-    with stopwatch(seconds, "rollout", device):
-        sequences = way.rollout(contexts)
-    with stopwatch(seconds, "features", device):
-        generated, truth = way.features(sequences)
-    with stopwatch(seconds, "rewards", device):
-        advantages = way.advantages(sequences, generated, truth)
-    with stopwatch(seconds, "update", device):
-        way.update(sequences, advantages)
-    return seconds
+    clock = Clock(torch.device(device))
+    with stopwatch(seconds, "iteration", device):
+        with clock.phase("rollout"):
+            sequences = way.rollout(contexts)
+        with clock.phase("features"):
+            generated, truth = way.features(sequences)
+        with clock.phase("rewards"):
+            advantages = way.advantages(sequences, generated, truth)
+        with clock.phase("update"):
+            way.update(sequences, advantages)
+        with clock.phase("optimizer"):
+            training.step()
+    return clock.read() | seconds
+
+
+# Entered around everything that is timed; grid.py lets several processes take turns here.
+turn_to_measure: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass
 class Measured:
     runs: list[dict[str, float]]  # seconds by phase, one entry per repeat
-    peak_bytes: int  # above what was allocated before the iteration; CUDA only
+    matrix_rate: float = 0.0
+    peak_bytes: int = 0  # CUDA only: everything that was allocated, weights and optimiser included
+    warmup_seconds: float = 0.0
 
 
-def measure_time(ways: dict[str, Way], contexts: Tensor, settings: Settings) -> dict[str, Measured]:
-    """Turn by turn, so that a machine that slows down slows both."""
-    measured = {name: Measured([], 0) for name in ways}
-    optimizers = {
-        name: torch.optim.AdamW(way.model.parameters(), lr=1e-6, betas=(0.9, 0.95), weight_decay=0.0)
-        for name, way in ways.items()
-    }
+def measure_time(names: Sequence[str], settings: Settings) -> dict[str, Measured]:
+    """On a CPU turn by turn, so that a machine that slows down slows both; on a GPU one way after the other."""
+    groups = [names] if settings.device == "cpu" else [[name] for name in names]
+    measured: dict[str, Measured] = {}
+    for group in groups:
+        if group == ["released"]:  # nothing to compile there
+            settings = replace(settings, repeats=settings.released_repeats, warmup=min(settings.warmup, 1))
+        measured |= _measure_together(group, settings)
+        gc.collect()
+        if settings.device == "cuda":
+            torch.cuda.empty_cache()
+    return measured
+
+
+def _measure_together(names: Sequence[str], settings: Settings) -> dict[str, Measured]:
+    measured = {name: Measured([]) for name in names}
+    trainings = {name: Training(settings) for name in names}
+    ways = {name: build_way(name, trainings[name].model, settings) for name in names}
+    contexts = random_contexts(settings, SIZES[settings.size].vocabulary)
     torch.manual_seed(SEED)
-    for turn in range(settings.warmup + settings.repeats):
+    for _ in range(settings.warmup):
         for name, way in ways.items():
-            way.model.zero_grad(set_to_none=True)
-            before = 0
-            if settings.device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-                before = torch.cuda.memory_allocated()
-            seconds = run_iteration(way, contexts, settings.device)
-            peak = torch.cuda.max_memory_allocated() - before if settings.device == "cuda" else 0
-            if settings.optimizer_step:
-                with stopwatch(seconds, "optimizer_step", settings.device):
-                    optimizers[name].step()
-            if turn >= settings.warmup:
-                measured[name].runs.append(seconds)
-                measured[name].peak_bytes = max(measured[name].peak_bytes, peak)
-            way.model.zero_grad(set_to_none=True)
+            seconds = run_iteration(way, trainings[name], contexts, settings.device)
+            measured[name].warmup_seconds += seconds["iteration"]
+    with turn_to_measure():
+        for _ in range(settings.repeats):
+            for name, way in ways.items():
+                if settings.device == "cuda":
+                    torch.cuda.reset_peak_memory_stats()
+                measured[name].runs.append(run_iteration(way, trainings[name], contexts, settings.device))
+                if settings.device == "cuda":
+                    measured[name].peak_bytes = max(measured[name].peak_bytes, torch.cuda.max_memory_allocated())
+        measured[names[0]].matrix_rate = matrix_rate(settings.device, settings.dtype)
     return measured
 
 
 def summarize(runs: list[dict[str, float]]) -> dict[str, dict[str, Any]]:
     """Median, least, most and all repeats of every phase and of the iteration as a whole."""
     columns = {phase: [run[phase] for run in runs] for phase in runs[0]}
-    columns["iteration"] = [sum(run[phase] for phase in PHASES) for run in runs]
     return {
         phase: {"median": statistics.median(values), "min": min(values), "max": max(values), "runs": values}
         for phase, values in columns.items()
@@ -364,15 +466,17 @@ def measure_cpu_memory(name: str, settings: Settings) -> int:
     A short iteration first loads what is loaded once. The peak that the system reports never falls, so if the
     iteration does not raise it, what is returned is only an upper bound.
     """
+    vocabulary = SIZES[settings.size].vocabulary
     short = replace(settings, context_length=settings.horizon + 2 * settings.stride, sequences=1)
-    warm = build_way(name, short)
-    run_iteration(warm, random_contexts(short, warm.model.config.vocab_size), settings.device)
-    del warm
-    way = build_way(name, settings)
-    contexts = random_contexts(settings, way.model.config.vocab_size)
+    training = Training(short)
+    run_iteration(build_way(name, training.model, short), training, random_contexts(short, vocabulary), settings.device)
+    del training
+    training = Training(settings)
+    way = build_way(name, training.model, settings)
+    contexts = random_contexts(settings, vocabulary)
     gc.collect()
     before, peak_before = resident_bytes(), peak_resident_bytes()
-    run_iteration(way, contexts, settings.device)
+    run_iteration(way, training, contexts, settings.device)
     peak = peak_resident_bytes()
     if peak == peak_before:
         print(f"{name}: the iteration stayed below the peak of building the model", file=sys.stderr)
@@ -410,20 +514,20 @@ def report(settings: Settings) -> dict[str, Any]:
     if settings.device == "cuda":
         torch.cuda.empty_cache()
 
-    ways = {name: build_way(name, settings) for name in names}
-    model = ways["packed"].model
-    measured = measure_time(ways, random_contexts(settings, model.config.vocab_size), settings)
+    measured = measure_time(names, settings)
     seconds = {name: summarize(m.runs) for name, m in measured.items()}
     memory = memory or {name: m.peak_bytes for name, m in measured.items()}
 
     T, G, n = settings.context_length, settings.horizon, settings.samples
     B = (T - G) // settings.stride
+    flops = count_flops(settings)
+    rate = measured["packed"].matrix_rate
     result: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/step.py", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": asdict(settings) | {"temperature": TEMPERATURE, "released_feature_passes": FEATURE_PASSES},
         "shape": {
-            "parameters": sum(p.numel() for p in model.parameters()),
+            "parameters": SIZES[settings.size].parameters,
             "anchors": B,
             "packed_tokens": settings.sequences * (T + B * n * G),
             "released_tokens": settings.sequences * n * (T + B * G),
@@ -439,6 +543,14 @@ def report(settings: Settings) -> dict[str, Any]:
             "load_average": load_average,
         },
         "seconds": seconds,
+        "warmup_seconds": {name: m.warmup_seconds for name, m in measured.items()},
+        "tokens_per_second": settings.sequences * (T + B * n * G) / seconds["packed"]["iteration"]["median"],
+        "flops": flops,
+        "matrix_rate": rate,
+        "utilization": {
+            phase: flops[phase] / rate / seconds["packed"][phase]["median"]
+            for phase in ("rollout", "features", "update", "iteration")
+        },
         "peak_memory_bytes": memory,
     }
     if equality is not None:
@@ -449,6 +561,53 @@ def report(settings: Settings) -> dict[str, Any]:
         result["memory_share"] = memory["packed"] / memory["released"]
         result["equality"] = equality
     return result
+
+
+def count_flops(settings: Settings) -> dict[str, float]:
+    """Floating-point operations of the packed path's products: what any implementation of the packed layout must do.
+
+    Norms, activations and softmaxes are left out, and so is whatever a backward pass computes again.
+    """
+    shape, T, G, n, b = (
+        SIZES[settings.size],
+        settings.context_length,
+        settings.horizon,
+        settings.samples,
+        settings.sequences,
+    )
+    B = (T - G) // settings.stride
+    head = shape.vocabulary * shape.width
+    sampled_rows = b * B * (1 + n * (G - 1))
+    truth_rows = b * (T - 1) if settings.gamma else 0
+    # Pairs of tokens that see each other: causal in the context, all before the anchor, causal in the completion.
+    among_context = T * (T + 1) / 2
+    before_anchors = sum(anchor * settings.stride for anchor in range(1, B + 1)) * n
+    pairs = b * (among_context + before_anchors * G + B * n * G * (G + 1) / 2)
+    sampled_pairs = b * (among_context + before_anchors * (G - 1) + B * n * G * (G - 1) / 2)
+    attention = 4 * shape.layers * shape.width
+    packed, sampled = b * (T + B * n * G), b * (T + B * n * (G - 1))
+    tapped = math.floor(0.75 * shape.layers) / shape.layers
+    flops = {
+        "rollout": 2 * shape.layer_parameters * sampled + attention * sampled_pairs + 2 * head * sampled_rows,
+        "features": tapped * (2 * shape.layer_parameters * packed + attention * pairs),
+        "update": 3
+        * (2 * shape.layer_parameters * packed + attention * pairs + 2 * head * (sampled_rows + truth_rows)),
+    }
+    return flops | {"iteration": sum(flops.values())}
+
+
+def matrix_rate(device: str, dtype: str, repeats: int = 20) -> float:
+    """Floating-point operations a second of one large product of random numbers, measured now."""
+    size = 8192 if device == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device, dtype=getattr(torch, dtype)) for _ in range(2))
+    times = []
+    for turn in range(repeats + 3):
+        seconds: dict[str, float] = {}
+        with stopwatch(seconds, "product", device):
+            a @ b
+        if turn >= 3:
+            times.append(seconds["product"])
+    return 2 * size**3 / statistics.median(times)
 
 
 def device_name(device: str) -> str:
@@ -474,6 +633,11 @@ def print_table(result: dict[str, Any]) -> None:
         if compared and phase in result["speed_up"]:
             row += f"{result['speed_up'][phase]:9.2f}x"
         print(row)
+    for phase, share in result["utilization"].items():
+        print(f"{phase:16}{result['flops'][phase] / 1e12:10.1f} TFLOP, {share:.0%} of the measured matrix rate")
+    print(f"matrix rate {result['matrix_rate'] / 1e12:.1f} TFLOP/s; {result['tokens_per_second']:.0f} tokens/s")
+    warmup = ", ".join(f"{name} {value:.1f} s" for name, value in result["warmup_seconds"].items())
+    print(f"warm-up: {warmup}")
     row = f"{'peak memory':16}" + "".join(f"{value / 2**20:22.0f} MiB" for value in memory.values())
     print(row + (f"{1 / result['memory_share']:9.2f}x" if compared else ""))
     if compared:
@@ -490,22 +654,26 @@ def parse_arguments() -> tuple[Settings, argparse.Namespace]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--size", choices=SIZES, default="small-cpu", help="shape of the model; weights are random")
-    add("--context-length", type=int, default=256, help="T")
-    add("--horizon", type=int, default=8, help="G")
-    add("--stride", type=int, default=8, help="s")
+    add("--context-length", type=int, help="T; this and the next default to the paper's setting for the size")
+    add("--horizon", type=int, help="G")
+    add("--stride", type=int, help="s")
     add("--samples", type=int, default=4, help="n, at least 3")
-    add("--sequences", type=int, help="sequences per iteration (default: 2 on a CPU, 4 on a GPU)")
+    add("--sequences", type=int, help="sequences per iteration")
     add("--gamma", type=float, default=0.1, help="weight of the cross-entropy")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--dtype", choices=("float32", "bfloat16"), help="default: float32 on a CPU, bfloat16 on a GPU")
     add("--backend", choices=get_args(Backend), default="auto", help="attention of the packed path")
-    add("--micro-batch", type=int, help="sequences per pass in the packed path's update (default: all)")
+    add("--micro-batch", type=int, help="sequences per pass in the packed path's update")
+    add("--no-compile", action="store_true", help="do not compile the layers (CUDA)")
+    add("--gradient-checkpointing", action="store_true", help="packed path: less memory, more time")
+    add("--lora", action="store_true", help="train an adapter of rank 16 instead of the whole model")
+    add("--optimizer", choices=("adamw", "adafactor"), default="adamw")
     add("--released-attention", choices=get_args(Attention), help="default: sdpa on a CPU, eager on a GPU")
-    add("--released-micro-batch", type=int, help="sequences per pass in the released way (default: all)")
+    add("--released-micro-batch", type=int, help="sequences per pass in the released way")
     add("--repeats", type=int, default=5)
-    add("--warmup", type=int, default=1, help="iterations before the timed ones")
+    add("--released-repeats", type=int, help="on a GPU, where it takes much longer (default: as --repeats)")
+    add("--warmup", type=int, help="iterations before the timed ones (default: 1 on a CPU, 2 on a GPU)")
     add("--threads", type=int, help="CPU threads (default: torch's choice)")
-    add("--optimizer-step", action="store_true", help="also time a step of AdamW, apart from the iteration")
     add("--skip-released", action="store_true", help="only the packed path; nothing to compare with")
     add("--json", type=Path, metavar="FILE", help="write the results here")
     add("--measure-memory", choices=WAYS, help=argparse.SUPPRESS)
@@ -519,25 +687,30 @@ def parse_arguments() -> tuple[Settings, argparse.Namespace]:
         parser.error("--device cuda: torch sees no CUDA device")
     if args.threads is not None:
         torch.set_num_threads(args.threads)
+    default = DEFAULTS[args.size]
     settings = Settings(
         size=args.size,
-        context_length=args.context_length,
-        horizon=args.horizon,
-        stride=args.stride,
+        context_length=args.context_length or default.context_length,
+        horizon=args.horizon or default.horizon,
+        stride=args.stride or default.stride,
         samples=args.samples,
-        sequences=args.sequences or (2 if on_cpu else 4),
+        sequences=args.sequences or default.sequences,
         gamma=args.gamma,
         device=args.device,
         dtype=args.dtype or ("float32" if on_cpu else "bfloat16"),
         backend=args.backend,
-        micro_batch=args.micro_batch,
+        micro_batch=args.micro_batch or default.micro_batch,
         released_attention=args.released_attention or ("sdpa" if on_cpu else "eager"),
-        released_micro_batch=args.released_micro_batch,
+        released_micro_batch=args.released_micro_batch or default.released_micro_batch,
         repeats=args.repeats,
-        warmup=args.warmup,
+        released_repeats=args.released_repeats or args.repeats,
+        warmup=args.warmup if args.warmup is not None else (1 if on_cpu else 2),
         threads=torch.get_num_threads(),
-        optimizer_step=args.optimizer_step,
-        skip_released=args.skip_released,
+        compile=not on_cpu and not args.no_compile,
+        gradient_checkpointing=args.gradient_checkpointing,
+        lora=args.lora,
+        optimizer=args.optimizer,
+        skip_released=args.skip_released or args.lora,
     )
     return settings, args
 

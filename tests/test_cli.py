@@ -298,6 +298,36 @@ class TestTrain:
         steps = [json.loads(line)["step"] for line in after["metrics.jsonl"].splitlines()]
         assert steps == sorted(steps)
 
+    def test_resume_with_other_data_under_the_same_name_is_refused(
+        self, finished: Finished, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        output = tmp_path / "copy"
+        shutil.copytree(finished.output, output)
+        before, text = contents(output), rows.read_text()
+        lines = text.splitlines()
+        try:
+            rows.write_text("\n".join([*lines[1:], lines[0]]) + "\n")  # as many documents and tokens, in another order
+            assert cli.main([*finished.arguments, "--output_dir", str(output), "--resume"]) == 2
+        finally:
+            rows.write_text(text)
+        assert "the dataset has changed since the run" in capsys.readouterr().err
+        assert contents(output) == before
+
+    def test_metrics_go_to_tensorboard(self, recipe: Path, tmp_path: Path) -> None:
+        pytest.importorskip("tensorboard")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        output = tmp_path / "out"
+        arguments = f"--output_dir {output} --report_to tensorboard --max_steps 2 --logging_steps 1".split()
+        assert cli.main(["train", "--config", str(recipe), *arguments]) == 0
+        events = list(output.rglob("events.out.tfevents*"))
+        names: set[str] = set()
+        for file in events:
+            accumulator = EventAccumulator(str(file))
+            accumulator.Reload()
+            names |= set(accumulator.Tags()["scalars"])
+        assert {"train/reward", "train/ebft/cfm", "eval/cfm"} <= names
+
     def test_pad_token_equal_to_the_end_token_unpacked(
         self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -318,6 +348,15 @@ class TestBadInput:
     def test_missing_file(self, refused: Refused, tmp_path: Path) -> None:
         line = refused("--dataset", tmp_path / "nothing.jsonl")
         assert line == f"ebft: {tmp_path}/nothing.jsonl: no such file or folder"
+
+    def test_reporting_to_what_is_not_there(self, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert "report_to='tensorbord' is not known; did you mean 'tensorboard'?" in refused(
+            "--report_to", "tensorbord"
+        )
+        from transformers.integrations import integration_utils
+
+        monkeypatch.setattr(integration_utils, "get_available_reporting_integrations", lambda: [])
+        assert "pip install wandb" in refused("--report_to", "wandb")
 
     def test_empty_file(self, refused: Refused, tmp_path: Path) -> None:
         (tmp_path / "rows.jsonl").touch()

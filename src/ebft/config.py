@@ -84,6 +84,12 @@ class EBFTConfig(TrainingArguments):
 
     # ---- running
     attention_backend: str = _option("auto", "auto, sdpa, or flex (CUDA)", "running")
+    bf16_if_fast: bool = _option(
+        False, "bf16=true where the hardware has units for it (GPUs since Ampere, CPUs with AMX)", "running"
+    )
+    compile_layers: bool | None = _option(
+        None, "compile the model's layers with torch.compile; default: on a GPU", "running"
+    )
     rollout_batch_size: int | None = _option(
         None, "sequences rolled out at once; default: a whole accumulation window", "running"
     )
@@ -111,10 +117,15 @@ class EBFTConfig(TrainingArguments):
     report_to: str | list[str] | None = field(
         default="none", metadata={"help": "tensorboard, wandb, trackio, a list of these, all, or none"}
     )
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "hide NaN losses in logs; EBFT stops at them, and looking would slow a GPU"}
+    )
     remove_unused_columns: bool = field(default=False, metadata={"help": "EBFT needs all columns of its datasets"})
 
     def __post_init__(self) -> None:
         check_method(self)
+        if self.bf16_if_fast and _has_fast_bf16(self.use_cpu):
+            self.bf16 = True
         if self.bf16 and not torch.accelerator.is_available():
             self.use_cpu = True  # so that a recipe for a GPU loads, and can be looked at, on any machine
         if self.load_best_model_at_end or self.save_strategy == "best":
@@ -123,6 +134,7 @@ class EBFTConfig(TrainingArguments):
             # Not transformers' rule, which takes everything but a loss for better when larger.
             self.greater_is_better = self.metric_for_best_model.removeprefix("eval_") in LARGER_IS_BETTER
         super().__post_init__()
+        _check_reporting(self.report_to)
 
 
 @dataclass
@@ -212,6 +224,29 @@ def check_method(config: EBFTConfig) -> None:
             f"feature_model={config.feature_model!r} and feature_source={config.feature_source!r} exclude each other; "
             "give one of them"
         )
+
+
+def _check_reporting(names: Any) -> None:
+    """Known and installed, said here and in one line; transformers would find out when the trainer is built."""
+    from transformers.integrations.integration_utils import (
+        INTEGRATION_TO_CALLBACK,
+        get_available_reporting_integrations,
+    )
+
+    for name in [names] if isinstance(names, str) else names or []:
+        if not isinstance(name, str) or name in ("all", "none"):
+            continue
+        if name not in INTEGRATION_TO_CALLBACK:
+            raise ConfigError(f"report_to={name!r} is not known{nearest(name, INTEGRATION_TO_CALLBACK)}")
+        if name not in get_available_reporting_integrations():
+            raise ConfigError(f"report_to={name!r} needs a package that is not installed; try `pip install {name}`")
+
+
+def _has_fast_bf16(use_cpu: bool) -> bool:
+    if torch.cuda.is_available() and not use_cpu:
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    has_tiles = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return has_tiles is not None and bool(has_tiles())
 
 
 def _one_of(config: Any, name: str, options: tuple[str, ...]) -> None:

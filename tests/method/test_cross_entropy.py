@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ebft.method import cross_entropy
 from ebft.method.cross_entropy import Reference, Rows, check_token_ids, weighted_cross_entropy
 from ebft.method.head import Head
 
@@ -315,3 +316,24 @@ def test_token_ids_outside_the_vocabulary_are_an_error() -> None:
         check_token_ids(torch.tensor([1, 5]), 5)
     with pytest.raises(ValueError, match=r"found -100; .*padding was not replaced by a real token"):
         check_token_ids(torch.tensor([-100, 2]), 5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.booleans(), st.sampled_from([1, 4, None]))
+def test_the_form_for_a_compiler_is_the_same(seed: int, bias: bool, chunk_rows: int | None) -> None:
+    """Used on GPUs, where it is compiled; here as it is. Three targets among seven tokens: often one twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cross_entropy, "_fuse", lambda *_: True)
+        check(random_problem(seed, bias=bias, softcap=None, kl=False), chunk_rows)
+
+
+def test_the_form_for_a_compiler_keeps_small_gradients_of_sure_rows() -> None:
+    """Where p is almost 1 the target's entry is a small difference: rounding it last keeps it."""
+    logits = torch.tensor([[9.0, 0.0, 0.0]])
+    weights, targets, ones = torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1)
+    log_sum, log_probs, _ = cross_entropy.row_statistics(logits, ones, targets)
+    found = cross_entropy.fused_gradient(
+        logits, Head(torch.zeros(3, 1)), ones, log_sum, log_probs, targets, weights, torch.bfloat16
+    )
+    expected = logits.softmax(-1) - torch.tensor([[1.0, 0, 0]])
+    torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=0)

@@ -319,3 +319,36 @@ def test_the_best_checkpoint_is_the_best(tmp_path: Path, metric: str) -> None:
     assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best}")
     assert (tmp_path / f"checkpoint-{best}" / "COMPLETE").exists()
     assert trainer.evaluate()[f"eval_{metric}"] == pytest.approx(seen[best], rel=1e-5)
+
+
+def test_bf16_computes_on_a_copy_and_trains_float32_weights(tmp_path: Path) -> None:
+    """Steps far below the resolution of bf16 are not lost, and what is saved is what is trained."""
+    args = config(tmp_path, bf16=True, gamma=0.1, learning_rate=1e-6, max_steps=6, gradient_accumulation_steps=2)
+    trainer = EBFTTrainer(small_model(), args, counting_text(), counting_text(documents=8, seed=1))
+    assert trainer.working is not None
+    start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+    assert {p.dtype for p in trainer.working.model.parameters()} == {torch.bfloat16}
+    assert all(not torch.equal(start[name], p) for name, p in trainer.model.named_parameters())
+    trainer.save_model(str(tmp_path / "saved"))
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
+    for name, p in trainer.model.named_parameters():
+        assert torch.equal(saved.get_parameter(name), p), name
+
+
+def test_bf16_and_float32_take_nearly_the_same_steps(tmp_path: Path) -> None:
+    """The same data from the same weights: the gradient's direction agrees up to rounding and other samples."""
+    gradients = []
+    for bf16 in (False, True):
+        args = config(tmp_path / str(bf16), bf16=bf16, gamma=1.0, whitening="none", max_steps=1, max_grad_norm=0.0)
+        trainer = EBFTTrainer(small_model(), args, counting_text())
+        trainer.create_optimizer_and_scheduler(1)
+        trainer.state.max_steps = 1
+        batch = next(iter(trainer.get_train_dataloader()))
+        window, count = trainer.get_batch_samples(iter([batch]), 1, args.device)
+        trainer.current_gradient_accumulation_steps = 1
+        trainer.training_step(trainer.model, window[0], count)
+        gradients.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]))
+    assert float(torch.nn.functional.cosine_similarity(*gradients, dim=0)) > 0.98
+    assert float(gradients[1].norm() / gradients[0].norm()) == pytest.approx(1, abs=0.1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -135,5 +136,18 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         }
 
 
-def collate(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+@dataclass(frozen=True)
+class OnHost:
+    """What layouts are built from. It has no `to`: nothing moves it to a GPU, and layouts need not wait for one."""
+
+    document_ids: Tensor
+    answer_mask: Tensor
+
+    @classmethod
+    def joined(cls, parts: Sequence[OnHost]) -> OnHost:
+        return cls(torch.cat([p.document_ids for p in parts]), torch.cat([p.answer_mask for p in parts]))
+
+
+def collate(rows: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
+    batch: dict[str, Any] = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    return {**batch, "on_host": OnHost(batch["document_ids"], batch["answer_mask"])}

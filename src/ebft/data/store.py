@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,14 @@ class TokenStore:
     @property
     def lengths(self) -> NDArray[np.int64]:
         return np.diff(self.offsets)
+
+    def checksum(self) -> str:
+        """The same for the same documents, wherever and whenever they were tokenised."""
+        value = zlib.crc32(self.offsets.tobytes())
+        for array in (self.tokens, self.answers):
+            for start in range(0, len(array), 2**24):
+                value = zlib.crc32(array[start : start + 2**24].tobytes(), value)
+        return f"{value:08x}"
 
     @classmethod
     def open(cls, folder: Path) -> TokenStore:

@@ -13,16 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ebft.method.head import Head, full_product
+from ebft.method.compiling import fused
+from ebft.method.head import Head
 
-# Logits alive at once, in elements: 32 MiB of float32 on a CPU, whose caches reward small chunks, 512 MiB on a GPU.
-CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**27}
+# Logits alive at once, in elements: 32 MiB of float32 on a CPU, whose caches reward small chunks, 1 GiB on a GPU.
+CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**28}
 
 
 def rows_per_chunk(head: Head, device: torch.device) -> int:
-    """How many rows of logits may be alive at once."""
+    """How many rows of logits may be alive at once: as many as the width of the head at the least, which makes them no
+    larger than the gradient of the head that every chunk is added to."""
     budget = CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cpu"])
-    return max(1, budget // head.vocabulary_size)
+    return max(1, budget // head.vocabulary_size, head.weight.shape[1])
 
 
 @dataclass(frozen=True)
@@ -89,47 +91,57 @@ class _WeightedCrossEntropy(torch.autograd.Function):
         kl = hidden.new_zeros(R, dtype=full)
 
         dtype = head.compute_dtype(hidden)
-        weight_c = weight.to(dtype)  # once for all chunks
-        head = replace(head, weight=weight_c)
+        weight_c = weight.to(dtype)  # once for all chunks, as all that follows
+        head = replace(head, weight=weight, ready=False).prepared(hidden)
         if reference is not None:
-            reference_head = replace(reference.head, weight=reference.head.weight.to(dtype))
+            reference_head = reference.head.prepared(reference.hidden)
         for start in range(0, R, chunk_rows):
             at = slice(start, start + chunk_rows)
             hidden_c = hidden[at].to(dtype)
             targets, weights = rows.targets[at], rows.weights[at].to(full)
             temperature = rows.temperature[at, None]
-            # Passes over a chunk of logits are what this loop costs beside its products: in place where possible.
             logits = head.logits(hidden_c)
-            scaled = logits / temperature if head.softcap is not None else logits.div_(temperature)
-            log_p = torch.log_softmax(scaled, -1)
-            log_probs[at] = log_p.gather(1, targets)
-            p = torch.exp(log_p, out=scaled)
-            entropy[at] = -torch.linalg.vecdot(p, log_p)
-            if reference is not None:
-                log_q = torch.log_softmax(reference_head.logits(reference.hidden[at]) / temperature, -1)
-                log_ratio = log_p - log_q
-                kl[at] = torch.linalg.vecdot(p, log_ratio)
-            if not any(wanted):
-                continue
-            # d/dz of sum_m w_m (-log p[y_m]) is ((sum_m w_m) p - sum_m w_m onehot(y_m)) / temperature.
-            if reference is not None and rows.kl_weights is not None:
-                per_token = weights.sum(1, keepdim=True) + rows.kl_weights[at, None] * (log_ratio - kl[at, None])
-                gradient = p.mul_(per_token.div_(temperature))
+            if _fuse(logits, head, reference):
+                log_sum, log_probs[at], entropy[at] = fused(row_statistics, [logits, temperature, targets])
+                if not any(wanted):
+                    continue
+                gradient = fused_gradient(logits, head, temperature, log_sum, log_probs[at], targets, weights, dtype)
             else:
-                gradient = p.mul_(weights.sum(1, keepdim=True) / temperature)
-            gradient.scatter_add_(1, targets, -weights / temperature)
-            gradient = head.gradient_through(logits, gradient)
+                # Passes over a chunk of logits are what this costs beside its products: in place where possible.
+                scaled = logits / temperature if head.softcap is not None else logits.div_(temperature)
+                log_p = torch.log_softmax(scaled, -1)
+                log_probs[at] = log_p.gather(1, targets)
+                p = torch.exp(log_p, out=scaled)
+                entropy[at] = -torch.linalg.vecdot(p, log_p)
+                if reference is not None:
+                    log_q = torch.log_softmax(reference_head.logits(reference.hidden[at]) / temperature, -1)
+                    log_ratio = log_p - log_q
+                    kl[at] = torch.linalg.vecdot(p, log_ratio)
+                if not any(wanted):
+                    continue
+                # d/dz of sum_m w_m (-log p[y_m]) is ((sum_m w_m) p - sum_m w_m onehot(y_m)) / temperature.
+                if reference is not None and rows.kl_weights is not None:
+                    per_token = weights.sum(1, keepdim=True) + rows.kl_weights[at, None] * (log_ratio - kl[at, None])
+                    gradient = p.mul_(per_token.div_(temperature))
+                else:
+                    gradient = p.mul_(weights.sum(1, keepdim=True) / temperature)
+                gradient.scatter_add_(1, targets, -weights / temperature)
+                gradient = head.gradient_through(logits, gradient)
+                del scaled, log_p, p
             if grad_bias is not None:
-                grad_bias += gradient.sum(0)
+                grad_bias += gradient.sum(0, dtype=full)
             gradient = gradient.to(dtype)
             if grad_hidden is not None:
                 grad_hidden[at] = (gradient @ weight_c).to(grad_hidden.dtype)
             if grad_weight is not None:
                 if dtype == full:
                     grad_weight.addmm_(gradient.t(), hidden_c)
+                elif gradient.is_cuda:
+                    with torch.autocast("cuda", enabled=False):
+                        torch.addmm(grad_weight, gradient.t(), hidden_c, out_dtype=full, out=grad_weight)
                 else:
-                    grad_weight += full_product(gradient.t(), hidden_c)
-            del logits, scaled, log_p, p, gradient  # before the next chunk of logits is made
+                    grad_weight += gradient.t() @ hidden_c  # rounded once a chunk, like every other weight's gradient
+            del logits, gradient  # before the next chunk of logits is made
 
         loss = -(rows.weights * log_probs).sum()
         if rows.kl_weights is not None:
@@ -151,8 +163,55 @@ class _WeightedCrossEntropy(torch.autograd.Function):
         return (*grads, None, None, None, None, None)
 
 
+def _fuse(logits: Tensor, head: Head, reference: Reference | None) -> bool:
+    return logits.is_cuda and head.softcap is None and reference is None
+
+
+def row_statistics(logits: Tensor, temperature: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The log-sum-exp of each row [R, 1], the log-probs of its targets [R, m] and its entropy [R].
+
+    Written for a compiler, which makes two reads of the logits out of it.
+    """
+    scaled = logits / temperature
+    highest = scaled.amax(-1, keepdim=True)
+    masses = torch.exp(scaled - highest)
+    total = masses.sum(-1, keepdim=True)
+    log_sum = highest + total.log()
+    entropy = log_sum - (masses * scaled).sum(-1, keepdim=True) / total
+    return log_sum, logits.gather(1, targets) / temperature - log_sum, entropy[:, 0]
+
+
+def fused_gradient(
+    logits: Tensor,
+    head: Head,
+    temperature: Tensor,
+    log_sum: Tensor,
+    log_probs: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """d loss / d (h W^T + bias) of a chunk, for a head without soft-cap: one read of the logits, one write in `dtype`.
+
+    The targets' entries are made apart in full precision: their two parts cancel where the model is sure.
+    """
+    factor = head.scale / temperature
+    total = weights.sum(1, keepdim=True)
+    gradient = fused(_expected_part, [logits, temperature, log_sum, factor * total], dtype)
+    same = targets[:, :, None] == targets[:, None, :]
+    of_target = torch.where(same, weights[:, None, :], 0.0).sum(-1)  # a target may stand there several times
+    return gradient.scatter_(1, targets, ((total * log_probs.exp() - of_target) * factor).to(dtype))
+
+
+def _expected_part(logits: Tensor, temperature: Tensor, log_sum: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    return (torch.exp(logits / temperature - log_sum) * factor).to(dtype)
+
+
 def check_token_ids(ids: Tensor, vocabulary_size: int) -> None:
     if ids.numel() == 0:
+        return
+    if ids.is_cuda:  # asking a GPU would wait for it; an error then names this line, not the token
+        torch._assert_async(((ids >= 0) & (ids < vocabulary_size)).all())
         return
     lowest, highest = int(ids.min()), int(ids.max())
     if lowest < 0 or highest >= vocabulary_size:

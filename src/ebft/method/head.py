@@ -5,7 +5,7 @@ Sampling and training share this one function, so that the log-probs of a sample
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,15 +19,26 @@ class Head:
     bias: Tensor | None = None  # [V]
     scale: float = 1.0
     softcap: float | None = None
+    ready: bool = False  # the weight is in the precision of the product already
 
     @property
     def vocabulary_size(self) -> int:
         return self.weight.shape[0]
 
+    def prepared(self, hidden: Tensor) -> Head:
+        """The same head with its weight in the precision `logits` multiplies in: once, for many chunks of rows."""
+        if self.ready:
+            return self
+        dtype = self.compute_dtype(hidden)
+        weight = self.weight.to(dtype)
+        if not hidden.is_cuda:
+            weight = weight.to(torch.promote_types(dtype, torch.float32))  # a CPU cannot multiply bf16 into float32
+        return replace(self, weight=weight, ready=True)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, V] of hidden rows [R, D], in float32 (float64 for float64 rows)."""
-        dtype = self.compute_dtype(hidden)
-        z = full_product(hidden.to(dtype), self.weight.to(dtype).t())
+        weight = self.prepared(hidden).weight
+        z = full_product(hidden.to(self.compute_dtype(hidden)).to(weight.dtype), weight.t())
         if self.bias is not None:
             z = z + self.bias.to(z.dtype)
         if self.scale != 1.0:
@@ -50,9 +61,9 @@ class Head:
 
 def full_product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b in at least float32. Rounding logits to bf16 would cost the log-probs two digits."""
-    if a.dtype in (torch.float32, torch.float64):
-        return a @ b
     with torch.autocast(a.device.type, enabled=False):
+        if a.dtype in (torch.float32, torch.float64):
+            return a @ b
         if a.is_cuda and not torch.is_grad_enabled():
             return torch.mm(a, b, out_dtype=torch.float32)
         return a.float() @ b.float()

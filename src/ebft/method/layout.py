@@ -21,6 +21,7 @@ can see what follows it, so it is enough that `completion_lengths` keeps it out 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -231,8 +232,28 @@ class PackedLayout:
         moved = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
-                setattr(moved, name, value.to(device))
+                setattr(moved, name, value.to(device, non_blocking=True))
         return moved
+
+    def tensors(self) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
+        """Everything that may differ between batches of the same shape, with names."""
+        found = {name: value for name, value in sorted(vars(self).items()) if isinstance(value, Tensor)}
+        return tuple(found), tuple(found.values())
+
+    def with_tensors(self, names: Sequence[str], tensors: Sequence[Tensor]) -> PackedLayout:
+        """The layout of another batch of the same shape."""
+        other = copy.copy(self)
+        for name, value in zip(names, tensors, strict=True):
+            setattr(other, name, value)
+        return other
+
+    def compact(self) -> PackedLayout:
+        """The same rule on 32-bit integers: half the bytes to read in the middle of an attention kernel."""
+        narrow = copy.copy(self)
+        for name in ("_visible", "_completion", "_packed_documents", "_positions"):
+            value = getattr(self, name)
+            setattr(narrow, name, None if value is None else value.to(torch.int32))
+        return narrow
 
     def select_rows(self, rows: slice) -> PackedLayout:
         """The layout of some rows of the batch (itself if all rows of any batch are alike)."""

@@ -201,4 +201,6 @@ def counted_tokens(layout: PackedLayout, batch_size: int, completion_lengths: Te
 
 
 def _inverse(count: Tensor | float, device: torch.device) -> Tensor:
-    return 1.0 / torch.as_tensor(count, dtype=torch.float32, device=device).clamp(min=1)
+    if not isinstance(count, Tensor):
+        count = torch.full((), count, device=device)  # filled on the device: copying would wait for it
+    return 1.0 / count.to(device=device, dtype=torch.float32).clamp(min=1)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ebft.method.compiling import fused
+
 # 64-bit constants of the splitmix64 finaliser, written as the signed integers torch stores.
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
@@ -31,8 +33,9 @@ def uniforms(seeds: Tensor, anchors: Tensor, samples: int, horizon: int) -> Tens
 
 def sequence_seeds(run_seed: int, step: int, sequence_ids: Tensor) -> Tensor:
     """A seed per sequence [b], for this run and step; the same whatever batch or process the sequence is in."""
-    key = _mix(torch.tensor(run_seed, device=sequence_ids.device) + _GOLDEN)
-    key = _mix(key + torch.tensor(step + 1, device=key.device) * _GOLDEN_ODD)
+    # `full`, not `tensor`: filling on the device waits for nothing, copying from the host does.
+    key = _mix(torch.full((), run_seed, dtype=torch.long, device=sequence_ids.device) + _GOLDEN)
+    key = _mix(key + torch.full((), step + 1, dtype=torch.long, device=key.device) * _GOLDEN_ODD)
     return _mix(key + (sequence_ids.long() + 1) * _GOLDEN)
 
 
@@ -46,11 +49,47 @@ def sample_tokens(
     """Tokens [R, m] for float32 logits [R, V] and m uniform numbers a row [R, m]; temperature 0 is greedy."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True).expand_as(uniform)
-    probabilities = truncate(logits / temperature, top_k, top_p).softmax(-1)
-    cumulative = probabilities.cumsum(-1)
-    # right=True: the first token whose cumulative mass exceeds the target, which therefore has mass itself.
-    target = uniform * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True).clamp(max=logits.shape[-1] - 1)
+    if top_k is not None or top_p is not None:
+        logits = truncate(logits / temperature, top_k, top_p) * temperature
+    highest, masses = fused(block_masses, [logits], 1 / temperature)
+    return _choose(logits, temperature, uniform, highest, masses)
+
+
+# Tokens whose probability is summed before the choice is narrowed down.
+_BLOCK = 128
+
+
+def block_masses(logits: Tensor, inverse_temperature: float) -> tuple[Tensor, Tensor]:
+    """The highest logit of each row [R, 1], and the mass of each block of tokens relative to it [R, blocks].
+
+    Two reads of the logits and nothing written but the sums, once compiled: probabilities and their running sum over
+    the vocabulary would be two more arrays as large as the logits.
+    """
+    highest = logits.amax(-1, keepdim=True)
+    masses = torch.exp((logits - highest) * inverse_temperature)
+    even = logits.shape[-1] // _BLOCK * _BLOCK
+    sums = masses[:, :even].unflatten(-1, (-1, _BLOCK)).sum(-1)
+    if even < logits.shape[-1]:
+        sums = torch.cat([sums, masses[:, even:].sum(-1, keepdim=True)], -1)
+    return highest, sums
+
+
+def _choose(logits: Tensor, temperature: float, uniform: Tensor, highest: Tensor, masses: Tensor) -> Tensor:
+    """The token where the cumulative mass passes the uniform number: first its block, then its place in the block."""
+    cumulative = masses.double().cumsum(-1)
+    target = uniform.double() * cumulative[:, -1:]
+    # right=True: the first block whose cumulative mass exceeds the target, which therefore has mass itself.
+    block = torch.searchsorted(cumulative, target, right=True).clamp(max=masses.shape[-1] - 1)
+    before = (cumulative.gather(1, block) - masses.gather(1, block).double())[..., None]
+    tokens = block[..., None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)  # [R, m, tokens of the block]
+    inside = tokens < logits.shape[-1]
+    tokens = tokens.clamp(max=logits.shape[-1] - 1)
+    own = logits.gather(1, tokens.flatten(1)).view_as(tokens)
+    mass = torch.where(inside, torch.exp((own - highest[..., None]) / temperature), 0.0)
+    passed = (before + mass.double().cumsum(-1) <= target[..., None]).sum(-1)
+    # The sum of a block, rounded, may exceed the running sum: then the last token that has any mass.
+    last = (torch.arange(_BLOCK, device=logits.device) * (mass > 0)).amax(-1)
+    return tokens.gather(-1, torch.minimum(passed, last)[..., None])[..., 0]
 
 
 def truncate(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:

@@ -80,8 +80,8 @@ class PackedPass(_Pass):
         """[b, heads, S, d] queries, [b, kv_heads, S, d] keys and values -> [b, heads, S, d]."""
         layout, T = self.layout, self.layout.context_length
         if self._use_flex(q):
-            mask = self._mask(("packed", rule.window), flex.packed_mask, rule.window, q.shape[0])
-            return flex.attend(q, k, v, mask, rule)
+            mask = self._mask(("packed", rule.window), flex.packed_mask, rule.window)
+            return flex.attend(q, k, v, mask, rule, layout.context_length)
         context = self._attend_context(q[:, :, :T], k[:, :, :T], v[:, :, :T], rule)
         completions = attend_completions(
             by_completion(q[:, :, T:], layout),
@@ -110,25 +110,25 @@ class CachedPass(_Pass):
         if self.step < 0:
             self.context[layer] = (k, v)
             if self._use_flex(q):
-                mask = self._mask(("context", rule.window), flex.context_mask, rule.window, q.shape[0])
-                return flex.attend(q, k, v, mask, rule)
+                mask = self._mask(("context", rule.window), flex.context_mask, rule.window)
+                return flex.attend(q, k, v, mask, rule, layout.context_length)
             return self._attend_context(q, k, v, rule)
 
         if self.step == 0:
             shape = (*k.shape[:2], layout.num_anchors, layout.samples, layout.horizon - 1, k.shape[-1])
-            self.own[layer] = (k.new_empty(shape), v.new_empty(*shape[:-1], v.shape[-1]))
+            self.own[layer] = (k.new_zeros(shape), v.new_zeros(*shape[:-1], v.shape[-1]))
         own_k, own_v = self.own[layer]
         at = (slice(None),) * 4 + (self.step,)
         own_k[at] = k.unflatten(2, own_k.shape[2:4])
         own_v[at] = v.unflatten(2, own_v.shape[2:4])
-        own_k, own_v = own_k[..., : self.step + 1, :], own_v[..., : self.step + 1, :]
         context_k, context_v = self.context[layer]
         if self._use_flex(q):
             # Without a window all steps of a completion see the same context.
             key = ("step", rule.window, self.step if rule.window is not None else 0)
-            mask = self._mask(key, flex.step_mask, rule.window, q.shape[0], self.step)
+            mask = self._mask(key, flex.step_mask, rule.window, self.step)
             return flex.attend_step(q, context_k, context_v, own_k, own_v, mask, rule, self.step)
         q = q.unflatten(2, (layout.num_anchors, layout.samples, 1))
+        own_k, own_v = own_k[..., : self.step + 1, :], own_v[..., : self.step + 1, :]
         return attend_completions(q, context_k, context_v, own_k, own_v, layout, rule, self.step).flatten(2, 4)
 
 
@@ -283,10 +283,16 @@ def _attention_function(
         raise ValueError(f"{type(module).__name__} uses attention sinks, which ebft does not support")
     if kwargs.get("position_bias") is not None:
         raise ValueError(f"{type(module).__name__} adds a position bias to attention, which ebft does not support")
+    return _attend(module, query, key, value, Rule(scale, sliding_window, softcap), ebft_pass), None
+
+
+@torch.compiler.disable  # who sees whom changes with every batch; FlexAttention is compiled on its own
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rule: Rule, ebft_pass: PackedPass | CachedPass
+) -> Tensor:
     # Under autocast rotary embeddings leave queries and keys in float32 while values are in bf16.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    output = ebft_pass.attend(_layer_index(module), query, key, value, Rule(scale, sliding_window, softcap))
-    return output.transpose(1, 2), None
+    return ebft_pass.attend(_layer_index(module), query, key, value, rule).transpose(1, 2)
 
 
 def _layer_index(module: nn.Module) -> int:

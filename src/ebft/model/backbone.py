@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ebft.method.compiling import raise_limits
 from ebft.method.cross_entropy import check_token_ids
 from ebft.method.head import Head
 from ebft.method.layout import PackedLayout, StridedLayout
@@ -113,6 +115,26 @@ def decoder_layers(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
     raise ValueError(f"{type(decoder).__name__} has no list of its {depth} layers; ebft cannot tap features from it")
 
 
+def compile_layers(decoder: nn.Module) -> None:
+    """Compile every layer's forward pass in place, for a GPU.
+
+    One compiled layer serves all layers of its kind, so that warming up takes seconds where compiling a whole model
+    takes minutes. Attention stays outside (`attention._attend`), and so do hooks on the layers. The layers get a class
+    of their own instead of a function each: a copy of the model computes with its own weights.
+    """
+    for layer in decoder_layers(decoder)[1]:
+        layer.__class__ = _compiled_class(type(layer))  # type: ignore[arg-type]
+
+
+@cache
+def _compiled_class(layer_class: Any) -> Any:
+    if hasattr(layer_class, "_ebft_compiled"):
+        return layer_class
+    raise_limits()
+    forward = torch.compile(layer_class.forward, dynamic=False)
+    return type(layer_class.__name__, (layer_class,), {"forward": forward, "_ebft_compiled": True})
+
+
 def run_decoder(decoder: nn.Module, ids: Tensor, position_ids: Tensor, ebft_pass: PackedPass | CachedPass) -> Tensor:
     """Last hidden states [b, tokens, D], after the final norm."""
     # A mask of four dimensions keeps transformers from building one; attention looks at the pass instead. This one
@@ -120,7 +142,7 @@ def run_decoder(decoder: nn.Module, ids: Tensor, position_ids: Tensor, ebft_pass
     no_mask = torch.empty(0, 0, 0, 0, dtype=torch.bool, device=ids.device)
     output = decoder(
         input_ids=ids,
-        position_ids=position_ids.expand(ids.shape),
+        position_ids=position_ids.expand(ids.shape).contiguous(),  # compiled layers tell strides apart
         attention_mask=no_mask,
         use_cache=False,
         ebft_pass=ebft_pass,

@@ -23,6 +23,7 @@ from ebft.method.layout import PackedLayout
 from ebft.model.attention import Backend, PackedPass, resolve_backend
 from ebft.model.backbone import (
     check_packed_ids,
+    compile_layers,
     decoder_config,
     decoder_layers,
     decoder_of,
@@ -33,6 +34,7 @@ from ebft.model.backbone import (
     run_decoder,
     text_config,
 )
+from ebft.model.working_copy import copy_in_dtype
 
 Pooling = Literal["last", "mean"]
 Normalize = Literal["per_layer", "joint"]
@@ -94,17 +96,18 @@ class FeatureNetwork(nn.Module):
         if source == "adapter_off" and not hasattr(model, "disable_adapter"):
             raise ValueError("source='adapter_off' needs a peft model; use source='copy' for a plain one")
         if source == "random":
+            dtype = dtype or next(decoder.parameters()).dtype
             decoder = _random_like(decoder, seed)
         network = cut_decoder(decoder, max(self.taps))
-        if source in ("copy", "average"):
-            network = copy.deepcopy(network)
+        if source in ("copy", "average", "random"):
+            if source == "average" and dtype is None:
+                dtype = torch.float32  # a bf16 weight would not move at such small steps
+            network, _ = copy_in_dtype(network, dtype)
         # Weights that belong to somebody else stay out of this module's parameters, hence the lists.
         self._adapted: list[Any] = [model] if source == "adapter_off" else []
         self._network = [network]
         if source in ("copy", "average", "random"):
-            if source == "average" and dtype is None:
-                dtype = torch.float32  # a bf16 weight would not move at such small steps
-            self.network = network.to(dtype).requires_grad_(False).eval()
+            self.network = network.requires_grad_(False).eval()
 
     @classmethod
     def from_pretrained(
@@ -171,6 +174,9 @@ class FeatureNetwork(nn.Module):
         B, n = layout.num_anchors, layout.samples
         return features[:, : B * n].unflatten(1, (B, n)), features[:, B * n :]
 
+    def compile_layers(self) -> None:
+        compile_layers(self._network[0])
+
     @torch.no_grad()
     def update_average(self, model: nn.Module) -> None:
         """Move the weights towards the trained model's: w <- decay * w + (1 - decay) * model's."""
@@ -216,11 +222,11 @@ def cut_decoder(decoder: nn.Module, depth: int) -> nn.Module:
 
 
 def _random_like(decoder: nn.Module, seed: int) -> nn.Module:
-    parameter = next(decoder.parameters())
+    """The same shape with other weights. Only the device is taken over: `.to(dtype)` would round buffers as well."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         fresh = type(decoder)(copy.deepcopy(decoder.config))
-    return fresh.to(parameter.device, parameter.dtype)
+    return fresh.to(next(decoder.parameters()).device)
 
 
 def _pooled_rows(

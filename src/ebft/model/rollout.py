@@ -7,10 +7,13 @@ anchors once for all n samples.
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import torch
 from torch import Tensor, nn
 
 from ebft.method.cross_entropy import check_token_ids, rows_per_chunk
+from ebft.method.graphs import Graphs
 from ebft.method.head import Head
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import check_sampling, sample_tokens, uniforms
@@ -23,6 +26,10 @@ from ebft.model.backbone import (
     prepare_model,
     run_decoder,
 )
+
+# A step of fewer floating-point operations than this is over before the host has launched it.
+_LAUNCH_BOUND = 1e13
+_GRAPHS: WeakKeyDictionary[nn.Module, Graphs] = WeakKeyDictionary()
 
 
 @torch.no_grad()
@@ -56,36 +63,70 @@ def rollout(
     """
     check_sampling(temperature, top_k, top_p)
     base = prepare_model(model)
-    b, T = _check_input(input_ids, layout, base)
+    b = _check_input(input_ids, layout, base)
     device = input_ids.device
     layout = layout.to(device)
-    n, B, G = layout.samples, layout.num_anchors, layout.horizon
+    T, n, B, G = layout.context_length, layout.samples, layout.num_anchors, layout.horizon
     if seeds is None:
         seeds = torch.randint(2**62, (b,))
     if seeds.shape != (b,):
         raise ValueError(f"seeds has shape {tuple(seeds.shape)}, the batch needs one seed per sequence: [{b}]")
     uniform = uniforms(seeds, layout.anchors, n, G)  # [b, B, n, G]
+    options = (temperature, top_k, top_p, resolve_backend(backend, device))
+
+    if options[-1] == "flex" and _is_launch_bound(model, base, b * B * n):
+        names, tensors = layout.tensors()
+
+        def generate(input_ids: Tensor, uniform: Tensor, *values: Tensor) -> Tensor:
+            return _generate(base, layout.with_tensors(names, values), input_ids, uniform, *options)
+
+        places = hash(tuple(parameter.data_ptr() for parameter in base.parameters()))
+        key = (options, places, names, layout.rows_alike, (b, T, n, B, G))
+        completions = _GRAPHS.setdefault(base, Graphs()).run(key, generate, (input_ids, uniform, *tensors))
+    else:
+        completions = _generate(base, layout, input_ids, uniform, *options)
+    completions = completions.transpose(1, 2)
+    return completions if end_token_ids is None else repeat_end_token(completions, layout, end_token_ids)
+
+
+def _generate(
+    base: nn.Module,
+    layout: PackedLayout,
+    input_ids: Tensor,
+    uniform: Tensor,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    backend: Backend,
+) -> Tensor:
+    """The rollout itself, on tensors alone and without asking the device anything: [b, B, n, G]."""
+    b, T = input_ids.shape
+    n, B, G = layout.samples, layout.num_anchors, layout.horizon
     decoder, head = decoder_of(base), output_head(base)
-    cached = CachedPass(layout, resolve_backend(backend, device))
+    cached = CachedPass(layout, backend)
     positions = layout._positions.expand(b, -1)
-
-    def sample(hidden_rows: Tensor, uniform_rows: Tensor) -> Tensor:
-        return _sample_rows(head, hidden_rows, uniform_rows, temperature, top_k, top_p)
-
-    completions = torch.empty(b, B, n, G, dtype=torch.long, device=device)
+    completions = torch.empty(b, B, n, G, dtype=torch.long, device=input_ids.device)
     with evaluating(base):
         hidden = run_decoder(decoder, input_ids, positions[:, :T], cached)
+        head = head.prepared(hidden)  # once for all steps
         before_anchor = (layout.anchors.expand(b, B) - 1)[..., None].expand(-1, -1, hidden.shape[-1])
-        at_anchors = hidden.gather(1, before_anchor)
-        tokens = sample(at_anchors.flatten(0, 1), uniform[..., 0].flatten(0, 1)).view(b, B * n)
+        at_anchors = hidden.gather(1, before_anchor).flatten(0, 1)
+        tokens = _sample_rows(head, at_anchors, uniform[..., 0].flatten(0, 1), temperature, top_k, top_p)
         completions[..., 0] = tokens.view(b, B, n)
         for step in range(G - 1):
             cached.step = step
-            hidden = run_decoder(decoder, tokens, positions[:, T + step :: G], cached)
-            tokens = sample(hidden.flatten(0, 1), uniform[..., step + 1].reshape(-1, 1)).view(b, B * n)
+            hidden = run_decoder(decoder, tokens.view(b, B * n), positions[:, T + step :: G], cached)
+            uniform_rows = uniform[..., step + 1].reshape(-1, 1)
+            tokens = _sample_rows(head, hidden.flatten(0, 1), uniform_rows, temperature, top_k, top_p)
             completions[..., step + 1] = tokens.view(b, B, n)
-    completions = completions.transpose(1, 2)
-    return completions if end_token_ids is None else repeat_end_token(completions, layout, end_token_ids)
+    return completions
+
+
+def _is_launch_bound(model: nn.Module, base: nn.Module, tokens: int) -> bool:
+    """Whether a step is so little work that a graph pays. Adapters and autocast change what a graph has frozen."""
+    if model is not base or torch.is_autocast_enabled("cuda"):
+        return False
+    return 2.0 * tokens * sum(parameter.numel() for parameter in base.parameters()) < _LAUNCH_BOUND
 
 
 def repeat_end_token(completions: Tensor, layout: PackedLayout, end_token_ids: Tensor) -> Tensor:
@@ -108,9 +149,9 @@ def _sample_rows(
     )
 
 
-def _check_input(input_ids: Tensor, layout: PackedLayout, model: nn.Module) -> tuple[int, int]:
+def _check_input(input_ids: Tensor, layout: PackedLayout, model: nn.Module) -> int:
     if input_ids.dim() != 2 or input_ids.shape[1] != layout.context_length:
         raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}, the layout needs [b, {layout.context_length}]")
     layout.check_batch(input_ids.shape[0])
     check_token_ids(input_ids, embedding_size(model))
-    return input_ids.shape[0], input_ids.shape[1]
+    return input_ids.shape[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +68,8 @@ class Checkpoints(TrainerCallback):
         step = state.global_step
         if args.save_log_spaced and step & (step - 1) == 0:
             control.should_save = True
+        if control.should_save or step >= state.max_steps:
+            self.trainer.watch.look(wait=True)  # a model that has diverged is not worth keeping
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -126,12 +127,10 @@ class OptimizerTime(TrainerCallback):
         self.trainer = trainer
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.start = time.perf_counter()
+        self.start = self.trainer.clock.mark()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if args.device.type == "cuda":
-            torch.cuda.synchronize()
-        self.trainer._seconds["optimizer"] += time.perf_counter() - self.start
+        self.trainer.clock.add("optimizer", self.start)
 
 
 SHOWN = {"reward": "reward", "ebft/cfm": "cfm", "ebft/cross_entropy": "ce", "ebft/distinct": "distinct"}

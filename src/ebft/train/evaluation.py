@@ -41,7 +41,7 @@ def truth_log_probs(model: nn.Module, input_ids: Tensor, layout: PackedLayout, b
 def evaluate(
     model: nn.Module,
     features: FeatureNetwork,
-    batches: Iterable[dict[str, Tensor]],
+    batches: Iterable[dict[str, Any]],
     config: EBFTConfig,
     end_token_ids: Tensor | None,
     device: torch.device,
@@ -51,8 +51,9 @@ def evaluate(
     found: dict[str, list[Tensor]] = defaultdict(list)
     with evaluating(model):
         for batch in batches:
+            on_host = batch.pop("on_host")
             batch = {name: value.to(device) for name, value in batch.items()}
-            input_ids, layout = batch["input_ids"], make_layout(batch, config, samples).to(device)
+            input_ids, layout = batch["input_ids"], make_layout(on_host, config, samples).to(device)
             log_probs = truth_log_probs(model, input_ids, layout, config.attention_backend)
             real = batch["document_ids"] != PADDING
             if config.document_masks:  # the first token of a document has nothing to be predicted from

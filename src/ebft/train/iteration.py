@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ebft.config import EBFTConfig
-from ebft.data.packing import PADDING
+from ebft.data.packing import PADDING, OnHost
 from ebft.method.advantages import leave_one_out_advantages
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.losses import counted_tokens
@@ -21,6 +18,7 @@ from ebft.method.rewards import feature_matching_rewards, token_groups
 from ebft.method.sampling import sequence_seeds
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout
+from ebft.train.clock import Clock
 
 
 @dataclass
@@ -47,10 +45,10 @@ class Window:
     begun: dict[str, bool] = field(default_factory=dict)
 
 
-def make_layout(batch: dict[str, Tensor], config: EBFTConfig, samples: int) -> PackedLayout:
+def make_layout(on_host: OnHost, config: EBFTConfig, samples: int) -> PackedLayout:
     """The layout of a batch under the run's settings. Shapes do not depend on the data with strided anchors."""
-    documents = batch["document_ids"]
-    answers = batch["answer_mask"] if config.answer_only or config.anchors == "answer_start" else None
+    documents = on_host.document_ids
+    answers = on_host.answer_mask if config.answer_only or config.anchors == "answer_start" else None
     padding = documents == PADDING
     lengths = None
     if not config.document_masks and bool(padding.any()):
@@ -76,19 +74,24 @@ def score(
     seeds: Tensor,
     config: EBFTConfig,
     end_token_ids: Tensor | None,
-    seconds: dict[str, float] | None = None,
+    clock: Clock | None = None,
 ) -> Scores:
     """Roll out, look at the rollouts with the frozen network, and compute both terms of the reward."""
     backend: Any = config.attention_backend
-    with timed(seconds, "rollout", input_ids.device):
+    clock = clock or Clock(input_ids.device)
+    with clock.phase("rollout"):
         completions = rollout(
             model, input_ids, layout, config.temperature, seeds=seeds, end_token_ids=end_token_ids, backend=backend
         )
         lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
         packed_ids = layout.pack(input_ids, completions)
-    with timed(seconds, "features", input_ids.device):
+    # A moving average keeps float32 weights and still computes in bf16; any other network is in bf16 as a whole.
+    autocast = torch.autocast(
+        input_ids.device.type, torch.bfloat16, enabled=config.bf16 and features.source == "average"
+    )
+    with clock.phase("features"), autocast:
         generated, truth = features(packed_ids, layout, lengths)
-    with timed(seconds, "rewards", input_ids.device):
+    with clock.phase("rewards"):
         groups = token_groups(completions.transpose(1, 2))
         whitening: Any = config.whitening
         alignment, diversity = feature_matching_rewards(generated, truth, whitening, groups)
@@ -98,26 +101,22 @@ def score(
 def prepare_window(
     model: nn.Module,
     features: FeatureNetwork,
-    batches: list[dict[str, Tensor]],
+    batches: list[dict[str, Any]],
     config: EBFTConfig,
     step: int,
     end_token_ids: Tensor | None,
-    seconds: dict[str, float],
+    clock: Clock | None = None,
 ) -> Window:
     """Score all sequences of the window, `rollout_batch_size` at a time, and hand them back as micro-batches."""
-    joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-    rows = joined["input_ids"].shape[0]
-    seeds = sequence_seeds(config.seed, step, joined["sequence_id"])
-    layout = make_layout(joined, config, config.samples)
+    input_ids = torch.cat([batch["input_ids"] for batch in batches])
+    rows, device = input_ids.shape[0], input_ids.device
+    seeds = sequence_seeds(config.seed, step, torch.cat([batch["sequence_id"] for batch in batches]))
+    layout = make_layout(OnHost.joined([batch["on_host"] for batch in batches]), config, config.samples).to(device)
     at_once = config.rollout_batch_size or rows
     parts = [
-        score(
-            model, features, joined["input_ids"][at], layout.select_rows(at), seeds[at], config, end_token_ids, seconds
-        )
+        score(model, features, input_ids[at], layout.select_rows(at), seeds[at], config, end_token_ids, clock)
         for at in (slice(start, min(start + at_once, rows)) for start in range(0, rows, at_once))
     ]
-    device = joined["input_ids"].device
-    layout = layout.to(device)
     packed_ids = torch.cat([part.packed_ids for part in parts])
     alignment = torch.cat([part.alignment for part in parts])
     diversity = torch.cat([part.diversity for part in parts])
@@ -146,7 +145,7 @@ def prepare_window(
     metrics = _metrics(parts, layout, alignment, diversity, config)
     metrics["ebft/packed_tokens"] = float(packed_ids.numel())
     example = {
-        "input_ids": joined["input_ids"][0],
+        "input_ids": input_ids[0],
         "completions": parts[0].completions[0],
         "alignment": alignment[0],
         "diversity": diversity[0],
@@ -184,14 +183,3 @@ def _metrics(
         cfm = torch.cat([conditional_feature_matching_loss(part.generated, part.truth) for part in parts])
         metrics["ebft/cfm"] = mean(cfm)
     return metrics
-
-
-@contextmanager
-def timed(seconds: dict[str, float] | None, name: str, device: torch.device) -> Iterator[None]:
-    """Add the time of the block to `seconds[name]`. On a GPU this waits for the device, once a phase."""
-    start = time.perf_counter()
-    yield
-    if seconds is not None:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start

@@ -17,7 +17,7 @@ def show(
     recipe: Recipe, train_set: SequenceDataset, validation_set: SequenceDataset | None, model: Any, tokenizer: Any
 ) -> None:
     config = recipe.training
-    layout = make_layout(collate([train_set[0]]), config, config.samples)
+    layout = make_layout(collate([train_set[0]])["on_host"], config, config.samples)
     per_step = config.per_device_train_batch_size * config.gradient_accumulation_steps
     steps_per_epoch = math.ceil(len(train_set) / per_step)
     steps = config.max_steps if config.max_steps > 0 else math.ceil(steps_per_epoch * config.num_train_epochs)
@@ -55,7 +55,9 @@ def show(
 def anchors_per_sequence(dataset: SequenceDataset, config: Any, looked_at: int = 200) -> float:
     """The mean over some sequences, spread over the dataset."""
     rows = range(0, len(dataset), max(1, len(dataset) // looked_at))
-    return sum(int(make_layout(collate([dataset[row]]), config, 1).anchor_mask.sum()) for row in rows) / len(rows)
+    return sum(int(make_layout(collate([dataset[row]])["on_host"], config, 1).anchor_mask.sum()) for row in rows) / len(
+        rows
+    )
 
 
 def flops_per_step(parameters: int, sequences: int, packed_tokens: int) -> float:

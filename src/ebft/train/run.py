@@ -28,6 +28,7 @@ from ebft.train.trainer import EBFTTrainer, check_sequences, pad_token_id
 
 CONFIG_FILE = "recipe.yaml"
 RESULTS_FILE = "results.json"
+DATA_FILE = "data.json"
 
 
 def load_tokenizer(recipe: Recipe) -> Any:
@@ -133,6 +134,9 @@ def train(recipe: Recipe, resume: bool, dry_run: bool, command: Sequence[str]) -
     tokenizer = load_tokenizer(recipe)
     check_tokenizer(tokenizer)
     train_set, validation_set = load_data(recipe, tokenizer)
+    data = _describe_data(train_set)
+    if resume_from is not None:
+        _check_same_data(output, data)
     model = load_model(recipe)
     check_tokenizer(tokenizer, embedding_size(model))
     if dry_run:
@@ -149,6 +153,7 @@ def train(recipe: Recipe, resume: bool, dry_run: bool, command: Sequence[str]) -
     # Only now: settings that the trainer refuses leave nothing behind.
     output.mkdir(parents=True, exist_ok=True)
     _save_recipe(recipe, output)
+    (output / DATA_FILE).write_text(json.dumps(data, indent=1))
     results = _read_results(output)
     if validation_set is not None and "before" not in results:
         # The model as it was loaded: also when the run goes on from a checkpoint that had no evaluation before it.
@@ -187,6 +192,26 @@ def _check_same_run(output: Path, recipe: Recipe) -> None:
                 f"output_dir={output} holds a run with {name}={old!r}, not {new!r}; go on with the same settings, or "
                 "choose another folder"
             )
+
+
+def _describe_data(train_set: SequenceDataset) -> dict[str, Any]:
+    return {
+        "documents": len(train_set.index),
+        "tokens": train_set.total_tokens,
+        "checksums": [store.checksum() for store in train_set.index.stores],
+    }
+
+
+def _check_same_data(output: Path, data: dict[str, Any]) -> None:
+    """The same name may stand for other data by now; a run that went on with them would be neither run."""
+    file = output / DATA_FILE
+    before = json.loads(file.read_text()) if file.exists() else data
+    if before != data:
+        raise ConfigError(
+            f"the dataset has changed since the run in output_dir={output} began: {before['documents']} documents and "
+            f"{before['tokens']} tokens then, {data['documents']} and {data['tokens']} now, or other text; put the old "
+            "data back, or choose another folder"
+        )
 
 
 def _claim(output: Path, resume: bool, recipe: Recipe) -> Path | None:

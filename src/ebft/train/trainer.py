@@ -8,10 +8,11 @@ micro-batches give the gradient of one batch of k times the size. Every rollout 
 
 from __future__ import annotations
 
-import copy
+import math
+import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback
+from transformers.integrations import TensorBoardCallback
 
 from ebft.config import ConfigError, EBFTConfig
 from ebft.data.formats import check_tokenizer
@@ -28,11 +30,20 @@ from ebft.data.store import tokenize_rows
 from ebft.method.cross_entropy import Reference
 from ebft.method.losses import ebft_loss
 from ebft.model.attention import resolve_backend
-from ebft.model.backbone import embedding_size, output_head, packed_hidden_states, prepare_model
+from ebft.model.backbone import (
+    compile_layers,
+    decoder_of,
+    embedding_size,
+    output_head,
+    packed_hidden_states,
+    prepare_model,
+)
 from ebft.model.features import FeatureNetwork
+from ebft.model.working_copy import WorkingCopy, copy_in_dtype
 from ebft.train import callbacks as standard_callbacks
 from ebft.train import evaluation
-from ebft.train.iteration import Window, make_layout, prepare_window, timed
+from ebft.train.clock import Clock, Watch
+from ebft.train.iteration import Window, make_layout, prepare_window
 
 
 class TrainingDiverged(RuntimeError):
@@ -88,8 +99,8 @@ class EBFTTrainer(Trainer):
         backend: Any = args.attention_backend
         resolve_backend(backend, args.device)  # an error here costs nothing yet
         self.pad_token_id = pad_token_id(processing_class)
-        self.end_token_ids = _end_token_ids(processing_class) if args.document_masks else None
-        self._seconds: dict[str, float] = defaultdict(float)
+        self.end_token_ids = _end_token_ids(processing_class, args.device) if args.document_masks else None
+        self.clock, self.watch = Clock(args.device), Watch()
         self._observed: dict[str, list[Tensor | float]] = defaultdict(list)
         self._window: Window | None = None
         super().__init__(
@@ -102,11 +113,50 @@ class EBFTTrainer(Trainer):
             callbacks=[*standard_callbacks.standard(self), *(callbacks or [])],
             **kwargs,
         )
+        for callback in self.callback_handler.callbacks:
+            # An evaluation before training would otherwise open the log in the working directory.
+            if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+                callback.logging_dir = os.path.join(str(args.output_dir), "runs")
         prepare_model(self.model)
         # compute_loss divides by the counts of the whole window: the Trainer must not divide by the accumulation again.
         self.model_accepts_loss_kwargs = True
+        self.working = self._working_copy()
         self.features = self._feature_network()
         self.reference = self._reference_model()
+        compiling = self.args.compile_layers
+        if compiling or (compiling is None and self.args.device.type == "cuda"):
+            compile_layers(decoder_of(self.model if self.working is None else self.working.model))
+            self.features.compile_layers()
+
+    # ---- which weights compute -----------------------------------------------------------------------------------
+
+    def _working_copy(self) -> WorkingCopy | None:
+        """With bf16, full fine-tuning computes on a bf16 copy of the float32 weights."""
+        if not self.args.bf16:
+            return None
+        if hasattr(self.model, "disable_adapter"):
+            # Under an adapter the base model does not train: it needs no float32 weights. Adapters are small: autocast.
+            for parameter in self.model.parameters():
+                if not parameter.requires_grad:
+                    parameter.data = parameter.data.to(torch.bfloat16)
+            return None
+        if next(self.model.parameters()).dtype == torch.bfloat16:
+            return None
+        working = WorkingCopy(self.model)
+        if self.args.gradient_checkpointing:
+            working.model.gradient_checkpointing_enable(self.args.gradient_checkpointing_kwargs)
+        return working
+
+    def _computing(self) -> Any:
+        """The model to compute with, up to date with the one that is trained."""
+        if self.working is None:
+            return self.model
+        self.working.refresh()
+        return self.working.model
+
+    def compute_loss_context_manager(self) -> Any:
+        # The working copy is in bf16 as a whole; autocast would only lift parts of it to float32.
+        return nullcontext() if self.working is not None else super().compute_loss_context_manager()
 
     # ---- one iteration -----------------------------------------------------------------------------------------
 
@@ -122,9 +172,16 @@ class EBFTTrainer(Trainer):
             return batches, None
         with self.compute_loss_context_manager():
             window = prepare_window(
-                self.model, self.features, batches, self.args, self.state.global_step, self.end_token_ids, self._seconds
+                self._computing(),
+                self.features,
+                batches,
+                self.args,
+                self.state.global_step,
+                self.end_token_ids,
+                self.clock,
             )
-        self._check_rewards(window)
+        self.watch.look()
+        self.watch.add(torch.as_tensor(window.metrics["reward"]), self._reward_check(self.state.global_step))
         for name, value in window.metrics.items():
             self._observed[name].append(value)
         self._window = window
@@ -132,7 +189,7 @@ class EBFTTrainer(Trainer):
         return window.micro_batches, window.generated_tokens
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        with timed(self._seconds, "update", self.args.device):
+        with self.clock.phase("update"):
             return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(
@@ -140,6 +197,8 @@ class EBFTTrainer(Trainer):
     ) -> Any:
         packed_ids, layout = inputs["input_ids"], inputs["layout"]
         backend: Any = self.args.attention_backend
+        if self.working is not None:
+            model = self.working.model.train(model.training)
         hidden = packed_hidden_states(model, packed_ids, layout, backend)
         reference = None
         if self.args.kl_weight:
@@ -161,11 +220,7 @@ class EBFTTrainer(Trainer):
             generated_tokens=inputs["generated_tokens"],
             truth_tokens=inputs["truth_tokens"],
         )
-        if not bool(torch.isfinite(terms.loss)):
-            raise TrainingDiverged(
-                f"the loss is {terms.loss.item()} at step {self.state.global_step}; try a lower learning_rate, a gamma "
-                "above 0, or whitening=reference, and look at the last samples"
-            )
+        self.watch.add(terms.loss, self._loss_check(self.state.global_step))
         # These are this micro-batch's parts of sums over the window: added up, not averaged.
         self._add("ebft/policy_loss", terms.policy)
         self._add("entropy", terms.entropy)
@@ -185,13 +240,25 @@ class EBFTTrainer(Trainer):
             if self._window is not None:
                 self._window.begun[name] = True
 
-    def _check_rewards(self, window: Window) -> None:
-        reward = float(window.metrics["reward"])
-        if not abs(reward) <= self.args.max_reward:  # also true for NaN
-            raise TrainingDiverged(
-                f"the mean reward is {reward:.3g} at step {self.state.global_step}, beyond max_reward="
-                f"{self.args.max_reward:g}; try a lower learning_rate or whitening=reference, or raise max_reward"
-            )
+    def _loss_check(self, step: int) -> Callable[[float], None]:
+        def check(loss: float) -> None:
+            if not math.isfinite(loss):
+                raise TrainingDiverged(
+                    f"the loss is {loss} at step {step}; try a lower learning_rate, a gamma above 0, or "
+                    "whitening=reference, and look at the last samples"
+                )
+
+        return check
+
+    def _reward_check(self, step: int) -> Callable[[float], None]:
+        def check(reward: float) -> None:
+            if not abs(reward) <= self.args.max_reward:  # also true for NaN
+                raise TrainingDiverged(
+                    f"the mean reward is {reward:.3g} at step {step}, beyond max_reward={self.args.max_reward:g}; try "
+                    "a lower learning_rate or whitening=reference, or raise max_reward"
+                )
+
+        return check
 
     # ---- what is logged ----------------------------------------------------------------------------------------
 
@@ -200,7 +267,7 @@ class EBFTTrainer(Trainer):
             for name, values in self._observed.items():
                 logs[name] = float(sum(float(v) for v in values) / len(values))
             steps = max(len(self._observed["reward"]), 1)
-            seconds = {f"ebft/seconds_{name}": total / steps for name, total in self._seconds.items()}
+            seconds = {f"ebft/seconds_{name}": total / steps for name, total in self.clock.read().items()}
             logs.update(seconds)
             logs["step_time"] = sum(seconds.values())
             if logs["step_time"]:
@@ -209,7 +276,6 @@ class EBFTTrainer(Trainer):
                 logs["ebft/peak_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
             logs["num_tokens"] = self.state.num_input_tokens_seen
             self._observed.clear()
-            self._seconds.clear()
         super().log(logs, start_time)
 
     def evaluate(
@@ -227,7 +293,7 @@ class EBFTTrainer(Trainer):
         loader = DataLoader(dataset, self.args.per_device_eval_batch_size, collate_fn=collate)
         with torch.no_grad(), self.compute_loss_context_manager():
             found = evaluation.evaluate(
-                self.model, self.features, loader, self.args, self.end_token_ids, self.args.device
+                self._computing(), self.features, loader, self.args, self.end_token_ids, self.args.device
             )
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
@@ -282,7 +348,7 @@ class EBFTTrainer(Trainer):
         """The frozen q of the KL term; with an adapter, the base model serves and nothing is copied."""
         if not self.args.kl_weight or hasattr(self.model, "disable_adapter"):
             return None
-        return copy.deepcopy(self.model).requires_grad_(False).eval()
+        return copy_in_dtype(self.model, torch.bfloat16 if self.args.bf16 else None)[0].requires_grad_(False).eval()
 
     def _reference_context(self) -> Any:
         return self.model.disable_adapter() if self.reference is None else nullcontext()
@@ -323,7 +389,7 @@ def check_sequences(dataset: SequenceDataset, args: EBFTConfig) -> None:
         )
     for row in range(min(len(dataset), 2000)):
         batch = collate([dataset[row]])
-        if bool(make_layout(batch, args, args.samples).anchor_mask.any()):
+        if bool(make_layout(batch["on_host"], args, args.samples).anchor_mask.any()):
             return
     raise DataError(
         "no valid anchor in the data: every truth window leaves its document or its answer; use a smaller horizon or "
@@ -331,5 +397,5 @@ def check_sequences(dataset: SequenceDataset, args: EBFTConfig) -> None:
     )
 
 
-def _end_token_ids(tokenizer: Any) -> Tensor | None:
-    return None if tokenizer is None else torch.tensor([tokenizer.eos_token_id])
+def _end_token_ids(tokenizer: Any, device: torch.device) -> Tensor | None:
+    return None if tokenizer is None else torch.tensor([tokenizer.eos_token_id], device=device)

@@ -1,0 +1,64 @@
+"""Draws where the time of an iteration goes, from the results of step.py: docs/speed.png.
+
+python benchmarks/picture.py benchmarks/results/step-h200-*.json --output docs/speed.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+COLORS = {
+    "rollout": "#4c78a8",
+    "features": "#72b7b2",
+    "rewards": "#e45756",
+    "update": "#f58518",
+    "optimizer": "#54a24b",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--output", type=Path, required=True)
+    args = parser.parse_args()
+    results = [json.loads(file.read_text()) for file in args.files]
+    figure, axes = plt.subplots(len(results), 1, figsize=(8, 1.0 + 1.3 * len(results)), squeeze=False)
+    for axis, result in zip(axes[:, 0], results, strict=True):
+        seconds, left = result["seconds"]["packed"], 0.0
+        for phase, color in COLORS.items():
+            width = seconds[phase]["median"]
+            axis.barh(1, width, left=left, color=color, label=phase)
+            if width > 0.08 * seconds["iteration"]["median"]:
+                axis.text(left + width / 2, 1, f"{width:.2f} s", ha="center", va="center", color="white")
+            left += width
+        floor = 0.0
+        for phase in ("rollout", "features", "update"):
+            width = result["flops"][phase] / result["matrix_rate"]
+            axis.barh(0, width, left=floor, color=COLORS[phase], alpha=0.5)
+            floor += width
+        axis.text(floor, 0, f"  floor {floor:.2f} s", va="center")
+        axis.set_yticks([1, 0], ["measured", "products at the matrix rate"])
+        settings = result["settings"]
+        axis.set_title(
+            f"{settings['size']}, {settings['sequences']} sequences of {settings['context_length']} tokens, "
+            f"G={settings['horizon']}, s={settings['stride']}, n={settings['samples']}: "
+            f"{seconds['iteration']['median']:.2f} s",
+            fontsize=10,
+        )
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1, 0].set_xlabel("seconds")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    figure.savefig(args.output, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

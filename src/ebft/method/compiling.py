@@ -1,0 +1,40 @@
+"""torch.compile for a few functions that pass over large tensors, on GPUs. Everything here also runs without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# A run meets a handful of shapes: context, step, packed pass, features, each with and without gradients or a window.
+# Past torch's default limit of 8 it would silently run uncompiled.
+_SHAPES = 64
+
+
+@cache
+def raise_limits() -> None:
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, _SHAPES)
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 16 * _SHAPES)
+
+
+@cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, compiled for every shape it meets."""
+    raise_limits()
+    return torch.compile(function, dynamic=False)
+
+
+def fused(function: Callable[..., Any], tensors: Sequence[Tensor], *constants: Any) -> Any:
+    """function(*tensors, *constants), where the tensors have the same number of rows.
+
+    Compiled if they are on a GPU, where a chain of passes over them becomes one; for any number of rows at once.
+    """
+    if not tensors[0].is_cuda:
+        return function(*tensors, *constants)
+    for tensor in tensors:
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    return compiled(function)(*tensors, *constants)

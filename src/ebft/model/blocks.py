@@ -1,0 +1,82 @@
+"""Which 128 x 128 blocks of the attention matrix are empty, partly allowed or wholly allowed, from minima and maxima.
+
+FlexAttention skips empty blocks and asks the mask rule only inside partial ones. Evaluating the rule for every pair of
+tokens to find out would grow with the square of the packed length. Here a block of queries and a block of keys are
+each described by the range of what the rule compares (context seen, document, position, completion), and the ranges
+decide. They err on the safe side: a block called partial may turn out empty, one called whole is whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ebft.method.layout import PackedLayout
+
+BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Blocks:
+    partial: Tensor  # bool [rows, blocks of queries, blocks of keys]
+    whole: Tensor  # bool, the same; no block is both
+
+
+def classify_blocks(layout: PackedLayout, queries: Tensor, keys: int, window: int | None = None) -> Blocks:
+    """The blocks between the packed tokens `queries` [Q] and the first `keys` packed tokens, which are at least T."""
+    T = layout.context_length
+    tokens = torch.arange(keys, device=layout.device)
+    rows = slice(0, 1) if layout.rows_alike else slice(None)
+
+    def ranges(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Lowest and highest in every block of queries [rows, blocks, 1] and of keys [rows, 1, blocks]."""
+        low_q, high_q = _range(values[:, queries])
+        low_k, high_k = _range(values[:, :keys])
+        return low_q[..., None], high_q[..., None], low_k[:, None], high_k[:, None]
+
+    seen_low, seen_high, _, _ = ranges(layout._visible[rows])
+    first_key = (torch.arange(-(-keys // BLOCK), device=layout.device) * BLOCK)[None, None]
+    last_key = first_key + BLOCK - 1
+    of_context = (first_key < T) & (first_key < seen_high)
+    whole = (last_key < T) & (last_key < seen_low)
+
+    # A completion's own tokens: causal, and only within the completion.
+    first_query, last_query = (x[..., None] for x in _range(queries[None]))
+    own_low_q, own_high_q, own_low_k, own_high_k = ranges(layout._completion[None])
+    own = (last_key >= T) & (own_high_q >= 0) & (own_low_q <= own_high_k) & (own_low_k <= own_high_q)
+    own = own & (first_key <= last_query)
+    one_completion = (own_low_q == own_high_q) & (own_low_k == own_high_k) & (own_low_q == own_low_k) & (own_low_q >= 0)
+    possible = of_context | own
+    whole = whole | (one_completion & (last_key <= first_query))
+
+    if layout._packed_documents is not None:
+        low_q, high_q, low_k, high_k = ranges(layout._packed_documents[rows])
+        possible = possible & (low_q <= high_k) & (low_k <= high_q)
+        whole = whole & (low_q == high_q) & (low_k == high_k) & (low_q == low_k)
+    if window is not None:
+        low_q, high_q, low_k, high_k = ranges(layout._positions[rows])
+        possible = possible & (low_q - high_k < window)
+        whole = whole & (high_q - low_k < window)
+    # Blocks that stick out over the end are never whole: the kernel has to look at every entry.
+    inside_q = torch.arange(1, -(-queries.shape[0] // BLOCK) + 1, device=layout.device) * BLOCK <= queries.shape[0]
+    inside_k = last_key < len(tokens)
+    whole = whole & inside_q[None, :, None] & inside_k & possible
+    return Blocks(possible & ~whole, whole)
+
+
+def _range(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Lowest and highest entry of every block of the last dimension, [rows, tokens] -> two of [rows, blocks]."""
+    missing = -values.shape[-1] % BLOCK
+    if missing:
+        last = values[..., -1:].expand(*values.shape[:-1], missing)
+        values = torch.cat([values, last], -1)
+    blocks = values.unflatten(-1, (-1, BLOCK))
+    return blocks.amin(-1), blocks.amax(-1)
+
+
+def ordered(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of keys every block of queries has, and their numbers first, as FlexAttention wants them."""
+    order = torch.argsort(chosen.to(torch.uint8), dim=-1, descending=True, stable=True)
+    return chosen.sum(-1, dtype=torch.int32)[:, None].contiguous(), order.to(torch.int32)[:, None].contiguous()
