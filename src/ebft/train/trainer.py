@@ -99,7 +99,7 @@ class EBFTTrainer(Trainer):
             train_dataset=self._sequences(train_dataset, args, processing_class),
             eval_dataset=self._sequences(eval_dataset, args, processing_class),
             processing_class=processing_class,
-            callbacks=[*standard_callbacks.standard(self), *(callbacks or [])],
+            callbacks=[*standard_callbacks.standard(self, args), *(callbacks or [])],
             **kwargs,
         )
         prepare_model(self.model)
