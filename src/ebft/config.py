@@ -103,6 +103,17 @@ class EBFTConfig(TrainingArguments):
     max_reward: float = _option(1e4, "stop if the mean reward grows beyond this", "running")
     eval_samples: int | None = _option(None, "rollouts per anchor in evaluation; default: samples", "running")
     eval_seed: int = _option(0, "seed of the rollouts in evaluation, the same at every step", "running")
+    eval_tasks: list[str] = _option(
+        [],
+        "tasks of `ebft eval` to run while training: calibration, humaneval, mbpp, multipl-e, translation",
+        "running",
+    )
+    eval_tasks_every: int | None = _option(
+        None, "run eval_tasks every so many steps; default: at every evaluation", "running"
+    )
+    eval_task_options: dict[str, Any] = _option(
+        {}, "options of `ebft eval` for eval_tasks, such as {limit: 20, samples: 0}; only in a recipe", "running"
+    )
 
     # ---- transformers' settings with the paper's values
     per_device_train_batch_size: int = field(default=16, metadata={"help": "sequences per process and forward pass"})

@@ -51,8 +51,12 @@ def cross_entropy(log_probs: Tensor, mask: Tensor) -> Estimate:
     The tokens of a sequence are not independent: the standard error is that of a ratio of sums over sequences.
     Give the answer flags as part of `mask` for the cross-entropy over answers.
     """
-    counts = mask.sum(-1).double()
-    sums = -torch.where(mask, log_probs.double(), 0.0).sum(-1)
+    return ratio_of_sums(-torch.where(mask, log_probs.double(), 0.0).sum(-1), mask.sum(-1))
+
+
+def ratio_of_sums(sums: Tensor, counts: Tensor) -> Estimate:
+    """Sum over sequences [b] of `sums` divided by that of `counts`, with the standard error of such a ratio."""
+    sums, counts = sums.double(), counts.double()
     if not bool(counts.sum() > 0):
         raise ValueError("no token to take the cross-entropy over: the mask is empty")
     mean = sums.sum() / counts.sum()

@@ -131,7 +131,12 @@ def _compiled_class(layer_class: Any) -> Any:
     if hasattr(layer_class, "_ebft_compiled"):
         return layer_class
     raise_limits()
-    forward = torch.compile(layer_class.forward, dynamic=False)
+    plain, compiled = layer_class.forward, torch.compile(layer_class.forward, dynamic=False)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Only ebft's own passes have a few fixed shapes; text generation would compile for every length it reaches.
+        return (plain if kwargs.get("ebft_pass") is None else compiled)(self, *args, **kwargs)
+
     return type(layer_class.__name__, (layer_class,), {"forward": forward, "_ebft_compiled": True})
 
 

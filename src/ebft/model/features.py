@@ -158,21 +158,40 @@ class FeatureNetwork(nn.Module):
         completion_lengths [b, n, B] ends completions at their end token: the last token is that one, and a mean
         stops there. Features of anchors that a row drops mean nothing.
         """
+        return self.at_lengths(packed_ids, layout, [layout.horizon], completion_lengths)[0]
+
+    @torch.no_grad()
+    def at_lengths(
+        self,
+        packed_ids: Tensor,
+        layout: PackedLayout,
+        lengths: Sequence[int],
+        completion_lengths: Tensor | None = None,
+    ) -> list[tuple[Tensor, Tensor]]:
+        """`forward` for completions and truths cut after each of `lengths` tokens, all from one pass.
+
+        A causal network's states at a token do not depend on what follows it, so cutting is choosing other rows.
+        """
+        if not lengths or min(lengths) < 1 or max(lengths) > layout.horizon:
+            raise ValueError(f"lengths={list(lengths)} must lie between 1 and the horizon of {layout.horizon} tokens")
         network = self._network[0]
         check_packed_ids(packed_ids, layout, self.vocabulary_size)
         layout = layout.to(packed_ids.device)
-        rows, weights = _pooled_rows(layout, packed_ids.shape[0], completion_lengths, self.pooling)
+        b, B, n = packed_ids.shape[0], layout.num_anchors, layout.samples
+        places = [_pooled_rows(layout, b, completion_lengths, self.pooling, length) for length in lengths]
         packed_pass = PackedPass(layout, resolve_backend(self.backend, packed_ids.device))
         adapter_off = self._adapted[0].disable_adapter() if self._adapted else nullcontext()
-        with evaluating(network), adapter_off, _tapped(network, self.taps, rows) as tapped:
+        with evaluating(network), adapter_off, _tapped(network, self.taps, places) as tapped:
             run_decoder(network, packed_ids, layout.position_ids, packed_pass)
-        pooled = [(tapped[tap].float() * weights).sum(-2) for tap in self.taps]  # [b, B*n + B, width]
-        if self.normalize == "per_layer":
-            features = torch.cat([F.normalize(x, dim=-1) for x in pooled], -1)
-        else:
-            features = F.normalize(torch.cat(pooled, -1), dim=-1)
-        B, n = layout.num_anchors, layout.samples
-        return features[:, : B * n].unflatten(1, (B, n)), features[:, B * n :]
+        found = []
+        for place in range(len(lengths)):
+            pooled = [tapped[tap][place] for tap in self.taps]  # [b, B*n + B, width]
+            if self.normalize == "per_layer":
+                features = torch.cat([F.normalize(x, dim=-1) for x in pooled], -1)
+            else:
+                features = F.normalize(torch.cat(pooled, -1), dim=-1)
+            found.append((features[:, : B * n].unflatten(1, (B, n)), features[:, B * n :]))
+        return found
 
     def compile_layers(self) -> None:
         compile_layers(self._network[0])
@@ -230,18 +249,21 @@ def _random_like(decoder: nn.Module, seed: int) -> nn.Module:
 
 
 def _pooled_rows(
-    layout: PackedLayout, b: int, completion_lengths: Tensor | None, pooling: Pooling
+    layout: PackedLayout, b: int, completion_lengths: Tensor | None, pooling: Pooling, longest: int
 ) -> tuple[Tensor, Tensor]:
-    """Which rows of the packed sequence each feature is pooled from [b, B*n + B, m], and weights to sum them with."""
-    B, n, G, device = layout.num_anchors, layout.samples, layout.horizon, layout.device
+    """Which rows of the packed sequence each feature is pooled from [b, B*n + B, m], and weights to sum them with.
+
+    Of completions and truths only the first `longest` tokens count.
+    """
+    B, n, G, device = layout.num_anchors, layout.samples, longest, layout.device
     first = torch.cat(
         [layout.completion_slots[..., 0].t().reshape(1, -1).expand(b, -1), layout.anchors.expand(b, B)], 1
     )
     if completion_lengths is None:
         of_completions = torch.full((b, B * n), G, device=device)
     else:
-        of_completions = completion_lengths.transpose(1, 2).reshape(b, B * n)
-    lengths = torch.cat([of_completions, layout.truth_lengths.expand(b, B).clamp(min=1)], 1)
+        of_completions = completion_lengths.transpose(1, 2).reshape(b, B * n).clamp(max=G)
+    lengths = torch.cat([of_completions, layout.truth_lengths.expand(b, B).clamp(min=1, max=G)], 1)
     if pooling == "last":
         return (first + lengths - 1)[..., None], torch.ones(1, 1, 1, 1, device=device)
     steps = torch.arange(G, device=device)
@@ -251,14 +273,19 @@ def _pooled_rows(
 
 
 @contextmanager
-def _tapped(decoder: nn.Module, taps: Sequence[int], rows: Tensor) -> Iterator[dict[int, Tensor]]:
-    """Collect the given rows [b, R, m] of the tapped hidden states, as [b, R, m, width], and nothing else."""
+def _tapped(
+    decoder: nn.Module, taps: Sequence[int], places: Sequence[tuple[Tensor, Tensor]]
+) -> Iterator[dict[int, list[Tensor]]]:
+    """Pool rows [b, R, m] of the tapped hidden states with their weights, to [b, R, width], and keep nothing else."""
     layers = decoder_layers(decoder)[1]
-    found: dict[int, Tensor] = {}
+    found: dict[int, list[Tensor]] = {}
+
+    def pool(hidden: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+        index = rows.flatten(1)[..., None].expand(-1, -1, hidden.shape[-1])
+        return (hidden.gather(1, index).unflatten(1, rows.shape[1:]).float() * weights).sum(-2)
 
     def keep(tap: int, hidden: Tensor) -> None:
-        index = rows.flatten(1)[..., None].expand(-1, -1, hidden.shape[-1])
-        found[tap] = hidden.gather(1, index).unflatten(1, rows.shape[1:])
+        found[tap] = [pool(hidden, rows, weights) for rows, weights in places]
 
     def before_first_layer(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         keep(0, args[0] if args else kwargs["hidden_states"])

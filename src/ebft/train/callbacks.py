@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import ProgressCallback, TrainerCallback
 
+from ebft.config import EBFTConfig
 from ebft.train import checkpoints
 from ebft.train.samples import write_table
+from ebft.train.tasks import EvalTasks
 
 if TYPE_CHECKING:
     from ebft.train.trainer import EBFTTrainer
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
 AVERAGE_FILE = "feature_average.safetensors"
 
 
-def standard(trainer: EBFTTrainer) -> list[TrainerCallback]:
-    return [MetricsFile(), Checkpoints(trainer), FeatureAverage(trainer), Samples(trainer), OptimizerTime(trainer)]
+def standard(trainer: EBFTTrainer, args: EBFTConfig) -> list[TrainerCallback]:
+    own = [MetricsFile(), Checkpoints(trainer), FeatureAverage(trainer), Samples(trainer), OptimizerTime(trainer)]
+    return [*own, EvalTasks(trainer, args)] if args.eval_tasks else own
 
 
 class MetricsFile(TrainerCallback):

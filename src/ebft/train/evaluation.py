@@ -16,8 +16,8 @@ from ebft.method.layout import PackedLayout
 from ebft.method.metrics import (
     Estimate,
     conditional_feature_matching_loss,
-    cross_entropy,
     mean_and_standard_error,
+    ratio_of_sums,
     whitened_proxy,
 )
 from ebft.method.sampling import sequence_seeds
@@ -38,6 +38,57 @@ def truth_log_probs(model: nn.Module, input_ids: Tensor, layout: PackedLayout, b
 
 
 @torch.no_grad()
+def measure(
+    model: nn.Module,
+    features: FeatureNetwork,
+    batch: dict[str, Any],
+    config: EBFTConfig,
+    end_token_ids: Tensor | None,
+) -> dict[str, Tensor]:
+    """What each sequence of a batch contributes, [b] each: sums and counts of its tokens' log-probs, and means over
+    its contexts, NaN for a sequence without any."""
+    input_ids, document_ids = batch["input_ids"], batch["document_ids"]
+    layout = make_layout(batch["on_host"], config, config.eval_samples or config.samples).to(input_ids.device)
+    found: dict[str, Tensor] = {}
+    log_probs = truth_log_probs(model, input_ids, layout, config.attention_backend).double()
+    real = document_ids != PADDING
+    if config.document_masks:  # the first token of a document has nothing to be predicted from
+        real[:, 1:] &= document_ids[:, 1:] == document_ids[:, :-1]
+    real[:, 0] = False
+    for name, counted in ("", real), ("answer_", real & batch["answer_mask"]):
+        found[f"{name}log_probs"] = torch.where(counted, log_probs, 0.0).sum(1)
+        found[f"{name}tokens"] = counted.sum(1)
+
+    seeds = sequence_seeds(config.eval_seed, 0, batch["sequence_id"])
+    scores = score(model, features, input_ids, layout, seeds, config, end_token_ids)
+    valid = layout.anchor_mask.expand(input_ids.shape[0], -1)
+    found["contexts"] = valid.sum(1)
+    per_context = {
+        "cfm": conditional_feature_matching_loss(scores.generated, scores.truth),
+        "whitened_proxy": whitened_proxy(scores.alignment, scores.diversity),
+        "reward": (scores.alignment - config.alpha * scores.diversity).mean(-1),
+    }
+    return found | {name: mean_over_contexts(values, valid) for name, values in per_context.items()}
+
+
+def mean_over_contexts(values: Tensor, valid: Tensor) -> Tensor:
+    """Means over the valid contexts of each sequence: [b, B] -> [b], NaN where there is none."""
+    return torch.where(valid, values.double(), 0.0).sum(1) / valid.sum(1)
+
+
+def summarize(found: dict[str, Tensor]) -> dict[str, Estimate]:
+    """Estimates over all sequences from what `measure` gave for them."""
+    estimates: dict[str, Estimate] = {"cross_entropy": ratio_of_sums(-found["log_probs"], found["tokens"])}
+    if bool(found["answer_tokens"].any()):
+        estimates["answer_cross_entropy"] = ratio_of_sums(-found["answer_log_probs"], found["answer_tokens"])
+    for name in ("cfm", "whitened_proxy", "reward"):
+        values = found[name][found["contexts"] > 0]
+        if len(values):
+            estimates[name] = mean_and_standard_error(values)
+    return estimates
+
+
+@torch.no_grad()
 def evaluate(
     model: nn.Module,
     features: FeatureNetwork,
@@ -47,45 +98,14 @@ def evaluate(
     device: torch.device,
 ) -> dict[str, float]:
     """Metrics by name, with `<name>_se` beside each. The same model gives the same numbers at any time."""
-    samples = config.eval_samples or config.samples
     found: dict[str, list[Tensor]] = defaultdict(list)
     with evaluating(model):
         for batch in batches:
-            on_host = batch.pop("on_host")
-            batch = {name: value.to(device) for name, value in batch.items()}
-            input_ids, layout = batch["input_ids"], make_layout(on_host, config, samples).to(device)
-            log_probs = truth_log_probs(model, input_ids, layout, config.attention_backend)
-            real = batch["document_ids"] != PADDING
-            if config.document_masks:  # the first token of a document has nothing to be predicted from
-                real[:, 1:] &= batch["document_ids"][:, 1:] == batch["document_ids"][:, :-1]
-            real[:, 0] = False
-            found["log_probs"].append(log_probs.cpu())
-            found["real"].append(real.cpu())
-            found["answers"].append((real & batch["answer_mask"]).cpu())
-
-            seeds = sequence_seeds(config.eval_seed, 0, batch["sequence_id"])
-            scores = score(model, features, input_ids, layout, seeds, config, end_token_ids)
-            valid = layout.anchor_mask.expand(input_ids.shape[0], -1)
-            has_anchor = valid.any(1)
-            per_context = {
-                "cfm": conditional_feature_matching_loss(scores.generated, scores.truth),
-                "whitened_proxy": whitened_proxy(scores.alignment, scores.diversity),
-                "reward": (scores.alignment - config.alpha * scores.diversity).mean(-1),
-            }
-            for name, values in per_context.items():
-                per_sequence = torch.where(valid, values, 0.0).sum(1) / valid.sum(1).clamp(min=1)
-                found[name].append(per_sequence[has_anchor].cpu())
-
-    log_probs, real, answers = (torch.cat(found[name]) for name in ("log_probs", "real", "answers"))
-    estimates: dict[str, Estimate] = {"cross_entropy": cross_entropy(log_probs, real)}
-    if bool(answers.any()):
-        estimates["answer_cross_entropy"] = cross_entropy(log_probs, answers)
-    for name in ("cfm", "whitened_proxy", "reward"):
-        values = torch.cat(found[name])
-        if len(values):
-            estimates[name] = mean_and_standard_error(values)
+            batch = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+            for name, values in measure(model, features, batch, config, end_token_ids).items():
+                found[name].append(values.cpu())
     results = {}
-    for name, estimate in estimates.items():
+    for name, estimate in summarize({name: torch.cat(values) for name, values in found.items()}).items():
         results[name] = float(estimate.mean)
         results[f"{name}_se"] = float(estimate.standard_error)
     return results

@@ -110,7 +110,7 @@ class EBFTTrainer(Trainer):
             train_dataset=self._sequences(train_dataset, args, processing_class),
             eval_dataset=self._sequences(eval_dataset, args, processing_class),
             processing_class=processing_class,
-            callbacks=[*standard_callbacks.standard(self), *(callbacks or [])],
+            callbacks=[*standard_callbacks.standard(self, args), *(callbacks or [])],
             **kwargs,
         )
         for callback in self.callback_handler.callbacks:
@@ -147,7 +147,7 @@ class EBFTTrainer(Trainer):
             working.model.gradient_checkpointing_enable(self.args.gradient_checkpointing_kwargs)
         return working
 
-    def _computing(self) -> Any:
+    def computing(self) -> Any:
         """The model to compute with, up to date with the one that is trained."""
         if self.working is None:
             return self.model
@@ -172,7 +172,7 @@ class EBFTTrainer(Trainer):
             return batches, None
         with self.compute_loss_context_manager():
             window = prepare_window(
-                self._computing(),
+                self.computing(),
                 self.features,
                 batches,
                 self.args,
@@ -293,7 +293,7 @@ class EBFTTrainer(Trainer):
         loader = DataLoader(dataset, self.args.per_device_eval_batch_size, collate_fn=collate)
         with torch.no_grad(), self.compute_loss_context_manager():
             found = evaluation.evaluate(
-                self._computing(), self.features, loader, self.args, self.end_token_ids, self.args.device
+                self.computing(), self.features, loader, self.args, self.end_token_ids, self.args.device
             )
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start

@@ -1,0 +1,156 @@
+"""The program under test, and a loop that serves calls into it. Runs inside the sandbox.
+
+Nothing in this process is trusted: the program may rewrite all of it. It holds no tests, no expected answers and no
+secret. All it can do is send plain data, and a program that sends the right data for every call is a right program.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import os
+import sys
+import types
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import wire
+
+sys.path.pop(0)
+
+
+class Server:
+    def __init__(self, channel: wire.Channel) -> None:
+        self.channel = channel
+        self.objects: list[Any] = []
+        self.numbers: dict[int, int] = {}
+        self.namespace: dict[str, Any] = {}
+
+    def reference(self, value: Any) -> list[Any]:
+        if id(value) not in self.numbers:
+            self.numbers[id(value)] = len(self.objects)
+            self.objects.append(value)  # kept alive, so that its id stays its own
+        iterates = hasattr(type(value), "__next__")
+        tag = "iterator" if iterates else "match" if type(value).__name__ == "Match" else "object"
+        return [tag, self.numbers[id(value)]]
+
+    def dereference(self, tag: str, content: Any) -> Any:
+        if tag == "object":
+            return self.objects[content]
+        if tag == "name":
+            return self.namespace[content]
+        if tag == "builtin":
+            return getattr(builtins, content)
+        if tag == "callback":
+
+            def callback(*arguments: Any) -> Any:
+                self.channel.send({"callback": content, "arguments": self.encode(list(arguments))})
+                answer = self.channel.receive()
+                if "error" in answer:
+                    raise getattr(builtins, answer["error"][0], RuntimeError)(answer["error"][1])
+                return self.decode(answer["value"])
+
+            return callback
+        raise wire.ProtocolError("an impossible message")
+
+    def encode(self, value: Any) -> Any:
+        return wire.encode(value, self.reference)
+
+    def decode(self, message: Any) -> Any:
+        return wire.decode(message, self.dereference)
+
+    def serve(self) -> None:
+        while True:
+            request = self.channel.receive()
+            answer: dict[str, Any] = {}
+            arguments = self.decode(request["arguments"])
+            keywords = dict(self.decode(request["keywords"]))
+            try:
+                answer["value"] = self.encode(self.answer(request, arguments, keywords))
+            except wire.ProtocolError:
+                raise
+            except BaseException as error:
+                answer = {"error": [type(error).__name__, str(error)[:500], isinstance(error, Exception)]}
+            after = self.encode(arguments)
+            if after != request["arguments"]:
+                answer["arguments"] = after  # the program changed a list it was given, and a test may look at it
+            self.channel.send(answer)
+
+    def answer(self, request: dict[str, Any], arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        what = request["what"]
+        if what == "name":
+            if request["name"] not in self.namespace:
+                raise NameError(f"name {request['name']!r} is not defined")
+            return self.namespace[request["name"]](*arguments, **keywords)
+        if what == "value":
+            return self.namespace[request["name"]]
+        target = self.objects[request["object"]]
+        if what == "attribute":
+            return getattr(target, *arguments)
+        if what == "set attribute":
+            return setattr(target, *arguments)
+        return getattr(target, request["name"])(*arguments, **keywords)
+
+
+def choose(variants: list[list[str]], names: list[str]) -> list[types.CodeType]:
+    """The first reading of the answer that compiles and defines what the tests call; else the first that compiles."""
+    first_error: Exception | None = None
+    compiled: list[types.CodeType] | None = None
+    for sources in variants:
+        try:
+            codes = [compile(source, "<program>", "exec", dont_inherit=True) for source in sources]
+            defined = {name for source in sources for name in _defined(source)}
+        except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
+            first_error = first_error or error
+            continue
+        if not names or defined.intersection(names):
+            return codes
+        compiled = compiled or codes
+    if compiled is None:
+        assert first_error is not None
+        raise first_error
+    return compiled
+
+
+def _defined(source: str) -> set[str]:
+    names: set[str] = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, (ast.If, ast.Try)):
+            names |= {n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef)}
+    return names
+
+
+def main() -> None:
+    read, write = int(sys.argv[1]), int(sys.argv[2])
+    with os.fdopen(0, "rb", closefd=False) as job_file:
+        job = json.load(job_file)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    server = Server(wire.Channel(read, write))
+    sys.argv[:] = ["program.py"]
+    sys.path += job["packages"]
+    module = types.ModuleType("program")
+    sys.modules["program"] = module
+    server.namespace = module.__dict__
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # the module `site` would set them, and costs time
+    server.channel.receive()
+    try:
+        for code in choose(job["variants"], job["names"]):
+            exec(code, server.namespace)
+    except BaseException as error:
+        server.channel.send({"error": [type(error).__name__, str(error)[:500], isinstance(error, Exception)]})
+        return
+    server.channel.send({"value": None})
+    server.serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""The tests of one problem, run against a program in another process. Runs inside a sandbox of its own.
+
+The names that the tests call are stand-ins that hand the call over as plain data and give back plain data. The program
+cannot reach this process other than through these answers, and this process alone says whether the tests passed.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import json
+import os
+import sys
+import types
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import wire
+
+sys.path.pop(0)
+
+SETUP, TESTS = "<setup>", "<tests>"
+
+
+class ProgramEnded(BaseException):
+    """Raised through the tests, past every `except Exception`, when no further call can succeed."""
+
+
+class ProgramError(Exception):
+    """The program raised something that is no builtin exception."""
+
+
+class Client:
+    def __init__(self, channel: wire.Channel) -> None:
+        self.channel = channel
+        self.callbacks: list[Callable[..., Any]] = []
+        self.calls = 0
+        self.ended: str | None = None
+
+    def reference(self, value: Any) -> list[Any]:
+        if isinstance(value, Remote):
+            return ["object", value._number]
+        if type(value) is Stand:
+            return ["name", value.__name__]
+        name = getattr(value, "__name__", "")
+        if isinstance(value, (type, types.BuiltinFunctionType)) and getattr(builtins, name, None) is value:
+            return ["builtin", name]
+        if callable(value):
+            self.callbacks.append(value)
+            return ["callback", len(self.callbacks) - 1]
+        raise TypeError(f"an object of the type {type(value).__name__} cannot be handed to the program")
+
+    def encode(self, value: Any) -> Any:
+        return wire.encode(value, self.reference)
+
+    def decode(self, message: Any, made: type[Remote] | None = None) -> Any:
+        def dereference(tag: str, content: Any) -> Remote:
+            if tag in ("object", "iterator", "match") and type(content) is int:
+                return (made or Remote)(self, content, tag)
+            raise wire.ProtocolError("an impossible message")
+
+        return wire.decode(message, dereference)
+
+    def ask(
+        self,
+        what: str,
+        arguments: list[Any],
+        keywords: dict[str, Any] | None = None,
+        made: type[Remote] | None = None,
+        **more: Any,
+    ) -> Any:
+        """Hands a question to the program. `made` is the kind of stand-in for an object that stays there."""
+        if self.ended is not None:
+            raise ProgramEnded(self.ended)
+        request = {"what": what, "arguments": self.encode(arguments), "keywords": self.encode(keywords or {})} | more
+        self.calls += 1
+        try:
+            self.channel.send(request)
+            while "callback" in (answer := self._answer()):
+                self.channel.send(self._call_back(answer))
+            if "arguments" in answer:
+                changed = self.decode(answer["arguments"])
+                if isinstance(changed, list) and len(changed) == len(arguments):
+                    for old, new in zip(arguments, changed, strict=True):
+                        _update(old, new)
+            if "error" not in answer:
+                return self.decode(answer.get("value"), made)
+            error = self._error(answer["error"])
+        except (wire.ProtocolError, RecursionError) as problem:
+            error = ProgramEnded(str(problem))
+        if isinstance(error, ProgramEnded):
+            self.ended = str(error)
+        raise error
+
+    def _answer(self) -> dict[str, Any]:
+        answer = self.channel.receive()
+        if not isinstance(answer, dict):
+            raise wire.ProtocolError("an impossible message")
+        return answer
+
+    def _call_back(self, answer: dict[str, Any]) -> dict[str, Any]:
+        number, arguments = answer["callback"], self.decode(answer.get("arguments"))
+        if type(number) is not int or not 0 <= number < len(self.callbacks) or not isinstance(arguments, list):
+            raise wire.ProtocolError("an impossible message")
+        try:
+            return {"value": self.encode(self.callbacks[number](*arguments))}
+        except Exception as error:
+            return {"error": [type(error).__name__, str(error)[:500]]}
+
+    def _error(self, error: Any) -> BaseException:
+        if not (isinstance(error, list) and len(error) == 3 and all(isinstance(part, str) for part in error[:2])):
+            return ProgramEnded("an impossible message")
+        name, message, ordinary = error
+        if not ordinary:
+            return ProgramEnded(f"{name}: {message}")
+        kind = getattr(builtins, name, None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            try:
+                return kind(message)
+            except TypeError:  # UnicodeDecodeError and its like want more than a message
+                pass
+        return ProgramError(f"{name}: {message}")
+
+
+def _update(old: Any, new: Any) -> None:
+    """What the program did to its argument, done to the tests' own object."""
+    if type(old) is list and type(new) is list:
+        kept = list(old)
+        old[:] = [_kept(a, b) for a, b in zip(kept, new, strict=False)] + new[len(kept) :]
+    elif isinstance(old, dict) and isinstance(new, dict):
+        kept_items = dict(old)
+        old.clear()
+        for key, value in new.items():
+            old[key] = _kept(kept_items.get(key), value)
+    elif type(old) is tuple and type(new) is tuple:
+        for a, b in zip(old, new, strict=False):
+            _update(a, b)
+    elif type(old) is type(new) and isinstance(old, (set, bytearray)):
+        old.clear()
+        old.update(new) if isinstance(old, set) else old.extend(new)
+    elif type(old) is deque and type(new) is deque:
+        old.clear()
+        old.extend(new)
+
+
+def _kept(old: Any, new: Any) -> Any:
+    if type(old) is type(new) and isinstance(old, (list, dict, set, bytearray)):
+        _update(old, new)
+        return old
+    return new
+
+
+class Remote:
+    """A value that stays with the program: an iterator, a function or a match of `re`.
+
+    It offers no comparison, no arithmetic, no conversion and no attributes: each of these would let the program answer
+    a question of the test, some with the expected value in hand.
+    """
+
+    _client: Client
+    _number: int
+    _tag: str
+
+    def __init__(self, client: Client, number: int, tag: str) -> None:
+        object.__setattr__(self, "_client", client)
+        object.__setattr__(self, "_number", number)
+        object.__setattr__(self, "_tag", tag)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Remote) and other._number == self._number
+
+    def __hash__(self) -> int:
+        return hash(("remote", self._number))
+
+    def __bool__(self) -> bool:
+        if self._tag == "match":
+            return True  # what re.match gives when it finds something
+        raise TypeError("the program returned an object of its own where the test wants true or false")
+
+    def __iter__(self) -> Remote:
+        if self._tag != "iterator":
+            raise TypeError("the program returned an object of its own where the test wants plain data")
+        return self
+
+    def __next__(self) -> Any:
+        return self._method("__next__")
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._method("__call__", *arguments, **keywords)
+
+    def _method(self, name: str, *arguments: Any, **keywords: Any) -> Any:
+        return self._client.ask("method", list(arguments), keywords, object=self._number, name=name)
+
+
+class Instance(Remote):
+    """An object of a class that the problem asks for, made by the test itself: it has the attributes the test uses."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self._client.ask("attribute", [name], {}, Instance, object=self._number)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._client.ask("set attribute", [name, value], object=self._number)
+
+    def __len__(self) -> int:
+        return self._method("__len__")
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._method("__getitem__", key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._method("__setitem__", key, value)
+
+    def __str__(self) -> str:
+        return self._method("__str__")
+
+    def __repr__(self) -> str:
+        return self._method("__repr__")
+
+
+class Stand:
+    """Stands for a function of the program, or a class."""
+
+    def __init__(self, client: Client, name: str, made: type[Remote] = Remote) -> None:
+        self._client, self.__name__, self._made = client, name, made
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._client.ask("name", list(arguments), keywords, self._made, name=self.__name__)
+
+
+def run(job: dict[str, Any], channel: wire.Channel) -> dict[str, str]:
+    client = Client(channel)
+    namespace: dict[str, Any] = {"__name__": "tests"}
+    sys.path += job["packages"]
+    if job["prompt"]:
+        # Helpers that the prompt gives and the tests call: ours, not what the program may have made of them.
+        with suppress(SyntaxError):
+            exec(compile(job["prompt"], SETUP, "exec", dont_inherit=True), namespace)
+    namespace |= {name: importlib.import_module(name) for name in job["modules"]}
+    namespace |= {name: Stand(client, name) for name in job["names"]}
+    namespace |= {name: Stand(client, name, Instance) for name in job["classes"]}
+    try:
+        channel.send({"start": True})
+        defined = client._answer()
+    except wire.ProtocolError as error:
+        return {"status": "failed", "message": str(error)}
+    if "error" in defined:
+        return {"status": "failed", "message": describe(client._error(defined["error"]))}
+    try:
+        exec(compile(job["setup"], SETUP, "exec", dont_inherit=True), namespace)
+        exec(compile(job["tests"], TESTS, "exec", dont_inherit=True), namespace)
+        if job["check"]:
+            namespace["check"](namespace[job["check"]])
+    except BaseException as error:
+        return {"status": "failed", "message": describe(error)}
+    if client.ended is not None:  # a test that expects errors may have swallowed this one
+        return {"status": "failed", "message": client.ended}
+    if not client.calls:
+        return {"status": "error", "message": "the tests never called the program"}
+    return {"status": "passed", "message": ""}
+
+
+def describe(error: BaseException) -> str:
+    if isinstance(error, ProgramEnded):
+        return str(error) or "the program has ended"
+    line = ""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == TESTS:
+            line = f"test line {trace.tb_lineno}: "
+        trace = trace.tb_next
+    return f"{line}{type(error).__name__}{': ' if str(error) else ''}{error}"[:500]
+
+
+def main() -> None:
+    read, write = int(sys.argv[1]), int(sys.argv[2])
+    with os.fdopen(0, "rb", closefd=False) as job_file:
+        job = json.load(job_file)
+    results = os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)  # tests may print; only the result goes to our own process
+    try:
+        result = run(job, wire.Channel(read, write))
+    except BaseException as error:
+        result = {"status": "error", "message": f"the tests cannot run: {type(error).__name__}: {error}"[:500]}
+    os.write(results, json.dumps(result).encode("ascii"))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

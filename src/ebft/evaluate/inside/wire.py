@@ -1,0 +1,171 @@
+"""What crosses the border between the tests and the program under test: frames of plain data.
+
+A frame is a length of four bytes and JSON. Values of builtin types and a few of the standard library travel by content
+and are rebuilt on the other side as exactly these types, so a class that claims to equal everything arrives as what it
+holds, or does not arrive. Anything else stays where it is and travels as a number (`reference`).
+
+Runs inside the sandbox, on both sides, with the standard library only. Nothing here may be imported by our own process.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fractions
+import json
+import os
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+LONGEST = 32 * 2**20
+PLAIN = 2**53
+_VIEWS: dict[type, str] = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
+
+
+class ProtocolError(Exception):
+    """The other side did not keep to the protocol, or is gone."""
+
+
+class Channel:
+    def __init__(self, read: int, write: int) -> None:
+        self.read, self.write = read, write
+
+    def send(self, message: Any) -> None:
+        body = json.dumps(message, separators=(",", ":")).encode("ascii")
+        if len(body) > LONGEST:
+            raise ProtocolError("a value is too large to hand over")
+        data = memoryview(len(body).to_bytes(4, "big") + body)
+        try:
+            while data:
+                data = data[os.write(self.write, data) :]
+        except OSError:
+            raise ProtocolError("the program has ended") from None
+
+    def receive(self) -> Any:
+        length = int.from_bytes(self._exactly(4), "big")
+        if length > LONGEST:
+            raise ProtocolError("an impossible message")
+        try:
+            return json.loads(self._exactly(length))
+        except (ValueError, RecursionError):
+            raise ProtocolError("an impossible message") from None
+
+    def _exactly(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            try:
+                chunk = os.read(self.read, min(count - len(data), 1 << 20))
+            except OSError:
+                raise ProtocolError("the program has ended") from None
+            if not chunk:
+                raise ProtocolError("the program has ended")
+            data += chunk
+        return bytes(data)
+
+
+def encode(value: Any, reference: Callable[[Any], list[Any]]) -> Any:
+    """JSON for a value. `reference` gives `[tag, number]` for what does not travel by content.
+
+    Content is read with the methods of the builtin types, never with those of a subclass.
+    """
+    if value is None or value is True or value is False:
+        return value
+    kind = type(value)
+    if issubclass(kind, int):
+        number = int.__int__(value)
+        return number if -PLAIN < number < PLAIN else {"i": hex(number)}
+    if issubclass(kind, float):
+        return float.__float__(value)
+    if issubclass(kind, str):
+        return str.__str__(value)
+    if issubclass(kind, (list, tuple)):
+        listed = issubclass(kind, list)
+        items = [encode(item, reference) for item in (list if listed else tuple).__iter__(value)]
+        return items if listed else {"t": items}
+    if issubclass(kind, dict):
+        tag = "counter" if issubclass(kind, Counter) else "ordered" if issubclass(kind, OrderedDict) else "d"
+        if issubclass(kind, defaultdict):
+            tag = "d"  # equal to a dict of the same content, and its factory may be anything
+        return {tag: [[encode(k, reference), encode(v, reference)] for k, v in dict.items(value)]}
+    collections: tuple[tuple[str, Any], ...] = (("s", set), ("f", frozenset), ("deque", deque))
+    for tag, base in collections:
+        if issubclass(kind, base):
+            return {tag: [encode(item, reference) for item in base.__iter__(value)]}
+    if issubclass(kind, complex):
+        # The constructor keeps the type but for subclasses, whose own methods are not asked.
+        exact = complex.__add__(value, 0j) if kind is not complex else value
+        return {"c": [exact.real, exact.imag]}
+    if issubclass(kind, (bytes, bytearray)):
+        return {"b" if issubclass(kind, bytes) else "ba": bytes.hex(bytes(memoryview(value)))}
+    if kind is range:
+        return {"range": [value.start, value.stop, value.step]}
+    if kind is Decimal:
+        return {"decimal": str(value)}
+    if kind is fractions.Fraction:
+        return {"fraction": [hex(value.numerator), hex(value.denominator)]}
+    if kind in (datetime.datetime, datetime.date, datetime.time) and getattr(value, "tzinfo", None) is None:
+        return {kind.__name__: value.isoformat()}
+    if kind is datetime.timedelta:
+        return {"timedelta": [value.days, value.seconds, value.microseconds]}
+    if kind in _VIEWS:
+        return {_VIEWS[kind]: [encode(item, reference) for item in value]}
+    if value is Ellipsis:
+        return {"ellipsis": 0}
+    if kind.__module__ == "numpy" and hasattr(kind, "item") and getattr(value, "shape", None) == ():
+        item = value.item()  # numpy's scalars are not builtin numbers; arrays do not travel
+        if type(item) in (bool, int, float, complex, str):
+            return encode(item, reference)
+    tag, number = reference(value)
+    return {tag: number}
+
+
+_MAKE: dict[str, Callable[[Any], Any]] = {
+    "i": lambda v: int(v, 16),
+    "c": lambda v: complex(v[0], v[1]),
+    "b": bytes.fromhex,
+    "ba": bytearray.fromhex,
+    "range": lambda v: range(v[0], v[1], v[2]),
+    "decimal": Decimal,
+    "fraction": lambda v: fractions.Fraction(int(v[0], 16), int(v[1], 16)),
+    "datetime": datetime.datetime.fromisoformat,
+    "date": datetime.date.fromisoformat,
+    "time": datetime.time.fromisoformat,
+    "timedelta": lambda v: datetime.timedelta(v[0], v[1], v[2]),
+    "ellipsis": lambda v: Ellipsis,
+}
+_COLLECT: dict[str, Callable[[list[Any]], Any]] = {
+    "t": tuple,
+    "s": set,
+    "f": frozenset,
+    "deque": deque,
+    "keys": lambda v: dict.fromkeys(v).keys(),
+    "values": lambda v: dict(enumerate(v)).values(),
+    "items": lambda v: dict(v).items(),
+}
+_MAP: dict[str, Callable[[list[Any]], Any]] = {
+    "d": dict,
+    "ordered": OrderedDict,
+    "counter": lambda pairs: Counter(dict(pairs)),
+}
+
+
+def decode(message: Any, dereference: Callable[[str, Any], Any]) -> Any:
+    """The value behind JSON, of builtin types only; whatever is malformed is a ProtocolError."""
+    if message is None or isinstance(message, (bool, int, float, str)):
+        return message
+    if isinstance(message, list):
+        return [decode(item, dereference) for item in message]
+    if not isinstance(message, dict) or len(message) != 1:
+        raise ProtocolError("an impossible message")
+    [(tag, content)] = message.items()
+    try:
+        if tag in _COLLECT:
+            return _COLLECT[tag]([decode(item, dereference) for item in content])
+        if tag in _MAP:
+            return _MAP[tag]([(decode(k, dereference), decode(v, dereference)) for k, v in content])
+        if tag in _MAKE:
+            return _MAKE[tag](content)
+        return dereference(tag, content)
+    except (TypeError, ValueError, ArithmeticError, KeyError, IndexError, AttributeError):
+        raise ProtocolError("an impossible message") from None

@@ -1,0 +1,95 @@
+"""Watching running programs from outside: time, memory of all their processes, and what they write."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+MEMORY_EVERY = 0.05  # seconds; a program fills perhaps 200 MiB in between
+
+
+class Ending:
+    EXITED = "exited"
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    OUTPUT = "output"
+
+
+def watch(
+    main: subprocess.Popen[bytes],
+    others: Sequence[subprocess.Popen[bytes]],
+    pipes: Sequence[int],
+    seconds: float,
+    memory_mib: int,
+    output_kib: int,
+) -> tuple[str, list[bytes]]:
+    """Waits for the end of `main`, reading what it writes into the pipes; ends nothing itself.
+
+    `others` run along and count for the memory. Returns one of `Ending` and what each pipe carried.
+    """
+    deadline = time.monotonic() + seconds
+    read: dict[int, bytearray] = {pipe: bytearray() for pipe in pipes}
+    room = output_kib * 1024
+    trees = [main.pid, *(process.pid for process in others)]
+    ending = Ending.EXITED
+    next_look = time.monotonic() + MEMORY_EVERY
+    with selectors.DefaultSelector() as selector:
+        for pipe in pipes:
+            os.set_blocking(pipe, False)
+            selector.register(pipe, selectors.EVENT_READ)
+        opened = len(pipes)
+        while opened:
+            now = time.monotonic()
+            if now >= deadline:
+                ending = Ending.TIMEOUT
+                break
+            if now >= next_look:
+                next_look = now + MEMORY_EVERY
+                if memory_of(trees) > memory_mib * 2**20:
+                    ending = Ending.MEMORY
+                    break
+            for key, _ in selector.select(max(0.0, min(deadline, next_look) - now)):
+                chunk = os.read(key.fd, 65536)
+                if not chunk:
+                    selector.unregister(key.fd)
+                    opened -= 1
+                read[key.fd] += chunk
+            if sum(map(len, read.values())) > room:
+                ending = Ending.OUTPUT
+                break
+    # The pipes may be closed long before the program ends.
+    while ending == Ending.EXITED:
+        with suppress(subprocess.TimeoutExpired):
+            main.wait(min(MEMORY_EVERY, max(0.001, deadline - time.monotonic())))
+            break
+        if time.monotonic() >= deadline:
+            ending = Ending.TIMEOUT
+        elif memory_of(trees) > memory_mib * 2**20:
+            ending = Ending.MEMORY
+    return ending, [bytes(read[pipe][:room]) for pipe in pipes]
+
+
+def memory_of(roots: Sequence[int]) -> int:
+    """Bytes of memory that the processes of these trees hold, without files mapped into them.
+
+    Orphans of a PID namespace become children of its first process, so nothing leaves the tree.
+    """
+    total = 0
+    waiting = list(roots)
+    while waiting:
+        process = waiting.pop()
+        try:
+            for task in os.listdir(f"/proc/{process}/task"):
+                with open(f"/proc/{process}/task/{task}/children") as children:
+                    waiting += map(int, children.read().split())
+            with open(f"/proc/{process}/status") as status:
+                for line in status:
+                    if line.startswith(("RssAnon:", "RssShmem:")):
+                        total += int(line.split()[1]) * 1024
+        except OSError:  # it has ended meanwhile
+            continue
+    return total

@@ -1,0 +1,315 @@
+# ruff: noqa: E501 - programs, as they were written
+"""Hostile answers to: write `add(a, b)`, the sum of two numbers.
+
+FORGERIES try to pass without solving the problem. PROBES solve it only if something forbidden works, so that each of
+them fails for the reason it is meant to. FLOODS try to use the machine up.
+"""
+
+FORGERIES = {
+    "exits before the tests": "import sys\nsys.exit(0)",
+    "os._exit before the tests": "import os\nos._exit(0)",
+    "raises SystemExit when called": "def add(a, b):\n    raise SystemExit(0)",
+    "os._exit when called": "import os\ndef add(a, b):\n    os._exit(0)",
+    "raises KeyboardInterrupt": "def add(a, b):\n    raise KeyboardInterrupt",
+    "raises AssertionError": "def add(a, b):\n    raise AssertionError",
+    "exits at the second call": "import os\nn = 0\ndef add(a, b):\n    global n\n    n += 1\n    return 5 if n == 1 else os._exit(0)",
+    "equals everything": """
+class Same:
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    def __hash__(self): return 0
+    def __bool__(self): return True
+def add(a, b):
+    return Same()
+""",
+    "an int that equals everything": """
+class Same(int):
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    def __sub__(self, other): return 0
+    def __rsub__(self, other): return 0
+    def __abs__(self): return 0
+    __hash__ = int.__hash__
+def add(a, b):
+    return Same(12345)
+""",
+    "a float that is near everything": """
+class Near(float):
+    def __eq__(self, other): return True
+    def __sub__(self, other): return 0.0
+    def __rsub__(self, other): return 0.0
+    def __abs__(self): return 0.0
+    def __lt__(self, other): return True
+    __hash__ = float.__hash__
+def add(a, b):
+    return Near(0)
+""",
+    "answers every question about itself": """
+class Yes:
+    def __getattr__(self, name): return lambda *a, **k: True
+    def __eq__(self, other): return True
+    def __sub__(self, other): return 0
+    def __rsub__(self, other): return 0
+    def __abs__(self): return 0
+    def __lt__(self, other): return True
+    def __float__(self): return 0.0
+    def __iter__(self): return iter(())
+    def __contains__(self, item): return True
+    def __call__(self, *a): return True
+    def __next__(self): return True
+    def __reduce__(self): return (print, ())
+def add(a, b):
+    return Yes()
+""",
+    "patches what serves it": """
+import sys, types, builtins
+for module in list(sys.modules.values()):
+    for name in list(vars(module)) if isinstance(module, types.ModuleType) else ():
+        if name in ('encode', 'decode', 'choose', 'main', 'describe', 'run', 'check'):
+            setattr(module, name, lambda *a, **k: {"status": "passed", "message": ""})
+def add(a, b):
+    return None
+""",
+    "patches builtins and unittest": """
+import builtins, sys, unittest, unittest.mock, operator
+builtins.AssertionError = type('Never', (Exception,), {})
+builtins.abs = builtins.isinstance = builtins.all = lambda *a, **k: True
+builtins.check = lambda candidate: None
+unittest.TestCase.assertEqual = lambda *a, **k: None
+unittest.main = lambda *a, **k: None
+sys.excepthook = lambda *a: None
+operator.eq = lambda a, b: True
+def add(a, b):
+    return None
+def check(candidate):
+    return None
+""",
+    "looks for the tests in memory": """
+import gc, sys, inspect
+def add(a, b):
+    frame = sys._getframe()
+    while frame is not None:
+        for value in list(frame.f_locals.values()) + list(frame.f_globals.values()):
+            if isinstance(value, str) and 'assert' in value and 'candidate' in value:
+                scope = {}
+                exec(value, scope)
+                return 5
+        frame = frame.f_back
+    for value in gc.get_objects():
+        if isinstance(value, dict):
+            for inner in list(value.values()):
+                if isinstance(inner, str) and 'assert cand' in inner and 'candidate(2, 3)' in inner and len(inner) < 999:
+                    return a + b
+    return None
+""",
+    "looks for the tests in files": """
+import os
+found = ''
+for root in ('/box', '/tmp', '/ebft', '/proc', '/dev', '/home', '/root', '/run', '/var', '.'):
+    for folder, folders, files in os.walk(root):
+        if folder.count('/') > 3:
+            folders.clear()
+        for name in files:
+            try:
+                with open(os.path.join(folder, name), 'rb', buffering=0) as file:
+                    os.set_blocking(file.fileno(), False)
+                    text = file.read(100000) or b''
+            except (OSError, ValueError):
+                continue
+            if b'candidate(2, 3) == 5' in text:
+                found = text
+def add(a, b):
+    return a + b if found else None
+""",
+    "reads its own memory": """
+import re
+tests = re.compile(rb'assert [c]andidate\\(2, [3]\\)')  # in brackets, so as not to find itself
+found = False
+with open('/proc/self/maps') as maps, open('/proc/self/mem', 'rb') as memory:
+    for line in maps:
+        place, rights = line.split()[:2]
+        start, end = (int(part, 16) for part in place.split('-'))
+        if 'r' in rights and end - start < 2**26:
+            try:
+                memory.seek(start)
+                found = found or bool(tests.search(memory.read(end - start)))
+            except (OSError, OverflowError, ValueError):
+                pass
+def add(a, b):
+    return a + b if found else None
+""",
+    "writes a result into every descriptor": """
+import os, json
+text = json.dumps({"status": "passed", "message": ""}).encode()
+for descriptor in range(64):
+    try:
+        os.write(descriptor, text)
+    except OSError:
+        pass
+def add(a, b):
+    return None
+""",
+    "answers before it is asked": """
+import os, json
+def frame(message):
+    body = json.dumps(message).encode()
+    return len(body).to_bytes(4, 'big') + body
+text = frame({"value": None}) + frame({"value": True}) * 50 + frame({"status": "passed", "message": ""})
+for descriptor in range(3, 64):
+    try:
+        os.write(descriptor, text)
+    except OSError:
+        pass
+def add(a, b):
+    return True
+""",
+    "sends garbage": """
+import os
+for descriptor in range(3, 64):
+    try:
+        os.write(descriptor, os.urandom(5000))
+    except OSError:
+        pass
+def add(a, b):
+    return None
+""",
+    "announces a message of four gigabytes": """
+import os
+for descriptor in range(3, 64):
+    try:
+        os.write(descriptor, b'\\xff' * 4)
+    except OSError:
+        pass
+def add(a, b):
+    return None
+""",
+    "sends messages of the wrong shape": """
+import os, json, itertools
+shapes = itertools.cycle([[], 1, "x", {"value": {"nothing": 1}}, {"error": 5}, {"error": [1, 2, 3]}, {"callback": -1},
+          {"callback": "x", "arguments": 1}, {"value": {"object": "x"}}, {"value": {"d": [[[], 1]]}}, {"arguments": 5}])
+def add(a, b):
+    for descriptor in range(3, 64):
+        body = json.dumps(next(shapes)).encode()
+        try:
+            os.write(descriptor, len(body).to_bytes(4, 'big') + body)
+        except OSError:
+            pass
+""",
+    "closes its descriptors": "import os\nos.closerange(0, 256)\ndef add(a, b):\n    return None",
+    "forks, and the child stays": "import os\nif os.fork():\n    os._exit(0)\ndef add(a, b):\n    return None",
+    "an endless iterator": "import itertools\ndef add(a, b):\n    return itertools.repeat(a + b)",
+    "a list that contains itself": "def add(a, b):\n    x = []\n    x.append(x)\n    return x",
+    "a list nested too deeply": "def add(a, b):\n    x = []\n    for _ in range(100000):\n        x = [x]\n    return x",
+    "a module named like ours": """
+import sys
+sys.modules['wire'] = sys.modules['json'] = sys.modules['os'] = None
+def add(a, b):
+    return True
+""",
+    "changes its arguments": "def add(*a):\n    return [True] * 9",
+    "not Python": "This is not a program at all.",
+    "null bytes": "def add(a, b):\n    return a \x00 b",
+    "brackets without end": "(" * 50000,
+    "minus signs without end": "def add(a, b): return " + "-" * 100000 + "1",
+    "half a surrogate": "def add(a, b):\n    return '\ud800'",
+}
+
+# {ok} is True only if something worked that must not.
+_PROBE = """
+ok = False
+try:
+{attempt}
+except BaseException as error:
+    pass
+def add(a, b):
+    return a + b if ok else None
+"""
+
+
+def _probe(attempt: str) -> str:
+    return _PROBE.format(attempt="\n".join("    " + line for line in attempt.strip().split("\n")))
+
+
+PROBES = {
+    "writes outside its folder": _probe("""
+import os
+for place in ('/', '/usr', '/etc', '/ebft', '/dev', '/proc', '/lib', '/bin', '/var', '/home', '/root'):
+    try:
+        open(os.path.join(place, 'written'), 'w').close()
+        ok = True
+    except OSError:
+        pass
+"""),
+    "changes a program of the host": _probe("import os\nos.chmod('/usr/bin/env', 0o777)\nok = True"),
+    "opens a socket": _probe("import socket\nsocket.socket()\nok = True"),
+    "opens a socket of the machine": _probe("import socket\nsocket.socket(socket.AF_UNIX)\nok = True"),
+    "connects by name": _probe("import socket\nsocket.create_connection(('localhost', 22), 1)\nok = True"),
+    "sees a network": _probe("ok = len(open('/proc/net/dev').read().splitlines()) > 3"),
+    "sees the environment": _probe(
+        "import os\nok = 'EBFT_CANARY' in os.environ or b'CANARY' in open('/proc/self/environ', 'rb').read()"
+    ),
+    "sees other processes": _probe("""
+import os
+# bubblewrap's first process and this one
+ok = len([name for name in os.listdir('/proc') if name.isdigit()]) > 2
+"""),
+    "sees the users of the host": _probe("ok = bool(open('/etc/passwd').read())"),
+    "sees a home folder": _probe("import os\nok = any(os.listdir('/home')) or any(os.listdir('/root'))"),
+    "kills its parent": _probe(
+        "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos.kill(1, signal.SIGKILL)\nimport time\ntime.sleep(0.1)\nopen('/proc/1/comm')"
+    ),
+    "kills everyone": _probe("import os, signal\nos.kill(-1, signal.SIGKILL)"),
+    "stops itself": _probe("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)"),
+    "traces a process": _probe("import ctypes\nok = ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0"),
+    "makes a user namespace": _probe("import ctypes\nok = ctypes.CDLL(None).unshare(0x10000000) == 0"),
+    "mounts": _probe("import ctypes\nok = ctypes.CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0"),
+    "memory outside the limits": _probe("import os\nos.memfd_create('x')\nok = True"),
+    "becomes root": _probe("import os\nos.setuid(0)\nok = True"),
+    "raises its limits": _probe("import resource as r\nr.setrlimit(r.RLIMIT_NPROC, (10**6, 10**6))\nok = True"),
+    "reads the memory of the first process": _probe("open('/proc/1/mem', 'rb').close()\nok = True"),
+    "reads the command of the first process": _probe("ok = b'evaluate' in open('/proc/1/cmdline', 'rb').read()"),
+    "has more processes than it may": _probe("""
+import os, time
+children = 0
+while children < 200:
+    if os.fork() == 0:
+        time.sleep(5)
+        os._exit(0)
+    children += 1
+ok = True
+"""),
+    "has more memory than it may": _probe("x = bytearray(3 << 30)\nok = True"),
+    "has more disk than it may": _probe("""
+for n in range(100):
+    with open(f'/box/{n}', 'wb') as file:
+        file.write(bytes(1 << 22))
+ok = True
+"""),
+    "has more disk than it may, elsewhere": _probe("""
+for place in ('/tmp', '/dev/shm'):
+    for n in range(100):
+        with open(f'{place}/{n}', 'wb') as file:
+            file.write(bytes(1 << 22))
+ok = True
+"""),
+}
+
+FLOODS = {
+    "prints forever": "while True:\n    print('x' * 10000)",
+    "writes errors forever": "import sys\nwhile True:\n    sys.stderr.write('x' * 10000)",
+    "sleeps": "import time\ntime.sleep(10**6)",
+    "computes forever": "def add(a, b):\n    while True:\n        pass",
+    "forks forever": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
+    "threads forever": "import threading, time\nwhile True:\n    try:\n        threading.Thread(target=time.sleep, args=(99,)).start()\n    except RuntimeError:\n        pass",
+    "allocates forever": "x = []\nwhile True:\n    x.append(bytearray(1 << 24))",
+    "allocates and forgives": "x = []\nwhile True:\n    try:\n        x.append(bytearray(1 << 20))\n    except MemoryError:\n        pass",
+    "allocates in every child": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n    try:\n        x = bytearray(1 << 28)\n    except MemoryError:\n        pass",
+    "shared memory": "import mmap\nx = []\nwhile True:\n    m = mmap.mmap(-1, 1 << 26)\n    m.write(bytes(1 << 26))\n    x.append(m)",
+    "an impossible number": "def add(a, b):\n    return 9 ** 9 ** 9",
+    "a huge number": "def add(a, b):\n    return 1 << (1 << 28)",
+    "a huge string": "def add(a, b):\n    return 'x' * (1 << 28)",
+    "recursion without end": "import sys\nsys.setrecursionlimit(10**9)\ndef add(a, b):\n    return add(a, b)",
+    "ends never": "import atexit\nclass X:\n    def __del__(self):\n        while True: pass\nx = X()\natexit.register(lambda: x.__del__())\ndef add(a, b):\n    raise SystemExit",
+    "ignores signals": "import signal\nfor n in range(1, 65):\n    try:\n        signal.signal(n, signal.SIG_IGN)\n    except (OSError, ValueError):\n        pass\nwhile True:\n    pass",
+    "a regular expression": "import re\nre.match('(a+)+$', 'a' * 40 + 'b')",
+}
