@@ -422,19 +422,27 @@ def test_anchors_at_answer_starts_equal_loops(problem: Problem) -> None:
     arguments = problem.tensors()
     answer_mask = arguments.pop("answer_mask")
 
-    def build() -> PackedLayout:
-        return PackedLayout.at_answer_starts(answer_mask, problem.G, problem.n, **arguments)
+    def build(round_up: bool) -> PackedLayout:
+        return PackedLayout.at_answer_starts(answer_mask, problem.G, problem.n, round_up=round_up, **arguments)
+
+    def found_in(layout: PackedLayout) -> list[list[int]]:
+        anchors = by_row(layout.anchors, layout, problem.rows, 1)
+        valid = by_row(layout.anchor_mask, layout, problem.rows, 1)
+        return [[a for a, v in zip(*row, strict=True) if v] for row in zip(anchors, valid, strict=True)]
 
     if not any(expected):
         with pytest.raises(ValueError, match="no valid anchor"):
-            build()
+            build(False)
         return
-    layout = build()
-    anchors = by_row(layout.anchors, layout, problem.rows, 1)
-    valid = by_row(layout.anchor_mask, layout, problem.rows, 1)
-    found = [[a for a, v in zip(*row, strict=True) if v] for row in zip(anchors, valid, strict=True)]
+    layout, rounded = build(False), build(True)
+    found = found_in(layout)
+    assert found_in(rounded) == found
+    assert rounded.num_anchors in {1 << power for power in range(8)} | {problem.T}
+    assert layout.num_anchors <= rounded.num_anchors < 2 * layout.num_anchors
     assert found == expected
     # Rows with fewer answers have empty places.
+    anchors = by_row(layout.anchors, layout, problem.rows, 1)
+    valid = by_row(layout.anchor_mask, layout, problem.rows, 1)
     places = [[a if v else 0 for a, v in zip(*row, strict=True)] for row in zip(anchors, valid, strict=True)]
     check_against_loops(layout, problem, places, False, None)
 

@@ -280,8 +280,13 @@ class PackedLayout:
         document_ids: Tensor | None = None,
         lengths: Tensor | None = None,
         allow_empty: bool = False,
+        round_up: bool = False,
     ) -> PackedLayout:
-        """One anchor at the start of every answer: whole-answer rollouts, Algorithm 1 in its plain form."""
+        """One anchor at the start of every answer: whole-answer rollouts, Algorithm 1 in its plain form.
+
+        round_up: make the number of places for anchors a power of two, so that batches have few different shapes, for
+        code that is compiled for each of them.
+        """
         T = answer_mask.shape[-1] if answer_mask.dim() else 0
         batch_size = _common_batch_size(T, None, document_ids, answer_mask, lengths)
         R = batch_size or 1
@@ -293,8 +298,11 @@ class PackedLayout:
         most = int(begins_RT.sum(1).max())
         if most == 0 and not allow_empty:
             raise ValueError("no valid anchor: no answer starts after a context; answer_mask must mark the answers")
+        places = max(most, 1)
+        if round_up:
+            places = 1 << (places - 1).bit_length()
         # The positions of the True entries of each row, in order and without a loop; empty places become 0.
-        positions = torch.where(begins_RT, torch.arange(T), T).sort(1).values[:, : max(most, 1)]
+        positions = torch.where(begins_RT, torch.arange(T), T).sort(1).values[:, :places]
         anchors = torch.where(positions == T, 0, positions)
         anchors = anchors if batch_size else anchors[0]
         return cls(T, horizon, samples, anchors, document_ids, answer_mask, lengths, allow_empty=allow_empty)

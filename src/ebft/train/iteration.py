@@ -60,7 +60,8 @@ def make_layout(on_host: OnHost, config: EBFTConfig, samples: int) -> PackedLayo
     }
     if config.anchors == "answer_start":
         assert answers is not None
-        return PackedLayout.at_answer_starts(answers, config.horizon, samples, **given)
+        on_gpu = config.device.type == "cuda"
+        return PackedLayout.at_answer_starts(answers, config.horizon, samples, round_up=on_gpu, **given)
     return StridedLayout(
         config.context_length, config.horizon, config.stride, samples, answer_mask=answers, fixed_shape=True, **given
     )
