@@ -354,11 +354,40 @@ def test_the_score_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     assert found["signatures"]["bleu"] == command_line["signature"]
     rows = [json.loads(line) for line in (tmp_path / "out.samples.jsonl").read_text().splitlines()]
     assert [row["task_id"] for row in rows] == ["1", "2", "3", "4"]
+    assert cli.main(command) == 0  # two texts in a row: the pair is clear
+    assert json.loads((tmp_path / "out.json").read_text())["metrics"] == found["metrics"]
+    write(tmp_path / "pairs.jsonl", [{"de": s, "en": r, "fr": r} for s, r in zip(SOURCES, REFERENCES, strict=True)])
     capfd.readouterr()
     assert cli.main(command) == 2
     said = capfd.readouterr().err
     assert len(said.splitlines()) == 1
-    assert (
-        "line 1 has none of the fields src, source, source_text; it has 'de', 'en': name one with --source-field"
-        in said
+    assert "line 1 has none of the fields src, source, source_text; it has 'de', 'en', 'fr': name one with" in said
+
+
+class TestFieldsOfAPair:
+    @pytest.mark.parametrize(
+        ("row", "given", "expected"),
+        [
+            ({"de": "Hallo", "en": "Hello"}, (None, None), ("de", "en")),
+            ({"en": "Hello", "de": "Hallo"}, (None, None), ("en", "de")),
+            ({"task_id": "a", "de": "Hallo", "en": ["Hello", "Hi"]}, (None, None), ("de", "en")),
+            ({"translation": {"de": "Hallo", "en": "Hello"}, "id": 1}, (None, None), ("de", "en")),
+            ({"en": "Hello", "de": "Hallo"}, (None, "en"), ("de", "en")),
+            ({"en": "Hello", "de": "Hallo", "fr": "Salut"}, (None, None), (None, None)),
+            ({"source": "Hallo", "reference": "Hello"}, (None, None), (None, None)),  # known by their names
+        ],
     )
+    def test_two_texts_are_source_and_reference(
+        self, tmp_path: Path, row: dict[str, Any], given: tuple[Any, Any], expected: tuple[Any, Any]
+    ) -> None:
+        file = tmp_path / "pairs.jsonl"
+        file.write_text(json.dumps(row) + "\n")
+        assert translation.find_fields(str(file), "test", *given) == expected
+
+    def test_scores_without_naming_fields(self, tmp_path: Path) -> None:
+        problems, samples = tmp_path / "test.en-zh.jsonl", tmp_path / "samples.jsonl"
+        problems.write_text(json.dumps({"en": "Hello there", "zh": "你好世界和平"}) + "\n", encoding="utf-8")
+        samples.write_text(json.dumps({"task_id": "1", "completion": "你好世界和平"}) + "\n", encoding="utf-8")
+        found = translation.score(str(problems), str(samples))
+        assert found["metrics"]["bleu"]["value"] == pytest.approx(100)
+        assert found["settings"]["target_language"] == "zh"  # sacrebleu's tokenizer for Chinese

@@ -66,8 +66,12 @@ class EvalOptions:
 
     translation_data: str | None = _option(None, "translation", "file, folder or hub name (name:configuration)")
     translation_split: str = _option("test", "translation", "its split")
-    source_field: str | None = _option(None, "translation", "field of the source, such as en; default: src, source")
-    target_field: str | None = _option(None, "translation", "field of the reference(s), such as de; default: ref, refs")
+    source_field: str | None = _option(
+        None, "translation", "field of the source, such as en; default: src, source, or the first of two"
+    )
+    target_field: str | None = _option(
+        None, "translation", "field of the reference(s), such as de; default: ref, refs, or the second of two"
+    )
     source_language: str | None = _option(None, "translation", "its name for the prompt, if the field is no code")
     target_language: str | None = _option(None, "translation", "its name for the prompt, if the field is no code")
     prompt_template: str | None = _option(

@@ -191,10 +191,13 @@ def joined(parts: list[Scored]) -> Scored:
 def translation_set(options: EvalOptions) -> ProblemSet:
     if options.translation_data is None:
         raise ConfigError("the task translation needs --translation-data: a file, a folder or a hub name")
-    source = translation.language_name(options.source_language, options.source_field, "--source-language")
-    target = translation.language_name(options.target_language, options.target_field, "--target-language")
+    source_field, target_field = translation.find_fields(
+        options.translation_data, options.translation_split, options.source_field, options.target_field
+    )
+    source = translation.language_name(options.source_language, source_field, "--source-language")
+    target = translation.language_name(options.target_language, target_field, "--target-language")
     pairs = translation.read_pairs(
-        options.translation_data, options.translation_split, options.source_field, options.target_field, options.limit
+        options.translation_data, options.translation_split, source_field, target_field, options.limit
     )
     scoring = translation.Scoring(
         target_language=target,

@@ -17,7 +17,7 @@ import itertools
 import math
 import string
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,7 @@ def read_pairs(
     limit: int | None = None,
 ) -> list[Pair]:
     """Sentences with their references, from a file, a folder or a hub name."""
+    source_field, target_field = find_fields(source, split, source_field, target_field)
     pairs = []
     for record in itertools.islice(_records(source, split), limit):
         where, row = record.where, record.row
@@ -117,6 +118,27 @@ def read_pairs(
     if twice := _first_repeated(pair.key for pair in pairs):
         raise DataError(f"{source}: two rows have the id {twice!r}")
     return pairs
+
+
+def find_fields(
+    source: str, split: str = "test", source_field: str | None = None, target_field: str | None = None
+) -> tuple[str | None, str | None]:
+    """The fields of a language pair. Where nothing names them and a row has just two texts, such as `de` and `en`, the
+    first is the source and the second the reference."""
+    record = next(_records(source, split), None)
+    if record is None or (source_field and target_field):
+        return source_field, target_field
+    row = record.row
+    fields = row["translation"] if isinstance(row.get("translation"), dict) else row
+    texts = [name for name, value in fields.items() if name not in ID_FIELDS and isinstance(value, (str, list))]
+    others = [name for name in texts if name not in (source_field, target_field)]
+    named = [name for name in texts if name in (*SOURCE_FIELDS, *TARGET_FIELDS)]
+    if len(texts) == 2 and not named:
+        if source_field is None and target_field is None:
+            return texts[0], texts[1]
+        if len(others) == 1:
+            return source_field or others[0], target_field or others[0]
+    return source_field, target_field
 
 
 def _records(source: str, split: str) -> Iterator[Record]:
@@ -320,8 +342,10 @@ def score(
 ) -> dict[str, Any]:
     """Score translations made elsewhere: JSONL with `task_id` (or `name`, `id`) and `completion`.
 
-    Problems without ids are numbered by line, from 1. Several completions of a task give best-of-k.
+    Problems without ids are numbered by line, from 1. Several completions of a task give best-of-k. The fields of a
+    pair such as `de` and `en` are found if there are just these two (`find_fields`).
     """
+    source_field, target_field = find_fields(problems_path, "test", source_field, target_field)
     pairs = read_pairs(problems_path, source_field=source_field, target_field=target_field)
     known: dict[str, list[str]] = {pair.key: [] for pair in pairs}
     for record in _records(samples_path, "test"):
@@ -336,8 +360,9 @@ def score(
         known[key].append(row["completion"])
     if missing := [key for key, texts in known.items() if not texts]:
         raise DataError(f"{samples_path} has no sample for {len(missing)} of {len(known)} tasks: {_some(missing)}")
-    if scoring is None:
-        scoring = Scoring(target_language=target_field or "")
+    scoring = scoring or Scoring()
+    if not scoring.target_language and target_field in LANGUAGES:
+        scoring = replace(scoring, target_language=target_field)
     found = evaluate(pairs, list(known.values()), scoring)
     return {
         **found,
