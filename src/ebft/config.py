@@ -88,7 +88,7 @@ class EBFTConfig(TrainingArguments):
         False, "bf16=true where the hardware has units for it (GPUs since Ampere, CPUs with AMX)", "running"
     )
     compile_layers: bool | None = _option(
-        None, "compile the model's layers with torch.compile; default: on a GPU", "running"
+        None, "compile the model's layers with torch.compile; default: on a GPU, or with torch_compile", "running"
     )
     rollout_batch_size: int | None = _option(
         None, "sequences rolled out at once; default: a whole accumulation window", "running"

@@ -205,6 +205,11 @@ class PackedLayout:
         T, G, n, B = self.context_length, self.horizon, self.samples, self.num_anchors
         return packed[:, T:].unflatten(1, (B, n, G)).transpose(1, 2)
 
+    def before_anchors(self, hidden: Tensor) -> Tensor:
+        """The rows of [b, T or more, D] that predict the first token of every completion: [b, B, D]."""
+        rows = (self.anchors.expand(hidden.shape[0], -1) - 1)[..., None]
+        return hidden.gather(1, rows.expand(-1, -1, hidden.shape[-1]))
+
     def completion_lengths(self, completions: Tensor, end_token_ids: Tensor) -> Tensor:
         """Tokens of [..., G] up to and including the first end token: [...]."""
         is_end = torch.isin(completions, end_token_ids.to(completions.device))

@@ -137,9 +137,8 @@ class _Predictors:
     def hidden(self, hidden: Tensor) -> Tensor:
         """[b, S, D] -> [R, D]."""
         layout, D = self.layout, hidden.shape[-1]
-        before_anchor = (layout.anchors.expand(self.b, -1) - 1)[..., None].expand(-1, -1, D)
         parts = [
-            hidden.gather(1, before_anchor).flatten(0, 1),
+            layout.before_anchors(hidden).flatten(0, 1),
             layout.completions(hidden)[:, :, :, :-1].transpose(1, 2).reshape(-1, D),
         ]
         if self.with_truth:

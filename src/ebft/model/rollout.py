@@ -109,8 +109,7 @@ def _generate(
     with evaluating(base):
         hidden = run_decoder(decoder, input_ids, positions[:, :T], cached)
         head = head.prepared(hidden)  # once for all steps
-        before_anchor = (layout.anchors.expand(b, B) - 1)[..., None].expand(-1, -1, hidden.shape[-1])
-        at_anchors = hidden.gather(1, before_anchor).flatten(0, 1)
+        at_anchors = layout.before_anchors(hidden).flatten(0, 1)
         tokens = _sample_rows(head, at_anchors, uniform[..., 0].flatten(0, 1), temperature, top_k, top_p)
         completions[..., 0] = tokens.view(b, B, n)
         for step in range(G - 1):

@@ -124,7 +124,9 @@ class EBFTTrainer(Trainer):
         self.features = self._feature_network()
         self.reference = self._reference_model()
         compiling = self.args.compile_layers
-        if compiling or (compiling is None and self.args.device.type == "cuda"):
+        if compiling is None:
+            compiling = self.args.torch_compile or self.args.device.type == "cuda"
+        if compiling:
             compile_layers(decoder_of(self.model if self.working is None else self.working.model))
             self.features.compile_layers()
 
