@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "step.py"
 # Three sequences in micro-batches of two, so that the last one is smaller.
@@ -71,3 +72,35 @@ def test_both_ways_agree(result: dict[str, Any]) -> None:
     # Two of the three sequences are checked; enough of their contexts must be comparable.
     assert equality["contexts"] == 8
     assert equality["distinct_contexts"] >= 4
+
+
+def test_counted_operations_are_those_of_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against torch's own count of what runs. The counts leave out attention to masked pairs, which a dense product
+    computes all the same, so they may be lower, by no more than that."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    from torch.utils.flop_counter import FlopCounterMode
+
+    import step
+
+    def product(_: Any, a: Any, b: Any, **kwargs: Any) -> int:
+        return 2 * a[0] * a[1] * b[1]
+
+    in_place = {torch.ops.aten.addmm_: product}  # torch counts the product but not this form of it
+    arguments = "--size tiny --context-length 20 --horizon 3 --stride 4 --samples 3 --sequences 2 --skip-released"
+    monkeypatch.setattr(sys, "argv", ["step.py", *arguments.split()])
+    settings, _ = step.parse_arguments()
+    way = step.build_way("packed", step.Training(settings).model, settings)
+    contexts = step.random_contexts(settings, 512)
+    expected = step.count_flops(settings)
+    sequences = way.rollout(contexts)
+    generated, truth = way.features(sequences)
+    advantages = way.advantages(sequences, generated, truth)
+    phases = {
+        "rollout": lambda: way.rollout(contexts),
+        "features": lambda: way.features(sequences),
+        "update": lambda: way.update(sequences, advantages),
+    }
+    for phase, run_phase in phases.items():
+        with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
+            run_phase()
+        assert 0.8 <= expected[phase] / counter.get_total_flops() <= 1.02, phase
