@@ -79,9 +79,8 @@ def memory_gib(recipe: Recipe, model: Any, packed_tokens: int) -> float:
     ffn = getattr(config, "intermediate_size", None) or 4 * width
     number = 2 if training.bf16 else 4  # bytes of what is computed with
     trained = 0.02 * parameters if lora else parameters
-    weights = (
-        number * parameters if lora else 4 * parameters + (2 * parameters if training.bf16 else 0)
-    ) + 12 * trained
+    computing = number * parameters if lora or training.bf16 else 0
+    weights = computing + (0 if lora else 4 * parameters) + 12 * trained
     frozen = 0 if lora else 0.75 * parameters * number
     # What a compiled layer keeps per token: its inputs, queries, keys, values and norms, and three times the
     # feed-forward width.
