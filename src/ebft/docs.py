@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
+from ebft.baseline_config import RLVRSettings, SFTSettings
 from ebft.config import DataConfig, EBFTConfig, ModelConfig, own_fields
 
 GROUPS = {
@@ -15,7 +16,7 @@ GROUPS = {
     "features": "The frozen feature network",
     "running": "Running",
 }
-REQUIRED = ("model", "dataset")
+REQUIRED = ("model", "dataset", "rewards")
 
 INTRODUCTION = """# Settings
 
@@ -41,6 +42,10 @@ far. `ebft train --help` shows the most used settings with their defaults. These
 """
 
 
+BASELINES = """These come on top of all the others, or have another default. [baselines.md](baselines.md) explains them.
+"""
+
+
 def settings_page() -> str:
     """The text of docs/settings.md."""
     by_group: dict[str, list[Field[Any]]] = {group: [] for group in GROUPS}
@@ -54,6 +59,9 @@ def settings_page() -> str:
         parts.append(f"## {title}\n\n{_table(by_group[group])}")
     redefined = [f for f in fields(EBFTConfig) if f.name in EBFTConfig.__annotations__ and f.name not in own]
     parts.append(f"{TRANSFORMERS}\n{_table(redefined)}")
+    for title, section in (("`ebft sft`", SFTSettings), ("`ebft rlvr`", RLVRSettings)):
+        added = [f for f in fields(section) if f.name in section.__annotations__]
+        parts.append(f"## {title}\n\n{BASELINES}\n{_table(added)}")
     return "\n".join(parts)
 
 

@@ -12,6 +12,7 @@ LIBRARIES = (
     "transformers",
     "accelerate",
     "peft",
+    "trl",
     "datasets",
     "tokenizers",
     "safetensors",

@@ -39,7 +39,15 @@ def folder_of(name: str) -> Path:
 
 
 def resolve(name: str) -> str:
-    """A model's folder if it is one that `fetch` knows, else the name itself."""
+    """The folder of a model that `fetch` knows, the final model of a run's output folder, or else the name itself."""
+    run = Path(name).expanduser()
+    if (run / "recipe.yaml").is_file() and not (run / "config.json").exists():
+        final = run / "final"
+        if not any((final / file).is_file() for file in ("config.json", "adapter_config.json")):
+            raise ConfigError(
+                f"{name} is a run without a final model yet; finish it with --resume, or name one of its checkpoints"
+            )
+        return str(final)
     if name not in PACKAGES or Path(name).exists():
         return name
     folder = folder_of(name)

@@ -25,23 +25,30 @@ class Recipe:
 SECTIONS: tuple[type, ...] = (ModelConfig, DataConfig, EBFTConfig)
 
 
-def known_fields() -> dict[str, type]:
-    return {f.name: section for section in SECTIONS for f in fields(section) if f.init}
+def sections(training: type[EBFTConfig] = EBFTConfig) -> tuple[type, ...]:
+    return (ModelConfig, DataConfig, training)
 
 
-def field_types() -> dict[str, Any]:
+def known_fields(training: type[EBFTConfig] = EBFTConfig) -> dict[str, type]:
+    return {f.name: section for section in sections(training) for f in fields(section) if f.init}
+
+
+def field_types(training: type[EBFTConfig] = EBFTConfig) -> dict[str, Any]:
     types: dict[str, Any] = {}
-    for section in SECTIONS:
+    for section in sections(training):
         hints = typing.get_type_hints(section)
         types.update({f.name: hints[f.name] for f in fields(section) if f.init})
     return types
 
 
-def load_recipe(file: str | Path | None, overrides: dict[str, Any]) -> Recipe:
-    """Read a recipe, apply the flags, check names and types, and build the three configurations."""
+def load_recipe(file: str | Path | None, overrides: dict[str, Any], training: type[EBFTConfig] = EBFTConfig) -> Recipe:
+    """Read a recipe, apply the flags, check names and types, and build the three configurations.
+
+    `training` is EBFTConfig, or the settings of a baseline, which extend it.
+    """
     values = {**(_read(file) if file is not None else {}), **overrides}
-    owners, types = known_fields(), field_types()
-    checked: dict[type, dict[str, Any]] = {section: {} for section in SECTIONS}
+    owners, types = known_fields(training), field_types(training)
+    checked: dict[type, dict[str, Any]] = {section: {} for section in sections(training)}
     for name, value in values.items():
         if name not in owners:
             raise ConfigError(f"unknown setting {name!r}{nearest(str(name), owners)}")
@@ -56,10 +63,10 @@ def load_recipe(file: str | Path | None, overrides: dict[str, Any]) -> Recipe:
         raise ConfigError(
             "no data: set `dataset` to a file, a folder, a hub name or a built-in such as stdlib-functions"
         )
-    if not checked[EBFTConfig].get("output_dir"):
+    if not checked[training].get("output_dir"):
         raise ConfigError("no output folder: set `output_dir`")
     given = {name: checked[owners[name]][name] for name in values}  # as their types, in the order given
-    return Recipe(model, data, EBFTConfig(**checked[EBFTConfig]), given)
+    return Recipe(model, data, training(**checked[training]), given)
 
 
 def _read(file: str | Path) -> dict[str, Any]:
@@ -166,9 +173,9 @@ def _describe(options: list[Any]) -> str:
     return " or ".join(dict.fromkeys(found))
 
 
-def as_given(name: str, values: dict[str, Any]) -> Any:
+def as_given(name: str, values: dict[str, Any], training: type[EBFTConfig] = EBFTConfig) -> Any:
     """What a setting is with these values: the one given, as its type, or the default."""
     if name in values:
-        return convert(name, values[name], field_types()[name])
-    default = next(f for f in fields(known_fields()[name]) if f.name == name)
+        return convert(name, values[name], field_types(training)[name])
+    default = next(f for f in fields(known_fields(training)[name]) if f.name == name)
     return default.default_factory() if callable(default.default_factory) else default.default

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,14 @@ AVERAGE_FILE = "feature_average.safetensors"
 
 
 def standard(trainer: EBFTTrainer, args: EBFTConfig) -> list[TrainerCallback]:
-    own = [MetricsFile(), Checkpoints(trainer), FeatureAverage(trainer), Samples(trainer), OptimizerTime(trainer)]
+    own = [
+        MetricsFile(),
+        trainer.spent,
+        Checkpoints(trainer),
+        FeatureAverage(trainer),
+        Samples(trainer),
+        OptimizerTime(trainer),
+    ]
     return [*own, EvalTasks(trainer, args)] if args.eval_tasks else own
 
 
@@ -82,13 +90,14 @@ class Checkpoints(TrainerCallback):
         if not folder.exists():
             return
         features = self.trainer.features
-        if features.source == "average":
+        if features is not None and features.source == "average":
             save_file(features.network.state_dict(), folder / AVERAGE_FILE)
         checkpoints.mark_complete(folder)
         keep = {Path(state.best_model_checkpoint)} if state.best_model_checkpoint else set()
         if args.save_log_spaced:
             keep |= {p for p in checkpoints.complete_checkpoints(args.output_dir) if _is_power_of_two(p)}
         checkpoints.rotate(args.output_dir, self.limit, keep)
+        self.trainer.spent.pause()
 
 
 class FeatureAverage(TrainerCallback):
@@ -142,10 +151,14 @@ SHOWN = {"reward": "reward", "ebft/cfm": "cfm", "ebft/cross_entropy": "ce", "ebf
 class LiveProgress(ProgressCallback):
     """One progress bar with the terms that matter beside it, instead of a dictionary per line."""
 
+    def __init__(self, shown: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self.shown = SHOWN if shown is None else shown
+
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or self.training_bar is None or not logs:
             return
-        shown = {short: f"{float(logs[name]):.3f}" for name, short in SHOWN.items() if name in logs}
+        shown = {short: f"{float(logs[name]):.3f}" for name, short in self.shown.items() if name in logs}
         if shown:
             self.training_bar.set_postfix(shown)
             if not sys.stderr.isatty():  # a bar that is redrawn in place is no use in a log file

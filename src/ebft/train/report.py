@@ -7,13 +7,16 @@ import platform
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 
 import ebft
 from ebft.recipe import Recipe
+
+if TYPE_CHECKING:
+    from ebft.train.baselines import Method
 
 PANELS = (
     ("eval_cfm", "feature-matching loss (validation)"),
@@ -83,19 +86,33 @@ def before_and_after(results: dict[str, Any]) -> list[tuple[str, str, str]]:
     return rows
 
 
-def model_card(output: Path, recipe: Recipe, results: dict[str, Any], command: Sequence[str]) -> Path:
+def _details(recipe: Recipe) -> str:
     config = recipe.training
+    return (
+        f"{config.per_device_train_batch_size * config.gradient_accumulation_steps} sequences of "
+        f"{config.context_length} tokens; rollouts of {config.horizon} tokens every {config.stride}, "
+        f"{config.samples} samples at temperature {config.temperature}; whitening {config.whitening}, "
+        f"alpha {config.alpha}, gamma {config.gamma}, learning rate {config.learning_rate}, seed {config.seed}."
+    )
+
+
+def model_card(
+    output: Path, recipe: Recipe, results: dict[str, Any], command: Sequence[str], method: Method | None = None
+) -> Path:
+    words = "Energy-Based Fine-Tuning" if method is None else method.words
+    details = _details(recipe) if method is None else method.details(recipe)
+    tags = "[ebft, energy-based-fine-tuning]" if method is None else f"[ebft, trl, {method.name}]"
     table = [f"| {name} | {old} | {new} |" for name, old, new in before_and_after(results)]
     text = "\n".join(
         [
             "---",
             "library_name: transformers" if not recipe.model.lora else "library_name: peft",
-            "tags: [ebft, energy-based-fine-tuning]",
+            f"tags: {tags}",
             "---",
             "",
             f"# {output.name}",
             "",
-            f"`{recipe.model.model}` fine-tuned with Energy-Based Fine-Tuning on {', '.join(recipe.data.dataset)}.",
+            f"`{recipe.model.model}` fine-tuned with {words} on {', '.join(recipe.data.dataset)}.",
             "",
             "```bash",
             shlex.join(command),
@@ -105,11 +122,7 @@ def model_card(output: Path, recipe: Recipe, results: dict[str, Any], command: S
             "|---|---|---|",
             *table,
             "",
-            f"{results.get('steps')} steps of "
-            f"{config.per_device_train_batch_size * config.gradient_accumulation_steps} sequences of "
-            f"{config.context_length} tokens; rollouts of {config.horizon} tokens every {config.stride}, "
-            f"{config.samples} samples at temperature {config.temperature}; whitening {config.whitening}, "
-            f"alpha {config.alpha}, gamma {config.gamma}, learning rate {config.learning_rate}, seed {config.seed}.",
+            f"{results.get('steps')} steps of {details}",
             "",
             "![curves](../curves.png)",
             "",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
@@ -20,11 +20,15 @@ from ebft.data.formats import check_tokenizer
 from ebft.data.packing import DocumentIndex, SequenceDataset, mix
 from ebft.data.rows import DataError
 from ebft.data.store import TokenStore, tokenize_source
+from ebft.evaluate.checkpoint import ADAPTER_FILE, Checkpoint
 from ebft.model.backbone import embedding_size
 from ebft.recipe import Recipe, as_given
-from ebft.train import checkpoints, plan, report
+from ebft.train import checkpoints, plan, report, ruler
 from ebft.train.callbacks import LiveProgress
 from ebft.train.trainer import EBFTTrainer, check_sequences, pad_token_id
+
+if TYPE_CHECKING:
+    from ebft.train.baselines import Method
 
 CONFIG_FILE = "recipe.yaml"
 RESULTS_FILE = "results.json"
@@ -47,6 +51,8 @@ def load_model(recipe: Recipe) -> Any:
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if recipe.model.model_dtype not in dtypes:
         raise ConfigError(f"model_dtype={recipe.model.model_dtype!r} is not one of {', '.join(dtypes)}")
+    if (Path(name).expanduser() / ADAPTER_FILE).is_file():
+        return _merged(recipe, name, dtypes[recipe.model.model_dtype])
     try:
         return AutoModelForCausalLM.from_pretrained(
             name, dtype=dtypes[recipe.model.model_dtype], trust_remote_code=recipe.model.trust_remote_code
@@ -55,8 +61,29 @@ def load_model(recipe: Recipe) -> Any:
         raise ConfigError(f"model={name!r} cannot be loaded: {_first_line(error)}") from None
 
 
-def load_data(recipe: Recipe, tokenizer: Any) -> tuple[SequenceDataset, SequenceDataset | None]:
-    """Training and validation sequences."""
+def _merged(recipe: Recipe, name: str, dtype: torch.dtype) -> Any:
+    """A base model with a trained adapter merged into its weights: training begins anew from there."""
+    found = Checkpoint.find(name)
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise ConfigError(
+            f"model={name!r} is an adapter, which needs peft; install it with `pip install ebft[peft]`"
+        ) from None
+    try:
+        base: Any = AutoModelForCausalLM.from_pretrained(
+            found.base, dtype=dtype, trust_remote_code=recipe.model.trust_remote_code
+        )
+        merged: Any = PeftModel.from_pretrained(base, str(found.adapter))
+        return merged.merge_and_unload().requires_grad_(True)  # peft had frozen the base
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"model={name!r} cannot be loaded: {_first_line(error)}") from None
+
+
+def load_data(
+    recipe: Recipe, tokenizer: Any, needs_anchors: bool = True
+) -> tuple[SequenceDataset, SequenceDataset | None]:
+    """Training and validation sequences. EBFT needs an anchor somewhere in the training text; baselines do not."""
     data, training = recipe.data, recipe.training
 
     def tokenized(source: str, split: str) -> DocumentIndex:
@@ -78,7 +105,8 @@ def load_data(recipe: Recipe, tokenizer: Any) -> tuple[SequenceDataset, Sequence
         index, validation = index.split(data.validation_split, data.split_seed)
     pad = pad_token_id(tokenizer)
     train_set = SequenceDataset(index, training.context_length, training.packing, pad)
-    check_sequences(train_set, training)
+    if needs_anchors:
+        check_sequences(train_set, training)
     if validation is None:
         return train_set, None
     return train_set, _first_sequences(
@@ -127,34 +155,49 @@ def peft_config(recipe: Recipe) -> Any:
     )
 
 
-def train(recipe: Recipe, resume: bool, dry_run: bool, command: Sequence[str]) -> dict[str, Any]:
-    """Run a recipe from start to end, or go on with it. Returns the results before and after."""
+def train(
+    recipe: Recipe, resume: bool, dry_run: bool, command: Sequence[str], method: Method | None = None
+) -> dict[str, Any]:
+    """Run a recipe from start to end, or go on with it, by EBFT or by the method of a baseline.
+
+    Returns the results before and after.
+    """
     output = Path(recipe.training.output_dir or "")
-    resume_from = None if dry_run else _claim(output, resume, recipe)
+    name = "ebft" if method is None else method.name
+    resume_from = None if dry_run else _claim(output, resume, recipe, name)
     tokenizer = load_tokenizer(recipe)
     check_tokenizer(tokenizer)
-    train_set, validation_set = load_data(recipe, tokenizer)
+    train_set, validation_set = load_data(recipe, tokenizer, needs_anchors=method is None)
     data = _describe_data(train_set)
     if resume_from is not None:
         _check_same_data(output, data)
     model = load_model(recipe)
     check_tokenizer(tokenizer, embedding_size(model))
     if dry_run:
-        plan.show(recipe, train_set, validation_set, model, tokenizer)
+        show = plan.show if method is None else method.plan
+        show(recipe, train_set, validation_set, model, tokenizer)
         return {}
     if "disable_tqdm" not in recipe.given:
         recipe.training.disable_tqdm = False  # transformers hides the bar when its log level is raised
-    trainer = EBFTTrainer(model, recipe.training, train_set, validation_set, tokenizer, peft_config(recipe))
+    trainer: Any
+    if method is None:
+        trainer = EBFTTrainer(model, recipe.training, train_set, validation_set, tokenizer, peft_config(recipe))
+    else:
+        trainer = method.build(recipe, train_set, validation_set, model, tokenizer)
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     if not recipe.training.disable_tqdm:
-        trainer.add_callback(LiveProgress())
+        trainer.add_callback(LiveProgress(None if method is None else method.shown))
 
     # Only now: settings that the trainer refuses leave nothing behind.
     output.mkdir(parents=True, exist_ok=True)
     _save_recipe(recipe, output)
     (output / DATA_FILE).write_text(json.dumps(data, indent=1))
     results = _read_results(output)
+    results["method"] = name
+    if validation_set is not None:
+        results["ruler"] = ruler.identity(recipe.training, trainer.features, validation_set)
+    _write_results(output, results)
     if validation_set is not None and "before" not in results:
         # The model as it was loaded: also when the run goes on from a checkpoint that had no evaluation before it.
         results["before"] = trainer.evaluate()
@@ -163,12 +206,13 @@ def train(recipe: Recipe, resume: bool, dry_run: bool, command: Sequence[str]) -
     if validation_set is not None:
         results["after"] = trainer.evaluate()
     results["steps"] = trainer.state.global_step
+    results["spent"] = {key.removeprefix("spent/"): value for key, value in trainer.spent.totals().items()}
     final = output / "final"
     trainer.save_model(str(final))
     tokenizer.save_pretrained(final)
     _write_results(output, results)
     report.curves(output)
-    report.model_card(output, recipe, results, command)
+    report.model_card(output, recipe, results, command, method)
     return results
 
 
@@ -186,7 +230,7 @@ def _check_same_run(output: Path, recipe: Recipe) -> None:
     for name in sorted(before.keys() | recipe.given.keys()):
         if name in _MAY_CHANGE or name.startswith(_MAY_CHANGE_PREFIXES):
             continue
-        old, new = (as_given(name, values) for values in (before, recipe.given))
+        old, new = (as_given(name, values, type(recipe.training)) for values in (before, recipe.given))
         if old != new:
             raise ConfigError(
                 f"output_dir={output} holds a run with {name}={old!r}, not {new!r}; go on with the same settings, or "
@@ -214,7 +258,7 @@ def _check_same_data(output: Path, data: dict[str, Any]) -> None:
         )
 
 
-def _claim(output: Path, resume: bool, recipe: Recipe) -> Path | None:
+def _claim(output: Path, resume: bool, recipe: Recipe, method: str = "ebft") -> Path | None:
     """Make sure the output folder is ours to write in; returns the checkpoint to go on from."""
     used = (output / CONFIG_FILE).exists() or bool(checkpoints.all_checkpoints(output))
     if used and not resume:
@@ -222,6 +266,9 @@ def _claim(output: Path, resume: bool, recipe: Recipe) -> Path | None:
     if not used and output.is_dir() and any(output.iterdir()):
         raise ConfigError(f"output_dir={output} is not empty and holds no run; choose another folder")
     if used:
+        made_by = _read_results(output).get("method", "ebft")
+        if made_by != method:
+            raise ConfigError(f"output_dir={output} holds a run of {made_by}, not of {method}; choose another folder")
         _check_same_run(output, recipe)
     for cut_off in checkpoints.remove_incomplete(output) if used else ():
         print(f"{cut_off.name} was cut off while it was written; it is not used", file=sys.stderr)

@@ -71,4 +71,5 @@ class EvalTasks(TrainerCallback):
                 if entry["standard_error"] is not None:
                     logs[f"{key}_se"] = entry["standard_error"]
             logs[f"eval_{task}_runtime"] = time.perf_counter() - start
+        trainer.spent.pause()
         return logs

@@ -24,7 +24,7 @@ from transformers.integrations import TensorBoardCallback
 
 from ebft.config import ConfigError, EBFTConfig
 from ebft.data.formats import check_tokenizer
-from ebft.data.packing import DocumentIndex, SequenceDataset, collate
+from ebft.data.packing import PADDING, DocumentIndex, SequenceDataset, collate
 from ebft.data.rows import DataError
 from ebft.data.store import tokenize_rows
 from ebft.method.cross_entropy import Reference
@@ -38,12 +38,12 @@ from ebft.model.backbone import (
     packed_hidden_states,
     prepare_model,
 )
-from ebft.model.features import FeatureNetwork
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
 from ebft.train import callbacks as standard_callbacks
 from ebft.train import evaluation
 from ebft.train.clock import Clock, Watch
 from ebft.train.iteration import Window, make_layout, prepare_window
+from ebft.train.ruler import Passes, Spent, frozen_network
 
 
 class TrainingDiverged(RuntimeError):
@@ -100,7 +100,7 @@ class EBFTTrainer(Trainer):
         resolve_backend(backend, args.device)  # an error here costs nothing yet
         self.pad_token_id = pad_token_id(processing_class)
         self.end_token_ids = _end_token_ids(processing_class, args.device) if args.document_masks else None
-        self.clock, self.watch = Clock(args.device), Watch()
+        self.clock, self.watch, self.spent = Clock(args.device), Watch(), Spent()
         self._observed: dict[str, list[Tensor | float]] = defaultdict(list)
         self._window: Window | None = None
         super().__init__(
@@ -121,7 +121,8 @@ class EBFTTrainer(Trainer):
         # compute_loss divides by the counts of the whole window: the Trainer must not divide by the accumulation again.
         self.model_accepts_loss_kwargs = True
         self.working = self._working_copy()
-        self.features = self._feature_network()
+        self.features = frozen_network(self.model, self.args, self.processing_class)
+        self.passes = Passes(self.model)
         self.reference = self._reference_model()
         compiling = self.args.compile_layers
         if compiling is None:
@@ -188,7 +189,19 @@ class EBFTTrainer(Trainer):
             self._observed[name].append(value)
         self._window = window
         self.state.num_input_tokens_seen += sum(batch["input_ids"].numel() for batch in batches)
+        self._count(batches, window)
         return window.micro_batches, window.generated_tokens
+
+    def _count(self, batches: list[dict[str, Any]], window: Window) -> None:
+        """One pass over everything to roll out, one of the frozen network, one more for the KL term, and the update."""
+        passes = self.passes
+        forward = passes.forward * (2 if self.args.kl_weight else 1)
+        self.spent.add(
+            tokens=sum(int((batch["on_host"].document_ids != PADDING).sum()) for batch in batches),
+            generated_tokens=window.generated_tokens,
+            flops=float(window.metrics["ebft/packed_tokens"])
+            * (forward + passes.features(self.features) + passes.update),
+        )
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         with self.clock.phase("update"):
@@ -265,6 +278,7 @@ class EBFTTrainer(Trainer):
     # ---- what is logged ----------------------------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        logs.update(self.spent.totals())
         if "loss" in logs and self._observed:
             for name, values in self._observed.items():
                 logs[name] = float(sum(float(v) for v in values) / len(values))
@@ -316,35 +330,6 @@ class EBFTTrainer(Trainer):
         if found is not None:
             check_sequences(found, args)
         return found
-
-    def _feature_network(self) -> FeatureNetwork:
-        args = self.args
-        common: dict[str, Any] = {
-            "layers": [int(x) if float(x) > 1 else float(x) for x in args.feature_layers],
-            "pooling": args.feature_pooling,
-            "normalize": args.feature_normalize,
-            "backend": args.attention_backend,
-        }
-        dtype = torch.bfloat16 if args.bf16 else None
-        if args.feature_model is not None:
-            try:
-                return FeatureNetwork.from_pretrained(
-                    args.feature_model,
-                    like=self.model,
-                    tokenizer=self.processing_class,
-                    model_kwargs={"dtype": dtype or torch.float32},
-                    **common,
-                )
-            except OSError as error:
-                reason = str(error).strip().splitlines()[0]
-                raise ConfigError(f"feature_model={args.feature_model!r} cannot be loaded: {reason}") from None
-        source: Any = args.feature_source
-        if source == "auto":
-            source = "adapter_off" if hasattr(self.model, "disable_adapter") else "copy"
-        dtype = None if source == "average" else dtype
-        return FeatureNetwork(
-            self.model, source=source, decay=args.feature_decay, seed=args.seed, dtype=dtype, **common
-        )
 
     def _reference_model(self) -> nn.Module | None:
         """The frozen q of the KL term; with an adapter, the base model serves and nothing is copied."""
