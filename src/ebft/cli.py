@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -94,17 +95,21 @@ def _run_training(command: str, arguments: list[str]) -> int:
     rest = [a for a in arguments if a not in ("--resume", "--dry-run", "--dry_run")]
     try:
         file, overrides = _flags(rest)
+        if "launch" in overrides:
+            return _launch(file, overrides, arguments)
     except ValueError as error:
         return _complain(str(error))
     # Before torch starts its threads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers.utils import logging
 
+    from ebft.launch import LAUNCHED, end_with_launcher
     from ebft.recipe import load_recipe
-    from ebft.train import checkpoints
+    from ebft.train import checkpoints, processes
     from ebft.train.report import before_and_after
     from ebft.train.trainer import TrainingDiverged
 
+    end_with_launcher()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     output: Path | None = None
@@ -122,12 +127,16 @@ def _run_training(command: str, arguments: list[str]) -> int:
 
         results = train(recipe, resume, dry_run, ["ebft", command, *arguments], method)
     except ValueError as error:  # configuration, data and layout errors are all of this kind
-        return _complain(str(error))
+        return _complain(str(error), once=True)
     except TrainingDiverged as error:
-        return _complain(str(error), FAILED, output)
+        return _complain(str(error), FAILED, output, once=True)
     except KeyboardInterrupt:
-        return _complain("stopped", INTERRUPTED, output)
+        return _complain("stopped", INTERRUPTED, output, once=True)
     except Exception as error:
+        if processes.lost_another(error):
+            if os.environ.get(LAUNCHED):
+                return FAILED  # the launcher knows which, and says so
+            return _complain(f"lost another process: {error}", FAILED, output, once=True)
         if not checkpoints.is_disk_full(error, output):
             if isinstance(error, PermissionError):
                 return _complain(f"{error.filename}: permission denied", FAILED, output)
@@ -135,6 +144,7 @@ def _run_training(command: str, arguments: list[str]) -> int:
         if output is not None:
             checkpoints.remove_incomplete(output)  # the half-written one only takes room
         return _complain(f"the disk is full: {getattr(error, 'filename', None) or output}", FAILED, output)
+    processes.leave()
     if results:
         if compared := before_and_after(results):
             _print_table([("on held-out sequences", "before", "after"), *compared])
@@ -144,6 +154,29 @@ def _run_training(command: str, arguments: list[str]) -> int:
         print()
         _print_table([(name, f"{output}/{file}") for name, file in left.items()])
     return 0
+
+
+def _launch(file: str | None, settings: dict[str, Any], arguments: list[str]) -> int:
+    """`--launch N`: the same command in N processes."""
+    from ebft.launch import ProcessKilled, launch  # and nothing else: this process only stands by
+
+    number = settings["launch"]
+    if not (isinstance(number, str) and number.isdecimal() and int(number) > 0):
+        raise ValueError(f"launch={number!r} is not a number of processes to start")
+    if "WORLD_SIZE" in os.environ:
+        raise ValueError("--launch starts processes itself; leave it out under torchrun, accelerate launch or srun")
+    at = next(i for i, argument in enumerate(arguments) if argument.partition("=")[0] == "--launch")
+    rest = arguments[:at] + arguments[at + (1 if "=" in arguments[at] else 2) :]
+    try:
+        return launch(int(number), rest)
+    except ProcessKilled as error:
+        from ebft.recipe import load_recipe
+
+        print(file=sys.stderr)  # a progress bar may be standing there, unfinished
+        values = {name: value for name, value in settings.items() if name != "launch"}
+        return _complain(str(error), FAILED, Path(load_recipe(file, values).training.output_dir or ""))
+    except KeyboardInterrupt:  # the first process has said so
+        return INTERRUPTED
 
 
 def _flags(arguments: list[str]) -> tuple[str | None, dict[str, Any]]:
@@ -206,12 +239,15 @@ def _train_help(command: str = "train") -> str:
         eval_steps save_strategy save_steps save_total_limit load_best_model_at_end metric_for_best_model report_to
         seed use_cpu""".split()  # noqa: SIM905
     lines = [
-        f"usage: ebft {command} --config recipe.yaml [--setting value ...] [--resume] [--dry-run]",
+        f"usage: ebft {command} --config recipe.yaml [--setting value ...] [--resume] [--dry-run]"
+        + (" [--launch N]" if command == "train" else ""),
         "",
         "Settings come from the recipe; flags win over it.",
         "  --resume    go on from the last whole checkpoint in output_dir",
         "  --dry-run   load and pack the data, print the plan and an example, and stop",
     ]
+    if command == "train":
+        lines.append("  --launch N  start N processes on this machine, one per GPU; N times the sequences per step")
     for group, title in titles.items():
         if group not in groups:
             continue
@@ -315,8 +351,17 @@ def _env(arguments: list[str]) -> int:
     return 0
 
 
-def _complain(message: str, code: int = BAD_INPUT, output: Path | None = None) -> int:
-    """One clear line on standard error, and where the last good checkpoint is."""
+def _complain(message: str, code: int = BAD_INPUT, output: Path | None = None, once: bool = False) -> int:
+    """One clear line on standard error, and where the last good checkpoint is.
+
+    With `once`, it is an error that all processes of a machine meet, as a rule: the first of them speaks for all.
+    """
+    if once and os.environ.get("LOCAL_RANK", "0") != "0":
+        if code == INTERRUPTED or "TORCHELASTIC_RUN_ID" not in os.environ:
+            return code
+        # torch's launcher ends this process as soon as the first one has ended. If that one has not met the error,
+        # somebody else must speak.
+        time.sleep(5)
     print(f"ebft: {' '.join(message.split())}", file=sys.stderr)
     if output is not None:
         from ebft.train.checkpoints import last_checkpoint

@@ -8,6 +8,7 @@ flat list.
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
@@ -142,6 +143,8 @@ class EBFTConfig(TrainingArguments):
             self.bf16 = True
         if self.bf16 and not torch.accelerator.is_available():
             self.use_cpu = True  # so that a recipe for a GPU loads, and can be looked at, on any machine
+        _check_enough_gpus(self.use_cpu)
+        _check_not_sharded(self)
         if self.load_best_model_at_end or self.save_strategy == "best":
             self.metric_for_best_model = self.metric_for_best_model or "cfm"
         if self.metric_for_best_model is not None and self.greater_is_better is None:
@@ -241,6 +244,27 @@ def check_method(config: EBFTConfig) -> None:
             f"feature_model={config.feature_model!r} and feature_source={config.feature_source!r} exclude each other; "
             "give one of them"
         )
+
+
+def _check_enough_gpus(use_cpu: bool) -> None:
+    """torch would say "invalid device ordinal"."""
+    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE") or 1), torch.cuda.device_count()
+    if here > gpus > 0 and not use_cpu:
+        raise ConfigError(
+            f"{here} processes were started on this machine, which has {gpus} GPU{'s' if gpus > 1 else ''}; start "
+            f"{gpus}, or set use_cpu"
+        )
+
+
+def _check_not_sharded(config: EBFTConfig) -> None:
+    """Asked for by a setting, or by `accelerate launch` through the environment."""
+    for name in ("fsdp", "deepspeed", "parallelism_config"):
+        asked = os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false").lower() in ("true", "1")
+        if asked or getattr(config, name):
+            raise ConfigError(
+                f"{name}={getattr(config, name) or 'true'} is not supported yet: on several processes, each of them "
+                "holds the whole model; leave it out, and plain data parallelism is used"
+            )
 
 
 def _check_reporting(names: Any) -> None:

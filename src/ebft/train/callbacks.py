@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import ProgressCallback, TrainerCallback
 
 from ebft.config import EBFTConfig
-from ebft.train import checkpoints
+from ebft.train import checkpoints, processes
 from ebft.train.samples import write_table
 from ebft.train.tasks import EvalTasks
 
@@ -84,6 +84,7 @@ class Checkpoints(TrainerCallback):
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        processes.barrier()  # the others have written their files too; if one has died, there will be no mark
         if not state.is_world_process_zero:
             return
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"

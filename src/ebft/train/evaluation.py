@@ -24,6 +24,7 @@ from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import context_hidden_states, evaluating, output_head
 from ebft.model.features import FeatureNetwork
 from ebft.train.iteration import make_layout, score
+from ebft.train.processes import join_rows
 
 
 @torch.no_grad()
@@ -96,16 +97,21 @@ def evaluate(
     config: EBFTConfig,
     end_token_ids: Tensor | None,
     device: torch.device,
+    rows: int,
 ) -> dict[str, float]:
-    """Metrics by name, with `<name>_se` beside each. The same model gives the same numbers at any time."""
+    """Metrics by name, with `<name>_se` beside each. The same model gives the same numbers at any time.
+
+    With several processes each looks at its share of the `rows` sequences, and all get the numbers of all of them.
+    """
     found: dict[str, list[Tensor]] = defaultdict(list)
     with evaluating(model):
         for batch in batches:
             batch = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
             for name, values in measure(model, features, batch, config, end_token_ids).items():
                 found[name].append(values.cpu())
+    joined = join_rows({name: torch.cat(values) for name, values in found.items()}, device)
     results = {}
-    for name, estimate in summarize({name: torch.cat(values) for name, values in found.items()}).items():
+    for name, estimate in summarize({name: values[:rows] for name, values in joined.items()}).items():
         results[name] = float(estimate.mean)
         results[f"{name}_se"] = float(estimate.standard_error)
     return results

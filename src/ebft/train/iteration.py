@@ -19,6 +19,7 @@ from ebft.method.sampling import sequence_seeds
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout
 from ebft.train.clock import Clock
+from ebft.train.processes import sum_over_processes
 
 
 @dataclass
@@ -38,11 +39,15 @@ class Scores:
 
 @dataclass
 class Window:
+    """What one process computes the loss of; counts and metrics are those of all processes together."""
+
     micro_batches: list[dict[str, Any]]
     generated_tokens: Tensor
+    sequences: Tensor
+    tokens: Tensor  # of the contexts, padding left out
     metrics: dict[str, Tensor | float]
     example: dict[str, Tensor]  # the first sequence, for the table of samples
-    begun: dict[str, bool] = field(default_factory=dict)
+    parts: dict[str, Tensor] = field(default_factory=dict)  # sums over the micro-batches so far, of this process
 
 
 def make_layout(on_host: OnHost, config: EBFTConfig, samples: int) -> PackedLayout:
@@ -108,11 +113,16 @@ def prepare_window(
     end_token_ids: Tensor | None,
     clock: Clock | None = None,
 ) -> Window:
-    """Score all sequences of the window, `rollout_batch_size` at a time, and hand them back as micro-batches."""
+    """Score all sequences of the window, `rollout_batch_size` at a time, and hand them back as micro-batches.
+
+    With several processes `batches` are this process's part of the window. Its micro-batches carry the token counts of
+    the whole window, so that the losses and gradients of all processes add up to those of the window.
+    """
     input_ids = torch.cat([batch["input_ids"] for batch in batches])
     rows, device = input_ids.shape[0], input_ids.device
     seeds = sequence_seeds(config.seed, step, torch.cat([batch["sequence_id"] for batch in batches]))
-    layout = make_layout(OnHost.joined([batch["on_host"] for batch in batches]), config, config.samples).to(device)
+    on_host = OnHost.joined([batch["on_host"] for batch in batches])
+    layout = make_layout(on_host, config, config.samples).to(device)
     at_once = config.rollout_batch_size or rows
     parts = [
         score(model, features, input_ids[at], layout.select_rows(at), seeds[at], config, end_token_ids, clock)
@@ -125,9 +135,22 @@ def prepare_window(
     lengths = None
     if parts[0].completion_lengths is not None:
         lengths = torch.cat([part.completion_lengths for part in parts if part.completion_lengths is not None])
-    counted = counted_tokens(layout, rows, lengths)
-    generated_tokens = counted.sum()
-    truth_tokens = layout.truth_mask.expand(rows, -1)[:, 1:].sum()
+    # On the host, without asking the device: rows that are only there to fill up a process's part hold no token.
+    sequences = int((on_host.document_ids != PADDING).any(1).sum())
+    totals = sum_over_processes(
+        {
+            "generated_tokens": counted_tokens(layout, rows, lengths).sum(),
+            "truth_tokens": layout.truth_mask.expand(rows, -1)[:, 1:].sum(),
+            "sequences": torch.full((), sequences, device=device),
+            "tokens": torch.full((), int((on_host.document_ids != PADDING).sum()), device=device),
+            "contexts": layout.anchor_mask.expand(rows, -1).sum(),
+            "packed_tokens": torch.full((), sequences * packed_ids.shape[1], device=device),
+            **_metrics(parts, layout, alignment, diversity, config),
+        }
+    )
+    generated_tokens, truth_tokens = totals.pop("generated_tokens"), totals.pop("truth_tokens")
+    total_sequences, contexts = totals.pop("sequences"), totals.pop("contexts")
+    packed_tokens, tokens = totals.pop("packed_tokens"), totals.pop("tokens")
 
     micro_batches, start = [], 0
     for batch in batches:
@@ -143,8 +166,9 @@ def prepare_window(
                 "truth_tokens": truth_tokens,
             }
         )
-    metrics = _metrics(parts, layout, alignment, diversity, config)
-    metrics["ebft/packed_tokens"] = float(packed_ids.numel())
+    metrics: dict[str, Tensor | float] = {name: total / contexts.clamp(min=1) for name, total in totals.items()}
+    metrics["ebft/anchors"] = contexts / total_sequences
+    metrics["ebft/packed_tokens"] = packed_tokens
     example = {
         "input_ids": input_ids[0],
         "completions": parts[0].completions[0],
@@ -155,32 +179,30 @@ def prepare_window(
         "anchor_mask": layout.anchor_mask.expand(rows, -1)[0],
         "truth_lengths": layout.truth_lengths.expand(rows, -1)[0],
     }
-    return Window(micro_batches, generated_tokens, metrics, example)
+    return Window(micro_batches, generated_tokens, total_sequences, tokens, metrics, example)
 
 
 def _metrics(
     parts: list[Scores], layout: PackedLayout, alignment: Tensor, diversity: Tensor, config: EBFTConfig
-) -> dict[str, Tensor | float]:
-    """Means over the anchors that count, as tensors: nothing waits for the device here."""
+) -> dict[str, Tensor]:
+    """Sums over the anchors that count, as tensors: nothing waits for the device here. Logged as means over anchors."""
     rows, n = alignment.shape[0], alignment.shape[-1]
     valid = layout.anchor_mask.expand(rows, -1)  # [b, B]
-    count = valid.sum().clamp(min=1)
 
-    def mean(per_context: Tensor) -> Tensor:
-        return torch.where(valid, per_context, 0.0).sum() / count
+    def total(per_context: Tensor) -> Tensor:
+        return torch.where(valid, per_context, 0.0).sum()
 
     reward = alignment - config.alpha * diversity
     groups = torch.cat([part.groups for part in parts])
     firsts = (groups == torch.arange(n, device=groups.device)).sum(-1)
-    metrics: dict[str, Tensor | float] = {
-        "reward": mean(reward.mean(-1)),
-        "reward_std": mean(reward.std(-1)) if n > 1 else 0.0,
-        "ebft/alignment": mean(alignment.mean(-1)),
-        "ebft/diversity": mean(diversity.mean(-1)),
-        "ebft/distinct": mean(firsts / n),
-        "ebft/anchors": valid.sum() / rows,
+    metrics = {
+        "reward": total(reward.mean(-1)),
+        "reward_std": total(reward.std(-1) if n > 1 else torch.zeros_like(reward[..., 0])),
+        "ebft/alignment": total(alignment.mean(-1)),
+        "ebft/diversity": total(diversity.mean(-1)),
+        "ebft/distinct": total(firsts / n),
     }
     if n > 1:
         cfm = torch.cat([conditional_feature_matching_loss(part.generated, part.truth) for part in parts])
-        metrics["ebft/cfm"] = mean(cfm)
+        metrics["ebft/cfm"] = total(cfm)
     return metrics

@@ -110,8 +110,9 @@ class Ruler:
         """Metrics by name, with `<name>_se` beside each."""
         loader = DataLoader(self.dataset, self.config.per_device_eval_batch_size, collate_fn=collate)
         with self._autocast(model):
+            computing = self._computing(model)
             return evaluation.evaluate(
-                self._computing(model), self.features, loader, self.config, self.end_token_ids, self.device
+                computing, self.features, loader, self.config, self.end_token_ids, self.device, len(self.dataset)
             )
 
     @torch.no_grad()

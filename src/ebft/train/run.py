@@ -23,7 +23,7 @@ from ebft.data.store import TokenStore, tokenize_source
 from ebft.evaluate.checkpoint import ADAPTER_FILE, Checkpoint
 from ebft.model.backbone import embedding_size
 from ebft.recipe import Recipe, as_given
-from ebft.train import checkpoints, plan, report, ruler
+from ebft.train import checkpoints, plan, processes, report, ruler
 from ebft.train.callbacks import LiveProgress
 from ebft.train.trainer import EBFTTrainer, check_sequences, pad_token_id
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 CONFIG_FILE = "recipe.yaml"
 RESULTS_FILE = "results.json"
 DATA_FILE = "data.json"
+RESOLVED_FILE = "resolved.json"
 
 
 def load_tokenizer(recipe: Recipe) -> Any:
@@ -164,10 +165,13 @@ def train(
     """
     output = Path(recipe.training.output_dir or "")
     name = "ebft" if method is None else method.name
-    resume_from = None if dry_run else _claim(output, resume, recipe, name)
+    first = recipe.training.process_index == 0
+    with recipe.training.main_process_first(local=False):  # it clears away what was cut off
+        resume_from = None if dry_run else _claim(output, resume, recipe, name)
     tokenizer = load_tokenizer(recipe)
     check_tokenizer(tokenizer)
-    train_set, validation_set = load_data(recipe, tokenizer, needs_anchors=method is None)
+    with recipe.training.main_process_first():  # it tokenises; the others find the tokens in the cache
+        train_set, validation_set = load_data(recipe, tokenizer, needs_anchors=method is None)
     data = _describe_data(train_set)
     if resume_from is not None:
         _check_same_data(output, data)
@@ -175,7 +179,8 @@ def train(
     check_tokenizer(tokenizer, embedding_size(model))
     if dry_run:
         show = plan.show if method is None else method.plan
-        show(recipe, train_set, validation_set, model, tokenizer)
+        if first:
+            show(recipe, train_set, validation_set, model, tokenizer)
         return {}
     if "disable_tqdm" not in recipe.given:
         recipe.training.disable_tqdm = False  # transformers hides the bar when its log level is raised
@@ -190,18 +195,21 @@ def train(
         trainer.add_callback(LiveProgress(None if method is None else method.shown))
 
     # Only now: settings that the trainer refuses leave nothing behind.
-    output.mkdir(parents=True, exist_ok=True)
-    _save_recipe(recipe, output)
-    (output / DATA_FILE).write_text(json.dumps(data, indent=1))
-    results = _read_results(output)
+    if first:
+        output.mkdir(parents=True, exist_ok=True)
+        _save_recipe(recipe, output)
+        (output / DATA_FILE).write_text(json.dumps(data, indent=1))
+    results = processes.from_first(_read_results(output))
     results["method"] = name
     if validation_set is not None:
         results["ruler"] = ruler.identity(recipe.training, trainer.features, validation_set)
-    _write_results(output, results)
+    if first:
+        _write_results(output, results)
     if validation_set is not None and "before" not in results:
         # The model as it was loaded: also when the run goes on from a checkpoint that had no evaluation before it.
         results["before"] = trainer.evaluate()
-        _write_results(output, results)
+        if first:
+            _write_results(output, results)
     trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
     if validation_set is not None:
         results["after"] = trainer.evaluate()
@@ -209,16 +217,19 @@ def train(
     results["spent"] = {key.removeprefix("spent/"): value for key, value in trainer.spent.totals().items()}
     final = output / "final"
     trainer.save_model(str(final))
-    tokenizer.save_pretrained(final)
-    _write_results(output, results)
-    report.curves(output)
-    report.model_card(output, recipe, results, command, method)
-    return results
+    if first:
+        tokenizer.save_pretrained(final)
+        _write_results(output, results)
+        report.curves(output)
+        report.model_card(output, recipe, results, command, method)
+    return results if first else {}
 
 
 # What may change when a run goes on: how long, and what it shows and keeps.
 _MAY_CHANGE = ("output_dir", "max_steps", "num_train_epochs", "samples_every", "disable_tqdm", "report_to", "run_name")
-_MAY_CHANGE_PREFIXES = ("logging_", "save_", "eval_", "per_device_eval_")
+_MAY_CHANGE_PREFIXES = ("logging_", "save_", "eval_", "per_device_eval_", "ddp_")
+# These may change with the number of processes, as long as their product with it stays.
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def _check_same_run(output: Path, recipe: Recipe) -> None:
@@ -227,8 +238,16 @@ def _check_same_run(output: Path, recipe: Recipe) -> None:
     before = yaml.safe_load(file.read_text()) if file.exists() else None
     if not isinstance(before, dict):
         return
+    resolved, training = output / RESOLVED_FILE, recipe.training
+    old_batch = json.loads(resolved.read_text()).get("sequences_per_step") if resolved.exists() else None
+    if old_batch not in (None, batch := _sequences_per_step(recipe)):
+        raise ConfigError(
+            f"output_dir={output} holds a run of {old_batch} sequences per step, not {batch}; choose "
+            f"per_device_train_batch_size x gradient_accumulation_steps x processes ({training.world_size} here) so "
+            f"that it is {old_batch}, or choose another folder"
+        )
     for name in sorted(before.keys() | recipe.given.keys()):
-        if name in _MAY_CHANGE or name.startswith(_MAY_CHANGE_PREFIXES):
+        if name in _MAY_CHANGE or name.startswith(_MAY_CHANGE_PREFIXES) or (name in _BATCH and old_batch is not None):
             continue
         old, new = (as_given(name, values, type(recipe.training)) for values in (before, recipe.given))
         if old != new:
@@ -236,6 +255,11 @@ def _check_same_run(output: Path, recipe: Recipe) -> None:
                 f"output_dir={output} holds a run with {name}={old!r}, not {new!r}; go on with the same settings, or "
                 "choose another folder"
             )
+
+
+def _sequences_per_step(recipe: Recipe) -> int:
+    training = recipe.training
+    return training.per_device_train_batch_size * training.gradient_accumulation_steps * training.world_size
 
 
 def _describe_data(train_set: SequenceDataset) -> dict[str, Any]:
@@ -270,9 +294,12 @@ def _claim(output: Path, resume: bool, recipe: Recipe, method: str = "ebft") -> 
         if made_by != method:
             raise ConfigError(f"output_dir={output} holds a run of {made_by}, not of {method}; choose another folder")
         _check_same_run(output, recipe)
-    for cut_off in checkpoints.remove_incomplete(output) if used else ():
+    first = recipe.training.process_index == 0
+    for cut_off in checkpoints.remove_incomplete(output) if used and first else ():
         print(f"{cut_off.name} was cut off while it was written; it is not used", file=sys.stderr)
     last = checkpoints.last_checkpoint(output) if used else None
+    if not first:
+        return last
     if last is not None:
         print(f"going on from {last}", file=sys.stderr)
     elif used:
@@ -282,9 +309,10 @@ def _claim(output: Path, resume: bool, recipe: Recipe, method: str = "ebft") -> 
 
 def _save_recipe(recipe: Recipe, output: Path) -> None:
     resolved = {**asdict(recipe.model), **asdict(recipe.data), **recipe.training.to_dict()}
+    resolved["sequences_per_step"] = _sequences_per_step(recipe)
     text = "# What was set, by recipe and flags.\n" + yaml.safe_dump(recipe.given, sort_keys=False)
     (output / CONFIG_FILE).write_text(text)
-    (output / "resolved.json").write_text(json.dumps(resolved, indent=1, default=str))
+    (output / RESOLVED_FILE).write_text(json.dumps(resolved, indent=1, default=str))
 
 
 def _read_results(output: Path) -> dict[str, Any]:

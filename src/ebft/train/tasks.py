@@ -1,7 +1,8 @@
 """Tasks of `ebft eval` during training, on the model as it is: every so many steps, or at every evaluation.
 
 Numbers are logged as `eval_<task>_<metric>`, with `_se` beside each; generations and outcomes are under
-`eval_tasks/step-000100/` in the output folder. Nothing here draws from the training's random numbers.
+`eval_tasks/step-000100/` in the output folder. Nothing here draws from the training's random numbers. With several
+processes the first one runs the tasks, and the others wait for its numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 
 from ebft.config import ConfigError, EBFTConfig
+from ebft.train import processes
 
 if TYPE_CHECKING:
     from ebft.train.trainer import EBFTTrainer
@@ -50,6 +52,10 @@ class EvalTasks(TrainerCallback):
                 metrics.update(found)  # so that one of them can choose the best checkpoint
 
     def run(self, args: Any, state: Any) -> dict[str, float]:
+        # The same numbers everywhere: they may choose the best checkpoint.
+        return processes.from_first(self._run(args, state) if processes.rank() == 0 else None)
+
+    def _run(self, args: Any, state: Any) -> dict[str, float]:
         from ebft.evaluate.subject import LoadedSubject
         from ebft.evaluate.tasks import run_task
 

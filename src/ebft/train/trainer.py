@@ -4,6 +4,9 @@ The trainer collects the micro-batches of an accumulation window (`get_batch_sam
 rewards and advantages for all of them at once (`iteration.prepare_window`), and then takes the gradient of the loss
 micro-batch by micro-batch (`compute_loss`). Both sums of the loss are divided by the window's token counts, so that k
 micro-batches give the gradient of one batch of k times the size. Every rollout is seeded by (run, step, sequence).
+
+With several processes the window is spread over them, and counts, metrics and gradients are added up (`processes`): k
+processes do the same steps as one with the same number of sequences per step.
 """
 
 from __future__ import annotations
@@ -14,17 +17,18 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, set_seed
 from transformers.integrations import TensorBoardCallback
 
 from ebft.config import ConfigError, EBFTConfig
 from ebft.data.formats import check_tokenizer
-from ebft.data.packing import PADDING, DocumentIndex, SequenceDataset, collate
+from ebft.data.packing import DocumentIndex, SequenceDataset, collate
 from ebft.data.rows import DataError
 from ebft.data.store import tokenize_rows
 from ebft.method.cross_entropy import Reference
@@ -40,7 +44,7 @@ from ebft.model.backbone import (
 )
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
 from ebft.train import callbacks as standard_callbacks
-from ebft.train import evaluation
+from ebft.train import evaluation, processes
 from ebft.train.clock import Clock, Watch
 from ebft.train.iteration import Window, make_layout, prepare_window
 from ebft.train.ruler import Passes, Spent, frozen_network
@@ -80,10 +84,10 @@ class EBFTTrainer(Trainer):
     ) -> None:
         if args is None:
             args = EBFTConfig(output_dir="ebft-output")
-        if args.world_size > 1 or args.n_gpu > 1:
+        if args.n_gpu > 1:
             raise ConfigError(
-                "training on several processes or GPUs is not supported yet; start one process with one GPU "
-                "(CUDA_VISIBLE_DEVICES=0)"
+                f"one process sees {args.n_gpu} GPUs; start one process per GPU (`ebft train --launch {args.n_gpu}`, "
+                "torchrun, accelerate launch), or show it only one (CUDA_VISIBLE_DEVICES=0)"
             )
         if isinstance(model, str):
             processing_class = processing_class or AutoTokenizer.from_pretrained(model)
@@ -93,6 +97,7 @@ class EBFTTrainer(Trainer):
         if peft_config is not None:
             from peft import get_peft_model
 
+            set_seed(args.seed)  # the Trainer does so only later; the adapter's random weights belong to the run
             model = get_peft_model(model, peft_config)
         if args.disable_dropout:
             disable_dropout(model)
@@ -113,6 +118,10 @@ class EBFTTrainer(Trainer):
             callbacks=[*standard_callbacks.standard(self, args), *(callbacks or [])],
             **kwargs,
         )
+        if args.world_size > 1:
+            # No wrapper: `processes` says why. The model is still given to accelerate, which puts it on its device.
+            self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
+            processes.copy_from_first(self.model)
         for callback in self.callback_handler.callbacks:
             # An evaluation before training would otherwise open the log in the working directory.
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
@@ -184,28 +193,46 @@ class EBFTTrainer(Trainer):
                 self.clock,
             )
         self.watch.look()
+        self.watch.add(window.sequences, self._count_tokens)
         self.watch.add(torch.as_tensor(window.metrics["reward"]), self._reward_check(self.state.global_step))
         for name, value in window.metrics.items():
             self._observed[name].append(value)
         self._window = window
-        self.state.num_input_tokens_seen += sum(batch["input_ids"].numel() for batch in batches)
-        self._count(batches, window)
+        self._count(window)
         return window.micro_batches, window.generated_tokens
 
-    def _count(self, batches: list[dict[str, Any]], window: Window) -> None:
+    def _count(self, window: Window) -> None:
         """One pass over everything to roll out, one of the frozen network, one more for the KL term, and the update."""
         passes = self.passes
         forward = passes.forward * (2 if self.args.kl_weight else 1)
         self.spent.add(
-            tokens=sum(int((batch["on_host"].document_ids != PADDING).sum()) for batch in batches),
+            tokens=window.tokens,
             generated_tokens=window.generated_tokens,
-            flops=float(window.metrics["ebft/packed_tokens"])
+            flops=torch.as_tensor(window.metrics["ebft/packed_tokens"]).double()
             * (forward + passes.features(self.features) + passes.update),
         )
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         with self.clock.phase("update"):
-            return super().training_step(model, inputs, num_items_in_batch)
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        if self.accelerator.sync_gradients:  # the window's last micro-batch
+            self._finish_window()
+        # What is returned is only logged, as the mean over processes; these are parts of a sum.
+        return loss * self.args.world_size
+
+    def _finish_window(self) -> None:
+        """Add up what all micro-batches of all processes found: the gradients, and what is logged about the loss."""
+        if self.args.world_size > 1:
+            with self.clock.phase("exchange"):
+                processes.sum_gradients(self.model)
+        if self._window is None or not self._window.parts:
+            return
+        totals = processes.sum_over_processes(self._window.parts)
+        # The same number in all processes, so that all of them stop or none does.
+        self.watch.add(totals.pop("loss"), self._loss_check(self.state.global_step))
+        for name, value in totals.items():
+            self._observed[name].append(value)
+        self._window.parts = {}
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -235,8 +262,8 @@ class EBFTTrainer(Trainer):
             generated_tokens=inputs["generated_tokens"],
             truth_tokens=inputs["truth_tokens"],
         )
-        self.watch.add(terms.loss, self._loss_check(self.state.global_step))
         # These are this micro-batch's parts of sums over the window: added up, not averaged.
+        self._add("loss", terms.loss)
         self._add("ebft/policy_loss", terms.policy)
         self._add("entropy", terms.entropy)
         if self.args.gamma:
@@ -246,14 +273,13 @@ class EBFTTrainer(Trainer):
         return (terms.loss, terms) if return_outputs else terms.loss
 
     def _add(self, name: str, value: Tensor) -> None:
-        """Add to the current window's entry, or begin one."""
-        entries = self._observed[name]
-        if self._window is not None and self._window.begun.get(name):
-            entries[-1] = entries[-1] + value.detach()
-        else:
-            entries.append(value.detach())
-            if self._window is not None:
-                self._window.begun[name] = True
+        """Add to what the current window has so far."""
+        if self._window is not None:
+            parts = self._window.parts
+            parts[name] = parts[name] + value.detach() if name in parts else value.detach()
+
+    def _count_tokens(self, sequences: float) -> None:
+        self.state.num_input_tokens_seen += int(sequences) * self.args.context_length
 
     def _loss_check(self, step: int) -> Callable[[float], None]:
         def check(loss: float) -> None:
@@ -280,6 +306,7 @@ class EBFTTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         logs.update(self.spent.totals())
         if "loss" in logs and self._observed:
+            self.watch.look(wait=True)
             for name, values in self._observed.items():
                 logs[name] = float(sum(float(v) for v in values) / len(values))
             steps = max(len(self._observed["reward"]), 1)
@@ -306,16 +333,21 @@ class EBFTTrainer(Trainer):
         if dataset is None:
             raise ValueError("evaluation needs an eval_dataset")
         start = time.perf_counter()
-        loader = DataLoader(dataset, self.args.per_device_eval_batch_size, collate_fn=collate)
+        loader = processes.evaluation_loader(self.args, dataset)
         with torch.no_grad(), self.compute_loss_context_manager():
             found = evaluation.evaluate(
-                self.computing(), self.features, loader, self.args, self.end_token_ids, self.args.device
+                self.computing(), self.features, loader, self.args, self.end_token_ids, self.args.device, len(dataset)
             )
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def get_train_dataloader(self) -> DataLoader:
+        if self.args.world_size == 1 or self.train_dataset is None:
+            return super().get_train_dataloader()
+        return processes.train_loader(self.args, self.train_dataset)
 
     # ---- building ----------------------------------------------------------------------------------------------
 

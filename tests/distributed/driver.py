@@ -1,0 +1,37 @@
+"""Runs `ebft`, and kills the process with rank KILL_RANK, as `kill -9` would, at step KILL_STEP: in the middle of it,
+or (KILL_WHEN=save) while a checkpoint is written. Used by test_faults.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from ebft import launch
+from ebft.cli import main as ebft
+
+
+def main(arguments: list[str]) -> int:
+    launch.ENTRY = (__file__,)
+    if os.environ.get("KILL_RANK", "") == os.environ.get("RANK", "none"):
+        arm()
+    return ebft(arguments)
+
+
+def arm() -> None:
+    from ebft.train.trainer import EBFTTrainer
+
+    name = "_save_rng_state" if os.environ.get("KILL_WHEN") == "save" else "training_step"
+    original = getattr(EBFTTrainer, name)
+
+    def deadly(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.state.global_step == int(os.environ["KILL_STEP"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self, *args, **kwargs)
+
+    setattr(EBFTTrainer, name, deadly)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""Groups of processes for the tests, forked from one that has imported everything: starting them costs nothing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Ended:
+    codes: list[int]  # by rank; negative: killed by that signal
+    said: list[str]  # what each wrote to standard error and output
+
+
+def run(
+    processes: int, target: Callable[..., Any], *args: Any, folder: Path, variables: Mapping[str, str] | None = None
+) -> Ended:
+    """Call `target(*args)` in each of so many processes, with the variables that torchrun would set."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # for all processes forked later
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["tests.distributed.worker", "ebft.train.run", "ebft.train.tasks", "matplotlib.pyplot"]
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group, files = [], []
+    for rank in range(processes):
+        environment = dict(variables or {})
+        if processes > 1:
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(processes)}
+            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
+        files.append(folder / f"said-{rank}.txt")
+        group.append(context.Process(target=_child, args=(environment, files[-1], target, args)))
+        group[-1].start()
+    for process in group:
+        process.join(120)
+    hanging = [process for process in group if process.is_alive()]
+    for process in hanging:
+        process.kill()
+        process.join()
+    said = [file.read_text(errors="replace") if file.exists() else "" for file in files]
+    assert not hanging, f"{len(hanging)} of {processes} processes hang: {said}"
+    return Ended([process.exitcode for process in group], said)
+
+
+def _child(environment: dict[str, str], file: Path, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.environ.update(environment)
+    with file.open("w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+    sys.exit(target(*args))

@@ -1,0 +1,203 @@
+"""`--launch`, checkpoints and resume on several processes, and a process that dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tests.distributed import driver, group
+from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
+
+ROOT = Path(__file__).parents[2]
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("user")
+    save_tiny_model(home / "model", byte_tokenizer(pad=END))
+    rows = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}, that is all"} for a in range(8) for b in range(8)]
+    (home / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = dict(
+        model=str(home / "model"),
+        dataset=str(home / "data.jsonl"),
+        context_length=48,
+        horizon=4,
+        stride=4,
+        samples=3,
+        gamma=0.1,
+        feature_source="average",
+        feature_decay=0.9,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-4,
+        adam_epsilon=1e-4,
+        warmup_steps=0,
+        max_steps=STEPS,
+        save_steps=2,
+        logging_steps=1,
+        validation_split=6,
+        samples_every=2,
+        use_cpu=True,
+    )
+    (home / "recipe.yaml").write_text(yaml.safe_dump(settings))
+    return home / "recipe.yaml"
+
+
+def arguments(recipe: Path, output: Path, *flags: object) -> list[str]:
+    return ["train", "--config", str(recipe), "--output_dir", str(output), *map(str, flags)]
+
+
+def run(processes: int, recipe: Path, output: Path, *flags: object, **variables: str) -> group.Ended:
+    """`ebft train` on so many processes, without a launcher that stands by."""
+    given = {"EBFT_CACHE": str(recipe.parent / "cache"), **variables}
+    folder = output.parent
+    return group.run(processes, driver.main, arguments(recipe, output, *flags), folder=folder, variables=given)
+
+
+def launch(recipe: Path, output: Path, *flags: object, **variables: str) -> subprocess.Popen[str]:
+    """`ebft train --launch`, as a user starts it."""
+    paths = os.pathsep.join([str(ROOT), *sys.path])
+    given = {"EBFT_CACHE": str(recipe.parent / "cache"), "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **variables}
+    command = [sys.executable, driver.__file__, *arguments(recipe, output, *flags)]
+    return subprocess.Popen(
+        command, env={**os.environ, **given}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def weights(output: Path) -> dict[str, torch.Tensor]:
+    return load_file(output / "final" / "model.safetensors")
+
+
+def metrics(output: Path) -> list[dict[str, Any]]:
+    entries = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in e.items() if "second" not in k and "time" not in k} for e in entries if "reward" in e]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two processes, from start to end."""
+    output = tmp_path_factory.mktemp("runs") / "uninterrupted"
+    ended = run(2, recipe, output)
+    assert ended.codes == [0, 0], ended.said
+    assert "on held-out sequences" in ended.said[0]
+    assert "on held-out sequences" not in ended.said[1], "the first process alone prints the results"
+    return output
+
+
+@pytest.fixture(scope="module")
+def killed(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The second of two processes is killed in the middle of step 3; checkpoint 2 is there."""
+    output = tmp_path_factory.mktemp("runs") / "killed"
+    begin = time.monotonic()
+    died = launch(recipe, output, "--launch", 2, KILL_RANK="1", KILL_STEP="3")
+    errors = died.communicate(timeout=120)[1]
+    assert died.returncode == 1, errors
+    killed_at = max(p.stat().st_mtime for p in output.rglob("*"))  # hardly later than the last thing written
+    assert time.time() - killed_at < 30, f"{time.monotonic() - begin} s in all"
+    assert [line for line in errors.splitlines() if line.startswith("ebft:")] == [
+        "ebft: process 1 of 2 was killed (SIGKILL); the machine may be out of memory; the others were stopped",
+        f"ebft: the last good checkpoint is {output}/checkpoint-2; go on with --resume",
+    ]
+    assert "Traceback" not in errors
+    return output
+
+
+def test_what_a_run_of_two_processes_leaves_behind(uninterrupted: Path) -> None:
+    assert [entry["step"] for entry in metrics(uninterrupted)] == list(range(1, STEPS + 1))
+    assert sorted(p.name for p in uninterrupted.glob("checkpoint-*")) == [f"checkpoint-{n}" for n in (2, 4, 6)]
+    assert all((p / "COMPLETE").exists() for p in uninterrupted.glob("checkpoint-*"))
+    assert {"before", "after", "steps"} <= json.loads((uninterrupted / "results.json").read_text()).keys()
+    assert (uninterrupted / "final" / "README.md").exists()
+    assert sorted(p.name for p in (uninterrupted / "samples").iterdir())
+
+
+def test_killed_and_resumed_gives_the_same_weights(
+    recipe: Path, uninterrupted: Path, killed: Path, tmp_path: Path
+) -> None:
+    """Also when the next one dies in the middle of a checkpoint, which must not be taken for whole."""
+    output = tmp_path / "run"
+    shutil.copytree(killed, output)
+    died = run(2, recipe, output, "--resume", KILL_RANK="1", KILL_STEP="4", KILL_WHEN="save")
+    assert died.codes == [1, -signal.SIGKILL], died.said
+    assert (output / "checkpoint-4").exists()
+    assert not (output / "checkpoint-4" / "COMPLETE").exists()
+    # No launcher stands by: the other one finds the connection closed.
+    assert "ebft: lost another process" in died.said[0]
+    assert f"the last good checkpoint is {output}/checkpoint-2" in died.said[0]
+    done = run(2, recipe, output, "--resume")
+    assert done.codes == [0, 0], done.said
+    assert "checkpoint-4 was cut off" in done.said[0]
+    assert [said.count("going on from") for said in done.said] == [1, 0]
+    found = weights(output)
+    for name, value in weights(uninterrupted).items():
+        assert torch.equal(found[name], value), name
+    assert metrics(output) == metrics(uninterrupted)
+
+
+def test_resumed_on_another_number_of_processes(
+    recipe: Path, uninterrupted: Path, killed: Path, tmp_path: Path
+) -> None:
+    """2 -> 1 -> 4, always 8 sequences per step."""
+    output = tmp_path / "run"
+    shutil.copytree(killed, output)
+    refused = run(2, recipe, output, "--resume", "--gradient_accumulation_steps", 1)
+    assert refused.codes == [2, 2]
+    assert "holds a run of 8 sequences per step, not 4" in refused.said[0]
+    assert refused.said[0].count("\n") == 1
+    assert refused.said[1] == "", "an error that all processes meet is said once"
+    one = run(1, recipe, output, "--resume", "--gradient_accumulation_steps", 4, "--max_steps", 4)
+    assert one.codes == [0], one.said
+    four = run(4, recipe, output, "--resume", "--gradient_accumulation_steps", 1)
+    assert four.codes == [0] * 4, four.said
+    found = weights(output)
+    for name, value in weights(uninterrupted).items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=name)
+    assert [entry["step"] for entry in metrics(output)] == list(range(1, STEPS + 1))
+
+
+def test_the_launcher_says_an_error_once(recipe: Path, tmp_path: Path) -> None:
+    wrong = launch(recipe, tmp_path / "run", "--launch=2", "--horizon", 100)
+    errors = wrong.communicate(timeout=120)[1]
+    assert wrong.returncode == 2
+    assert errors.count("\n") == 1, errors
+    assert "horizon=100" in errors
+    assert not (tmp_path / "run").exists()
+
+
+def test_interrupting_the_launcher_stops_all(recipe: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    started = launch(recipe, output, "--launch", 2, "--max_steps", 100000)
+    try:
+        deadline = time.monotonic() + 90
+        while not (output / "checkpoint-2" / "COMPLETE").exists():
+            assert started.poll() is None, started.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        workers = children(started.pid)
+        assert len(workers) >= 2
+        started.send_signal(signal.SIGINT)
+        errors = started.communicate(timeout=60)[1]
+    finally:
+        started.kill()
+    assert started.returncode == 130, errors
+    assert errors.count("ebft: stopped") == 1, errors
+    assert "the last good checkpoint is" in errors
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+def children(pid: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
+    return [int(line) for line in found.split()]

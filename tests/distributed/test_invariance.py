@@ -1,0 +1,60 @@
+"""1, 2 and 4 processes do the same training with the same number of sequences per step (gloo, CPU, float32)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.distributed import group, worker
+from tests.distributed.worker import RUNS
+
+Results = dict[tuple[str, int, int], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """(setting, accumulation, processes) -> what the worker found."""
+    found: Results = {}
+    for world, runs in RUNS.items():
+        folder = tmp_path_factory.mktemp(f"{world}-processes")
+        ended = group.run(world, worker.main, folder, folder=folder)
+        assert ended.codes == [0] * world, ended.said
+        for setting, accumulation in runs:
+            found[setting, accumulation, world] = torch.load(folder / f"{setting}-{accumulation}.pt")
+    return found
+
+
+LOGGED = ("loss", "grad_norm", "reward", "reward_std", "entropy", "ebft/policy_loss", "ebft/cross_entropy", "kl")
+LOGGED += ("ebft/alignment", "ebft/diversity", "ebft/distinct", "ebft/cfm", "ebft/anchors", "ebft/packed_tokens")
+LOGGED += ("num_tokens", "learning_rate")
+
+
+CASES = [(world, *run) for world in (2, 4) for run in RUNS[world]]
+
+
+@pytest.mark.parametrize(("world", "setting", "accumulation"), CASES)
+def test_the_number_of_processes_changes_nothing(results: Results, world: int, setting: str, accumulation: int) -> None:
+    one, several = results[setting, 1, 1], results[setting, accumulation, world]
+    assert several["processes"] == world
+    assert several["same_on_all"], "the processes' weights have come apart"
+    # Beside the weights, how far they have moved: that is little in a few steps. bf16 rounds more.
+    relative, absolute = (1e-4, 1e-6) if setting != "bf16" else (1e-3, 1e-4)
+    for name, value in one["weights"].items():
+        if setting != "bf16":
+            torch.testing.assert_close(several["weights"][name], value, rtol=1e-5, atol=2e-6, msg=name)
+        moved, difference = (value - one["before"][name]).norm(), (several["weights"][name] - value).norm()
+        assert moved > 5e-4
+        assert difference < (1e-3 if setting != "bf16" else 2e-2) * moved, name
+    for mine, other in zip(one["log"], several["log"], strict=True):
+        assert {k for k in LOGGED if k in mine} == {k for k in LOGGED if k in other}
+        for name in LOGGED:
+            if name in mine:
+                assert other[name] == pytest.approx(mine[name], rel=10 * relative, abs=10 * absolute), name
+    # After a step in bf16 the weights differ a little, and the evaluation draws other tokens here and there.
+    compared = slice(0, 1) if setting == "bf16" else slice(None)
+    for mine, other in zip(one["evaluations"][compared], several["evaluations"][compared], strict=True):
+        assert mine.keys() == other.keys()
+        for name in mine.keys() - {"eval_runtime", "epoch"}:
+            assert other[name] == pytest.approx(mine[name], rel=10 * relative, abs=10 * absolute), name

@@ -1,0 +1,128 @@
+"""Trains a tiny model in every setting of SETTINGS, on however many processes it was started with.
+
+Started by test_invariance.py, with a folder to write results to.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from ebft import EBFTConfig, EBFTTrainer
+from ebft.data.formats import Document
+from ebft.data.packing import DocumentIndex, SequenceDataset
+from ebft.data.store import TokenStore
+from ebft.train import processes
+
+T, VOCABULARY, PER_STEP = 32, 24, 8
+
+# Settings that must not depend on the number of processes. 21 training sequences leave 5 for the last of 3 steps of an
+# epoch: 4 processes then have 2, 2, 1 and none.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "feature_matching": {"whitening": "both"},
+    "documents": {"gamma": 0.1, "kl_weight": 0.05, "document_masks": True},
+    "answers": {
+        "gamma": 0.1,
+        "answer_only": True,
+        "feature_source": "average",
+        "feature_decay": 0.5,
+        # Adam's first steps are signs of gradients, which rounding flips where they are near zero: a large epsilon.
+        "optim": "adamw_torch",
+        "learning_rate": 1e-2,
+        "adam_epsilon": 1e-2,
+    },
+    "answer_starts": {"anchors": "answer_start", "horizon": 5, "packing": False},
+    # One step: rounding in bf16 depends on the shapes of the batch, and from the second on other tokens are drawn.
+    "bf16": {"gamma": 0.1, "bf16": True, "max_steps": 1},
+}
+# By the number of processes: settings and micro-batches per step, the same sequences in more and smaller pieces.
+RUNS = {
+    1: [(name, 1) for name in SETTINGS],
+    2: [(name, 1) for name in SETTINGS] + [("documents", 2), ("feature_matching", 4)],
+    4: [("feature_matching", 1), ("documents", 2), ("answer_starts", 1)],
+}
+
+
+def model() -> PreTrainedModel:
+    torch.manual_seed(processes.rank())  # the first process's weights must reach the others
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2)
+    # Large weights: the model is sure of some tokens, so that rollouts, rewards and gradients depend on it.
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, initializer_range=0.25, **sizes)
+    )
+
+
+def text(documents: int, seed: int, packing: bool = True) -> SequenceDataset:
+    """Documents that count up by a step of their own, of different lengths, with an answer in each."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(documents):
+        start, step, more = torch.randint(VOCABULARY, (3,), generator=generator).tolist()
+        length = 20 + more % 9
+        tokens = [(start + i * (1 + step % 3)) % VOCABULARY for i in range(length)]
+        made.append(Document(tokens, [i >= 10 for i in range(length)]))
+    return SequenceDataset(DocumentIndex.of(TokenStore.from_documents(made)), T, packing)
+
+
+def sequences(count: int, seed: int, packing: bool) -> SequenceDataset:
+    if not packing:
+        return text(count, seed, False)
+    documents = count
+    while len(dataset := text(documents, seed)) < count:
+        documents += 1
+    assert len(dataset) == count
+    return dataset
+
+
+def train(folder: Path, setting: str, accumulation: int, world: int) -> dict[str, Any]:
+    changes = {"optim": "sgd", "learning_rate": 0.1, **SETTINGS[setting]}
+    given: dict[str, Any] = dict(
+        output_dir=str(folder),
+        use_cpu=True,
+        context_length=T,
+        horizon=4,
+        stride=4,
+        samples=3,
+        temperature=0.6,
+        per_device_train_batch_size=PER_STEP // accumulation // world,
+        gradient_accumulation_steps=accumulation,
+        per_device_eval_batch_size=3,
+        warmup_steps=0,
+        max_steps=4,
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+        samples_every=0,
+        max_grad_norm=0.5,
+    )
+    config = EBFTConfig(**{**given, **changes})
+    train_set, held_out = (sequences(n, seed, config.packing) for n, seed in ((21, 0), (7, 1)))
+    trainer = EBFTTrainer(model(), config, train_set, held_out)
+    before = trainer.evaluate()
+    before_training = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    after = trainer.evaluate()
+    weights = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    every = torch.cat([p.flatten() for p in weights.values()]).double().sum()
+    sums = processes.join_rows({"sum": every[None]}, config.device)["sum"]
+    return {
+        "weights": weights,
+        "before": before_training,
+        "log": [entry for entry in trainer.state.log_history if "reward" in entry],
+        "evaluations": [before, after],
+        "same_on_all": bool((sums == sums[0]).all()),
+        "processes": len(sums),
+    }
+
+
+def main(folder: Path) -> None:
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    for setting, accumulation in RUNS[world]:
+        found = train(folder / "run", setting, accumulation, world)
+        if processes.rank() == 0:
+            torch.save(found, folder / f"{setting}-{accumulation}.pt")
+    processes.leave()
