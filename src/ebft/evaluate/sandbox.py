@@ -318,16 +318,18 @@ class Sandbox:
                 line += ["--symlink", os.readlink(path), path]
             elif os.path.isdir(path):
                 line += ["--ro-bind", path, path]
+        # Before what is shown: an environment may lie under /tmp, and a later mount would cover it.
+        line += ["--perms", "1777", "--size", str(2**20 * 8), "--tmpfs", "/tmp"]
         java = [str(path) for path in Path("/etc").glob("java-*-openjdk")]
         shown = [path for path in (*CONFIGURATION, *java) if os.path.exists(path)] + list(folders)
         for parent in sorted({str(parent) for path in shown for parent in Path(path).parents}):
-            if parent != "/" and not parent.startswith("/usr"):
+            if parent not in ("/", "/tmp") and not parent.startswith("/usr"):
                 line += ["--perms", "0755", "--dir", parent]  # else only root may pass through them
         for path in shown:
             line += ["--ro-bind", path, path]
         line += ["--ro-bind", str(INSIDE), INSIDE_MOUNT, "--proc", "/proc", "--dev", "/dev"]
         size = str(limits.disk_mib * 2**20)
-        for path in (BOX, "/tmp", "/dev/shm"):
+        for path in (BOX, "/dev/shm"):
             line += ["--perms", "1777", "--size", size if path == BOX else str(2**20 * 8), "--tmpfs", path]
         for name, content in files.items():
             line += [
