@@ -148,6 +148,11 @@ class OnHost:
         return cls(torch.cat([p.document_ids for p in parts]), torch.cat([p.answer_mask for p in parts]))
 
 
+def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """The batch's tensors on the device; what is on the host stays there."""
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+
+
 def collate(rows: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
     batch: dict[str, Any] = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     return {**batch, "on_host": OnHost(batch["document_ids"], batch["answer_mask"])}

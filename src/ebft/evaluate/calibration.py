@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ebft.config import ConfigError, EBFTConfig
-from ebft.data.packing import SequenceDataset, collate
+from ebft.data.packing import SequenceDataset, collate, to_device
 from ebft.method.metrics import Estimate, conditional_feature_matching_loss, mean_and_standard_error
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import base_model, evaluating, input_embeddings, text_config
@@ -75,7 +75,7 @@ def measure_sequences(
     with attention_restored(model):
         for start in range(0, len(rows), config.per_device_eval_batch_size):
             batch = collate([dataset[row] for row in rows[start : start + config.per_device_eval_batch_size]])
-            batch = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+            batch = to_device(batch, device)
             with torch.no_grad(), evaluating(model):
                 found = measure(model, features, batch, config, end_token_ids)
                 if profile.lengths:

@@ -120,6 +120,18 @@ class Generator(ABC):
             tokens = tokens[-max(1, self.context - min(settings.max_new_tokens, self.context // 2)) :]
         return Fitted(tokens, min(settings.max_new_tokens, self.context - len(tokens)), too_long)
 
+    def fit_all(
+        self,
+        prompts: Sequence[str],
+        settings: GenerationSettings,
+        wanted: Sequence[tuple[int, int]],
+        keys: Sequence[str],
+    ) -> tuple[dict[int, Fitted], list[tuple[int, int]]]:
+        """The wanted prompts fitted, and the pairs with the longest first: what does not fit in memory fails at the
+        start."""
+        fitted = {place: self.fit(prompts[place], keys[place], settings) for place in sorted({p for p, _ in wanted})}
+        return fitted, sorted(wanted, key=lambda pair: (-len(fitted[pair[0]].tokens), pair))
+
 
 class Fitted(NamedTuple):
     tokens: list[int]
@@ -150,9 +162,7 @@ class TransformersGenerator(Generator):
         wanted: Sequence[tuple[int, int]],
         keys: Sequence[str],
     ) -> Iterator[list[tuple[int, int, Completion]]]:
-        fitted = {place: self.fit(prompts[place], keys[place], settings) for place in sorted({p for p, _ in wanted})}
-        # The longest first: what does not fit in memory fails at the start.
-        order = sorted(wanted, key=lambda pair: (-len(fitted[pair[0]].tokens), pair))
+        fitted, order = self.fit_all(prompts, settings, wanted, keys)
         # One room a batch: a row that has used up its own would be run on, past its last position, for the others.
         for _, group in itertools.groupby(order, key=lambda pair: fitted[pair[0]].room):
             rows = list(group)

@@ -125,8 +125,10 @@ def find_fields(
 ) -> tuple[str | None, str | None]:
     """The fields of a language pair. Where nothing names them and a row has just two texts, such as `de` and `en`, the
     first is the source and the second the reference."""
+    if source_field and target_field:
+        return source_field, target_field
     record = next(_records(source, split), None)
-    if record is None or (source_field and target_field):
+    if record is None:
         return source_field, target_field
     row = record.row
     fields = row["translation"] if isinstance(row.get("translation"), dict) else row

@@ -54,8 +54,7 @@ class VLLMGenerator(Generator):
         wanted: Sequence[tuple[int, int]],
         keys: Sequence[str],
     ) -> Iterator[list[tuple[int, int, Completion]]]:
-        fitted = {place: self.fit(prompts[place], keys[place], settings) for place in sorted({p for p, _ in wanted})}
-        order = sorted(wanted, key=lambda pair: (-len(fitted[pair[0]].tokens), pair))
+        fitted, order = self.fit_all(prompts, settings, wanted, keys)
         for start in range(0, len(order), REQUESTS_AT_ONCE):
             batch = order[start : start + REQUESTS_AT_ONCE]
             parameters = [

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ebft.config import EBFTConfig
-from ebft.data.packing import PADDING
+from ebft.data.packing import PADDING, to_device
 from ebft.method.cross_entropy import Rows, weighted_cross_entropy
 from ebft.method.layout import PackedLayout
 from ebft.method.metrics import (
@@ -106,7 +106,7 @@ def evaluate(
     found: dict[str, list[Tensor]] = defaultdict(list)
     with evaluating(model):
         for batch in batches:
-            batch = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+            batch = to_device(batch, device)
             for name, values in measure(model, features, batch, config, end_token_ids).items():
                 found[name].append(values.cpu())
     joined = join_rows({name: torch.cat(values) for name, values in found.items()}, device)

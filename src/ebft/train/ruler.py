@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 
 from ebft import fetch
 from ebft.config import ConfigError, EBFTConfig
-from ebft.data.packing import SequenceDataset, collate
+from ebft.data.packing import SequenceDataset, collate, to_device
 from ebft.model.backbone import (
     base_model,
     decoder_layers,
@@ -118,8 +118,7 @@ class Ruler:
     @torch.no_grad()
     def example(self, model: Any, step: int) -> dict[str, Tensor]:
         """Rollouts in the first validation sequence, for the table of samples."""
-        batch = collate([self.dataset[0]])
-        batch = {name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+        batch = to_device(collate([self.dataset[0]]), self.device)
         with evaluating(model), self._autocast(model):
             computing = self._computing(model)
             return prepare_window(computing, self.features, [batch], self.config, step, self.end_token_ids).example
