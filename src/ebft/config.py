@@ -174,6 +174,28 @@ class ModelConfig:
     lora_alpha: int = _option(32, "scale of the adapter", "model")
     lora_dropout: float = _option(0.0, "dropout of the adapter; EBFT needs 0", "model")
     lora_target_modules: str = _option("all-linear", "modules to adapt, separated by commas", "model")
+    peft: str | dict[str, Any] | None = _option(
+        None,
+        "train any other adapter of peft: a mapping such as {peft_type: IA3, target_modules: all-linear}, or an "
+        "adapter_config.json or its folder",
+        "model",
+    )
+    load_in_4bit: bool = _option(
+        False, "keep the frozen base model under an adapter in 4 bits: QLoRA (needs bitsandbytes)", "model"
+    )
+
+    def __post_init__(self) -> None:
+        if self.lora and self.peft is not None:
+            raise ConfigError("lora=true and peft exclude each other; give one of them")
+        if self.load_in_4bit and not self.adapted:
+            raise ConfigError(
+                "load_in_4bit=true needs an adapter to train, since 4 bits do not move; set lora=true or peft"
+            )
+
+    @property
+    def adapted(self) -> bool:
+        """Whether an adapter is trained instead of the model."""
+        return self.lora or self.peft is not None
 
 
 @dataclass

@@ -35,6 +35,16 @@ def base_model(model: nn.Module) -> PreTrainedModel:
     return inner
 
 
+def adapter_parameters(module: nn.Module) -> set[int]:
+    """The ids of parameters that belong to a peft adapter of any kind, modules that it trains whole included."""
+    found: set[int] = set()
+    for layer in module.modules():
+        for name in (*getattr(layer, "adapter_layer_names", ()), *getattr(layer, "other_param_names", ())):
+            held = getattr(layer, name, None)
+            found.update(map(id, held.parameters() if isinstance(held, nn.Module) else [held]))
+    return found
+
+
 def text_config(model: nn.Module) -> Any:
     return decoder_config(base_model(model))
 
@@ -92,8 +102,8 @@ def output_head(model: nn.Module) -> Head:
     # peft: a fully trained copy of the head hides behind a wrapper; a LoRA on the head is not one matrix.
     if hasattr(module, "modules_to_save") and hasattr(module, "active_adapters"):
         module = module.modules_to_save[module.active_adapters[0]]
-    if hasattr(module, "lora_A"):
-        raise ValueError("a LoRA on the output head is not supported; take lm_head out of target_modules")
+    if hasattr(module, "base_layer"):
+        raise ValueError("an adapter on the output head is not supported; take lm_head out of target_modules")
     if not isinstance(module, nn.Linear):
         raise ValueError(f"the output head is a {type(module).__name__}, ebft needs a linear one")
     scale = float(getattr(config, "logit_scale", None) or 1.0)

@@ -22,6 +22,7 @@ from ebft import fetch
 from ebft.config import ConfigError, EBFTConfig
 from ebft.data.packing import SequenceDataset, collate, to_device
 from ebft.model.backbone import (
+    adapter_parameters,
     base_model,
     decoder_layers,
     decoder_of,
@@ -143,9 +144,9 @@ def identity(config: EBFTConfig, features: FeatureNetwork, dataset: SequenceData
 
 def network_checksum(features: FeatureNetwork) -> str:
     """Some of every weight: enough to tell two networks apart, without reading gigabytes."""
-    value = 0
-    for name, parameter in features._network[0].named_parameters():
-        if "lora_" in name:  # the adapter is off when features are computed
+    value, adapter = 0, adapter_parameters(features._network[0])
+    for parameter in features._network[0].parameters():
+        if id(parameter) in adapter:  # off when features are computed
             continue
         flat = parameter.detach().flatten()
         value = zlib.crc32(flat[:: max(1, flat.numel() // 4096)].float().cpu().numpy().tobytes(), value)

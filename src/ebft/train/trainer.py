@@ -43,8 +43,8 @@ from ebft.model.backbone import (
     prepare_model,
 )
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
+from ebft.train import adapters, evaluation, processes
 from ebft.train import callbacks as standard_callbacks
-from ebft.train import evaluation, processes
 from ebft.train.clock import Clock, Watch
 from ebft.train.iteration import Window, make_layout, prepare_window
 from ebft.train.ruler import Passes, Spent, frozen_network
@@ -95,10 +95,8 @@ class EBFTTrainer(Trainer):
         if processing_class is not None:
             check_tokenizer(processing_class, embedding_size(model))
         if peft_config is not None:
-            from peft import get_peft_model
-
             set_seed(args.seed)  # the Trainer does so only later; the adapter's random weights belong to the run
-            model = get_peft_model(model, peft_config)
+            model = adapters.add(model, peft_config)
         if args.disable_dropout:
             disable_dropout(model)
         backend: Any = args.attention_backend
@@ -149,7 +147,7 @@ class EBFTTrainer(Trainer):
         if hasattr(self.model, "disable_adapter"):
             # Under an adapter the base model does not train: it needs no float32 weights. Adapters are small: autocast.
             for parameter in self.model.parameters():
-                if not parameter.requires_grad:
+                if not parameter.requires_grad and parameter.is_floating_point():  # 4 bits stay 4 bits
                     parameter.data = parameter.data.to(torch.bfloat16)
             return None
         if next(self.model.parameters()).dtype == torch.bfloat16:
