@@ -7,6 +7,18 @@ from pathlib import Path
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
 
+def qwen2_5_1_5b() -> PreTrainedConfig:
+    return Qwen2Config(
+        vocab_size=151936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+
+
 def qwen2_5_7b() -> PreTrainedConfig:
     return Qwen2Config(
         vocab_size=152064,
@@ -31,7 +43,11 @@ def llama_3_1_70b() -> PreTrainedConfig:
     )
 
 
-SHAPES = {"qwen2.5-7b": qwen2_5_7b, "llama-3.1-70b": llama_3_1_70b}
+SHAPES = {
+    "Qwen/Qwen2.5-1.5B": qwen2_5_1_5b,
+    "Qwen/Qwen2.5-7B": qwen2_5_7b,
+    "meta-llama/Llama-3.1-70B": llama_3_1_70b,
+}
 
 
 def shape_folder(name: str, folder: Path) -> Path:

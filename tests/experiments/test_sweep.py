@@ -18,6 +18,7 @@ import yaml
 
 from ebft import cli
 from ebft.experiments import local, slurm
+from ebft.experiments.grid import points
 from tests.train.baseline_runs import write_recipe
 
 STUB = Path(__file__).with_name("stub.py")
@@ -64,6 +65,8 @@ def test_real_runs_side_by_side(tiny: Path, sums: Path, tmp_path: Path, capsys: 
         assert any(rate in row and shown in [cell.strip() for cell in row] for row in rows)
         assert (run / "final" / "config.json").exists()
     assert after[0] != after[1]
+    again = points(recipe, {}, [f"model={tiny}", "learning_rate=1e-3,1e-2"])
+    assert all(point.finished for point in again)
     assert (tmp_path / "out" / "compare" / "compare.html").exists()
     assert (tmp_path / "out" / "compare" / "compare.png").exists()
 

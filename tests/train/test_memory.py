@@ -168,6 +168,15 @@ def test_more_gpus_take_smaller_pieces_and_gather_the_same() -> None:
     assert one.weights == four.weights == 2 * (2 * layer + others)
 
 
+def test_an_adapter_on_a_model_in_pieces() -> None:
+    shape, adapter = Shape.of(tiny_model("llama"), LAYERS), 1000
+    whole = estimate(shape, replace(WORK, adapter=adapter), "lora")
+    pieces = estimate(shape, replace(WORK, adapter=adapter, gpus=4), "lora+fsdp2")
+    gathered = estimate(shape, replace(WORK, gpus=4), "fsdp2").weights
+    assert pieces.weights == whole.weights / 4 + gathered
+    assert (pieces.gradients, pieces.optimizer, pieces.frozen) == (4 * adapter / 4, 8 * adapter / 4, 0)
+
+
 def test_checkpointing_keeps_what_is_between_the_layers() -> None:
     shape = Shape.of(tiny_model("llama"), LAYERS)
     plain, checkpointed = (estimate(shape, replace(WORK, checkpointing=on), "ddp") for on in (False, True))
@@ -177,7 +186,7 @@ def test_checkpointing_keeps_what_is_between_the_layers() -> None:
     assert checkpointed.backward > plain.backward
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp2", "lora", "qlora"])
+@pytest.mark.parametrize("way", list(memory.WAYS))
 def test_the_largest_batches_fit_and_one_more_does_not(way: Any) -> None:
     shape = Shape.of(tiny_model("llama"), LAYERS)
     work = replace(WORK, adapter=100)

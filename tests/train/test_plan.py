@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ebft import cli
 from ebft.train import memory
@@ -14,6 +17,7 @@ from tests.shapes import SHAPES, shape_folder
 from tests.train.baseline_runs import write_recipe
 
 pytestmark = pytest.mark.usefixtures("offline")
+ROOT = Path(__file__).parents[2]
 PAPER = {"context_length": 1024, "horizon": 8, "stride": 8, "samples": 4, "bf16": True}
 
 
@@ -35,7 +39,7 @@ def test_a_7b_model_on_eight_gpus(
 ) -> None:
     """Worked out by hand: 7.62e9 parameters, 2 + 4 + 4 + 8 bytes for each on every GPU, or 16 of them in 8 pieces."""
     changes = {**PAPER, "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1}
-    recipe = write_recipe(tmp_path, shapes["qwen2.5-7b"], sums, **changes)
+    recipe = write_recipe(tmp_path, shapes["Qwen/Qwen2.5-7B"], sums, **changes)
     found = planned(recipe, capsys, "--gpus", 8, "--gpu-memory", 80)
     # 28 layers of 4 attention matrices (biases in three), 3 of the feed-forward and 2 norms; two embeddings; a norm.
     layer = 2 * 3584**2 + 2 * 3584 * 512 + 3584 + 2 * 512 + 3 * 3584 * 18944 + 2 * 3584
@@ -60,7 +64,7 @@ def test_a_7b_model_on_eight_gpus(
 def test_what_is_said_to_fit_fits(
     shapes: dict[str, Path], sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = write_recipe(tmp_path, shapes["llama-3.1-70b"], sums, **PAPER, gradient_checkpointing=True)
+    recipe = write_recipe(tmp_path, shapes["meta-llama/Llama-3.1-70B"], sums, **PAPER, gradient_checkpointing=True)
     hardware = ("--gpus", 64, "--gpu-memory", 80)
     asked = ("--per_device_train_batch_size", "--rollout_batch_size")
     found = planned(recipe, capsys, *hardware)["ways"]["fsdp2"]
@@ -72,16 +76,31 @@ def test_what_is_said_to_fit_fits(
         assert (again["peak"] <= 0.9 * 80 * 2**30) is fits
 
 
+@pytest.mark.parametrize(
+    ("settings", "way"),
+    [
+        ({}, "ddp"),
+        ({"lora": True}, "lora"),
+        ({"peft": {"r": 2}}, "lora"),
+        ({"lora": True, "load_in_4bit": True}, "qlora"),
+    ],
+)
+def test_how_the_recipe_itself_trains(
+    settings: dict[str, Any], way: str, tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums, **settings)
+    assert planned(recipe, capsys, "--gpus", 1, "--gpu-memory", 8)["recipe_trains_by"] == way
+
+
 def test_the_table_has_every_part_and_way(
     tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = write_recipe(tmp_path, tiny, sums, lora=True)
+    recipe = write_recipe(tmp_path, tiny, sums)
     arguments = ["--output_dir", "x", "--gpus", "2", "--gpu-memory", "24"]
     assert cli.main(["plan", "--config", str(recipe), *arguments]) == 0
     text = capsys.readouterr().out
     for words in ("ddp", "fsdp2", "lora", "qlora", "optimiser", "logits chunk", "keys and values", "Computed, not run"):
         assert words in text
-    assert "The recipe trains by lora" in text
     assert "largest per_device_train_batch_size" in text
     assert not Path("x").exists()
 
@@ -106,10 +125,36 @@ def test_errors_are_one_line(
     assert len(error.splitlines()) == 1
 
 
+def test_the_outputs_in_the_documentation_are_what_the_command_prints(
+    shapes: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its recipes name models of the hub; here their shapes stand in for them."""
+    monkeypatch.chdir(ROOT)
+    blocks = re.findall(r"```text\n\$ ebft (plan .*?)\n(.*?)```", (ROOT / "docs" / "plan.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 5
+    for command, expected in blocks:
+        name = yaml.safe_load(Path(shlex.split(command)[2]).read_text())["model"]
+        capsys.readouterr()
+        assert cli.main([*shlex.split(command), "--model", str(shapes[name])]) == 0
+        assert capsys.readouterr().out.replace(str(shapes[name]), name) == expected, f"run `ebft {command}` again"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "recipes" / "large").glob("*.yaml")), ids=lambda file: file.stem)
+def test_large_recipes_fit(file: Path, shapes: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """On as many H100s as their name says, by the way they are meant to be trained."""
+    model = yaml.safe_load(file.read_text())["model"]
+    gpus = re.search(r"-(\d+)xh100", file.stem)
+    assert gpus is not None
+    found = planned(file, capsys, "--model", shapes[model], "--gpus", gpus.group(1), "--gpu-memory", 80)
+    way = "qlora" if found["recipe_trains_by"] == "qlora" else "fsdp2"
+    assert found["ways"][way]["fits"]
+    assert found["ways"][way]["peak"] < 0.75 * 80 * 2**30, "an estimate that is 15 % off would no longer fit"
+
+
 def test_a_larger_feature_network_is_counted(
     shapes: dict[str, Path], tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = write_recipe(tmp_path, tiny, sums, bf16=True, feature_model=str(shapes["qwen2.5-7b"]))
+    recipe = write_recipe(tmp_path, tiny, sums, bf16=True, feature_model=str(shapes["Qwen/Qwen2.5-7B"]))
     found = planned(recipe, capsys, "--gpus", 1, "--gpu-memory", 80)
-    frozen = memory.Shape.of(memory.meta_model(SHAPES["qwen2.5-7b"]()), [0.25, 0.5, 0.75]).frozen
+    frozen = memory.Shape.of(memory.meta_model(SHAPES["Qwen/Qwen2.5-7B"]()), [0.25, 0.5, 0.75]).frozen
     assert {way["bytes"]["frozen"] for way in found["ways"].values()} == {2 * frozen}

@@ -25,13 +25,16 @@ from ebft.model.backbone import decoder_config, decoder_layers, decoder_of
 from ebft.model.features import cut_decoder, resolve_taps
 from ebft.recipe import Recipe
 
-Way = Literal["ddp", "fsdp2", "lora", "qlora"]
+Way = Literal["ddp", "fsdp2", "lora", "lora+fsdp2", "qlora"]
 WAYS: dict[Way, str] = {
     "ddp": "the whole model on every GPU",
     "fsdp2": "the model, its gradients and optimiser cut into as many pieces as there are GPUs",
     "lora": "an adapter on a frozen base model in bf16, on every GPU",
+    "lora+fsdp2": "the same, in pieces",
     "qlora": "an adapter on a frozen base model in 4 bits, on every GPU",
 }
+ADAPTED: tuple[Way, ...] = ("lora", "lora+fsdp2", "qlora")
+SHARDED: tuple[Way, ...] = ("fsdp2", "lora+fsdp2")
 GIB = 2**30
 ROOM = 0.1
 _FLOAT = 4
@@ -199,7 +202,7 @@ class Memory:
 
 def estimate(shape: Shape, work: Work, way: Way) -> Memory:
     """The memory of one GPU. The first optimiser step has been taken, and a window has several micro-batches."""
-    adapted, shards = way in ("lora", "qlora"), work.gpus if way == "fsdp2" else 1
+    adapted, shards = way in ADAPTED, work.gpus if way in SHARDED else 1
     if adapted and not work.adapter:
         raise ConfigError(f"{way} needs the number of the adapter's parameters")
     trained = work.adapter if adapted else shape.parameters
@@ -239,6 +242,9 @@ def _weights(shape: Shape, work: Work, way: Way) -> tuple[float, float]:
     """What computes, and the float32 weights behind it."""
     if way == "lora":
         return work.number * shape.parameters + _FLOAT * work.adapter, 0
+    if way == "lora+fsdp2":
+        pieces = (work.number * shape.parameters + _FLOAT * work.adapter) / work.gpus
+        return pieces + work.number * _gathered(shape), 0
     if way == "qlora":
         # A matrix is taken out of its 4 bits for as long as it is multiplied with.
         outside = work.number * (shape.parameters - shape.in_linear + shape.largest_linear)
@@ -256,8 +262,7 @@ def _gathered(shape: Shape) -> int:
 
 
 def _frozen(shape: Shape, work: Work, way: Way) -> float:
-    adapted = way in ("lora", "qlora")
-    shards = work.gpus if way == "fsdp2" else 1
+    adapted, shards = way in ADAPTED, work.gpus if way in SHARDED else 1
     number = _FLOAT if work.average_features else work.number
     features: float
     if work.other_features is not None:
@@ -266,7 +271,7 @@ def _frozen(shape: Shape, work: Work, way: Way) -> float:
         features = 0  # the base model itself, with its adapter off
     else:
         features = number * shape.frozen / shards
-    if shards > 1:
+    if shards > 1 and features:
         features += number * (2 * shape.layer + shape.vocabulary * shape.width)  # gathered while they are at work
     reference = work.number * shape.parameters / shards if work.divergence and not adapted else 0
     return features + reference
@@ -288,7 +293,7 @@ def _stepping(shape: Shape, work: Work, trained: int) -> float:
 
 def _arriving_gradients(shape: Shape, work: Work, way: Way) -> float:
     """Gradients of weights on their way to where they are added up."""
-    if way in ("lora", "qlora"):
+    if way in ADAPTED:
         return 0
     head = shape.vocabulary * shape.width
     if way == "fsdp2":
@@ -341,9 +346,12 @@ def meta_model(config: Any) -> Any:
 
 def way_of(recipe: Recipe) -> Way:
     """How the recipe trains."""
+    sharded = getattr(recipe.training, "sharding", None) or recipe.training.fsdp
+    if recipe.model.load_in_4bit:
+        return "qlora"
     if recipe.model.adapted:
-        return "qlora" if recipe.model.load_in_4bit else "lora"
-    return "fsdp2" if getattr(recipe.training, "sharding", None) or recipe.training.fsdp else "ddp"
+        return "lora+fsdp2" if sharded else "lora"
+    return "fsdp2" if sharded else "ddp"
 
 
 def count(parameters: Any) -> int:

@@ -16,7 +16,7 @@ from ebft import fetch
 from ebft.config import ConfigError
 from ebft.recipe import Recipe
 from ebft.train import adapters, memory
-from ebft.train.memory import GIB, ROOM, WAYS, Memory, Shape, Way, Work
+from ebft.train.memory import ADAPTED, GIB, ROOM, WAYS, Memory, Shape, Way, Work
 
 PARTS = {
     "weights": "weights that compute",
@@ -76,7 +76,7 @@ def plan(recipe: Recipe, gpus: int, gpu_memory_gib: float) -> Plan:
         adapter = adapters.count_parameters(model, adapters.peft_config(asked))
     ways: dict[Way, Planned] = {}
     for way in WAYS:
-        adapted = way in ("lora", "qlora")
+        adapted = way in ADAPTED
         if adapted and not adapter:
             continue  # peft, which knows the adapter's size, is not installed
         this = replace(work, adapter=adapter if adapted else 0)
@@ -131,13 +131,17 @@ def introduction(found: Plan) -> list[str]:
         f"{found.gpu_memory_gib:g} GiB. Computed, not run.",
         f"Packed sequences of {work.packed:,} tokens ({work.context:,} of text), {work.micro_batch} in a micro-batch, "
         f"{work.rows} rolled out at once, {'bf16' if work.bf16 else 'float32'}, {work.optimizer}, gradient "
-        f"checkpointing {'on' if work.checkpointing else 'off'}. The recipe trains by {found.chosen}.",
+        f"checkpointing {'on' if work.checkpointing else 'off'}.",
     ]
     adapter = max(planned.adapter_parameters for planned in found.ways.values())
     if adapter:
         lines.append(f"The adapter of lora and qlora has {adapter:,} parameters.")
     else:
-        lines.append("lora and qlora are left out: install peft with `pip install ebft[peft]`.")
+        lines.append("Adapters are left out: install peft with `pip install ebft[peft]`.")
+    loaded = [f"{bytes_ * found.parameters / GIB:,.0f} GiB" for bytes_ in (work.trained_bytes, work.number)]
+    lines.append(
+        f"Before training, every process loads the model into its machine's memory: {loaded[0]}, with lora {loaded[1]}."
+    )
     lines.append(f"What fits leaves {ROOM:.0%} free for CUDA, communication and fragments.")
     return lines
 
