@@ -199,6 +199,7 @@ for task in $(seq 0 "$last"); do (cd / && SLURM_ARRAY_TASK_ID=$task bash "$2" >>
 echo "4711;cluster"
 """
     )
+    (folder / "scontrol").write_text(f'#!/bin/bash\necho "$@" >> {log}/requeued\n')
     (folder / "squeue").write_text(f"#!/bin/bash\ncat {log}/queue 2>/dev/null\nexit 0\n")
     for file in folder.iterdir():
         file.chmod(0o755)
@@ -240,6 +241,21 @@ def test_the_job_file_can_be_written_and_not_submitted(
     checked = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True)
     assert (checked.returncode, checked.stderr) == (0, "")
     assert shlex.quote(str(tmp_path / "out" / "points" / "learning_rate=2.yaml")) in file.read_text()
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_task_whose_time_is_up_goes_back_into_the_queue(recipe: Path, tmp_path: Path, cluster: Path) -> None:
+    assert sweep(recipe, "--launcher", "slurm", "--set", "run_name=wait", "--dry-run") == 0
+    variables = {**os.environ, "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
+    job = ["bash", str(tmp_path / "out" / "sweep.sbatch")]
+    with subprocess.Popen(job, env=variables, start_new_session=True) as process:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "out" / "run_name=wait" / "attempts.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGUSR1)
+        process.wait(30)
+        os.killpg(process.pid, signal.SIGTERM)  # as Slurm ends what it takes back
+    assert (cluster / "requeued").read_text() == "requeue 4711_0\n"
 
 
 @pytest.mark.usefixtures("stub")

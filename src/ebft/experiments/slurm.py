@@ -15,7 +15,7 @@ from ebft.launch import ENTRY
 
 JOB_FILE, ID_FILE = "sweep.sbatch", "slurm-job"
 # What a job asks for unless `--slurm name=value` says otherwise.
-DEFAULTS = {"job-name": "ebft-sweep", "gpus-per-task": "1", "ntasks": "1", "requeue": ""}
+DEFAULTS = {"job-name": "ebft-sweep", "ntasks": "1", "gpus-per-task": "1", "requeue": "", "signal": "B:USR1@120"}
 
 
 def options_of(given: Sequence[str]) -> dict[str, str]:
@@ -48,7 +48,10 @@ def job_file(points: Sequence[Point], command: str, options: dict[str, str], job
     lines += [
         ")",
         f"cd {shlex.quote(str(Path.cwd()))}",
-        f'exec {python} {command} --config "${{points[$SLURM_ARRAY_TASK_ID]}}" --resume',
+        "# Slurm gives notice before time is up: back into the queue, to go on from the last checkpoint.",
+        """trap 'scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' USR1""",
+        f'{python} {command} --config "${{points[$SLURM_ARRAY_TASK_ID]}}" --resume &',
+        "wait $!",
         "",
     ]
     return "\n".join(lines)
