@@ -110,7 +110,12 @@ def main() -> int:
     parser.add_argument("--micro-batch", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--at-once", type=int, default=8, help="settings warmed up side by side")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="written after every group")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="written after every group; what it holds already is not measured again",
+    )
     parser.add_argument("--show", type=Path, metavar="FILE", help="measure nothing, print the tables of this file")
     args = parser.parse_args()
     if args.show is not None:
@@ -126,7 +131,10 @@ def main() -> int:
         "settings": {"size": args.size, "sequences": args.sequences, "micro_batch": args.micro_batch},
         "rows": [],
     }
-    for group in groups_of(settings_of_grid(), args.at_once):
+    if args.json is not None and args.json.exists():
+        result["rows"] = json.loads(args.json.read_text())["rows"]
+    known = [{name: row[name] for name in settings_of_grid()[0]} for row in result["rows"]]
+    for group in groups_of([point for point in settings_of_grid() if point not in known], args.at_once):
         reports = measure_together([[*arguments, *_flags(point)] for point in group])
         for point, report in zip(group, reports, strict=True):
             result["rows"].append(row_of(point, report))
