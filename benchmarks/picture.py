@@ -1,6 +1,8 @@
-"""Draws where the time of an iteration goes, from the results of step.py: docs/speed.png.
+"""Draws where the time of an iteration goes, from results of step.py, and how it grows, from a result of grid.py.
 
-python benchmarks/picture.py benchmarks/results/step-h200-*.json --output docs/speed.png
+cd benchmarks/results
+python ../picture.py step-h200-{qwen2.5-1.5b,llama3.2-1b,smollm2-135m}.json --output ../../docs/speed.png
+python ../picture.py grid-h200-smollm2-135m.json --output ../../docs/speed-grid.png
 """
 
 from __future__ import annotations
@@ -8,11 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 COLORS = {
     "rollout": "#4c78a8",
@@ -29,6 +33,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     results = [json.loads(file.read_text()) for file in args.files]
+    figure = growth(results[0]) if "rows" in results[0] else phases(results)
+    figure.savefig(args.output, dpi=120)
+
+
+def phases(results: list[dict[str, Any]]) -> Figure:
+    """Measured seconds by phase, above what the products alone would take."""
     figure, axes = plt.subplots(len(results), 1, figsize=(8, 1.0 + 1.3 * len(results)), squeeze=False)
     for axis, result in zip(axes[:, 0], results, strict=True):
         seconds, left = result["seconds"]["packed"], 0.0
@@ -57,7 +67,24 @@ def main() -> None:
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
     figure.tight_layout(rect=(0, 0.08, 1, 1))
-    figure.savefig(args.output, dpi=120)
+    return figure
+
+
+def growth(result: dict[str, Any]) -> Figure:
+    """Seconds and memory against the number of generated tokens, n B G in all sequences; one colour per context."""
+    rows = [row for row in result["rows"] if row["horizon"] == row["stride"]]
+    figure, (time, memory) = plt.subplots(1, 2, figsize=(9, 3.6))
+    for color, T in zip(COLORS.values(), sorted({row["context_length"] for row in rows}), strict=False):
+        mine = sorted((row for row in rows if row["context_length"] == T), key=lambda row: row["packed_tokens"])
+        generated = [row["packed_tokens"] - result["settings"]["sequences"] * T for row in mine]
+        time.scatter(generated, [row["seconds"]["iteration"] for row in mine], color=color, s=14, label=f"T = {T}")
+        memory.scatter(generated, [row["peak_memory_bytes"] / 2**30 for row in mine], color=color, s=14)
+    for axis, name in ((time, "seconds an iteration"), (memory, "peak memory, GiB")):
+        axis.set(xlabel="generated tokens: n B G in all sequences", ylabel=name, ylim=(0, None))
+        axis.spines[["top", "right"]].set_visible(False)
+    time.legend(frameon=False)
+    figure.tight_layout()
+    return figure
 
 
 if __name__ == "__main__":

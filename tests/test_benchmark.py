@@ -104,3 +104,24 @@ def test_counted_operations_are_those_of_the_products(monkeypatch: pytest.Monkey
         with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
             run_phase()
         assert 0.8 <= expected[phase] / counter.get_total_flops() <= 1.02, phase
+
+
+def test_the_grid_has_every_setting_once_and_shows_what_is_missing() -> None:
+    sys.path.insert(0, str(SCRIPT.parent))
+    try:
+        import grid
+    finally:
+        sys.path.remove(str(SCRIPT.parent))
+    points = grid.settings_of_grid()
+    assert len(points) == 5 * 3 * 4 + 4
+    dealt = [point for group in grid.groups_of(points, 7) for point in group]
+    assert sorted(dealt, key=str) == sorted(points, key=str)
+    assert max(len(group) for group in grid.groups_of(points, 7)) <= 7
+    rows = [
+        {**point, "seconds": {"iteration": number / 10}, "peak_memory_bytes": 2**30 * number}
+        for number, point in enumerate(points)
+    ]
+    shown = grid.tables({"rows": rows[1:]})
+    assert shown.count("not measured") == 1  # the first one
+    assert "0.10 s, 1.0 GiB" in shown
+    assert "6.30 s, 63.0 GiB" in shown
