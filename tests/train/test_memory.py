@@ -58,6 +58,22 @@ def test_the_estimate_is_near_the_measured_peak(file: Path, monkeypatch: pytest.
     assert found.peak == pytest.approx(result["peak_memory_bytes"]["packed"], rel=0.15)
 
 
+def test_the_estimate_is_near_all_peaks_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts of 512 to 4096 tokens, 4 to 16 samples, horizons of 4 to 64."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import step
+
+    result = json.loads((BENCHMARKS / "results" / "grid-h200-smollm2-135m.json").read_text())
+    settings = result["settings"]
+    shape = Shape.of(memory.meta_model(step.SIZES[settings["size"]].config()), LAYERS)
+    assert len(result["rows"]) > 50
+    for row in result["rows"]:
+        anchors = (row["context_length"] - row["horizon"]) // row["stride"]
+        sizes = (row["context_length"], anchors, row["samples"], row["horizon"])
+        found = estimate(shape, Work(settings["micro_batch"], settings["sequences"], *sizes), "ddp")
+        assert found.peak == pytest.approx(row["peak_memory_bytes"], rel=0.15), row
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_are_those_of_the_real_model(family: str) -> None:
     model = tiny_model(family)

@@ -140,7 +140,7 @@ def introduction(found: Plan) -> list[str]:
         lines.append("Adapters are left out: install peft with `pip install ebft[peft]`.")
     loaded = [f"{bytes_ * found.parameters / GIB:,.0f} GiB" for bytes_ in (work.trained_bytes, work.number)]
     lines.append(
-        f"Before training, every process loads the model into its machine's memory: {loaded[0]}, with lora {loaded[1]}."
+        f"A process that loads the whole model needs {loaded[0]} of its machine's memory, with lora {loaded[1]}."
     )
     lines.append(f"What fits leaves {ROOM:.0%} free for CUDA, communication and fragments.")
     return lines
