@@ -167,7 +167,7 @@ def test_four_bits(bf16: bool, sums: Path, tmp_path: Path, monkeypatch: pytest.M
     On a CPU, with those of bitsandbytes' kernels that have a backward pass.
     """
     bitsandbytes = pytest.importorskip("bitsandbytes")
-    monkeypatch.setattr(adapters, "check_four_bit", lambda device: None)
+    monkeypatch.setattr(adapters, "check_four_bit", lambda training: None)
     monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
     base = tmp_path / "base"  # on a CPU, bitsandbytes wants multiples of 64
     tiny_model("llama", vocab_size=259, num_hidden_layers=2, intermediate_size=128).save_pretrained(base)
@@ -188,6 +188,37 @@ def test_four_bits(bf16: bool, sums: Path, tmp_path: Path, monkeypatch: pytest.M
         assert not hasattr(merged.config, "quantization_config")
         torch.testing.assert_close(logits_of(merged), expected, rtol=1e-4, atol=1e-4)
         assert (logits_of(merged) - logits_of(AutoModelForCausalLM.from_pretrained(base))).abs().max() > 0.1
+
+
+def test_a_tied_head_that_was_trained_apart_is_saved_apart(sums: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    tiny_model("llama", vocab_size=259, num_hidden_layers=2, tie_word_embeddings=True).save_pretrained(base)
+    byte_tokenizer(pad=END).save_pretrained(base)
+    assert AutoModelForCausalLM.from_pretrained(base).config.tie_word_embeddings
+    peft = {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
+    assert run("train", write_recipe(tmp_path, base, sums, **QUICK, peft=peft), tmp_path / "out") == 0
+    assert cli.main(["export", str(tmp_path / "out"), "--output", str(tmp_path / "merged")]) == 0
+    merged = logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
+    torch.testing.assert_close(merged, trained_logits(base, tmp_path / "out" / "final"), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["lora", "rslora with the head", "ia3"])
+def test_an_adapter_goes_on_after_a_stop(kind: str, tiny: Path, sums: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums, **QUICK, peft=KINDS[kind])
+    assert run("train", recipe, tmp_path / "whole", "--max_steps", 4) == 0
+    assert run("train", recipe, tmp_path / "stopped") == 0
+    assert run("train", recipe, tmp_path / "stopped", "--max_steps", 4, "--resume") == 0
+    whole, stopped = (trained_logits(tiny, tmp_path / name / "final") for name in ("whole", "stopped"))
+    assert torch.equal(whole, stopped)
+
+
+def test_four_bits_allow_no_copy(
+    tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters, "four_bit", lambda device: {})
+    recipe = write_recipe(tmp_path, tiny, sums, lora=True, load_in_4bit=True, feature_source="copy")
+    assert run("train", recipe, tmp_path / "out") == 2
+    assert "feature_source='copy' copies the model" in capsys.readouterr().err
 
 
 def test_four_bits_need_a_gpu(

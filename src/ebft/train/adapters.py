@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ebft.config import ConfigError, nearest
+from ebft.config import ConfigError, EBFTConfig, nearest
 from ebft.recipe import Recipe
 
 # What peft writes into a configuration that it saves, which is not about the adapter.
@@ -120,9 +120,15 @@ def four_bit(device: torch.device) -> dict[str, Any]:
     return {"quantization_config": config, "device_map": {"": device}}
 
 
-def check_four_bit(device: torch.device) -> None:
-    """bitsandbytes computes on CPUs as well, but some of its kernels there have no backward pass and do not say so."""
-    if device.type == "cpu":
+def check_four_bit(training: EBFTConfig) -> None:
+    """What a base model in 4 bits cannot do, said before it is loaded."""
+    if training.feature_source not in ("auto", "adapter_off"):
+        raise ConfigError(
+            f"feature_source={training.feature_source!r} copies the model, which load_in_4bit=true does not allow; use "
+            "auto"
+        )
+    if training.device.type == "cpu":
+        # bitsandbytes computes there too, but some of its kernels have no backward pass and do not say so.
         raise ConfigError("load_in_4bit=true needs a GPU to train on; leave it out on a CPU")
 
 

@@ -5,7 +5,7 @@ hold the same things (keys and values are gone when the loss is computed, gradie
 what a run needs is that of its largest stage and not the sum of all parts. tests/train/test_memory.py compares the
 parts with real models and the whole with peaks that were measured.
 
-Not counted: what CUDA, its graphs and NCCL keep for themselves, and room lost between tensors. `ROOM` is left for these.
+Not counted: what CUDA, its graphs and NCCL keep for themselves, and room lost between tensors. `ROOM` is left for it.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class Passes:
 
     def __init__(self, model: nn.Module) -> None:
         base = base_model(model)
-        total = sum(p.numel() for p in model.parameters())
+        total = _count(model)
         embeddings = input_embeddings(base)
         head: Any = base.get_output_embeddings()
         # Looking up an embedding multiplies nothing; a head that shares the matrix does.
@@ -175,13 +175,18 @@ class Passes:
         frozen = any(not p.requires_grad for n, p in model.named_parameters() if "lora_" not in n)
         self.update = self.forward * (2.0 if frozen else 3.0)
         layers = decoder_layers(decoder_of(base))[1]
-        self._per_layer = 2.0 * sum(p.numel() for p in layers.parameters()) / len(layers)
+        self._per_layer = 2.0 * _count(layers) / len(layers)
 
     def features(self, network: FeatureNetwork) -> float:
         if network.source in ("copy", "adapter_off", "average", "random"):
             return self._per_layer * max(network.taps)
         inner: Any = network._network[0]
-        return 2.0 * sum(p.numel() for p in decoder_layers(inner)[1].parameters())
+        return 2.0 * _count(decoder_layers(inner)[1])
+
+
+def _count(module: nn.Module) -> int:
+    """Parameters; of a matrix in 4 bits, two stand in every byte."""
+    return sum(p.numel() * (2 if hasattr(p, "quant_state") else 1) for p in module.parameters())
 
 
 def wide(count: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def load_model(recipe: Recipe, trl: bool = False) -> Any:
     options: dict[str, Any] = {}
     if recipe.model.load_in_4bit:
         options = adapters.four_bit(recipe.training.device)
-        adapters.check_four_bit(recipe.training.device)
+        adapters.check_four_bit(recipe.training)
     try:
         return AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype, trust_remote_code=recipe.model.trust_remote_code, **options
