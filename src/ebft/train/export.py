@@ -54,9 +54,9 @@ def _load(found: Checkpoint, trust_remote_code: bool) -> Any:
     options: dict[str, Any] = {"dtype": torch.float32}
     settings = {} if found.adapter is None else _settings_of_run(Path(found.adapter))
     four_bit = settings.get("load_in_4bit", False)
-    if four_bit:  # made from the same numbers as in training
+    if four_bit:  # made from the same numbers as in training; on the CPU, which has room for all of it in float32
         dtype = torch.bfloat16 if settings.get("bf16") else torch.float32
-        options = {"dtype": dtype, **adapters.four_bit(_device())}
+        options = {"dtype": dtype, **adapters.four_bit(torch.device("cpu"))}
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(found.base, trust_remote_code=trust_remote_code, **options)
     except (OSError, ValueError) as error:
@@ -99,7 +99,3 @@ def _settings_of_run(adapter: Path) -> dict[str, Any]:
     """What the run that the adapter's folder is in was set to; nothing for an adapter from elsewhere."""
     file = adapter.resolve().parent / "resolved.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
