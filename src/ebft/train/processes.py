@@ -45,6 +45,13 @@ def barrier() -> None:
         dist.barrier()
 
 
+def join_alone(device: torch.device) -> None:
+    """A group of one, where there is none: torch wants one for anything that is sharded or could be."""
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
 def leave() -> None:
     """At the end of the program; torch complains about groups that are just dropped."""
     if dist.is_available() and dist.is_initialized():
@@ -89,11 +96,13 @@ def from_first(value: Any) -> Any:
 
 
 @torch.no_grad()
-def copy_from_first(model: nn.Module) -> None:
+def copy_from_first(model: nn.Module, device: torch.device) -> None:
     """All processes start from the first one's weights, also where a model was made with random ones."""
     if count() > 1:
         for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor.data, src=0)
+            there = tensor.data.to(device)  # NCCL sends from GPU to GPU only
+            dist.broadcast(there, src=0)
+            tensor.data.copy_(there)
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from ebft.data.formats import check_tokenizer
 from ebft.data.packing import DocumentIndex, SequenceDataset, mix
 from ebft.data.rows import DataError
 from ebft.data.store import TokenStore, tokenize_source
+from ebft.evaluate import checkpoint
 from ebft.evaluate.checkpoint import ADAPTER_FILE, Checkpoint
 from ebft.model.backbone import embedding_size
 from ebft.recipe import Recipe, as_given
@@ -55,9 +56,7 @@ def load_model(recipe: Recipe) -> Any:
     if (Path(name).expanduser() / ADAPTER_FILE).is_file():
         return _merged(recipe, name, dtypes[recipe.model.model_dtype])
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtypes[recipe.model.model_dtype], trust_remote_code=recipe.model.trust_remote_code
-        )
+        return checkpoint.load_model(name, dtypes[recipe.model.model_dtype], recipe.model.trust_remote_code)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model={name!r} cannot be loaded: {_first_line(error)}") from None
 
