@@ -177,6 +177,9 @@ def test_resumed_on_another_number_of_processes(
     assert "holds a run of 8 sequences per step, not 4" in refused.said[0]
     assert refused.said[0].count("\n") == 1
     assert refused.said[1] == "", "an error that all processes meet is said once"
+    other = run(1, recipe, output, *([] if how else ["--fsdp"]), "--resume", "--gradient_accumulation_steps", 4)
+    assert other.codes == [2]
+    assert f"{output}/checkpoint-2 holds {'shards' if how else 'a whole model'}; go on with" in other.said[0]
     one = run(1, recipe, output, *how, "--resume", "--gradient_accumulation_steps", 4, "--max_steps", 4)
     assert one.codes == [0], one.said
     four = run(4, recipe, output, *how, "--resume", "--gradient_accumulation_steps", 1)
@@ -185,6 +188,15 @@ def test_resumed_on_another_number_of_processes(
     for name, value in weights(uninterrupted).items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=name)
     assert [entry["step"] for entry in metrics(output)] == list(range(1, STEPS + 1))
+
+
+def test_a_process_that_does_not_answer(recipe: Path, tmp_path: Path) -> None:
+    """It is given up after ddp_timeout, on CPUs too and without a launcher."""
+    flags = ("--fsdp", "--ddp_timeout", 5, "--validation_split", 0)
+    ended = run(2, recipe, tmp_path / "run", *flags, KILL_RANK="1", KILL_STEP="3", SLEEP="12")
+    assert ended.codes == [1, 1], ended.said
+    assert "ebft: lost another process: " in ended.said[0]
+    assert "Timed out waiting 5000ms" in ended.said[0]
 
 
 def test_the_launcher_says_an_error_once(recipe: Path, tmp_path: Path) -> None:

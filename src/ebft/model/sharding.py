@@ -17,6 +17,7 @@ Every call gathers, which takes all processes: all must run the same passes, wha
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -42,6 +43,8 @@ def shard(model: nn.Module, device: torch.device, processes: int, dtype: torch.d
     base = base_model(model)
     decoder = decoder_of(base)
     _fully_shard(base, decoder, device, processes, dtype, reshard, reshard_root=False)
+    # Of some models hidden states are a view. Nothing here writes into them.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     setattr(base, _DECODE, _run)
     register_fsdp_forward_method(base, _DECODE)
     call_through(decoder, base)

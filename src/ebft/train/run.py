@@ -226,7 +226,8 @@ def train(
 
 # What may change when a run goes on: how long, and what it shows and keeps.
 _MAY_CHANGE = ("output_dir", "max_steps", "num_train_epochs", "samples_every", "disable_tqdm", "report_to", "run_name")
-_MAY_CHANGE_PREFIXES = ("logging_", "save_", "eval_", "per_device_eval_", "ddp_")
+# How a model is sharded may change too; whether it is, the checkpoint says.
+_MAY_CHANGE_PREFIXES = ("logging_", "save_", "eval_", "per_device_eval_", "ddp_", "fsdp")
 # These may change with the number of processes, as long as their product with it stays.
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
@@ -297,6 +298,8 @@ def _claim(output: Path, resume: bool, recipe: Recipe, method: str = "ebft") -> 
     for cut_off in checkpoints.remove_incomplete(output) if used and first else ():
         print(f"{cut_off.name} was cut off while it was written; it is not used", file=sys.stderr)
     last = checkpoints.last_checkpoint(output) if used else None
+    if last is not None:
+        checkpoints.check_kind(last, recipe.training.sharding is not None)
     if not first:
         return last
     if last is not None:

@@ -49,7 +49,7 @@ from ebft.model.backbone import (
 )
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
 from ebft.train import callbacks as standard_callbacks
-from ebft.train import evaluation, processes
+from ebft.train import checkpoints, evaluation, processes
 from ebft.train.clock import Clock, Watch
 from ebft.train.iteration import Window, make_layout, prepare_window
 from ebft.train.ruler import Passes, Spent, frozen_network
@@ -116,6 +116,8 @@ class EBFTTrainer(Trainer):
         self._window: Window | None = None
         self.sharded = args.sharding is not None
         if self.sharded:
+            if getattr(model, "is_quantized", False):
+                raise ConfigError("fsdp with a quantised model is not supported; load it in float32 or bfloat16")
             processes.join_alone(args.device)
             processes.copy_from_first(model, args.device)
             self._make_networks(model, args, processing_class)
@@ -165,7 +167,7 @@ class EBFTTrainer(Trainer):
         made of shards."""
         assert args.sharding is not None
         group = (args.device, processes.count())
-        computing = torch.bfloat16 if args.bf16 else None
+        computing = torch.bfloat16 if args.bf16 and not hasattr(model, "disable_adapter") else None
         sharding.shard(model, *group, computing, args.sharding.reshard_after_forward)
         if self.features.source == "adapter_off":
             sharding.call_through(self.features._network[0], model)
@@ -202,7 +204,7 @@ class EBFTTrainer(Trainer):
 
     def compute_loss_context_manager(self) -> Any:
         # The working copy is in bf16 as a whole, and gathered weights are; autocast would only lift parts to float32.
-        in_bf16 = self.working is not None or self.sharded
+        in_bf16 = self.working is not None or (self.sharded and not hasattr(self.model, "disable_adapter"))
         return nullcontext() if in_bf16 else super().compute_loss_context_manager()
 
     # ---- one iteration -----------------------------------------------------------------------------------------
@@ -416,13 +418,11 @@ class EBFTTrainer(Trainer):
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        folder = Path(resume_from_checkpoint) / sharded_checkpoints.MODEL
-        if folder.is_dir() != self.sharded:
-            holds, needs = ("shards", "with") if folder.is_dir() else ("a whole model", "without")
-            raise ConfigError(f"{resume_from_checkpoint} holds {holds}; go on {needs} fsdp, as the run began")
+        checkpoints.check_kind(Path(resume_from_checkpoint), self.sharded)
         if not self.sharded:
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
         sharding.release(self.model)
+        folder = Path(resume_from_checkpoint) / sharded_checkpoints.MODEL
         sharded_checkpoints.load(folder, sharded_checkpoints.weights(self.model))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
