@@ -66,19 +66,16 @@ def runs(world: int) -> list[tuple[str | None, str, int]]:
     return [(None, *run) for run in RUNS[world]] + [(SHARDED, *run) for run in SHARDED_RUNS[world]]
 
 
-def model(tied: bool) -> PreTrainedModel:
-    torch.manual_seed(processes.rank())  # the first process's weights must reach the others
+def model(tied: bool, sharded: bool) -> PreTrainedModel:
+    rank = processes.rank()
+    torch.manual_seed(rank)  # the first process's weights must reach the others
     sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2)
     # Large weights: the model is sure of some tokens, so that rollouts, rewards and gradients depend on it.
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            max_position_embeddings=64,
-            initializer_range=0.25,
-            tie_word_embeddings=tied,
-            **sizes,
-        )
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, max_position_embeddings=64, initializer_range=0.25, tie_word_embeddings=tied, **sizes
     )
+    with torch.device("meta" if sharded and rank % 2 else "cpu"):  # a sharded model needs no weights of its own there
+        return LlamaForCausalLM(config)
 
 
 def text(documents: int, seed: int, packing: bool = True) -> SequenceDataset:
@@ -132,7 +129,7 @@ def train(folder: Path, setting: str, accumulation: int, world: int, fsdp: str |
     config = EBFTConfig(**{**given, **changes})
     train_set, held_out = (sequences(n, seed, config.packing) for n, seed in ((21, 0), (7, 1)))
     lora = adapter() if setting == "lora" else None
-    trainer = EBFTTrainer(model(setting == "tied"), config, train_set, held_out, peft_config=lora)
+    trainer = EBFTTrainer(model(setting == "tied", fsdp is not None), config, train_set, held_out, peft_config=lora)
     before = trainer.evaluate()
     before_training = whole_weights(trainer.model)
     trainer.train()

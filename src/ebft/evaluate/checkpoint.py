@@ -89,10 +89,15 @@ def load_model(name: str, dtype: torch.dtype, trust_remote_code: bool = False) -
     folder = Path(name).expanduser()
     if not (folder / sharded_checkpoints.MODEL).is_dir():
         return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=trust_remote_code)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    model = model_like(name, dtype, trust_remote_code)
     sharded_checkpoints.load_whole(folder, model)
     return model
+
+
+def model_like(name: str, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
+    """Of the same shape, with other weights."""
+    config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
 
 
 def _base_of(folder: Path, name: str) -> str:

@@ -76,6 +76,8 @@ def prepare_model(model: nn.Module) -> PreTrainedModel:
     output_head(base)
     before = config._attn_implementation
     base.set_attn_implementation(ATTENTION_NAME)
+    if input_embeddings(base).is_meta:
+        return base  # no weights: another process has them, and has looked
     try:
         _check_invariant(base)
     except Exception:

@@ -13,6 +13,9 @@ and shared out at the end of the backward pass with those of the embeddings.
 torch takes means of gradients over processes. Ours are parts of a sum (`train.processes`), so they are only added up.
 
 Every call gathers, which takes all processes: all must run the same passes, whatever data they have.
+
+Only the first process needs to have loaded the model: it sends the weights out, one after the other, and each process
+keeps its part. The others may have it without weights (on torch's device "meta"), which takes no memory.
 """
 
 from __future__ import annotations
@@ -23,10 +26,11 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ebft.model.backbone import base_model, decoder_layers, decoder_of
 
@@ -34,7 +38,7 @@ _DECODE = "ebft_decode"
 
 
 def shard(model: nn.Module, device: torch.device, processes: int, dtype: torch.dtype | None, reshard: bool) -> None:
-    """Share a causal language model out over all processes, in place. It must be the same on all of them.
+    """Share the first process's causal language model out over all of them, in place.
 
     dtype: of the gathered weights, which compute; None is that of the shards, which are trained. Gradients are added
         up in float32 in any case, and buffers (the frequencies of rotary embeddings) stay what they are.
@@ -76,12 +80,32 @@ def _fully_shard(
     # Inputs are not cast: with weights in bf16, everything between the layers is in bf16 already, or not for a reason.
     policy = MixedPrecisionPolicy(dtype, torch.float32 if dtype is not None else None, cast_forward_inputs=False)
     wrap = partial(fully_shard, mesh=init_device_mesh(device.type, (processes,)), mp_policy=policy)
+    weights = [parameter.detach() for parameter in root.parameters()]
     for layer in decoder_layers(decoder)[1]:
         wrap(layer, reshard_after_forward=reshard)
     wrap(root, reshard_after_forward=reshard_root)
+    _send_out(root, weights, device)
     for module in _pieces(root):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+
+
+@torch.no_grad()
+def _send_out(root: Any, weights: list[Tensor], device: torch.device) -> None:
+    """The first process's `weights`, as they were before, to the shards of all processes."""
+    if any(parameter.is_meta for parameter in root.parameters()):
+        root.to_empty(device=device)
+        root.tie_weights()
+    first = dist.get_rank() == 0
+    for mine, weight in zip(root.parameters(), weights, strict=True):
+        complete = weight.to(device) if first else torch.empty(mine.shape, dtype=mine.dtype, device=device)
+        dist.broadcast(complete, src=0)
+        part = distribute_tensor(complete, mine.device_mesh, mine.placements, src_data_rank=None)
+        mine.to_local().copy_(part.to_local())
+    for buffer in root.buffers():
+        complete = buffer.contiguous()
+        dist.broadcast(complete, src=0)
+        buffer.copy_(complete)
 
 
 def _pieces(module: nn.Module) -> Iterator[FSDPModule]:

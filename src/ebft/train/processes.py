@@ -16,7 +16,7 @@ Everything here does nothing in a run of one process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -95,14 +95,25 @@ def from_first(value: Any) -> Any:
     return holder[0]
 
 
+def all_or_none(check: Callable[[], Any]) -> None:
+    """Call `check` in all processes; an error that the first one meets, all of them raise."""
+    error: ValueError | None = None
+    try:
+        check()
+    except ValueError as met:
+        error = met
+    if (first := from_first(error)) is not None:
+        raise first
+    if error is not None:
+        raise error
+
+
 @torch.no_grad()
-def copy_from_first(model: nn.Module, device: torch.device) -> None:
+def copy_from_first(model: nn.Module) -> None:
     """All processes start from the first one's weights, also where a model was made with random ones."""
     if count() > 1:
         for tensor in (*model.parameters(), *model.buffers()):
-            there = tensor.data.to(device)  # NCCL sends from GPU to GPU only
-            dist.broadcast(there, src=0)
-            tensor.data.copy_(there)
+            dist.broadcast(tensor.data, src=0)
 
 
 @torch.no_grad()

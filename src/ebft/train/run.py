@@ -56,7 +56,11 @@ def load_model(recipe: Recipe) -> Any:
     if (Path(name).expanduser() / ADAPTER_FILE).is_file():
         return _merged(recipe, name, dtypes[recipe.model.model_dtype])
     try:
-        return checkpoint.load_model(name, dtypes[recipe.model.model_dtype], recipe.model.trust_remote_code)
+        given = (name, dtypes[recipe.model.model_dtype], recipe.model.trust_remote_code)
+        if recipe.training.sharding is not None and recipe.training.process_index > 0:
+            with torch.device("meta"):  # no weights: they come from the first process, a part of them
+                return checkpoint.model_like(*given)
+        return checkpoint.load_model(*given)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model={name!r} cannot be loaded: {_first_line(error)}") from None
 

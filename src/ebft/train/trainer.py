@@ -119,7 +119,7 @@ class EBFTTrainer(Trainer):
             if getattr(model, "is_quantized", False):
                 raise ConfigError("fsdp with a quantised model is not supported; load it in float32 or bfloat16")
             processes.join_alone(args.device)
-            processes.copy_from_first(model, args.device)
+            processes.all_or_none(lambda: prepare_model(model))  # not all may have the weights to look at
             self._make_networks(model, args, processing_class)
             self._shard(model, args)
         super().__init__(
@@ -138,7 +138,7 @@ class EBFTTrainer(Trainer):
         elif args.world_size > 1:
             # No wrapper: `processes` says why. The model is still given to accelerate, which puts it on its device.
             self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
-            processes.copy_from_first(self.model, args.device)
+            processes.copy_from_first(self.model)
         for callback in self.callback_handler.callbacks:
             # An evaluation before training would otherwise open the log in the working directory.
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
