@@ -37,8 +37,9 @@ TRANSFORMERS = """## Settings of transformers
 
 `EBFTConfig` is a `transformers.TrainingArguments` and takes all of its settings: `max_steps`,
 `gradient_accumulation_steps`, `max_grad_norm`, `bf16`, `gradient_checkpointing`, `eval_strategy`, `eval_steps`,
-`save_steps`, `load_best_model_at_end`, `seed`, `use_cpu` and so on. Training on several processes or GPUs is refused so
-far. `ebft train --help` shows the most used settings with their defaults. These are set by EBFT itself:
+`save_steps`, `load_best_model_at_end`, `seed`, `use_cpu` and so on. Those for several processes are explained in
+[distributed.md](distributed.md). `ebft train --help` shows the most used settings with their defaults. These are set by
+EBFT itself:
 """
 
 
@@ -52,7 +53,7 @@ def settings_page() -> str:
     own = set(own_fields(EBFTConfig))
     for section in (ModelConfig, DataConfig, EBFTConfig):
         for f in fields(section):
-            if section is not EBFTConfig or f.name in own:
+            if f.init and (section is not EBFTConfig or f.name in own):
                 by_group[f.metadata["group"]].append(f)
     parts = [INTRODUCTION]
     for group, title in GROUPS.items():

@@ -1,11 +1,13 @@
 """Runs `ebft`, and kills the process with rank KILL_RANK, as `kill -9` would, at step KILL_STEP: in the middle of it,
-or (KILL_WHEN=save) while a checkpoint is written. Used by test_faults.py."""
+or (KILL_WHEN=save) while a checkpoint is written. With SLEEP it falls asleep for so many seconds instead. Used by
+test_faults.py."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 from ebft import launch
@@ -27,7 +29,9 @@ def arm() -> None:
 
     def deadly(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.state.global_step == int(os.environ["KILL_STEP"]):
-            os.kill(os.getpid(), signal.SIGKILL)
+            if "SLEEP" not in os.environ:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(float(os.environ["SLEEP"]))
         return original(self, *args, **kwargs)
 
     setattr(EBFTTrainer, name, deadly)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -86,6 +86,8 @@ def prepare_model(model: nn.Module) -> PreTrainedModel:
     output_head(base)
     before = config._attn_implementation
     base.set_attn_implementation(ATTENTION_NAME)
+    if input_embeddings(base).is_meta:
+        return base  # no weights: another process has them, and has looked
     try:
         _check_invariant(base)
     except Exception:
@@ -155,7 +157,10 @@ def run_decoder(decoder: nn.Module, ids: Tensor, position_ids: Tensor, ebft_pass
     # A mask of four dimensions keeps transformers from building one; attention looks at the pass instead. This one
     # fits no attention, so that a layer that ignores the pass fails loudly.
     no_mask = torch.empty(0, 0, 0, 0, dtype=torch.bool, device=ids.device)
-    output = decoder(
+    # The weights of a sharded model are gathered by calls of the whole model only (`sharding`).
+    called_by: Any = getattr(decoder, "called_by", None)
+    run = decoder if called_by is None else partial(called_by, decoder)
+    output = run(
         input_ids=ids,
         position_ids=position_ids.expand(ids.shape).contiguous(),  # compiled layers tell strides apart
         attention_mask=no_mask,

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from ebft.config import ConfigError, nearest
-from ebft.evaluate.checkpoint import DTYPES, Checkpoint, first_line
+from ebft.evaluate.checkpoint import DTYPES, Checkpoint, first_line, load_model
 from ebft.train import adapters, checkpoints
 
 
@@ -58,7 +57,7 @@ def _load(found: Checkpoint, trust_remote_code: bool) -> Any:
         dtype = torch.bfloat16 if settings.get("bf16") else torch.float32
         options = {"dtype": dtype, **adapters.four_bit(torch.device("cpu"))}
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(found.base, trust_remote_code=trust_remote_code, **options)
+        model = load_model(found.base, trust_remote_code=trust_remote_code, **options)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{found.base} cannot be loaded: {first_line(error)}") from None
     if found.adapter is None:

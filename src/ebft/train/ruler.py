@@ -31,6 +31,7 @@ from ebft.model.backbone import (
     prepare_model,
 )
 from ebft.model.features import FeatureNetwork
+from ebft.model.sharding import whole
 from ebft.model.working_copy import copy_in_dtype
 from ebft.train import evaluation
 from ebft.train.iteration import prepare_window
@@ -148,7 +149,7 @@ def network_checksum(features: FeatureNetwork) -> str:
     for parameter in features._network[0].parameters():
         if id(parameter) in adapter:  # off when features are computed
             continue
-        flat = parameter.detach().flatten()
+        flat = whole(parameter.detach()).flatten()
         value = zlib.crc32(flat[:: max(1, flat.numel() // 4096)].float().cpu().numpy().tobytes(), value)
     return f"{value:08x}"
 

@@ -20,6 +20,7 @@ from ebft.data.formats import check_tokenizer
 from ebft.data.packing import DocumentIndex, SequenceDataset, mix
 from ebft.data.rows import DataError
 from ebft.data.store import TokenStore, tokenize_source
+from ebft.evaluate import checkpoint
 from ebft.evaluate.checkpoint import ADAPTER_FILE, Checkpoint
 from ebft.model.backbone import embedding_size
 from ebft.recipe import Recipe, as_given
@@ -70,9 +71,10 @@ def load_model(recipe: Recipe, trl: bool = False) -> Any:
         options = adapters.four_bit(recipe.training.device)
         adapters.check_four_bit(recipe.training)
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, trust_remote_code=recipe.model.trust_remote_code, **options
-        )
+        if recipe.training.sharding is not None and recipe.training.process_index > 0:
+            with torch.device("meta"):  # no weights: they come from the first process, a part of them
+                return checkpoint.model_like(name, dtype, recipe.model.trust_remote_code)
+        return checkpoint.load_model(name, dtype, recipe.model.trust_remote_code, **options)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model={name!r} cannot be loaded: {_first_line(error)}") from None
 
@@ -225,7 +227,8 @@ def train(
 
 # What may change when a run goes on: how long, and what it shows and keeps.
 _MAY_CHANGE = ("output_dir", "max_steps", "num_train_epochs", "samples_every", "disable_tqdm", "report_to", "run_name")
-_MAY_CHANGE_PREFIXES = ("logging_", "save_", "eval_", "per_device_eval_", "ddp_")
+# How a model is sharded may change too; whether it is, the checkpoint says.
+_MAY_CHANGE_PREFIXES = ("logging_", "save_", "eval_", "per_device_eval_", "ddp_", "fsdp")
 # These may change with the number of processes, as long as their product with it stays.
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
@@ -296,6 +299,8 @@ def _claim(output: Path, resume: bool, recipe: Recipe, method: str = "ebft") -> 
     for cut_off in checkpoints.remove_incomplete(output) if used and first else ():
         print(f"{cut_off.name} was cut off while it was written; it is not used", file=sys.stderr)
     last = checkpoints.last_checkpoint(output) if used else None
+    if last is not None:
+        checkpoints.check_kind(last, recipe.training.sharding is not None)
     if not first:
         return last
     if last is not None:
