@@ -190,6 +190,35 @@ def test_four_bits(bf16: bool, sums: Path, tmp_path: Path, monkeypatch: pytest.M
         assert (logits_of(merged) - logits_of(AutoModelForCausalLM.from_pretrained(base))).abs().max() > 0.1
 
 
+def test_gradients_pass_through_four_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a packed pass, after rollouts: those of the same adapter on the same weights taken out of their 4 bits."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    from ebft.method.layout import StridedLayout
+    from ebft.model.backbone import packed_hidden_states
+    from ebft.model.rollout import rollout
+
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
+    tiny_model("llama", intermediate_size=128).save_pretrained(tmp_path)
+    options = adapters.four_bit(torch.device("cpu"))
+    options["quantization_config"].bnb_4bit_compute_dtype = torch.float32
+    kept, rounded = (AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, **options) for _ in range(2))
+    layout = StridedLayout(24, 4, 4, 3)
+    ids = torch.randint(61, (2, 24), generator=torch.Generator().manual_seed(0))
+    found = []
+    for model in (kept, rounded.dequantize(torch.float32)):
+        config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+        torch.manual_seed(0)
+        adapted = adapters.add(model, config)
+        completions = rollout(adapted, ids, layout, seeds=torch.tensor([1, 2]))
+        packed_hidden_states(adapted, layout.pack(ids, completions), layout).square().sum().backward()
+        found.append({n: p.grad for n, p in adapted.named_parameters() if p.requires_grad})
+    assert found[0].keys() == found[1].keys()
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(
+            gradient, found[1][name], rtol=1e-3, atol=1e-3 * float(gradient.abs().max()), msg=name
+        )
+
+
 def test_a_tied_head_that_was_trained_apart_is_saved_apart(sums: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     tiny_model("llama", vocab_size=259, num_hidden_layers=2, tie_word_embeddings=True).save_pretrained(base)

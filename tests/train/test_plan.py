@@ -148,6 +148,8 @@ def test_large_recipes_fit(file: Path, shapes: dict[str, Path], capsys: pytest.C
     found = planned(file, capsys, "--model", shapes[model], "--gpus", gpus.group(1), "--gpu-memory", 80)
     way = "qlora" if found["recipe_trains_by"] == "qlora" else "fsdp2"
     assert found["ways"][way]["fits"]
+    line = next(x for x in (ROOT / "docs" / "plan.md").read_text().splitlines() if f"[{file.name}]" in x)
+    assert line.endswith(f"| {found['ways'][way]['peak'] / 2**30:.1f} GiB |")
     assert found["ways"][way]["peak"] < 0.75 * 80 * 2**30, "an estimate that is 15 % off would no longer fit"
 
 

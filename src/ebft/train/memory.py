@@ -178,7 +178,7 @@ class Memory:
     backward: float  # gradients of activations, and with gradient checkpointing those of a layer made again
     logits: float  # a chunk of them with its gradient, and the gradient of the head
     kv_cache: float  # keys and values of the sequences that are rolled out at once
-    forward: float  # states of a pass without gradients, over the sequences that are rolled out at once
+    forward: float  # states of the feature network's pass over the sequences that are rolled out at once
     rolling: float  # states of one step of a rollout, or a chunk of logits to sample from
     stepping: float  # what the optimiser makes on the way
 
@@ -232,7 +232,7 @@ def estimate(shape: Shape, work: Work, way: Way) -> Memory:
         + 2 * work.number * shape.width * work.micro_batch * _loss_rows(work)
         + (0 if adapted else _FLOAT * shape.vocabulary * shape.width),
         kv_cache=2 * work.number * shape.keys * shape.layers * rolled_out,
-        forward=passing * work.rows * work.packed,
+        forward=passing * work.rows * work.packed + _gathered_features(shape, work, way),
         rolling=max(passing * work.rows * max(work.context, side_by_side), sampled * _FLOAT),
         stepping=_stepping(shape, work, trained) / shards,
     )
@@ -271,10 +271,16 @@ def _frozen(shape: Shape, work: Work, way: Way) -> float:
         features = 0  # the base model itself, with its adapter off
     else:
         features = number * shape.frozen / shards
-    if shards > 1 and features:
-        features += number * (2 * shape.layer + shape.vocabulary * shape.width)  # gathered while they are at work
     reference = work.number * shape.parameters / shards if work.divergence and not adapted else 0
     return features + reference
+
+
+def _gathered_features(shape: Shape, work: Work, way: Way) -> float:
+    """Of a feature network in pieces, what is whole while it computes: embeddings and two layers."""
+    if way not in SHARDED or (way in ADAPTED and not work.own_features):
+        return 0
+    number = _FLOAT if work.average_features else work.number
+    return number * (2 * shape.layer + shape.vocabulary * shape.width)
 
 
 def _optimizer(shape: Shape, work: Work, trained: int, trained_bytes: int) -> float:
