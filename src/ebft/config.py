@@ -436,6 +436,6 @@ def nearest(word: str, options: Any) -> str:
 
 
 def own_fields(cls: type) -> list[str]:
-    """The fields a class adds to its parents, in order."""
+    """The settings a class adds to its parents, in order."""
     inherited = {f.name for base in cls.__mro__[1:] if hasattr(base, "__dataclass_fields__") for f in fields(base)}
-    return [f.name for f in fields(cls) if f.name not in inherited]
+    return [f.name for f in fields(cls) if f.init and f.name not in inherited]

@@ -53,12 +53,12 @@ def settings_page() -> str:
     own = set(own_fields(EBFTConfig))
     for section in (ModelConfig, DataConfig, EBFTConfig):
         for f in fields(section):
-            if f.init and (section is not EBFTConfig or f.name in own):
+            if section is not EBFTConfig or f.name in own:
                 by_group[f.metadata["group"]].append(f)
     parts = [INTRODUCTION]
     for group, title in GROUPS.items():
         parts.append(f"## {title}\n\n{_table(by_group[group])}")
-    redefined = [f for f in fields(EBFTConfig) if f.name in EBFTConfig.__annotations__ and f.name not in own]
+    redefined = [f for f in fields(EBFTConfig) if f.init and f.name in EBFTConfig.__annotations__ and f.name not in own]
     parts.append(f"{TRANSFORMERS}\n{_table(redefined)}")
     for title, section in (("`ebft sft`", SFTSettings), ("`ebft rlvr`", RLVRSettings)):
         added = [f for f in fields(section) if f.name in section.__annotations__]

@@ -64,7 +64,7 @@ def settings_help(command: str, training: Any) -> str:
     common = """output_dir per_device_train_batch_size gradient_accumulation_steps learning_rate lr_scheduler_type
         warmup_steps num_train_epochs max_steps max_grad_norm bf16 gradient_checkpointing logging_steps eval_strategy
         eval_steps save_strategy save_steps save_total_limit load_best_model_at_end metric_for_best_model report_to
-        seed use_cpu""".split()  # noqa: SIM905
+        seed use_cpu fsdp""".split()  # noqa: SIM905
     lines = [
         f"usage: ebft {command} --config recipe.yaml [--setting value ...] [--resume] [--dry-run]"
         + (" [--launch N]" if command == "train" else ""),

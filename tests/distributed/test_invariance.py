@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
 
 from tests.distributed import group, worker
 from tests.distributed.worker import RUNS, SHARDED, runs
@@ -61,6 +63,22 @@ def test_the_number_of_processes_changes_nothing(
         assert mine.keys() == other.keys()
         for name in mine.keys() - {"eval_runtime", "epoch", "spent/seconds"}:
             assert other[name] == pytest.approx(mine[name], rel=10 * relative, abs=10 * absolute), name
+
+
+@pytest.mark.parametrize("setting", ["documents", "tied", "lora"])
+def test_a_sharded_model_is_saved_as_an_ordinary_one(results: Results, setting: str) -> None:
+    found = results[SHARDED, setting, 1, 2]
+    model: Any
+    if setting == "lora":
+        base = worker.model(tied=False, sharded=False)
+        model = PeftModel.from_pretrained(base, found["saved"], is_trainable=True)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(found["saved"])
+        assert (model.lm_head.weight is model.model.embed_tokens.weight) == (setting == "tied")
+    weights = worker.whole_weights(model)
+    assert weights.keys() == found["weights"].keys()
+    for name, value in weights.items():
+        assert torch.equal(value, found["weights"][name]), name
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -11,9 +11,10 @@ import torch
 from accelerate.data_loader import SeedableRandomSampler
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from ebft import EBFTConfig, cli
+from ebft import EBFTConfig, EBFTTrainer, cli
 from ebft.config import ConfigError, Sharding
 from ebft.train.processes import NOTHING, PartOfBatches, part_of
+from tests.models import tiny_model
 
 
 @pytest.mark.parametrize("rows", range(1, 22))
@@ -82,6 +83,13 @@ def test_what_asks_for_a_sharded_model(tmp_path: Path, settings: dict[str, Any],
     found = config(tmp_path, **settings)
     assert found.sharding == Sharding(reshard)
     assert found.fsdp_plugin_args is None, "transformers must not shard it a second time"
+
+
+def test_a_quantised_model_is_not_sharded(tmp_path: Path) -> None:
+    model: Any = tiny_model("llama")
+    model.is_quantized = True
+    with pytest.raises(ConfigError, match="fsdp with a quantised model is not supported; load it in float32"):
+        EBFTTrainer(model, config(tmp_path, fsdp="full_shard"))
 
 
 def test_nothing_asks_for_a_sharded_model(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ RUNS = {
 # The same with the model shared out over the processes.
 SHARDED_RUNS = {
     1: [("documents", 1)],
-    2: [(name, 1) for name in SETTINGS] + [("documents", 2), ("feature_matching", 4)],
-    4: [("feature_matching", 1), ("documents", 2), ("answers", 1), ("answer_starts", 1)],
+    2: [(name, 1) for name in SETTINGS] + [("documents", 2)],
+    4: [("documents", 2), ("answers", 1), ("answer_starts", 1)],
 }
 
 
@@ -140,6 +140,9 @@ def train(folder: Path, setting: str, accumulation: int, world: int, fsdp: str |
     }
     after = trainer.evaluate()
     weights = whole_weights(trainer.model)
+    saved = str(folder / f"final-{setting}-{accumulation}")
+    if fsdp is not None:
+        trainer.save_model(saved)
     sums = on_each(torch.cat([p.flatten() for p in weights.values()]).double().sum().item(), config.device)
     return {
         "weights": weights,
@@ -148,6 +151,7 @@ def train(folder: Path, setting: str, accumulation: int, world: int, fsdp: str |
         "evaluations": [before, after],
         "same_on_all": len(set(sums)) == 1,
         "processes": len(sums),
+        "saved": saved,
         "held": {name: on_each(sharding.held(tensors), config.device) for name, tensors in held.items()},
     }
 

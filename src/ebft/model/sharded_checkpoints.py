@@ -7,6 +7,8 @@ one that is no process of a group (`load_whole`). Nobody ever holds all of it bu
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +46,23 @@ def gathered(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
-    dcp.save(state, checkpoint_id=folder)
+    with _plain_errors():
+        dcp.save(state, checkpoint_id=folder)
 
 
 def load(folder: Path, state: dict[str, Any]) -> None:
     """Into the very tensors of `state`; whatever else it holds is replaced in it."""
-    dcp.load(state, checkpoint_id=folder)
+    with _plain_errors():
+        dcp.load(state, checkpoint_id=folder)
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """torch collects what went wrong in all processes in an exception of its own; the first will do."""
+    try:
+        yield
+    except dcp.CheckpointException as error:
+        raise next(iter(error.failures.values()))[0] from None
 
 
 def optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
