@@ -142,7 +142,7 @@ class TestCommands:
         assert cli.main(["trian"]) == 2
         assert capsys.readouterr().err == (
             "ebft: unknown command 'trian'; did you mean 'train'?; "
-            "there is train, sft, rlvr, compare, eval, score, fetch, env\n"
+            "there is train, sft, rlvr, plan, sweep, compare, export, eval, score, fetch, env\n"
         )
 
     def test_train_help_is_grouped_and_holds_every_setting(self, capsys: pytest.CaptureFixture[str]) -> None:

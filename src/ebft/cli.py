@@ -1,18 +1,20 @@
-"""The command `ebft`: train, sft, rlvr, compare, eval, score, fetch, env."""
+"""The command `ebft`: train, sft, rlvr, plan, sweep, compare, export, eval, score, fetch, env."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ebft.help import PLAN, USAGE, settings_help
+
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
-REQUIRED = ("model", "dataset", "output_dir", "rewards")
+TRAINING = ("train", "sft", "rlvr")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # something else as well, the default makes training ten times slower; on a quiet one this costs nothing.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     if not command or command[0] in ("-h", "--help"):
-        print(_USAGE)
+        print(USAGE)
         return 0 if command else BAD_INPUT
     if command[0] == "--version":
         import ebft
@@ -33,7 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "train": _train,
         "sft": _sft,
         "rlvr": _rlvr,
+        "plan": _plan,
+        "sweep": _sweep,
         "compare": _compare,
+        "export": _export,
         "eval": _eval,
         "score": _score,
         "fetch": _fetch,
@@ -44,22 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return _complain(f"unknown command {name!r}{nearest(name, commands)}; there is {', '.join(commands)}")
     return commands[name](rest)
-
-
-_USAGE = """usage: ebft COMMAND [options]
-
-Energy-Based Fine-Tuning of language models.
-
-  ebft train --config recipe.yaml [--setting value ...]   fine-tune a model (ebft train --help lists the settings)
-  ebft sft --config recipe.yaml [--setting value ...]     the baseline: supervised fine-tuning on the same data
-  ebft rlvr --config recipe.yaml [--setting value ...]    the baseline: reinforcement learning with a checked reward
-  ebft compare RUN RUN ... [--output DIR]                 a table and overlaid curves of runs of any of the three
-  ebft eval --model M --tasks calibration,humaneval --output DIR   evaluate a checkpoint or an adapter
-  ebft score humaneval --problems F --samples F --output F   score completions made elsewhere, no model needed
-  ebft fetch smollm2-135m                                 get a small pretrained model without a model hub
-  ebft env                                                versions and hardware, for bug reports
-  ebft --version
-"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -88,7 +77,7 @@ def _settings_of(command: str) -> Any:
 
 def _run_training(command: str, arguments: list[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
-        print(_train_help(command))
+        print(settings_help(command, _settings_of(command)))
         return 0
     # --resume and --dry-run take no value; every other flag is a setting.
     resume, dry_run = "--resume" in arguments, "--dry-run" in arguments or "--dry_run" in arguments
@@ -207,56 +196,99 @@ def _is_flag(text: str) -> bool:
     return text.startswith("--")
 
 
-def _train_help(command: str = "train") -> str:
-    from ebft.config import EBFTConfig, own_fields
-    from ebft.recipe import sections
+def _plan(arguments: list[str]) -> int:
+    if "--help" in arguments or "-h" in arguments:
+        print(PLAN)
+        return 0
+    from ebft.recipe import load_recipe
 
-    training = _settings_of(command)
-    groups: dict[str, list[tuple[str, str, Any]]] = {}
-    own = {*own_fields(EBFTConfig), *own_fields(training)}
-    for section in sections(training):
-        for f in fields(section):
-            if not f.init:
-                continue
-            inherited = section is training and f.name not in own
-            group = "transformers" if inherited else f.metadata.get("group", "running")
-            default: Any = f.default
-            if default is MISSING:
-                default = f.default_factory() if callable(f.default_factory) else None
-            groups.setdefault(group, []).append((f.name, " ".join(str(f.metadata.get("help", "")).split()), default))
-    titles = {
-        "model": "The model",
-        "data": "The data",
-        "sft": "Supervised fine-tuning",
-        "rlvr": "Reinforcement learning",
-        "method": "The method" if command == "train" else "How validation measures: EBFT's settings",
-        "features": "The frozen feature network",
-        "running": "Running",
-        "transformers": "Everything of transformers.TrainingArguments; those with the paper's values and the most used",
-    }
-    common = """output_dir per_device_train_batch_size gradient_accumulation_steps learning_rate lr_scheduler_type
-        warmup_steps num_train_epochs max_steps max_grad_norm bf16 gradient_checkpointing logging_steps eval_strategy
-        eval_steps save_strategy save_steps save_total_limit load_best_model_at_end metric_for_best_model report_to
-        seed use_cpu""".split()  # noqa: SIM905
-    lines = [
-        f"usage: ebft {command} --config recipe.yaml [--setting value ...] [--resume] [--dry-run]"
-        + (" [--launch N]" if command == "train" else ""),
-        "",
-        "Settings come from the recipe; flags win over it.",
-        "  --resume    go on from the last whole checkpoint in output_dir",
-        "  --dry-run   load and pack the data, print the plan and an example, and stop",
-    ]
-    if command == "train":
-        lines.append("  --launch N  start N processes on this machine, one per GPU; N times the sequences per step")
-    for group, title in titles.items():
-        if group not in groups:
-            continue
-        lines += ["", title]
-        for name, text, default in groups.get(group, []):
-            if group != "transformers" or name in common:
-                shown = "required" if name in REQUIRED else getattr(default, "value", default)
-                lines.append(f"  --{name:<28} {text.split('. ')[0] if group == 'transformers' else text} [{shown}]")
-    return "\n".join(lines)
+    try:
+        file, settings = _flags([a for a in arguments if a != "--json"])
+        if file is None:
+            raise ValueError("ebft plan needs --config recipe.yaml")
+        gpus, gpu_memory = (_number(settings, name) for name in ("gpus", "gpu_memory"))
+        from ebft.train import plan
+
+        found = plan.plan(load_recipe(file, settings), int(gpus), gpu_memory)
+    except ValueError as error:
+        return _complain(str(error))
+    if "--json" in arguments:
+        print(json.dumps(plan.as_json(found), indent=1))
+        return 0
+    print("\n".join(plan.introduction(found)), end="\n\n")
+    _print_table(plan.table(found))
+    return 0
+
+
+def _number(settings: dict[str, Any], name: str) -> float:
+    """A flag of the command itself, taken out of the settings."""
+    flag, value = f"--{name.replace('_', '-')}", settings.pop(name, None)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"ebft plan needs {flag} with a number" + (f", not {value!r}" if value else "")) from None
+
+
+def _sweep(arguments: list[str]) -> int:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from ebft.config import nearest
+    from ebft.experiments import sweep
+    from ebft.experiments.grid import points
+
+    parser = _Parser(
+        prog="ebft sweep",
+        usage="ebft sweep --config recipe.yaml --set name=value,value ... [--launcher slurm] [--setting value ...]",
+        description="Every combination of some settings' values. Started again, it goes on where it stopped.",
+        allow_abbrev=False,
+    )
+    sweep.add_arguments(parser)
+    options, rest = parser.parse_known_args(arguments)
+    try:
+        if options.command not in TRAINING:
+            raise ValueError(
+                f"--command {options.command} is not one of {', '.join(TRAINING)}{nearest(options.command, TRAINING)}"
+            )
+        found = points(options.config, _flags(rest)[1], options.set, _settings_of(options.command))
+        failed = sweep.sweep(found, options)
+        if options.dry_run or (options.launcher == "slurm" and not all(point.finished for point in found)):
+            return 0
+        _print_table(sweep.table(found))
+        comparison = sweep.compared(found)
+    except ValueError as error:
+        return _complain(str(error))
+    except KeyboardInterrupt:
+        return _complain("stopped; the same command goes on from here", INTERRUPTED)
+    except OSError as error:
+        return _complain(f"{error.filename}: {error.strerror or error}", FAILED)
+    for note in comparison.notes if comparison else ():
+        print(f"note: {note}", file=sys.stderr)
+    if comparison:
+        print("\n" + "\n".join(map(str, comparison.files)))
+    if failed:
+        return _complain(f"{failed} of {len(found)} points failed; the same command tries them again", FAILED)
+    return 0
+
+
+def _export(arguments: list[str]) -> int:
+    parser = _Parser(prog="ebft export", description="An ordinary model folder, with an adapter merged into its base.")
+    parser.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="output folder of a run, checkpoint or adapter")
+    parser.add_argument("--output", required=True, help="folder to write; must not be there yet")
+    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16 [float32]")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+    options = parser.parse_args(arguments)
+    from transformers.utils import logging
+
+    from ebft.train.export import export
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        print(export(options.source, options.output, options.dtype, options.trust_remote_code))
+    except ValueError as error:
+        return _complain(str(error))
+    except OSError as error:
+        return _complain(f"{error.filename or options.output}: {error.strerror or error}", FAILED)
+    return 0
 
 
 def _compare(arguments: list[str]) -> int:

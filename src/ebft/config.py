@@ -8,8 +8,11 @@ flat list.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -22,6 +25,13 @@ LARGER_IS_BETTER = ("whitened_proxy", "reward")
 
 class ConfigError(ValueError):
     """A setting is wrong; the message names the field, the value and the way out."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How a model is shared out over the processes (FSDP2)."""
+
+    reshard_after_forward: bool = True  # free a layer's gathered weights after every forward pass
 
 
 def _option(default: Any, help: str, group: str, **kwargs: Any) -> Any:
@@ -136,6 +146,22 @@ class EBFTConfig(TrainingArguments):
         default=False, metadata={"help": "hide NaN losses in logs; EBFT stops at them, and looking would slow a GPU"}
     )
     remove_unused_columns: bool = field(default=False, metadata={"help": "EBFT needs all columns of its datasets"})
+    fsdp: str | bool | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={
+            "help": "share the model, its gradients and its optimiser state out over the processes (FSDP2): full_shard "
+            "or true; shard_grad_op keeps gathered weights until the backward pass"
+        },
+    )
+    fsdp_config: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "options of fsdp, or a JSON file with them: version (2) and reshard_after_forward"},
+    )
+    ddp_timeout: int = field(
+        default=1800,
+        metadata={"help": "seconds after which a process gives up on another one that does not answer"},
+    )
+    sharding: Sharding | None = field(default=None, init=False, repr=False)  # what fsdp and fsdp_config come to
 
     def __post_init__(self) -> None:
         check_method(self)
@@ -144,7 +170,9 @@ class EBFTConfig(TrainingArguments):
         if self.bf16 and not torch.accelerator.is_available():
             self.use_cpu = True  # so that a recipe for a GPU loads, and can be looked at, on any machine
         _check_enough_gpus(self.use_cpu)
-        _check_not_sharded(self)
+        _check_not_wrapped(self)
+        self.sharding = _sharding(self)
+        _join_processes(self)
         if self.load_best_model_at_end or self.save_strategy == "best":
             self.metric_for_best_model = self.metric_for_best_model or "cfm"
         if self.metric_for_best_model is not None and self.greater_is_better is None:
@@ -174,6 +202,28 @@ class ModelConfig:
     lora_alpha: int = _option(32, "scale of the adapter", "model")
     lora_dropout: float = _option(0.0, "dropout of the adapter; EBFT needs 0", "model")
     lora_target_modules: str = _option("all-linear", "modules to adapt, separated by commas", "model")
+    peft: str | dict[str, Any] | None = _option(
+        None,
+        "train any other adapter of peft: a mapping such as {peft_type: IA3, target_modules: all-linear}, or an "
+        "adapter_config.json or its folder",
+        "model",
+    )
+    load_in_4bit: bool = _option(
+        False, "keep the frozen base model under an adapter in 4 bits: QLoRA (needs bitsandbytes)", "model"
+    )
+
+    def __post_init__(self) -> None:
+        if self.lora and self.peft is not None:
+            raise ConfigError("lora=true and peft exclude each other; give one of them")
+        if self.load_in_4bit and not self.adapted:
+            raise ConfigError(
+                "load_in_4bit=true needs an adapter to train, since 4 bits do not move; set lora=true or peft"
+            )
+
+    @property
+    def adapted(self) -> bool:
+        """Whether an adapter is trained instead of the model."""
+        return self.lora or self.peft is not None
 
 
 @dataclass
@@ -256,15 +306,99 @@ def _check_enough_gpus(use_cpu: bool) -> None:
         )
 
 
-def _check_not_sharded(config: EBFTConfig) -> None:
+def _check_not_wrapped(config: EBFTConfig) -> None:
     """Asked for by a setting, or by `accelerate launch` through the environment."""
-    for name in ("fsdp", "deepspeed", "parallelism_config"):
-        asked = os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false").lower() in ("true", "1")
-        if asked or getattr(config, name):
+    for name in ("deepspeed", "parallelism_config"):
+        if _asked_by_launcher(name) or getattr(config, name):
             raise ConfigError(
-                f"{name}={getattr(config, name) or 'true'} is not supported yet: on several processes, each of them "
-                "holds the whole model; leave it out, and plain data parallelism is used"
+                f"{name}={getattr(config, name) or 'true'} is not supported; leave it out for plain data parallelism, "
+                "or set fsdp=full_shard to share the model out over the processes"
             )
+
+
+def _asked_by_launcher(name: str) -> bool:
+    return os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false").lower() in ("true", "1")
+
+
+# What `accelerate launch --use_fsdp` sets that means the same here, by our names.
+_FSDP_VARIABLES = {
+    "version": "FSDP_VERSION",
+    "reshard_after_forward": "FSDP_RESHARD_AFTER_FORWARD",
+    "cpu_offload": "FSDP_OFFLOAD_PARAMS",
+    "activation_checkpointing": "FSDP_ACTIVATION_CHECKPOINTING",
+}
+# What transformers and accelerate know beside that and ebft decides itself: which modules are gathered together, how
+# checkpoints are written, and that every process loads the model.
+_FSDP_OURS = """auto_wrap_policy transformer_layer_cls_to_wrap min_num_params state_dict_type sync_module_states
+    cpu_ram_efficient_loading use_orig_params limit_all_gathers""".split()  # noqa: SIM905
+
+
+def _sharding(config: EBFTConfig) -> Sharding | None:
+    """What is asked for by the settings or by `accelerate launch`, taken away from transformers and accelerate.
+
+    Their way to FSDP does not fit: it knows no CPUs, adds gradients up in bf16, and shards only when training starts,
+    after the frozen network was copied and the first evaluation was made.
+    """
+    asked, options = config.fsdp, _fsdp_options(config.fsdp_config)
+    config.fsdp, config.fsdp_config = None, None
+    if _asked_by_launcher("fsdp"):
+        del os.environ["ACCELERATE_USE_FSDP"]
+        asked = asked or True
+        options = {name: os.environ[key] for name, key in _FSDP_VARIABLES.items() if key in os.environ} | options
+    words = asked.replace(",", " ").lower().split() if isinstance(asked, str) else ["full_shard"] if asked else []
+    words = [word for word in words if word not in ("auto_wrap", "false")]
+    if not words:
+        return None
+    if unknown := [word for word in words if word not in ("full_shard", "shard_grad_op", "true")]:
+        raise ConfigError(
+            f"fsdp={asked!r}: {unknown[0]} is not supported; use full_shard, or shard_grad_op, which keeps gathered "
+            "weights until the backward pass"
+        )
+    if str(options.pop("version", 2)) != "2":
+        raise ConfigError(
+            "version 1 of FSDP is not supported; use version 2: fsdp=full_shard without a version in fsdp_config, or "
+            "`accelerate launch --use_fsdp --fsdp_version 2`"
+        )
+    for name, instead in ("cpu_offload", "more processes"), ("activation_checkpointing", "gradient_checkpointing=true"):
+        if _is_true(options.pop(name, False)):
+            raise ConfigError(f"{name} of fsdp is not supported; use {instead}")
+    reshard = _is_true(options.pop("reshard_after_forward", "shard_grad_op" not in words))
+    if unknown := [name for name in options if name not in _FSDP_OURS]:
+        raise ConfigError(f"fsdp_config holds {unknown[0]!r}; it takes version and reshard_after_forward")
+    if config.fp16:
+        raise ConfigError("fsdp with fp16=true is not supported; use bf16=true, or float32")
+    if config.eval_tasks:
+        raise ConfigError(
+            "eval_tasks run in the first process, which holds only a part of a sharded model; leave them out, and use "
+            "`ebft eval` on checkpoints"
+        )
+    return Sharding(reshard)
+
+
+def _fsdp_options(given: dict[str, Any] | str | None) -> dict[str, Any]:
+    options: Any = given or {}
+    if isinstance(given, str):
+        try:
+            options = json.loads(Path(given).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"fsdp_config={given!r} cannot be read: {error}") from None
+    if not isinstance(options, dict):
+        raise ConfigError(f"fsdp_config={given!r} is not a mapping of options")
+    return {name.removeprefix("fsdp_"): value for name, value in options.items()}
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).lower() in ("true", "1", "yes", "full_shard")
+
+
+def _join_processes(config: EBFTConfig) -> None:
+    """On CPUs transformers would forget the timeout; on GPUs it does not, and joins the processes itself."""
+    on_cpu = config.use_cpu or _asked_by_launcher("cpu") or not torch.accelerator.is_available()
+    several = {"RANK", "MASTER_ADDR"} <= os.environ.keys() and int(os.environ.get("WORLD_SIZE") or 1) > 1
+    if on_cpu and several and not torch.distributed.is_initialized():
+        torch.distributed.init_process_group(
+            config.ddp_backend or "gloo", timeout=timedelta(seconds=config.ddp_timeout)
+        )
 
 
 def _check_reporting(names: Any) -> None:
@@ -302,6 +436,6 @@ def nearest(word: str, options: Any) -> str:
 
 
 def own_fields(cls: type) -> list[str]:
-    """The fields a class adds to its parents, in order."""
+    """The settings a class adds to its parents, in order."""
     inherited = {f.name for base in cls.__mro__[1:] if hasattr(base, "__dataclass_fields__") for f in fields(base)}
-    return [f.name for f in fields(cls) if f.name not in inherited]
+    return [f.name for f in fields(cls) if f.init and f.name not in inherited]

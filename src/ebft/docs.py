@@ -37,8 +37,9 @@ TRANSFORMERS = """## Settings of transformers
 
 `EBFTConfig` is a `transformers.TrainingArguments` and takes all of its settings: `max_steps`,
 `gradient_accumulation_steps`, `max_grad_norm`, `bf16`, `gradient_checkpointing`, `eval_strategy`, `eval_steps`,
-`save_steps`, `load_best_model_at_end`, `seed`, `use_cpu` and so on. Training on several processes or GPUs is refused so
-far. `ebft train --help` shows the most used settings with their defaults. These are set by EBFT itself:
+`save_steps`, `load_best_model_at_end`, `seed`, `use_cpu` and so on. Those for several processes are explained in
+[distributed.md](distributed.md). `ebft train --help` shows the most used settings with their defaults. These are set by
+EBFT itself:
 """
 
 
@@ -57,7 +58,7 @@ def settings_page() -> str:
     parts = [INTRODUCTION]
     for group, title in GROUPS.items():
         parts.append(f"## {title}\n\n{_table(by_group[group])}")
-    redefined = [f for f in fields(EBFTConfig) if f.name in EBFTConfig.__annotations__ and f.name not in own]
+    redefined = [f for f in fields(EBFTConfig) if f.init and f.name in EBFTConfig.__annotations__ and f.name not in own]
     parts.append(f"{TRANSFORMERS}\n{_table(redefined)}")
     for title, section in (("`ebft sft`", SFTSettings), ("`ebft rlvr`", RLVRSettings)):
         added = [f for f in fields(section) if f.name in section.__annotations__]

@@ -1,15 +1,19 @@
 """Runs `ebft`, and kills the process with rank KILL_RANK, as `kill -9` would, at step KILL_STEP: in the middle of it,
-or (KILL_WHEN=save) while a checkpoint is written. Used by test_faults.py."""
+or while a checkpoint is written (KILL_WHEN=save; shards: when only those of the model are there). With SLEEP it falls
+asleep for so many seconds instead. Used by test_faults.py."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 from ebft import launch
 from ebft.cli import main as ebft
+
+_PLACES = {"step": "training_step", "save": "_save_rng_state", "shards": "_save_optimizer_and_scheduler"}
 
 
 def main(arguments: list[str]) -> int:
@@ -22,12 +26,14 @@ def main(arguments: list[str]) -> int:
 def arm() -> None:
     from ebft.train.trainer import EBFTTrainer
 
-    name = "_save_rng_state" if os.environ.get("KILL_WHEN") == "save" else "training_step"
+    name = _PLACES[os.environ.get("KILL_WHEN", "step")]
     original = getattr(EBFTTrainer, name)
 
     def deadly(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.state.global_step == int(os.environ["KILL_STEP"]):
-            os.kill(os.getpid(), signal.SIGKILL)
+            if "SLEEP" not in os.environ:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(float(os.environ["SLEEP"]))
         return original(self, *args, **kwargs)
 
     setattr(EBFTTrainer, name, deadly)

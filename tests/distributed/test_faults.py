@@ -1,4 +1,4 @@
-"""`--launch`, checkpoints and resume on several processes, and a process that dies."""
+"""`--launch`, checkpoints and resume on several processes, and a process that dies; with whole and sharded models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
+from ebft.evaluate.checkpoint import Checkpoint
 from tests.distributed import driver, group
 from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
 
@@ -86,11 +88,16 @@ def metrics(output: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in e.items() if "second" not in k and "time" not in k} for e in entries if "reward" in e]
 
 
+@pytest.fixture(scope="module", params=[[], ["--fsdp", "full_shard"]], ids=["whole", "sharded"])
+def how(request: pytest.FixtureRequest) -> list[str]:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def uninterrupted(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(recipe: Path, how: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two processes, from start to end."""
     output = tmp_path_factory.mktemp("runs") / "uninterrupted"
-    ended = run(2, recipe, output)
+    ended = run(2, recipe, output, *how)
     assert ended.codes == [0, 0], ended.said
     assert "on held-out sequences" in ended.said[0]
     assert "on held-out sequences" not in ended.said[1], "the first process alone prints the results"
@@ -98,11 +105,11 @@ def uninterrupted(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="module")
-def killed(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed(recipe: Path, how: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The second of two processes is killed in the middle of step 3; checkpoint 2 is there."""
     output = tmp_path_factory.mktemp("runs") / "killed"
     begin = time.monotonic()
-    died = launch(recipe, output, "--launch", 2, KILL_RANK="1", KILL_STEP="3")
+    died = launch(recipe, output, "--launch", 2, *how, KILL_RANK="1", KILL_STEP="3")
     errors = died.communicate(timeout=120)[1]
     assert died.returncode == 1, errors
     killed_at = max(p.stat().st_mtime for p in output.rglob("*"))  # hardly later than the last thing written
@@ -115,29 +122,42 @@ def killed(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def test_what_a_run_of_two_processes_leaves_behind(uninterrupted: Path) -> None:
+def test_what_a_run_of_two_processes_leaves_behind(uninterrupted: Path, how: list[str]) -> None:
     assert [entry["step"] for entry in metrics(uninterrupted)] == list(range(1, STEPS + 1))
     assert sorted(p.name for p in uninterrupted.glob("checkpoint-*")) == [f"checkpoint-{n}" for n in (2, 4, 6)]
     assert all((p / "COMPLETE").exists() for p in uninterrupted.glob("checkpoint-*"))
     assert {"before", "after", "steps"} <= json.loads((uninterrupted / "results.json").read_text()).keys()
     assert (uninterrupted / "final" / "README.md").exists()
     assert sorted(p.name for p in (uninterrupted / "samples").iterdir())
+    # An ordinary model, whatever it was while it was trained.
+    final = AutoModelForCausalLM.from_pretrained(uninterrupted / "final")
+    assert final.config.architectures == [type(final).__name__]
+    shards = [p for p in uninterrupted.rglob("*_shards") if p.is_dir()]
+    assert len(shards) == (3 * 3 if how else 0), "model, optimiser and moving average of three checkpoints"
+    assert all(len(list(folder.glob("*.distcp"))) == 2 for folder in shards), "each process writes its own"
+    if how:
+        loaded = Checkpoint.find(str(uninterrupted / "checkpoint-6")).load(
+            byte_tokenizer(pad=END), torch.float32, torch.device("cpu")
+        )
+        for name, value in final.state_dict().items():
+            assert torch.equal(loaded.state_dict()[name], value), name
 
 
 def test_killed_and_resumed_gives_the_same_weights(
-    recipe: Path, uninterrupted: Path, killed: Path, tmp_path: Path
+    recipe: Path, how: list[str], uninterrupted: Path, killed: Path, tmp_path: Path
 ) -> None:
     """Also when the next one dies in the middle of a checkpoint, which must not be taken for whole."""
     output = tmp_path / "run"
     shutil.copytree(killed, output)
-    died = run(2, recipe, output, "--resume", KILL_RANK="1", KILL_STEP="4", KILL_WHEN="save")
+    where = "shards" if how else "save"
+    died = run(2, recipe, output, "--resume", *how, KILL_RANK="1", KILL_STEP="4", KILL_WHEN=where)
     assert died.codes == [1, -signal.SIGKILL], died.said
     assert (output / "checkpoint-4").exists()
     assert not (output / "checkpoint-4" / "COMPLETE").exists()
     # No launcher stands by: the other one finds the connection closed.
     assert "ebft: lost another process" in died.said[0]
     assert f"the last good checkpoint is {output}/checkpoint-2" in died.said[0]
-    done = run(2, recipe, output, "--resume")
+    done = run(2, recipe, output, "--resume", *how)
     assert done.codes == [0, 0], done.said
     assert "checkpoint-4 was cut off" in done.said[0]
     assert [said.count("going on from") for said in done.said] == [1, 0]
@@ -148,24 +168,36 @@ def test_killed_and_resumed_gives_the_same_weights(
 
 
 def test_resumed_on_another_number_of_processes(
-    recipe: Path, uninterrupted: Path, killed: Path, tmp_path: Path
+    recipe: Path, how: list[str], uninterrupted: Path, killed: Path, tmp_path: Path
 ) -> None:
     """2 -> 1 -> 4, always 8 sequences per step."""
     output = tmp_path / "run"
     shutil.copytree(killed, output)
-    refused = run(2, recipe, output, "--resume", "--gradient_accumulation_steps", 1)
+    refused = run(2, recipe, output, *how, "--resume", "--gradient_accumulation_steps", 1)
     assert refused.codes == [2, 2]
     assert "holds a run of 8 sequences per step, not 4" in refused.said[0]
     assert refused.said[0].count("\n") == 1
     assert refused.said[1] == "", "an error that all processes meet is said once"
-    one = run(1, recipe, output, "--resume", "--gradient_accumulation_steps", 4, "--max_steps", 4)
+    other = run(1, recipe, output, *([] if how else ["--fsdp"]), "--resume", "--gradient_accumulation_steps", 4)
+    assert other.codes == [2]
+    assert f"{output}/checkpoint-2 holds {'shards' if how else 'a whole model'}; go on with" in other.said[0]
+    one = run(1, recipe, output, *how, "--resume", "--gradient_accumulation_steps", 4, "--max_steps", 4)
     assert one.codes == [0], one.said
-    four = run(4, recipe, output, "--resume", "--gradient_accumulation_steps", 1)
+    four = run(4, recipe, output, *how, "--resume", "--gradient_accumulation_steps", 1)
     assert four.codes == [0] * 4, four.said
     found = weights(output)
     for name, value in weights(uninterrupted).items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=name)
     assert [entry["step"] for entry in metrics(output)] == list(range(1, STEPS + 1))
+
+
+def test_a_process_that_does_not_answer(recipe: Path, tmp_path: Path) -> None:
+    """It is given up after ddp_timeout, on CPUs too and without a launcher."""
+    flags = ("--fsdp", "--ddp_timeout", 4, "--validation_split", 0)
+    ended = run(2, recipe, tmp_path / "run", *flags, KILL_RANK="1", KILL_STEP="3", SLEEP="9")
+    assert ended.codes == [1, 1], ended.said
+    assert "ebft: lost another process: " in ended.said[0]
+    assert "Timed out waiting 4000ms" in ended.said[0]
 
 
 def test_the_launcher_says_an_error_once(recipe: Path, tmp_path: Path) -> None:

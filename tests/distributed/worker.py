@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from ebft import EBFTConfig, EBFTTrainer
 from ebft.data.formats import Document
 from ebft.data.packing import DocumentIndex, SequenceDataset
 from ebft.data.store import TokenStore
+from ebft.model import sharding
 from ebft.train import processes
 
 T, VOCABULARY, PER_STEP = 32, 24, 8
@@ -38,22 +40,42 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "answer_starts": {"anchors": "answer_start", "horizon": 5, "packing": False},
     # One step: rounding in bf16 depends on the shapes of the batch, and from the second on other tokens are drawn.
     "bf16": {"gamma": 0.1, "bf16": True, "max_steps": 1},
+    "tied": {"gamma": 0.1, "gradient_checkpointing": True, "rollout_batch_size": 3},
+    "lora": {"gamma": 0.1, "kl_weight": 0.05},
 }
+ONLY_SHARDED = ("tied", "lora")
 # By the number of processes: settings and micro-batches per step, the same sequences in more and smaller pieces.
 RUNS = {
     1: [(name, 1) for name in SETTINGS],
-    2: [(name, 1) for name in SETTINGS] + [("documents", 2), ("feature_matching", 4)],
+    2: [(name, 1) for name in SETTINGS if name not in ONLY_SHARDED] + [("documents", 2), ("feature_matching", 4)],
     4: [("feature_matching", 1), ("documents", 2), ("answer_starts", 1)],
+}
+# The same with the model shared out over the processes.
+SHARDED_RUNS = {
+    1: [("documents", 1)],
+    2: [(name, 1) for name in SETTINGS] + [("documents", 2)],
+    4: [("documents", 2), ("answers", 1), ("answer_starts", 1)],
 }
 
 
-def model() -> PreTrainedModel:
-    torch.manual_seed(processes.rank())  # the first process's weights must reach the others
+SHARDED = "full_shard"
+
+
+def runs(world: int) -> list[tuple[str | None, str, int]]:
+    """(fsdp, setting, accumulation)"""
+    return [(None, *run) for run in RUNS[world]] + [(SHARDED, *run) for run in SHARDED_RUNS[world]]
+
+
+def model(tied: bool, sharded: bool) -> PreTrainedModel:
+    rank = processes.rank()
+    torch.manual_seed(rank)  # the first process's weights must reach the others
     sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2)
     # Large weights: the model is sure of some tokens, so that rollouts, rewards and gradients depend on it.
-    return LlamaForCausalLM(
-        LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, initializer_range=0.25, **sizes)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, max_position_embeddings=64, initializer_range=0.25, tie_word_embeddings=tied, **sizes
     )
+    with torch.device("meta" if sharded and rank % 2 else "cpu"):  # a sharded model needs no weights of its own there
+        return LlamaForCausalLM(config)
 
 
 def text(documents: int, seed: int, packing: bool = True) -> SequenceDataset:
@@ -78,7 +100,11 @@ def sequences(count: int, seed: int, packing: bool) -> SequenceDataset:
     return dataset
 
 
-def train(folder: Path, setting: str, accumulation: int, world: int) -> dict[str, Any]:
+def adapter() -> LoraConfig:
+    return LoraConfig(r=2, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+
+
+def train(folder: Path, setting: str, accumulation: int, world: int, fsdp: str | None = None) -> dict[str, Any]:
     changes = {"optim": "sgd", "learning_rate": 0.1, **SETTINGS[setting]}
     given: dict[str, Any] = dict(
         output_dir=str(folder),
@@ -98,31 +124,51 @@ def train(folder: Path, setting: str, accumulation: int, world: int) -> dict[str
         disable_tqdm=True,
         samples_every=0,
         max_grad_norm=0.5,
+        fsdp=fsdp,
     )
     config = EBFTConfig(**{**given, **changes})
     train_set, held_out = (sequences(n, seed, config.packing) for n, seed in ((21, 0), (7, 1)))
-    trainer = EBFTTrainer(model(), config, train_set, held_out)
+    lora = adapter() if setting == "lora" else None
+    trainer = EBFTTrainer(model(setting == "tied", fsdp is not None), config, train_set, held_out, peft_config=lora)
     before = trainer.evaluate()
-    before_training = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    before_training = whole_weights(trainer.model)
     trainer.train()
+    held = {
+        "model": trainer.model.parameters(),
+        "optimizer": [t for state in trainer.optimizer.state.values() for t in state.values() if t.dim()],
+        "features": trainer.features.parameters(),
+    }
     after = trainer.evaluate()
-    weights = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    every = torch.cat([p.flatten() for p in weights.values()]).double().sum()
-    sums = processes.join_rows({"sum": every[None]}, config.device)["sum"]
+    weights = whole_weights(trainer.model)
+    saved = str(folder / f"final-{setting}-{accumulation}")
+    if fsdp is not None:
+        trainer.save_model(saved)
+    sums = on_each(torch.cat([p.flatten() for p in weights.values()]).double().sum().item(), config.device)
     return {
         "weights": weights,
         "before": before_training,
         "log": [entry for entry in trainer.state.log_history if "reward" in entry],
         "evaluations": [before, after],
-        "same_on_all": bool((sums == sums[0]).all()),
+        "same_on_all": len(set(sums)) == 1,
         "processes": len(sums),
+        "saved": saved,
+        "held": {name: on_each(sharding.held(tensors), config.device) for name, tensors in held.items()},
     }
+
+
+def on_each(value: float, device: torch.device) -> list[float]:
+    """What each process has for `value`."""
+    return processes.join_rows({"": torch.tensor([value]).double()}, device)[""].tolist()
+
+
+def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: sharding.whole(p.detach()).clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def main(folder: Path) -> None:
     world = int(os.environ.get("WORLD_SIZE", 1))
-    for setting, accumulation in RUNS[world]:
-        found = train(folder / "run", setting, accumulation, world)
+    for fsdp, setting, accumulation in runs(world):
+        found = train(folder / "run", setting, accumulation, world, fsdp)
         if processes.rank() == 0:
-            torch.save(found, folder / f"{setting}-{accumulation}.pt")
+            torch.save(found, folder / f"{fsdp}-{setting}-{accumulation}.pt")
     processes.leave()

@@ -25,7 +25,7 @@ from ebft.config import ConfigError, EBFTConfig
 from ebft.data.packing import SequenceDataset, collate, to_device
 from ebft.method.metrics import Estimate, conditional_feature_matching_loss, mean_and_standard_error
 from ebft.method.sampling import sequence_seeds
-from ebft.model.backbone import base_model, evaluating, input_embeddings, text_config
+from ebft.model.backbone import adapter_parameters, base_model, evaluating, input_embeddings, text_config
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout
 from ebft.train.evaluation import mean_over_contexts, measure, summarize
@@ -136,9 +136,10 @@ def feature_identity(features: FeatureNetwork, name: str) -> dict[str, Any]:
     """What says whether two runs looked at their models in the same space: taps and a mark of the weights."""
     mark = hashlib.sha256()
     network = features._network[0]
+    adapter = adapter_parameters(network)
     for parameter_name, parameter in network.named_parameters():
-        if "lora_" in parameter_name or "modules_to_save" in parameter_name:
-            continue  # an adapter that is off during the pass
+        if id(parameter) in adapter:
+            continue  # off during the pass
         parameter_name = parameter_name.replace(".base_layer", "").replace(".original_module", "")
         values = parameter.detach().flatten()
         # In bf16, so that one checkpoint loaded in two precisions has one mark.

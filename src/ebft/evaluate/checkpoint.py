@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ebft import fetch
 from ebft.config import ConfigError
 from ebft.data.formats import check_tokenizer
+from ebft.model import sharded_checkpoints
 from ebft.model.backbone import embedding_size
 
 ADAPTER_FILE = "adapter_config.json"
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
+SHARDS = f"{sharded_checkpoints.MODEL}/*.distcp"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -48,7 +50,7 @@ class Checkpoint:
         files = []
         for place in filter(None, (self.base, self.adapter)):
             folder = Path(place)
-            patterns = (*WEIGHTS, *ADAPTER_WEIGHTS) if folder.is_dir() else ()
+            patterns = (*WEIGHTS, SHARDS, *ADAPTER_WEIGHTS) if folder.is_dir() else ()
             for file in sorted({f for pattern in patterns for f in folder.glob(pattern)}):
                 files.append([file.name, file.stat().st_size, file.stat().st_mtime_ns])
         return [self.base, self.adapter, files]
@@ -64,9 +66,7 @@ class Checkpoint:
 
     def load(self, tokenizer: Any, dtype: torch.dtype, device: torch.device, trust_remote_code: bool = False) -> Any:
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                self.base, dtype=dtype, trust_remote_code=trust_remote_code
-            )
+            model = load_model(self.base, dtype, trust_remote_code)
         except (OSError, ValueError) as error:
             raise ConfigError(f"model={self.name!r} cannot be loaded: {first_line(error)}") from None
         if self.adapter is not None:
@@ -82,6 +82,22 @@ class Checkpoint:
                 raise ConfigError(f"the adapter {self.adapter} does not fit {self.base}: {first_line(error)}") from None
         check_tokenizer(tokenizer, embedding_size(model))
         return model.to(device).eval().requires_grad_(False)
+
+
+def load_model(name: str, dtype: torch.dtype, trust_remote_code: bool = False, **options: Any) -> Any:
+    """From a folder or a hub name, or from a checkpoint of a sharded run; `options` are for the former."""
+    folder = Path(name).expanduser()
+    if not (folder / sharded_checkpoints.MODEL).is_dir():
+        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=trust_remote_code, **options)
+    model = model_like(name, dtype, trust_remote_code)
+    sharded_checkpoints.load_whole(folder, model)
+    return model
+
+
+def model_like(name: str, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
+    """Of the same shape, with other weights."""
+    config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
 
 
 def _base_of(folder: Path, name: str) -> str:
@@ -104,7 +120,7 @@ def _base_of(folder: Path, name: str) -> str:
 
 
 def _check_weights(folder: Path, name: str) -> None:
-    if any(True for pattern in WEIGHTS for _ in folder.glob(pattern)) and (folder / "config.json").exists():
+    if any(True for pattern in (*WEIGHTS, SHARDS) for _ in folder.glob(pattern)) and (folder / "config.json").exists():
         return
     inside = next((p for p in (folder / "final", *sorted(folder.glob("checkpoint-*"))) if p.is_dir()), None)
     hint = f"; did you mean {inside}?" if inside is not None else ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -33,6 +33,16 @@ def base_model(model: nn.Module) -> PreTrainedModel:
     if not isinstance(inner, PreTrainedModel):
         raise ValueError(f"{type(inner).__name__} is not a transformers model; load it with AutoModelForCausalLM")
     return inner
+
+
+def adapter_parameters(module: nn.Module) -> set[int]:
+    """The ids of parameters that belong to a peft adapter of any kind, modules that it trains whole included."""
+    found: set[int] = set()
+    for layer in module.modules():
+        for name in (*getattr(layer, "adapter_layer_names", ()), *getattr(layer, "other_param_names", ())):
+            held = getattr(layer, name, None)
+            found.update(map(id, held.parameters() if isinstance(held, nn.Module) else [held]))
+    return found
 
 
 def text_config(model: nn.Module) -> Any:
@@ -76,6 +86,8 @@ def prepare_model(model: nn.Module) -> PreTrainedModel:
     output_head(base)
     before = config._attn_implementation
     base.set_attn_implementation(ATTENTION_NAME)
+    if input_embeddings(base).is_meta:
+        return base  # no weights: another process has them, and has looked
     try:
         _check_invariant(base)
     except Exception:
@@ -92,8 +104,8 @@ def output_head(model: nn.Module) -> Head:
     # peft: a fully trained copy of the head hides behind a wrapper; a LoRA on the head is not one matrix.
     if hasattr(module, "modules_to_save") and hasattr(module, "active_adapters"):
         module = module.modules_to_save[module.active_adapters[0]]
-    if hasattr(module, "lora_A"):
-        raise ValueError("a LoRA on the output head is not supported; take lm_head out of target_modules")
+    if hasattr(module, "base_layer"):
+        raise ValueError("an adapter on the output head is not supported; take lm_head out of target_modules")
     if not isinstance(module, nn.Linear):
         raise ValueError(f"the output head is a {type(module).__name__}, ebft needs a linear one")
     scale = float(getattr(config, "logit_scale", None) or 1.0)
@@ -145,7 +157,10 @@ def run_decoder(decoder: nn.Module, ids: Tensor, position_ids: Tensor, ebft_pass
     # A mask of four dimensions keeps transformers from building one; attention looks at the pass instead. This one
     # fits no attention, so that a layer that ignores the pass fails loudly.
     no_mask = torch.empty(0, 0, 0, 0, dtype=torch.bool, device=ids.device)
-    output = decoder(
+    # The weights of a sharded model are gathered by calls of the whole model only (`sharding`).
+    called_by: Any = getattr(decoder, "called_by", None)
+    run = decoder if called_by is None else partial(called_by, decoder)
+    output = run(
         input_ids=ids,
         position_ids=position_ids.expand(ids.shape).contiguous(),  # compiled layers tell strides apart
         attention_mask=no_mask,

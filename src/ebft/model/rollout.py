@@ -26,6 +26,7 @@ from ebft.model.backbone import (
     prepare_model,
     run_decoder,
 )
+from ebft.model.sharding import is_sharded
 
 # A step of fewer floating-point operations than this is over before the host has launched it.
 _LAUNCH_BOUND = 1e13
@@ -102,13 +103,13 @@ def _generate(
     """The rollout itself, on tensors alone and without asking the device anything: [b, B, n, G]."""
     b, T = input_ids.shape
     n, B, G = layout.samples, layout.num_anchors, layout.horizon
-    decoder, head = decoder_of(base), output_head(base)
+    decoder = decoder_of(base)
     cached = CachedPass(layout, backend)
     positions = layout._positions.expand(b, -1)
     completions = torch.empty(b, B, n, G, dtype=torch.long, device=input_ids.device)
     with evaluating(base):
         hidden = run_decoder(decoder, input_ids, positions[:, :T], cached)
-        head = head.prepared(hidden)  # once for all steps
+        head = output_head(base).prepared(hidden)  # once for all steps; a sharded one is gathered by now
         at_anchors = layout.before_anchors(hidden).flatten(0, 1)
         tokens = _sample_rows(head, at_anchors, uniform[..., 0].flatten(0, 1), temperature, top_k, top_p)
         completions[..., 0] = tokens.view(b, B, n)
@@ -122,8 +123,9 @@ def _generate(
 
 
 def _is_launch_bound(model: nn.Module, base: nn.Module, tokens: int) -> bool:
-    """Whether a step is so little work that a graph pays. Adapters and autocast change what a graph has frozen."""
-    if model is not base or torch.is_autocast_enabled("cuda"):
+    """Whether a step is so little work that a graph pays. Adapters and autocast change what a graph has frozen; shards
+    are gathered to another place each time."""
+    if model is not base or torch.is_autocast_enabled("cuda") or is_sharded(base):
         return False
     return 2.0 * tokens * sum(parameter.numel() for parameter in base.parameters()) < _LAUNCH_BOUND
 

@@ -67,6 +67,8 @@ def check(recipe: Recipe) -> None:
             "training on several processes or GPUs is not supported yet; start one process with one GPU "
             "(CUDA_VISIBLE_DEVICES=0)"
         )
+    if args.sharding is not None:
+        raise ConfigError("fsdp works with `ebft train` only; leave it out")
     if args.feature_source == "average":
         raise ConfigError("feature_source='average' moves with the model, so it cannot measure baselines; use auto")
     if idle := [name for name in _ONLY_EBFT if name in recipe.given]:

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import ProgressCallback, TrainerCallback
 
 from ebft.config import EBFTConfig
+from ebft.model import sharded_checkpoints
+from ebft.model.sharding import is_sharded
 from ebft.train import checkpoints, processes
 from ebft.train.samples import write_table
 from ebft.train.tasks import EvalTasks
@@ -84,15 +86,16 @@ class Checkpoints(TrainerCallback):
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        processes.barrier()  # the others have written their files too; if one has died, there will be no mark
-        if not state.is_world_process_zero:
-            return
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if not folder.exists():
-            return
         features = self.trainer.features
         if features is not None and features.source == "average":
-            save_file(features.network.state_dict(), folder / AVERAGE_FILE)
+            if is_sharded(features.network):
+                sharded_checkpoints.save(folder / sharded_checkpoints.AVERAGE, features.network.state_dict())
+            elif state.is_world_process_zero and folder.exists():
+                save_file(features.network.state_dict(), folder / AVERAGE_FILE)
+        processes.barrier()  # the others have written their files too; if one has died, there will be no mark
+        if not state.is_world_process_zero or not folder.exists():
+            return
         checkpoints.mark_complete(folder)
         keep = {Path(state.best_model_checkpoint)} if state.best_model_checkpoint else set()
         if args.save_log_spaced:
@@ -109,9 +112,13 @@ class FeatureAverage(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         features = self.trainer.features
-        file = Path(args.output_dir) / f"checkpoint-{state.global_step}" / AVERAGE_FILE
-        if features.source == "average" and state.global_step and file.exists():
-            features.network.load_state_dict(load_file(file))
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if features.source != "average" or not state.global_step:
+            return
+        if (folder / sharded_checkpoints.AVERAGE).exists():
+            sharded_checkpoints.load(folder / sharded_checkpoints.AVERAGE, features.network.state_dict())
+        elif (folder / AVERAGE_FILE).exists():
+            features.network.load_state_dict(load_file(folder / AVERAGE_FILE))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.trainer.features.source == "average":

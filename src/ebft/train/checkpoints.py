@@ -11,6 +11,9 @@ import re
 import shutil
 from pathlib import Path
 
+from ebft.config import ConfigError
+from ebft.model import sharded_checkpoints
+
 MARK = "COMPLETE"
 
 
@@ -31,6 +34,14 @@ def complete_checkpoints(output_dir: str | Path) -> list[Path]:
 def last_checkpoint(output_dir: str | Path) -> Path | None:
     complete = complete_checkpoints(output_dir)
     return complete[-1] if complete else None
+
+
+def check_kind(checkpoint: Path, sharded: bool) -> None:
+    """Shards and whole models are not turned into each other on the way."""
+    found = (checkpoint / sharded_checkpoints.MODEL).is_dir()
+    if found != sharded:
+        holds, needs = ("shards", "with fsdp=full_shard") if found else ("a whole model", "without fsdp")
+        raise ConfigError(f"{checkpoint} holds {holds}; go on {needs}, as the run began, or choose another folder")
 
 
 def mark_complete(checkpoint: Path) -> None:

@@ -1,91 +1,172 @@
-"""`--dry-run`: what a run would do, and one decoded example with its anchors."""
+"""`ebft plan`: the memory of one GPU by part, for every way to train a recipe's model, and what would fit.
+
+Only the model's configuration is read: a folder that holds nothing but config.json will do.
+"""
 
 from __future__ import annotations
 
-import math
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-import torch
+from transformers import AutoConfig
 
-from ebft.data.packing import SequenceDataset, collate
-from ebft.method.cross_entropy import CHUNK_ELEMENTS
+from ebft import fetch
+from ebft.config import ConfigError
 from ebft.recipe import Recipe
-from ebft.train.iteration import make_layout
-from ebft.train.samples import CONTEXT_TOKENS
+from ebft.train import adapters, memory
+from ebft.train.memory import ADAPTED, GIB, ROOM, WAYS, Memory, Shape, Way, Work
+
+PARTS = {
+    "weights": "weights that compute",
+    "master": "float32 weights behind them",
+    "optimizer": "optimiser",
+    "gradients": "gradients",
+    "frozen": "frozen network",
+    "activations": "activations",
+    "backward": "backward pass",
+    "logits": "logits chunk, head's gradient",
+    "kv_cache": "keys and values of rollouts",
+    "rolling": "a step of rollouts",
+    "forward": "features of rollouts",
+    "stepping": "optimiser's step",
+}
+STAGES = {"rollout": "rollouts", "features": "features", "update": "update", "step": "optimiser's step"}
 
 
-def show(
-    recipe: Recipe, train_set: SequenceDataset, validation_set: SequenceDataset | None, model: Any, tokenizer: Any
-) -> None:
-    config = recipe.training
-    layout = make_layout(collate([train_set[0]])["on_host"], config, config.samples)
-    per_step = config.per_device_train_batch_size * config.gradient_accumulation_steps
-    steps_per_epoch = math.ceil(len(train_set) / per_step)
-    steps = config.max_steps if config.max_steps > 0 else math.ceil(steps_per_epoch * config.num_train_epochs)
-    parameters = sum(p.numel() for p in model.parameters())
-    packed = layout.packed_length
-    lines = {
-        "model": f"{recipe.model.model}, {parameters:,} parameters in {recipe.model.model_dtype}",
-        "documents": f"{len(train_set.index):,} with {train_set.total_tokens:,} tokens",
-        "training sequences": f"{len(train_set):,} of {config.context_length} tokens",
-        "validation sequences": f"{len(validation_set):,}" if validation_set is not None else "none",
-        "anchors per sequence": f"{anchors_per_sequence(train_set, config):.1f} of at most {layout.num_anchors}, "
-        f"{config.samples} rollouts of {config.horizon} tokens from each",
-        "packed sequence": f"{packed:,} tokens, {packed - config.context_length:,} of them generated",
-        "tokens per step": f"{per_step * packed:,} in {per_step} sequences",
-        "steps": f"{steps:,} ({steps_per_epoch:,} an epoch)",
-        "compute per step": f"{flops_per_step(parameters, per_step, packed) / 1e9:,.0f} GFLOP (estimate)",
-        "memory": f"{memory_gib(recipe, model, packed) * 1024:,.0f} MiB (estimate)",
-    }
-    width = max(map(len, lines))
-    for name, value in lines.items():
-        print(f"{name:<{width}}  {value}")
-    print("\nOne sequence, with some of its anchors (| marks where rollouts begin):")
-    row = collate([train_set[0]])
-    valid = torch.atleast_2d(layout.anchor_mask)[0].nonzero().flatten().tolist()
-    anchors = torch.atleast_2d(layout.anchors)[0]
-    for place in valid[:: max(1, len(valid) // 3)][:3]:
-        a = int(anchors[place])
-        before = tokenizer.decode(row["input_ids"][0, max(0, a - CONTEXT_TOKENS) : a].tolist())
-        after = tokenizer.decode(row["input_ids"][0, a : a + config.horizon].tolist())
-        print(f"  token {a}: ...{before!r} | {after!r}")
-    if not valid:
-        print("  (no anchor in this sequence)")
+@dataclass(frozen=True)
+class Planned:
+    """One way to train."""
+
+    memory: Memory
+    fits: bool
+    largest_micro_batch: int
+    largest_rollout_batch: int
+    adapter_parameters: int
 
 
-def anchors_per_sequence(dataset: SequenceDataset, config: Any, looked_at: int = 200) -> float:
-    """The mean over some sequences, spread over the dataset."""
-    rows = range(0, len(dataset), max(1, len(dataset) // looked_at))
-    return sum(int(make_layout(collate([dataset[row]])["on_host"], config, 1).anchor_mask.sum()) for row in rows) / len(
-        rows
+@dataclass(frozen=True)
+class Plan:
+    model: str
+    parameters: int
+    gpus: int
+    gpu_memory_gib: float
+    work: Work
+    chosen: Way  # how the recipe itself trains
+    ways: dict[Way, Planned]
+
+
+def plan(recipe: Recipe, gpus: int, gpu_memory_gib: float) -> Plan:
+    if gpus < 1:
+        raise ConfigError(f"gpus={gpus} must be at least 1")
+    if not gpu_memory_gib > 0:
+        raise ConfigError(f"gpu_memory={gpu_memory_gib} must be above 0, in GiB")
+    training = recipe.training
+    model = memory.meta_model(_model_config(recipe, "model", recipe.model.model))
+    shape = Shape.of(model, training.feature_layers)
+    work = Work.of(recipe, gpus)
+    if training.feature_model is not None:
+        other = memory.meta_model(_model_config(recipe, "feature_model", training.feature_model))
+        work = replace(work, other_features=Shape.of(other, training.feature_layers).frozen)
+    room = (1 - ROOM) * gpu_memory_gib * GIB
+    adapter = 0
+    if find_spec("peft") is not None:
+        asked = recipe if recipe.model.adapted else replace(recipe, model=replace(recipe.model, lora=True))
+        adapter = adapters.count_parameters(model, adapters.peft_config(asked))
+    ways: dict[Way, Planned] = {}
+    for way in WAYS:
+        adapted = way in ADAPTED
+        if adapted and not adapter:
+            continue  # peft, which knows the adapter's size, is not installed
+        this = replace(work, adapter=adapter if adapted else 0)
+        needed = memory.estimate(shape, this, way)
+        ways[way] = Planned(
+            needed,
+            needed.peak <= room,
+            memory.largest_micro_batch(shape, this, way, room),
+            memory.largest_rollout_batch(shape, this, way, room),
+            this.adapter,
+        )
+    return Plan(recipe.model.model, shape.parameters, gpus, gpu_memory_gib, work, memory.way_of(recipe), ways)
+
+
+def _model_config(recipe: Recipe, field: str, name: str) -> Any:
+    place = fetch.resolve(name)
+    if name.startswith(("/", ".", "~")) and not Path(place).expanduser().is_dir():
+        raise ConfigError(f"{field}={name!r}: no such folder")
+    try:
+        return AutoConfig.from_pretrained(place, trust_remote_code=recipe.model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise ConfigError(f"the config.json of {field}={name!r} cannot be loaded: {reason}") from None
+
+
+def table(found: Plan) -> list[tuple[str, ...]]:
+    """GiB on each GPU."""
+
+    def row(title: str, values: Any) -> tuple[str, ...]:
+        return (title, *(values(planned) for planned in found.ways.values()))
+
+    def gib(value: float) -> str:
+        return f"{value / GIB:.1f}"
+
+    rows: list[tuple[str, ...]] = [("GiB on each GPU", *found.ways)]
+    rows += [row(title, lambda p, name=name: gib(getattr(p.memory, name))) for name, title in PARTS.items()]
+    rows.append(("",) * len(rows[0]))
+    rows += [
+        row(f"during {title}", lambda p, name=name: gib(p.memory.stages()[name])) for name, title in STAGES.items()
+    ]
+    rows.append(row("peak", lambda p: gib(p.memory.peak)))
+    rows.append(row("fits", lambda p: "yes" if p.fits else "no"))
+    rows.append(row("largest per_device_train_batch_size", lambda p: str(p.largest_micro_batch or "none fits")))
+    rows.append(row("largest rollout_batch_size", lambda p: str(p.largest_rollout_batch or "none fits")))
+    return rows
+
+
+def introduction(found: Plan) -> list[str]:
+    work = found.work
+    lines = [
+        f"{found.model}: {found.parameters:,} parameters, {found.gpus} GPU{'s' if found.gpus > 1 else ''} of "
+        f"{found.gpu_memory_gib:g} GiB. Computed, not run.",
+        f"Packed sequences of {work.packed:,} tokens ({work.context:,} of text), {work.micro_batch} in a micro-batch, "
+        f"{work.rows} rolled out at once, {'bf16' if work.bf16 else 'float32'}, {work.optimizer}, gradient "
+        f"checkpointing {'on' if work.checkpointing else 'off'}.",
+    ]
+    adapter = max(planned.adapter_parameters for planned in found.ways.values())
+    if adapter:
+        lines.append(f"The adapter of lora and qlora has {adapter:,} parameters.")
+    else:
+        lines.append("Adapters are left out: install peft with `pip install ebft[peft]`.")
+    loaded = [f"{bytes_ * found.parameters / GIB:,.0f} GiB" for bytes_ in (work.trained_bytes, work.number)]
+    lines.append(
+        f"A process that loads the whole model needs {loaded[0]} of its machine's memory, with lora {loaded[1]}."
     )
+    lines.append(f"What fits leaves {ROOM:.0%} free for CUDA, communication and fragments.")
+    return lines
 
 
-def flops_per_step(parameters: int, sequences: int, packed_tokens: int) -> float:
-    """2 per parameter and token forward; rollout 1 pass, features 3/4, update 3."""
-    return 2.0 * parameters * sequences * packed_tokens * (1 + 0.75 + 3)
-
-
-def memory_gib(recipe: Recipe, model: Any, packed_tokens: int) -> float:
-    """Weights, gradients and two Adam moments in float32, the bf16 copy that computes, a frozen copy of 3/4,
-    activations of one micro-batch, the head's gradient and a chunk of logits.
-
-    Within 2 % of the peaks measured on a GPU for Qwen2.5-1.5B and Llama-3.2-1B shapes (benchmarks/results).
-    """
-    training, lora = recipe.training, recipe.model.lora
-    parameters = sum(p.numel() for p in model.parameters())
-    config = model.config.get_text_config(decoder=True)
-    width = config.hidden_size
-    ffn = getattr(config, "intermediate_size", None) or 4 * width
-    number = 2 if training.bf16 else 4  # bytes of what is computed with
-    trained = 0.02 * parameters if lora else parameters
-    computing = number * parameters if lora or training.bf16 else 0
-    weights = computing + (0 if lora else 4 * parameters) + 12 * trained
-    frozen = 0 if lora else 0.75 * parameters * number
-    # What a compiled layer keeps per token: its inputs, queries, keys, values and norms, and three times the
-    # feed-forward width.
-    per_token = number * (8 * width + 3 * ffn)
-    layers = 2 if training.gradient_checkpointing else config.num_hidden_layers
-    activations = training.per_device_train_batch_size * packed_tokens * per_token * layers
-    logits = 4 * config.vocab_size * width + 6 * CHUNK_ELEMENTS["cuda" if training.device.type == "cuda" else "cpu"]
-    return (weights + frozen + activations + logits) / 2**30
+def as_json(found: Plan) -> dict[str, Any]:
+    """Everything, in bytes."""
+    return {
+        "model": found.model,
+        "parameters": found.parameters,
+        "gpus": found.gpus,
+        "gpu_memory_bytes": found.gpu_memory_gib * GIB,
+        "room": ROOM,
+        "settings": asdict(found.work),
+        "recipe_trains_by": found.chosen,
+        "computed": True,
+        "ways": {
+            way: {
+                "bytes": planned.memory.parts(),
+                "stages": planned.memory.stages(),
+                "peak": planned.memory.peak,
+                "fits": planned.fits,
+                "largest_per_device_train_batch_size": planned.largest_micro_batch,
+                "largest_rollout_batch_size": planned.largest_rollout_batch,
+                "adapter_parameters": planned.adapter_parameters,
+            }
+            for way, planned in found.ways.items()
+        },
+    }

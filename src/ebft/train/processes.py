@@ -16,7 +16,7 @@ Everything here does nothing in a run of one process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,13 @@ def rank() -> int:
 def barrier() -> None:
     if count() > 1:
         dist.barrier()
+
+
+def join_alone(device: torch.device) -> None:
+    """A group of one, where there is none: torch wants one for anything that is sharded or could be."""
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
 def leave() -> None:
@@ -86,6 +93,19 @@ def from_first(value: Any) -> Any:
     holder = [value]
     dist.broadcast_object_list(holder, src=0)
     return holder[0]
+
+
+def all_or_none(check: Callable[[], Any]) -> None:
+    """Call `check` in all processes; an error that the first one meets, all of them raise."""
+    error: ValueError | None = None
+    try:
+        check()
+    except ValueError as met:
+        error = met
+    if (first := from_first(error)) is not None:
+        raise first
+    if error is not None:
+        raise error
 
 
 @torch.no_grad()

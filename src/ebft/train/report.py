@@ -106,7 +106,7 @@ def model_card(
     text = "\n".join(
         [
             "---",
-            "library_name: transformers" if not recipe.model.lora else "library_name: peft",
+            "library_name: transformers" if not recipe.model.adapted else "library_name: peft",
             f"tags: {tags}",
             "---",
             "",

@@ -24,9 +24,9 @@ from ebft.data.packing import DocumentIndex, SequenceDataset
 from ebft.data.rows import DataError, Row, read_rows
 from ebft.recipe import Recipe
 from ebft.train import baselines
+from ebft.train.adapters import peft_config
 from ebft.train.rewards import COUNTS, RewardFunction, make_rewards
 from ebft.train.ruler import Measured, Spent
-from ebft.train.run import peft_config
 
 PROMPT_CHARACTERS = 1000  # of a prompt in the table of samples
 

@@ -22,6 +22,7 @@ from ebft import fetch
 from ebft.config import ConfigError, EBFTConfig
 from ebft.data.packing import SequenceDataset, collate, to_device
 from ebft.model.backbone import (
+    adapter_parameters,
     base_model,
     decoder_layers,
     decoder_of,
@@ -30,6 +31,7 @@ from ebft.model.backbone import (
     prepare_model,
 )
 from ebft.model.features import FeatureNetwork
+from ebft.model.sharding import whole
 from ebft.model.working_copy import copy_in_dtype
 from ebft.train import evaluation
 from ebft.train.iteration import prepare_window
@@ -143,11 +145,11 @@ def identity(config: EBFTConfig, features: FeatureNetwork, dataset: SequenceData
 
 def network_checksum(features: FeatureNetwork) -> str:
     """Some of every weight: enough to tell two networks apart, without reading gigabytes."""
-    value = 0
-    for name, parameter in features._network[0].named_parameters():
-        if "lora_" in name:  # the adapter is off when features are computed
+    value, adapter = 0, adapter_parameters(features._network[0])
+    for parameter in features._network[0].parameters():
+        if id(parameter) in adapter:  # off when features are computed
             continue
-        flat = parameter.detach().flatten()
+        flat = whole(parameter.detach()).flatten()
         value = zlib.crc32(flat[:: max(1, flat.numel() // 4096)].float().cpu().numpy().tobytes(), value)
     return f"{value:08x}"
 
@@ -164,7 +166,7 @@ class Passes:
 
     def __init__(self, model: nn.Module) -> None:
         base = base_model(model)
-        total = sum(p.numel() for p in model.parameters())
+        total = _count(model)
         embeddings = input_embeddings(base)
         head: Any = base.get_output_embeddings()
         # Looking up an embedding multiplies nothing; a head that shares the matrix does.
@@ -174,13 +176,18 @@ class Passes:
         frozen = any(not p.requires_grad for n, p in model.named_parameters() if "lora_" not in n)
         self.update = self.forward * (2.0 if frozen else 3.0)
         layers = decoder_layers(decoder_of(base))[1]
-        self._per_layer = 2.0 * sum(p.numel() for p in layers.parameters()) / len(layers)
+        self._per_layer = 2.0 * _count(layers) / len(layers)
 
     def features(self, network: FeatureNetwork) -> float:
         if network.source in ("copy", "adapter_off", "average", "random"):
             return self._per_layer * max(network.taps)
         inner: Any = network._network[0]
-        return 2.0 * sum(p.numel() for p in decoder_layers(inner)[1].parameters())
+        return 2.0 * _count(decoder_layers(inner)[1])
+
+
+def _count(module: nn.Module) -> int:
+    """Parameters; of a matrix in 4 bits, two stand in every byte."""
+    return sum(p.numel() * (2 if hasattr(p, "quant_state") else 1) for p in module.parameters())
 
 
 def wide(count: Tensor) -> Tensor:

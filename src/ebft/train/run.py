@@ -20,11 +20,13 @@ from ebft.data.formats import check_tokenizer
 from ebft.data.packing import DocumentIndex, SequenceDataset, mix
 from ebft.data.rows import DataError
 from ebft.data.store import TokenStore, tokenize_source
+from ebft.evaluate import checkpoint
 from ebft.evaluate.checkpoint import ADAPTER_FILE, Checkpoint
 from ebft.model.backbone import embedding_size
 from ebft.recipe import Recipe, as_given
-from ebft.train import checkpoints, plan, processes, report, ruler
+from ebft.train import adapters, checkpoints, processes, report, ruler
 from ebft.train.callbacks import LiveProgress
+from ebft.train.dry_run import show as show_dry_run
 from ebft.train.trainer import EBFTTrainer, check_sequences, pad_token_id
 
 if TYPE_CHECKING:
@@ -47,17 +49,32 @@ def load_tokenizer(recipe: Recipe) -> Any:
         raise ConfigError(f"the tokenizer of {field}={name!r} cannot be loaded: {_first_line(error)}") from None
 
 
-def load_model(recipe: Recipe) -> Any:
+def load_model(recipe: Recipe, trl: bool = False) -> Any:
+    """The model to train, for EBFT or for a trainer of TRL."""
     name = fetch.resolve(recipe.model.model)
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if recipe.model.model_dtype not in dtypes:
         raise ConfigError(f"model_dtype={recipe.model.model_dtype!r} is not one of {', '.join(dtypes)}")
+    dtype = dtypes[recipe.model.model_dtype]
     if (Path(name).expanduser() / ADAPTER_FILE).is_file():
-        return _merged(recipe, name, dtypes[recipe.model.model_dtype])
+        if recipe.model.load_in_4bit:
+            raise ConfigError(
+                f"model={name!r} is an adapter; make a model of it first: ebft export {name} --output ..."
+            )
+        return _merged(recipe, name, dtype)
+    if recipe.model.load_in_4bit and trl:
+        raise ConfigError("load_in_4bit=true is for ebft train only; leave it out")
+    if recipe.model.adapted and recipe.training.bf16 and not trl:
+        dtype = torch.bfloat16  # the base model does not train: it needs no float32 weights, not even on its way
+    options: dict[str, Any] = {}
+    if recipe.model.load_in_4bit:
+        options = adapters.four_bit(recipe.training.device)
+        adapters.check_four_bit(recipe.training)
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtypes[recipe.model.model_dtype], trust_remote_code=recipe.model.trust_remote_code
-        )
+        if recipe.training.sharding is not None and recipe.training.process_index > 0:
+            with torch.device("meta"):  # no weights: they come from the first process, a part of them
+                return checkpoint.model_like(name, dtype, recipe.model.trust_remote_code)
+        return checkpoint.load_model(name, dtype, recipe.model.trust_remote_code, **options)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model={name!r} cannot be loaded: {_first_line(error)}") from None
 
@@ -137,25 +154,6 @@ def _range(count: int) -> Any:
     return np.arange(count)
 
 
-def peft_config(recipe: Recipe) -> Any:
-    if not recipe.model.lora:
-        return None
-    try:
-        from peft import LoraConfig
-    except ImportError:
-        raise ConfigError("lora=true needs peft; install it with `pip install ebft[peft]`") from None
-    targets: str | list[str] = recipe.model.lora_target_modules
-    if targets != "all-linear":
-        targets = [t.strip() for t in str(targets).split(",")]
-    return LoraConfig(
-        r=recipe.model.lora_r,
-        lora_alpha=recipe.model.lora_alpha,
-        lora_dropout=recipe.model.lora_dropout,
-        target_modules=targets,
-        task_type="CAUSAL_LM",
-    )
-
-
 def train(
     recipe: Recipe, resume: bool, dry_run: bool, command: Sequence[str], method: Method | None = None
 ) -> dict[str, Any]:
@@ -175,10 +173,10 @@ def train(
     data = _describe_data(train_set)
     if resume_from is not None:
         _check_same_data(output, data)
-    model = load_model(recipe)
+    model = load_model(recipe, trl=method is not None)
     check_tokenizer(tokenizer, embedding_size(model))
     if dry_run:
-        show = plan.show if method is None else method.plan
+        show = show_dry_run if method is None else method.plan
         if first:
             show(recipe, train_set, validation_set, model, tokenizer)
         return {}
@@ -186,7 +184,9 @@ def train(
         recipe.training.disable_tqdm = False  # transformers hides the bar when its log level is raised
     trainer: Any
     if method is None:
-        trainer = EBFTTrainer(model, recipe.training, train_set, validation_set, tokenizer, peft_config(recipe))
+        trainer = EBFTTrainer(
+            model, recipe.training, train_set, validation_set, tokenizer, adapters.peft_config(recipe)
+        )
     else:
         trainer = method.build(recipe, train_set, validation_set, model, tokenizer)
     trainer.remove_callback(ProgressCallback)
@@ -227,7 +227,8 @@ def train(
 
 # What may change when a run goes on: how long, and what it shows and keeps.
 _MAY_CHANGE = ("output_dir", "max_steps", "num_train_epochs", "samples_every", "disable_tqdm", "report_to", "run_name")
-_MAY_CHANGE_PREFIXES = ("logging_", "save_", "eval_", "per_device_eval_", "ddp_")
+# How a model is sharded may change too; whether it is, the checkpoint says.
+_MAY_CHANGE_PREFIXES = ("logging_", "save_", "eval_", "per_device_eval_", "ddp_", "fsdp")
 # These may change with the number of processes, as long as their product with it stays.
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
@@ -298,6 +299,8 @@ def _claim(output: Path, resume: bool, recipe: Recipe, method: str = "ebft") -> 
     for cut_off in checkpoints.remove_incomplete(output) if used and first else ():
         print(f"{cut_off.name} was cut off while it was written; it is not used", file=sys.stderr)
     last = checkpoints.last_checkpoint(output) if used else None
+    if last is not None:
+        checkpoints.check_kind(last, recipe.training.sharding is not None)
     if not first:
         return last
     if last is not None:

@@ -20,8 +20,8 @@ from ebft.data.packing import PADDING, SequenceDataset
 from ebft.data.rows import DataError
 from ebft.recipe import Recipe
 from ebft.train import baselines
+from ebft.train.adapters import peft_config
 from ebft.train.ruler import Measured, Spent, wide
-from ebft.train.run import peft_config
 
 IGNORED = -100
 

@@ -6,7 +6,9 @@ micro-batch by micro-batch (`compute_loss`). Both sums of the loss are divided b
 micro-batches give the gradient of one batch of k times the size. Every rollout is seeded by (run, step, sequence).
 
 With several processes the window is spread over them, and counts, metrics and gradients are added up (`processes`): k
-processes do the same steps as one with the same number of sequences per step.
+processes do the same steps as one with the same number of sequences per step. With `fsdp` each of them holds only a
+part of the model, of the frozen networks and of the optimiser's state (`model.sharding`); to transformers and
+accelerate it still looks like plain data parallelism.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, set_seed
 from transformers.integrations import TensorBoardCallback
+from transformers.trainer import SCHEDULER_NAME
 
 from ebft.config import ConfigError, EBFTConfig
 from ebft.data.formats import check_tokenizer
@@ -33,6 +37,7 @@ from ebft.data.rows import DataError
 from ebft.data.store import tokenize_rows
 from ebft.method.cross_entropy import Reference
 from ebft.method.losses import ebft_loss
+from ebft.model import sharded_checkpoints, sharding
 from ebft.model.attention import resolve_backend
 from ebft.model.backbone import (
     compile_layers,
@@ -43,8 +48,8 @@ from ebft.model.backbone import (
     prepare_model,
 )
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
+from ebft.train import adapters, checkpoints, evaluation, processes
 from ebft.train import callbacks as standard_callbacks
-from ebft.train import evaluation, processes
 from ebft.train.clock import Clock, Watch
 from ebft.train.iteration import Window, make_layout, prepare_window
 from ebft.train.ruler import Passes, Spent, frozen_network
@@ -70,6 +75,7 @@ class EBFTTrainer(Trainer):
 
     args: EBFTConfig
     model: Any
+    lr_scheduler: Any
 
     def __init__(
         self,
@@ -95,10 +101,8 @@ class EBFTTrainer(Trainer):
         if processing_class is not None:
             check_tokenizer(processing_class, embedding_size(model))
         if peft_config is not None:
-            from peft import get_peft_model
-
             set_seed(args.seed)  # the Trainer does so only later; the adapter's random weights belong to the run
-            model = get_peft_model(model, peft_config)
+            model = adapters.add(model, peft_config)
         if args.disable_dropout:
             disable_dropout(model)
         backend: Any = args.attention_backend
@@ -108,6 +112,14 @@ class EBFTTrainer(Trainer):
         self.clock, self.watch, self.spent = Clock(args.device), Watch(), Spent()
         self._observed: dict[str, list[Tensor | float]] = defaultdict(list)
         self._window: Window | None = None
+        self.sharded = args.sharding is not None
+        if self.sharded:
+            if getattr(model, "is_quantized", False):
+                raise ConfigError("fsdp with a quantised model is not supported; load it in float32 or bfloat16")
+            processes.join_alone(args.device)
+            processes.all_or_none(lambda: prepare_model(model))  # not all may have the weights to look at
+            self._make_networks(model, args, processing_class)
+            self._shard(model, args)
         super().__init__(
             model=model,
             args=args,
@@ -118,7 +130,10 @@ class EBFTTrainer(Trainer):
             callbacks=[*standard_callbacks.standard(self, args), *(callbacks or [])],
             **kwargs,
         )
-        if args.world_size > 1:
+        if self.sharded:
+            self.accelerator.prepare_model = _as_it_is
+            self.accelerator.clip_grad_norm_ = sharding.clip_gradients
+        elif args.world_size > 1:
             # No wrapper: `processes` says why. The model is still given to accelerate, which puts it on its device.
             self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
             processes.copy_from_first(self.model)
@@ -126,37 +141,56 @@ class EBFTTrainer(Trainer):
             # An evaluation before training would otherwise open the log in the working directory.
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = os.path.join(str(args.output_dir), "runs")
-        prepare_model(self.model)
         # compute_loss divides by the counts of the whole window: the Trainer must not divide by the accumulation again.
         self.model_accepts_loss_kwargs = True
-        self.working = self._working_copy()
-        self.features = frozen_network(self.model, self.args, self.processing_class)
-        self.passes = Passes(self.model)
-        self.reference = self._reference_model()
-        compiling = self.args.compile_layers
+        if not self.sharded:
+            self._make_networks(self.model, args, self.processing_class)
+        compiling = args.compile_layers
         if compiling is None:
-            compiling = self.args.torch_compile or self.args.device.type == "cuda"
+            compiling = args.torch_compile or args.device.type == "cuda"
         if compiling:
             compile_layers(decoder_of(self.model if self.working is None else self.working.model))
             self.features.compile_layers()
 
+    def _make_networks(self, model: Any, args: EBFTConfig, tokenizer: Any) -> None:
+        """Everything that is made from the model as it is at the start."""
+        prepare_model(model)
+        self.working = self._working_copy(model, args)
+        self.features = frozen_network(model, args, tokenizer)
+        self.passes = Passes(model)
+        self.reference = self._reference_model(model, args)
+
+    def _shard(self, model: Any, args: EBFTConfig) -> None:
+        """Each process keeps its part of the model and of the frozen networks. Copies are made before: they cannot be
+        made of shards."""
+        assert args.sharding is not None
+        group = (args.device, processes.count())
+        computing = torch.bfloat16 if args.bf16 and not hasattr(model, "disable_adapter") else None
+        sharding.shard(model, *group, computing, args.sharding.reshard_after_forward)
+        if self.features.source == "adapter_off":
+            sharding.call_through(self.features._network[0], model)
+        else:
+            sharding.shard_network(self.features._network[0], *group)
+        if self.reference is not None:
+            sharding.shard(self.reference, *group, None, reshard=True)
+
     # ---- which weights compute -----------------------------------------------------------------------------------
 
-    def _working_copy(self) -> WorkingCopy | None:
-        """With bf16, full fine-tuning computes on a bf16 copy of the float32 weights."""
-        if not self.args.bf16:
+    def _working_copy(self, model: Any, args: EBFTConfig) -> WorkingCopy | None:
+        """With bf16, full fine-tuning computes on a bf16 copy of the float32 weights; shards are gathered in bf16."""
+        if not args.bf16:
             return None
-        if hasattr(self.model, "disable_adapter"):
+        if hasattr(model, "disable_adapter"):
             # Under an adapter the base model does not train: it needs no float32 weights. Adapters are small: autocast.
-            for parameter in self.model.parameters():
-                if not parameter.requires_grad:
+            for parameter in model.parameters():
+                if not parameter.requires_grad and parameter.is_floating_point():  # 4 bits stay 4 bits
                     parameter.data = parameter.data.to(torch.bfloat16)
             return None
-        if next(self.model.parameters()).dtype == torch.bfloat16:
+        if self.sharded or next(model.parameters()).dtype == torch.bfloat16:
             return None
-        working = WorkingCopy(self.model)
-        if self.args.gradient_checkpointing:
-            working.model.gradient_checkpointing_enable(self.args.gradient_checkpointing_kwargs)
+        working = WorkingCopy(model)
+        if args.gradient_checkpointing:
+            working.model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
         return working
 
     def computing(self) -> Any:
@@ -167,8 +201,9 @@ class EBFTTrainer(Trainer):
         return self.working.model
 
     def compute_loss_context_manager(self) -> Any:
-        # The working copy is in bf16 as a whole; autocast would only lift parts of it to float32.
-        return nullcontext() if self.working is not None else super().compute_loss_context_manager()
+        # The working copy is in bf16 as a whole, and gathered weights are; autocast would only lift parts to float32.
+        in_bf16 = self.working is not None or (self.sharded and not hasattr(self.model, "disable_adapter"))
+        return nullcontext() if in_bf16 else super().compute_loss_context_manager()
 
     # ---- one iteration -----------------------------------------------------------------------------------------
 
@@ -222,7 +257,7 @@ class EBFTTrainer(Trainer):
 
     def _finish_window(self) -> None:
         """Add up what all micro-batches of all processes found: the gradients, and what is logged about the loss."""
-        if self.args.world_size > 1:
+        if self.args.world_size > 1 and not self.sharded:  # shards are summed by the backward pass
             with self.clock.phase("exchange"):
                 processes.sum_gradients(self.model)
         if self._window is None or not self._window.parts:
@@ -262,6 +297,7 @@ class EBFTTrainer(Trainer):
             generated_tokens=inputs["generated_tokens"],
             truth_tokens=inputs["truth_tokens"],
         )
+        sharding.release(self.reference)
         # These are this micro-batch's parts of sums over the window: added up, not averaged.
         self._add("loss", terms.loss)
         self._add("ebft/policy_loss", terms.policy)
@@ -338,6 +374,7 @@ class EBFTTrainer(Trainer):
             found = evaluation.evaluate(
                 self.computing(), self.features, loader, self.args, self.end_token_ids, self.args.device, len(dataset)
             )
+        sharding.release(self.model)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
         self.log(metrics)
@@ -348,6 +385,58 @@ class EBFTTrainer(Trainer):
         if self.args.world_size == 1 or self.train_dataset is None:
             return super().get_train_dataloader()
         return processes.train_loader(self.args, self.train_dataset)
+
+    # ---- what is saved, when every process has a part ------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """An ordinary model, put together by the first process; in a checkpoint, everybody's shards."""
+        if not self.sharded:
+            return super().save_model(output_dir, _internal_call)
+        folder = Path(output_dir or str(self.args.output_dir))
+        sharding.release(self.model)
+        adapter = hasattr(self.model, "disable_adapter")
+        if adapter or not _internal_call:
+            weights = sharded_checkpoints.gathered(self.model)
+            if self.args.should_save:
+                self._save(str(folder), state_dict=weights)
+        elif self.args.should_save:
+            folder.mkdir(parents=True, exist_ok=True)
+            for part in (self.model.config, self.model.generation_config, self.processing_class):
+                if part is not None:
+                    part.save_pretrained(folder)
+        if _internal_call:
+            sharded_checkpoints.save(folder / sharded_checkpoints.MODEL, sharded_checkpoints.weights(self.model))
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.sharded:
+            return super()._save_optimizer_and_scheduler(output_dir)
+        state = sharded_checkpoints.optimizer_state(self.model, self.optimizer)
+        sharded_checkpoints.save(Path(output_dir) / sharded_checkpoints.OPTIMIZER, state)
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        checkpoints.check_kind(Path(resume_from_checkpoint), self.sharded)
+        if not self.sharded:
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+        sharding.release(self.model)
+        folder = Path(resume_from_checkpoint) / sharded_checkpoints.MODEL
+        sharded_checkpoints.load(folder, sharded_checkpoints.weights(self.model))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self.sharded or checkpoint is None:
+            return super()._load_optimizer_and_scheduler(checkpoint)
+        folder = Path(checkpoint)
+        if (folder / sharded_checkpoints.OPTIMIZER).is_dir():  # not there with save_only_model
+            state = sharded_checkpoints.optimizer_state(self.model, self.optimizer)
+            sharded_checkpoints.load(folder / sharded_checkpoints.OPTIMIZER, state)
+            sharded_checkpoints.set_optimizer_state(self.model, self.optimizer, state)
+            self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))
+
+    def _load_best_model(self) -> None:
+        if not self.sharded:
+            return super()._load_best_model()
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
     # ---- building ----------------------------------------------------------------------------------------------
 
@@ -363,14 +452,19 @@ class EBFTTrainer(Trainer):
             check_sequences(found, args)
         return found
 
-    def _reference_model(self) -> nn.Module | None:
+    def _reference_model(self, model: Any, args: EBFTConfig) -> nn.Module | None:
         """The frozen q of the KL term; with an adapter, the base model serves and nothing is copied."""
-        if not self.args.kl_weight or hasattr(self.model, "disable_adapter"):
+        if not args.kl_weight or hasattr(model, "disable_adapter"):
             return None
-        return copy_in_dtype(self.model, torch.bfloat16 if self.args.bf16 else None)[0].requires_grad_(False).eval()
+        return copy_in_dtype(model, torch.bfloat16 if args.bf16 else None)[0].requires_grad_(False).eval()
 
     def _reference_context(self) -> Any:
         return self.model.disable_adapter() if self.reference is None else nullcontext()
+
+
+def _as_it_is(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """For accelerate: a sharded model is on its device, and wants neither a wrapper nor autocast."""
+    return model
 
 
 def disable_dropout(model: nn.Module) -> None:

@@ -1,0 +1,138 @@
+"""Sharded models (FSDP2): every process keeps a part of each weight, of its gradient and of its optimiser state.
+
+torch gathers the weights of a module when the module is called and frees them afterwards. What it counts as one piece
+is chosen here: every layer of the decoder, and around them the causal language model as a whole, which holds what is
+left: embeddings, final norm and output head, in one piece since head and embeddings may be the same matrix.
+
+ebft never calls the causal language model, which would make logits of every token. It runs the decoder, and multiplies
+with the head's weight itself, in chunks. So the model gets a method that runs its decoder (`_DECODE`) and counts as one
+of its forward passes: embeddings, norm and head are gathered before it and stay so until the backward pass has used
+them, or until `release`. A gradient of the head's weight arrives at the gathered weight like any other, and is summed
+and shared out at the end of the backward pass with those of the embeddings.
+
+torch takes means of gradients over processes. Ours are parts of a sum (`train.processes`), so they are only added up.
+
+Every call gathers, which takes all processes: all must run the same passes, whatever data they have.
+
+Only the first process needs to have loaded the model: it sends the weights out, one after the other, and each process
+keeps its part. The others may have it without weights (on torch's device "meta"), which takes no memory.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ebft.model.backbone import base_model, decoder_layers, decoder_of
+
+_DECODE = "ebft_decode"
+
+
+def shard(model: nn.Module, device: torch.device, processes: int, dtype: torch.dtype | None, reshard: bool) -> None:
+    """Share the first process's causal language model out over all of them, in place.
+
+    dtype: of the gathered weights, which compute; None is that of the shards, which are trained. Gradients are added
+        up in float32 in any case, and buffers (the frequencies of rotary embeddings) stay what they are.
+    reshard: free the weights of a layer after each of its forward passes; otherwise they stay until the backward pass.
+    """
+    base = base_model(model)
+    decoder = decoder_of(base)
+    _fully_shard(base, decoder, device, processes, dtype, reshard, reshard_root=False)
+    # Of some models hidden states are a view. Nothing here writes into them.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+    setattr(base, _DECODE, _run)
+    register_fsdp_forward_method(base, _DECODE)
+    call_through(decoder, base)
+
+
+def shard_network(network: nn.Module, device: torch.device, processes: int) -> None:
+    """Share out a decoder that is called itself and has no head: the frozen feature network."""
+    _fully_shard(network, network, device, processes, None, True, reshard_root=True)
+
+
+def call_through(decoder: nn.Module, model: nn.Module) -> None:
+    """From now on `run_decoder` runs this decoder, or a cut of it, by the sharded model it belongs to."""
+    decoder.called_by = getattr(base_model(model), _DECODE)
+
+
+def _run(decoder: nn.Module, **inputs: Any) -> Any:
+    return decoder(**inputs)
+
+
+def _fully_shard(
+    root: nn.Module,
+    decoder: nn.Module,
+    device: torch.device,
+    processes: int,
+    dtype: torch.dtype | None,
+    reshard: bool,
+    reshard_root: bool,
+) -> None:
+    # Inputs are not cast: with weights in bf16, everything between the layers is in bf16 already, or not for a reason.
+    policy = MixedPrecisionPolicy(dtype, torch.float32 if dtype is not None else None, cast_forward_inputs=False)
+    wrap = partial(fully_shard, mesh=init_device_mesh(device.type, (processes,)), mp_policy=policy)
+    weights = [parameter.detach() for parameter in root.parameters()]
+    for layer in decoder_layers(decoder)[1]:
+        wrap(layer, reshard_after_forward=reshard)
+    wrap(root, reshard_after_forward=reshard_root)
+    _send_out(root, weights, device)
+    for module in _pieces(root):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+
+
+@torch.no_grad()
+def _send_out(root: Any, weights: list[Tensor], device: torch.device) -> None:
+    """The first process's `weights`, as they were before, to the shards of all processes."""
+    if any(parameter.is_meta for parameter in root.parameters()):
+        root.to_empty(device=device)
+        root.tie_weights()
+    first = dist.get_rank() == 0
+    for mine, weight in zip(root.parameters(), weights, strict=True):
+        complete = weight.to(device) if first else torch.empty(mine.shape, dtype=mine.dtype, device=device)
+        dist.broadcast(complete, src=0)
+        part = distribute_tensor(complete, mine.device_mesh, mine.placements, src_data_rank=None)
+        mine.to_local().copy_(part.to_local())
+    for buffer in root.buffers():
+        complete = buffer.contiguous()
+        dist.broadcast(complete, src=0)
+        buffer.copy_(complete)
+
+
+def _pieces(module: nn.Module) -> Iterator[FSDPModule]:
+    return (m for m in module.modules() if isinstance(m, FSDPModule))
+
+
+def is_sharded(module: nn.Module) -> bool:
+    return next(_pieces(module), None) is not None
+
+
+def release(*modules: nn.Module | None) -> None:
+    """Free what is still gathered. Before weights are looked at, saved or loaded: only shards stand for the model."""
+    for module in modules:
+        for piece in _pieces(module) if module is not None else ():
+            piece.reshard()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a sharded tensor, on all processes; all of them must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def held(tensors: Iterable[Tensor]) -> int:
+    """How many elements of these tensors this process holds."""
+    return sum((t.to_local() if isinstance(t, DTensor) else t).numel() for t in tensors)
+
+
+def clip_gradients(parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
+    """The norm of the gradients of all shards of all processes, and gradients that are no longer."""
+    return whole(torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type))

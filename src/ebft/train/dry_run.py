@@ -1,0 +1,77 @@
+"""`--dry-run`: what a run would do, and one decoded example with its anchors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ebft.data.packing import SequenceDataset, collate
+from ebft.recipe import Recipe
+from ebft.train import adapters, memory
+from ebft.train.iteration import make_layout
+from ebft.train.samples import CONTEXT_TOKENS
+
+
+def show(
+    recipe: Recipe, train_set: SequenceDataset, validation_set: SequenceDataset | None, model: Any, tokenizer: Any
+) -> None:
+    config = recipe.training
+    layout = make_layout(collate([train_set[0]])["on_host"], config, config.samples)
+    per_step = config.per_device_train_batch_size * config.gradient_accumulation_steps
+    steps_per_epoch = math.ceil(len(train_set) / per_step)
+    steps = config.max_steps if config.max_steps > 0 else math.ceil(steps_per_epoch * config.num_train_epochs)
+    parameters = sum(p.numel() for p in model.parameters())
+    packed = layout.packed_length
+    lines = {
+        "model": f"{recipe.model.model}, {parameters:,} parameters in {recipe.model.model_dtype}",
+        "documents": f"{len(train_set.index):,} with {train_set.total_tokens:,} tokens",
+        "training sequences": f"{len(train_set):,} of {config.context_length} tokens",
+        "validation sequences": f"{len(validation_set):,}" if validation_set is not None else "none",
+        "anchors per sequence": f"{anchors_per_sequence(train_set, config):.1f} of at most {layout.num_anchors}, "
+        f"{config.samples} rollouts of {config.horizon} tokens from each",
+        "packed sequence": f"{packed:,} tokens, {packed - config.context_length:,} of them generated",
+        "tokens per step": f"{per_step * packed:,} in {per_step} sequences",
+        "steps": f"{steps:,} ({steps_per_epoch:,} an epoch)",
+        "compute per step": f"{flops_per_step(parameters, per_step, packed) / 1e9:,.0f} GFLOP (estimate)",
+        "memory": f"{memory_of(recipe, model, layout.num_anchors).peak / 2**20:,.0f} MiB (estimate)",
+    }
+    width = max(map(len, lines))
+    for name, value in lines.items():
+        print(f"{name:<{width}}  {value}")
+    print("\nOne sequence, with some of its anchors (| marks where rollouts begin):")
+    row = collate([train_set[0]])
+    valid = torch.atleast_2d(layout.anchor_mask)[0].nonzero().flatten().tolist()
+    anchors = torch.atleast_2d(layout.anchors)[0]
+    for place in valid[:: max(1, len(valid) // 3)][:3]:
+        a = int(anchors[place])
+        before = tokenizer.decode(row["input_ids"][0, max(0, a - CONTEXT_TOKENS) : a].tolist())
+        after = tokenizer.decode(row["input_ids"][0, a : a + config.horizon].tolist())
+        print(f"  token {a}: ...{before!r} | {after!r}")
+    if not valid:
+        print("  (no anchor in this sequence)")
+
+
+def anchors_per_sequence(dataset: SequenceDataset, config: Any, looked_at: int = 200) -> float:
+    """The mean over some sequences, spread over the dataset."""
+    rows = range(0, len(dataset), max(1, len(dataset) // looked_at))
+    return sum(int(make_layout(collate([dataset[row]])["on_host"], config, 1).anchor_mask.sum()) for row in rows) / len(
+        rows
+    )
+
+
+def flops_per_step(parameters: int, sequences: int, packed_tokens: int) -> float:
+    """2 per parameter and token forward; rollout 1 pass, features 3/4, update 3."""
+    return 2.0 * parameters * sequences * packed_tokens * (1 + 0.75 + 3)
+
+
+def memory_of(recipe: Recipe, model: Any, anchors: int) -> memory.Memory:
+    """Of one process of this run, on the device it would run on."""
+    empty = memory.meta_model(model.config)
+    config, way = recipe.training, memory.way_of(recipe)
+    work = memory.Work.of(recipe, config.world_size, anchors, "cuda" if config.device.type == "cuda" else "cpu")
+    if recipe.model.adapted:
+        work = replace(work, adapter=adapters.count_parameters(empty, adapters.peft_config(recipe)))
+    return memory.estimate(memory.Shape.of(empty, config.feature_layers), work, way)

@@ -1,0 +1,100 @@
+"""`ebft export`: a run, a checkpoint or an adapter as an ordinary model folder that `from_pretrained` loads.
+
+An adapter is merged into its base model, in float32: at small learning rates what it adds is less than what rounding to
+bf16 takes away, so `--dtype bfloat16` is a choice and not the default.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ebft.config import ConfigError, nearest
+from ebft.evaluate.checkpoint import DTYPES, Checkpoint, first_line, load_model
+from ebft.train import adapters, checkpoints
+
+
+def export(source: str, output: str, dtype: str = "float32", trust_remote_code: bool = False) -> Path:
+    """Write the model of `source` and its tokenizer to the folder `output`."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype {dtype} is not one of {', '.join(DTYPES)}{nearest(dtype, DTYPES)}")
+    folder = Path(output).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--output {folder} is there already and not empty; choose another folder")
+    found = Checkpoint.find(_inside_run(source))
+    tokenizer = found.load_tokenizer(trust_remote_code)
+    model = _load(found, trust_remote_code).to(DTYPES[dtype])
+    # Beside its place, so that a folder by this name is a whole one.
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    if folder.exists():
+        folder.rmdir()
+    partial.rename(folder)
+    return folder
+
+
+def _inside_run(source: str) -> str:
+    """Of a run without a final model, the last whole checkpoint."""
+    run = Path(source).expanduser()
+    if (run / "recipe.yaml").is_file() and not (run / "final").is_dir():
+        last = checkpoints.last_checkpoint(run)
+        if last is not None:
+            return str(last)
+    return source
+
+
+def _load(found: Checkpoint, trust_remote_code: bool) -> Any:
+    options: dict[str, Any] = {"dtype": torch.float32}
+    settings = {} if found.adapter is None else _settings_of_run(Path(found.adapter))
+    four_bit = settings.get("load_in_4bit", False)
+    if four_bit:  # made from the same numbers as in training; on the CPU, which has room for all of it in float32
+        dtype = torch.bfloat16 if settings.get("bf16") else torch.float32
+        options = {"dtype": dtype, **adapters.four_bit(torch.device("cpu"))}
+    try:
+        model = load_model(found.base, trust_remote_code=trust_remote_code, **options)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{found.base} cannot be loaded: {first_line(error)}") from None
+    if found.adapter is None:
+        return model
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise ConfigError(
+            f"{found.name} is an adapter, which needs peft; install it with `pip install ebft[peft]`"
+        ) from None
+    if four_bit:
+        # The adapter has learnt to correct the 4-bit weights, so it is these that it is merged into, as they are.
+        model = model.dequantize(torch.float32).float()
+    try:
+        adapted: Any = PeftModel.from_pretrained(model, found.adapter).eval()
+        expected = _probe(adapted)
+        merged = adapted.merge_and_unload(safe_merge=True)
+    except (RuntimeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"the adapter {found.adapter} cannot be merged into {found.base}: {first_line(error)}"
+        ) from None
+    difference = float((_probe(merged) - expected).norm() / expected.norm())
+    if not difference < 1e-3:
+        raise ConfigError(
+            f"merging the adapter {found.adapter} would change its logits (by {difference:.1%}); use it as an adapter"
+        )
+    return merged
+
+
+@torch.no_grad()
+def _probe(model: Any) -> torch.Tensor:
+    """Logits of a few tokens: some adapters cannot be merged exactly, and not all of them say so."""
+    ids = torch.arange(8, device=model.device)[None] % model.get_input_embeddings().num_embeddings
+    return model(input_ids=ids, use_cache=False).logits
+
+
+def _settings_of_run(adapter: Path) -> dict[str, Any]:
+    """What the run that the adapter's folder is in was set to; nothing for an adapter from elsewhere."""
+    file = adapter.resolve().parent / "resolved.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

@@ -1,0 +1,75 @@
+"""`ebft export` of whole models; tests/train/test_adapters.py has that of adapters."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ebft import cli
+from tests.train.baseline_runs import run, write_recipe
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+
+@pytest.fixture(scope="module")
+def finished(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EBFT_CACHE", str(folder / "cache"))
+        recipe = write_recipe(folder, tiny, sums, max_steps=3, eval_strategy="no", validation_split=0)
+        assert run("train", recipe, folder / "out", "--save_steps", 2) == 0
+    return folder / "out"
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+@pytest.mark.parametrize(("name", "same"), [("", "final"), ("final", "final"), ("checkpoint-2", "checkpoint-2")])
+def test_a_run_or_checkpoint_becomes_an_ordinary_folder(name: str, same: str, finished: Path, tmp_path: Path) -> None:
+    assert cli.main(["export", str(finished / name), "--output", str(tmp_path / "out")]) == 0
+    found, expected = weights(tmp_path / "out"), weights(finished / same)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "out")) == len(AutoTokenizer.from_pretrained(finished / same))
+    left = {file.name for file in (tmp_path / "out").iterdir()}
+    assert not left & {"optimizer.pt", "trainer_state.json", "recipe.yaml"}
+
+
+def test_of_a_run_that_is_not_finished_the_last_whole_checkpoint(finished: Path, tmp_path: Path) -> None:
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(finished, unfinished)
+    shutil.rmtree(unfinished / "final")
+    assert cli.main(["export", str(unfinished), "--output", str(tmp_path / "out")]) == 0
+    last = "checkpoint-3" if (finished / "checkpoint-3").exists() else "checkpoint-2"
+    found, expected = weights(tmp_path / "out"), weights(finished / last)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_another_precision(finished: Path, tmp_path: Path) -> None:
+    assert cli.main(["export", str(finished), "--output", str(tmp_path / "out"), "--dtype", "bfloat16"]) == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere/at/all/x", "--output", "{}/new"], "cannot be loaded"),
+        (["./nowhere", "--output", "{}/new"], "no such folder"),
+        (["{run}", "--output", "{run}"], "there already and not empty"),
+        (["{run}", "--output", "{}/new", "--dtype", "bf16"], "is not one of float32, bfloat16, float16"),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: list[str], words: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled = [argument.replace("{}", str(tmp_path)).replace("{run}", str(finished)) for argument in arguments]
+    assert cli.main(["export", *filled]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "new").exists()
