@@ -96,7 +96,7 @@ def _run_training(command: str, arguments: list[str]) -> int:
     try:
         file, overrides = _flags(rest)
         if "launch" in overrides:
-            return _launch(file, overrides, arguments)
+            return _launch(command, file, overrides, arguments)
     except ValueError as error:
         return _complain(str(error))
     # Before torch starts its threads.
@@ -156,7 +156,7 @@ def _run_training(command: str, arguments: list[str]) -> int:
     return 0
 
 
-def _launch(file: str | None, settings: dict[str, Any], arguments: list[str]) -> int:
+def _launch(command: str, file: str | None, settings: dict[str, Any], arguments: list[str]) -> int:
     """`--launch N`: the same command in N processes."""
     from ebft.launch import ProcessKilled, launch  # and nothing else: this process only stands by
 
@@ -168,13 +168,13 @@ def _launch(file: str | None, settings: dict[str, Any], arguments: list[str]) ->
     at = next(i for i, argument in enumerate(arguments) if argument.partition("=")[0] == "--launch")
     rest = arguments[:at] + arguments[at + (1 if "=" in arguments[at] else 2) :]
     try:
-        return launch(int(number), rest)
+        return launch(int(number), command, rest)
     except ProcessKilled as error:
-        from ebft.recipe import load_recipe
+        from ebft.recipe import read
 
         print(file=sys.stderr)  # a progress bar may be standing there, unfinished
-        values = {name: value for name, value in settings.items() if name != "launch"}
-        return _complain(str(error), FAILED, Path(load_recipe(file, values).training.output_dir or ""))
+        values = {**(read(file) if file is not None else {}), **settings}
+        return _complain(str(error), FAILED, Path(values.get("output_dir") or ""))
     except KeyboardInterrupt:  # the first process has said so
         return INTERRUPTED
 
@@ -239,15 +239,13 @@ def _train_help(command: str = "train") -> str:
         eval_steps save_strategy save_steps save_total_limit load_best_model_at_end metric_for_best_model report_to
         seed use_cpu""".split()  # noqa: SIM905
     lines = [
-        f"usage: ebft {command} --config recipe.yaml [--setting value ...] [--resume] [--dry-run]"
-        + (" [--launch N]" if command == "train" else ""),
+        f"usage: ebft {command} --config recipe.yaml [--setting value ...] [--resume] [--dry-run] [--launch N]",
         "",
         "Settings come from the recipe; flags win over it.",
         "  --resume    go on from the last whole checkpoint in output_dir",
         "  --dry-run   load and pack the data, print the plan and an example, and stop",
+        "  --launch N  start N processes on this machine, one per GPU; N times the rows per step",
     ]
-    if command == "train":
-        lines.append("  --launch N  start N processes on this machine, one per GPU; N times the sequences per step")
     for group, title in titles.items():
         if group not in groups:
             continue

@@ -46,7 +46,7 @@ def load_recipe(file: str | Path | None, overrides: dict[str, Any], training: ty
 
     `training` is EBFTConfig, or the settings of a baseline, which extend it.
     """
-    values = {**(_read(file) if file is not None else {}), **overrides}
+    values = {**(read(file) if file is not None else {}), **overrides}
     owners, types = known_fields(training), field_types(training)
     checked: dict[type, dict[str, Any]] = {section: {} for section in sections(training)}
     for name, value in values.items():
@@ -69,7 +69,7 @@ def load_recipe(file: str | Path | None, overrides: dict[str, Any], training: ty
     return Recipe(model, data, training(**checked[training]), given)
 
 
-def _read(file: str | Path) -> dict[str, Any]:
+def read(file: str | Path) -> dict[str, Any]:
     path = Path(file)
     if not path.is_file():
         raise ConfigError(f"{path}: no such recipe")

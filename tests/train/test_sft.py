@@ -22,7 +22,7 @@ from ebft.train import baselines, sft
 from ebft.train.run import load_data, load_model, load_tokenizer
 from ebft.train.trainer import TrainingDiverged
 from tests.tiny_tokenizer import END, byte_tokenizer
-from tests.train.baseline_runs import contents, metrics_of, results_of, run, write_recipe
+from tests.train.baseline_runs import contents, metrics_of, results_of, run, write_recipe, write_rows
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -367,3 +367,20 @@ def test_every_option_trains(tiny: Path, sums: Path, tmp_path: Path, changes: di
         assert logged[-1]["learning_rate"] >= 1e-4
     if "save_log_spaced" in changes:
         assert {p.parent.name for p in (tmp_path / "out").glob("*/COMPLETE")} == {"checkpoint-1", "checkpoint-2"}
+
+
+def test_divergence_stops_before_a_checkpoint_though_nothing_is_logged_yet(
+    tiny: Path, sums: Path, tmp_path: Path, capsys: Any
+) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums, learning_rate=1e30, max_grad_norm=1e30, eval_strategy="no")
+    assert run("sft", recipe, tmp_path / "out", "--logging_steps", 100, "--save_steps", 3) == 1
+    assert "try a lower learning_rate" in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+def test_what_is_left_out_is_said(tiny: Path, tmp_path: Path, capsys: Any) -> None:
+    rows = [{"prompt": "a long prompt " * 4, "completion": "x"}, *({"prompt": "p", "completion": "yes"} for _ in "123")]
+    recipe = write_recipe(tmp_path, tiny, write_rows(tmp_path / "rows.jsonl", rows), validation_split=0)
+    arguments = ["--answer_only", "true", "--max_length", 10, "--eval_strategy", "no", "--dry-run"]
+    assert run("sft", recipe, tmp_path / "out", *arguments) == 0
+    assert "note: 1 of 4 training sequences are left out" in capsys.readouterr().err

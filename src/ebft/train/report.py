@@ -89,7 +89,7 @@ def before_and_after(results: dict[str, Any]) -> list[tuple[str, str, str]]:
 def _details(recipe: Recipe) -> str:
     config = recipe.training
     return (
-        f"{config.per_device_train_batch_size * config.gradient_accumulation_steps} sequences of "
+        f"{config.rows_per_step} sequences of "
         f"{config.context_length} tokens; rollouts of {config.horizon} tokens every {config.stride}, "
         f"{config.samples} samples at temperature {config.temperature}; whitening {config.whitening}, "
         f"alpha {config.alpha}, gamma {config.gamma}, learning rate {config.learning_rate}, seed {config.seed}."

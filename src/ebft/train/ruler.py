@@ -2,7 +2,7 @@
 
 `Ruler` measures a model with `evaluation.evaluate`, which EBFTTrainer uses too: cross-entropy, feature-matching loss
 against a frozen network and whitened proxy. `Spent` adds up seconds, tokens and FLOPs, so that runs can be compared at
-equal data or equal compute. `Measured` puts both into a trainer of TRL.
+equal data or equal compute.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from ebft import fetch
@@ -31,7 +30,7 @@ from ebft.model.backbone import (
 )
 from ebft.model.features import FeatureNetwork
 from ebft.model.working_copy import copy_in_dtype
-from ebft.train import evaluation
+from ebft.train import evaluation, processes
 from ebft.train.iteration import prepare_window
 
 SPENT_FILE = "spent.json"
@@ -108,7 +107,7 @@ class Ruler:
     @torch.no_grad()
     def measure(self, model: Any) -> dict[str, float]:
         """Metrics by name, with `<name>_se` beside each."""
-        loader = DataLoader(self.dataset, self.config.per_device_eval_batch_size, collate_fn=collate)
+        loader = processes.evaluation_loader(self.config, self.dataset)
         with self._autocast(model):
             computing = self._computing(model)
             return evaluation.evaluate(
@@ -233,47 +232,3 @@ class Spent(TrainerCallback):
             saved = {"seconds": self._seconds, **{k: float(v) for k, v in self._counts.items()}}
             (folder / SPENT_FILE).write_text(json.dumps(saved))
         self.pause()
-
-
-class Measured:
-    """Goes before a trainer of TRL in a class: evaluates with the ruler, logs what is spent, resumes cleanly."""
-
-    ruler: Ruler | None = None
-    spent: Spent
-    passes: Passes
-
-    def evaluate(
-        self: Any, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        if self.ruler is None:
-            raise ConfigError("evaluation needs validation data; set validation_split or validation_dataset")
-        start = time.perf_counter()
-        found = self.ruler.measure(self.model)
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
-        metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
-        with evaluating(self.model):  # TRL asks the model whether this is about training
-            self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def log(self: Any, logs: dict[str, float], start_time: float | None = None) -> None:
-        logs.update(self.spent.totals())
-        super().log(logs, start_time)  # type: ignore[misc]
-
-    def get_batch_samples(self: Any, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        if self.state.global_step >= self.state.max_steps:
-            # Resumed from the last step's checkpoint: the Trainer would take one more step before it looks.
-            self.control.should_training_stop = True
-            return [], None
-        return super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
-
-    def computing(self: Any) -> Any:
-        """The model to compute with, for `eval_tasks`."""
-        return self.model
-
-    @property
-    def features(self) -> Any:
-        return self.ruler.features if self.ruler is not None else None
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """TRL would write one into the output folder at every checkpoint; ebft writes its own at the end."""

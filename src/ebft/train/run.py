@@ -240,7 +240,7 @@ def _check_same_run(output: Path, recipe: Recipe) -> None:
         return
     resolved, training = output / RESOLVED_FILE, recipe.training
     old_batch = json.loads(resolved.read_text()).get("sequences_per_step") if resolved.exists() else None
-    if old_batch not in (None, batch := _sequences_per_step(recipe)):
+    if old_batch not in (None, batch := recipe.training.rows_per_step):
         raise ConfigError(
             f"output_dir={output} holds a run of {old_batch} sequences per step, not {batch}; choose "
             f"per_device_train_batch_size x gradient_accumulation_steps x processes ({training.world_size} here) so "
@@ -255,11 +255,6 @@ def _check_same_run(output: Path, recipe: Recipe) -> None:
                 f"output_dir={output} holds a run with {name}={old!r}, not {new!r}; go on with the same settings, or "
                 "choose another folder"
             )
-
-
-def _sequences_per_step(recipe: Recipe) -> int:
-    training = recipe.training
-    return training.per_device_train_batch_size * training.gradient_accumulation_steps * training.world_size
 
 
 def _describe_data(train_set: SequenceDataset) -> dict[str, Any]:
@@ -309,7 +304,7 @@ def _claim(output: Path, resume: bool, recipe: Recipe, method: str = "ebft") -> 
 
 def _save_recipe(recipe: Recipe, output: Path) -> None:
     resolved = {**asdict(recipe.model), **asdict(recipe.data), **recipe.training.to_dict()}
-    resolved["sequences_per_step"] = _sequences_per_step(recipe)
+    resolved["sequences_per_step"] = recipe.training.rows_per_step
     text = "# What was set, by recipe and flags.\n" + yaml.safe_dump(recipe.given, sort_keys=False)
     (output / CONFIG_FILE).write_text(text)
     (output / RESOLVED_FILE).write_text(json.dumps(resolved, indent=1, default=str))
