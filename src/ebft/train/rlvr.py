@@ -153,11 +153,12 @@ class Judge:
         prompted, generated = (float(count) for count in processes.sum_over_processes(here).values())
         kept = args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) != 0
         kept = kept or (args.use_vllm and args.vllm_importance_sampling_correction)
-        passed = passes.forward * (1 + bool(args.beta) + kept) + passes.update * args.num_iterations
+        # Logits are needed for answers only.
+        flops = passes.over(prompted + generated, generated)
         self.trainer.spent.add(
             tokens=prompted / args.num_generations,
             generated_tokens=generated,
-            flops=(prompted + generated) * passed,
+            flops=flops * (1 + bool(args.beta) + kept + passes.update * args.num_iterations),
         )
 
 

@@ -35,18 +35,17 @@ from ebft.train.iteration import prepare_window
 
 SPENT_FILE = "spent.json"
 # What must be equal for two runs' validation numbers to mean the same.
-RULER_SETTINGS = (
-    "context_length",
+TEXT_SETTINGS = ("context_length", "document_masks", "packing")
+# These change what is measured with the frozen network, and not the cross-entropies.
+FEATURE_SETTINGS = (
     "horizon",
     "stride",
     "temperature",
     "anchors",
     "answer_only",
-    "document_masks",
     "feature_layers",
     "feature_pooling",
     "feature_normalize",
-    "packing",
     "eval_seed",
 )
 # These change the whitened proxy and the validation reward only.
@@ -125,7 +124,7 @@ class Ruler:
 
 def identity(config: EBFTConfig, features: FeatureNetwork, dataset: SequenceDataset) -> dict[str, Any]:
     """What the validation numbers of a run depend on, beside the model; `ebft compare` looks at it."""
-    settings = {name: getattr(config, name) for name in (*RULER_SETTINGS, *PROXY_SETTINGS)}
+    settings = {name: getattr(config, name) for name in (*TEXT_SETTINGS, *FEATURE_SETTINGS, *PROXY_SETTINGS)}
     settings["eval_samples"] = settings["eval_samples"] or settings["samples"]
     tokens = 0
     for row in range(len(dataset)):
@@ -157,8 +156,9 @@ def network_checksum(features: FeatureNetwork) -> str:
 class Passes:
     """FLOPs of a pass over one token: 2 for every parameter that is multiplied with, by the usual count.
 
-    Not counted: attention's products between tokens, the optimiser, evaluation, and what gradient checkpointing
-    computes again.
+    `body` is the decoder's part, `head` that of one row of logits: EBFT and GRPO need logits for some tokens only.
+    Not counted: padding, attention's products between tokens, the optimiser, evaluation, and what gradient
+    checkpointing computes again.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -168,12 +168,17 @@ class Passes:
         head: Any = base.get_output_embeddings()
         # Looking up an embedding multiplies nothing; a head that shares the matrix does.
         looked_up = 0 if getattr(head, "weight", None) is embeddings else embeddings.numel()
-        self.forward = 2.0 * (total - looked_up)
+        self.head = 2.0 * sum(p.numel() for p in head.parameters())
+        self.body = 2.0 * (total - looked_up) - self.head
         # Backward costs as much for the inputs and once more for the weights; a frozen base has no second part.
         frozen = any(not p.requires_grad for n, p in model.named_parameters() if "lora_" not in n)
-        self.update = self.forward * (2.0 if frozen else 3.0)
+        self.update = 2.0 if frozen else 3.0  # in forward passes
         layers = decoder_layers(decoder_of(base))[1]
         self._per_layer = 2.0 * sum(p.numel() for p in layers.parameters()) / len(layers)
+
+    def over(self, tokens: Any, logits: Any) -> Any:
+        """FLOPs of a forward pass over so many tokens, with so many rows of logits."""
+        return tokens * self.body + logits * self.head
 
     def features(self, network: FeatureNetwork) -> float:
         if network.source in ("copy", "adapter_off", "average", "random"):

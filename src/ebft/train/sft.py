@@ -40,8 +40,10 @@ class MeasuredSFT(baselines.Measured, SFTTrainer):
         super().__init__(*args, **kwargs)
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        tokens = processes.sum_over_processes({"tokens": inputs["attention_mask"].sum()})["tokens"]
-        self.spent.add(tokens=tokens, flops=wide(tokens) * self.passes.update)
+        counts = {"tokens": inputs["attention_mask"].sum(), "targets": (inputs["labels"][:, 1:] != IGNORED).sum()}
+        tokens, targets = processes.sum_over_processes(counts).values()
+        # TRL computes logits only where a label counts.
+        self.spent.add(tokens=tokens, flops=self.passes.over(wide(tokens), wide(targets)) * self.passes.update)
         return super().training_step(model, inputs, num_items_in_batch)
 
 
