@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in commands:
         from ebft.config import nearest
 
-        return _complain(f"unknown command {name!r}{nearest(name, commands)}; there is {', '.join(commands)}")
+        return _complain(f"unknown command {name!r}; there is {', '.join(commands)}{nearest(name, commands)}")
     return commands[name](rest)
 
 
@@ -63,7 +63,18 @@ Energy-Based Fine-Tuning of language models.
 
 
 class _Parser(argparse.ArgumentParser):
+    """Complains in one line, suggests the option that was meant, and takes no shortened names."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+
     def error(self, message: str) -> NoReturn:
+        from ebft.config import nearest
+
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            option = unknown.split()[0].partition("=")[0]
+            message = f"unknown option {unknown!r}{nearest(option, self._option_string_actions)}"
         raise SystemExit(_complain(message))
 
 

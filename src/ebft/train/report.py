@@ -96,6 +96,12 @@ def _details(recipe: Recipe) -> str:
     )
 
 
+def _header(key: str, names: Sequence[str]) -> list[str]:
+    """Lines of the card's header that link to the hub: names there, not files and folders here."""
+    hub = [name.partition(":")[0] for name in names if name.count("/") == 1 and not Path(name).expanduser().exists()]
+    return [f"{key}: [{', '.join(hub)}]"] if hub else []
+
+
 def model_card(
     output: Path, recipe: Recipe, results: dict[str, Any], command: Sequence[str], method: Method | None = None
 ) -> Path:
@@ -108,6 +114,8 @@ def model_card(
             "---",
             "library_name: transformers" if not recipe.model.lora else "library_name: peft",
             f"tags: {tags}",
+            *_header("base_model", [recipe.model.model]),
+            *_header("datasets", recipe.data.dataset),
             "---",
             "",
             f"# {output.name}",
@@ -124,7 +132,7 @@ def model_card(
             "",
             f"{results.get('steps')} steps of {details}",
             "",
-            "![curves](../curves.png)",
+            "![curves](curves.png)",
             "",
             f"ebft {ebft.__version__}, torch {torch.__version__}, transformers {transformers.__version__}, "
             f"Python {platform.python_version()}.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -24,7 +25,7 @@ from ebft.evaluate.checkpoint import ADAPTER_FILE, Checkpoint
 from ebft.model.backbone import embedding_size
 from ebft.recipe import Recipe, as_given
 from ebft.train import checkpoints, plan, processes, report, ruler
-from ebft.train.callbacks import LiveProgress
+from ebft.train.callbacks import SHOWN, LiveProgress, StepLines
 from ebft.train.trainer import EBFTTrainer, check_sequences, pad_token_id
 
 if TYPE_CHECKING:
@@ -172,6 +173,12 @@ def train(
     check_tokenizer(tokenizer)
     with recipe.training.main_process_first():  # it tokenises; the others find the tokens in the cache
         train_set, validation_set = load_data(recipe, tokenizer, needs_anchors=method is None)
+    asked = recipe.training.eval_strategy
+    if validation_set is None and asked != "no":
+        raise ConfigError(
+            f"eval_strategy={getattr(asked, 'value', asked)} needs validation data; set validation_split or "
+            "validation_dataset, or eval_strategy=no"
+        )
     data = _describe_data(train_set)
     if resume_from is not None:
         _check_same_data(output, data)
@@ -191,8 +198,8 @@ def train(
         trainer = method.build(recipe, train_set, validation_set, model, tokenizer)
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
-    if not recipe.training.disable_tqdm:
-        trainer.add_callback(LiveProgress(None if method is None else method.shown))
+    shown = SHOWN if method is None else method.shown
+    trainer.add_callback(StepLines(shown) if recipe.training.disable_tqdm else LiveProgress(shown))
 
     # Only now: settings that the trainer refuses leave nothing behind.
     if first:
@@ -201,6 +208,8 @@ def train(
         (output / DATA_FILE).write_text(json.dumps(data, indent=1))
     results = processes.from_first(_read_results(output))
     results["method"] = name
+    for ended in ("after", "steps", "spent"):  # of a run that was finished, and goes on
+        results.pop(ended, None)
     if validation_set is not None:
         results["ruler"] = ruler.identity(recipe.training, trainer.features, validation_set)
     if first:
@@ -220,7 +229,8 @@ def train(
     if first:
         tokenizer.save_pretrained(final)
         _write_results(output, results)
-        report.curves(output)
+        if (picture := report.curves(output)) is not None:
+            shutil.copy(picture, final)  # for the model card, wherever the folder goes
         report.model_card(output, recipe, results, command, method)
     return results if first else {}
 
