@@ -37,8 +37,8 @@ TRANSFORMERS = """## Settings of transformers
 
 `EBFTConfig` is a `transformers.TrainingArguments` and takes all of its settings: `max_steps`,
 `gradient_accumulation_steps`, `max_grad_norm`, `bf16`, `gradient_checkpointing`, `eval_strategy`, `eval_steps`,
-`save_steps`, `load_best_model_at_end`, `seed`, `use_cpu` and so on. Training on several processes or GPUs is refused so
-far. `ebft train --help` shows the most used settings with their defaults. These are set by EBFT itself:
+`save_steps`, `load_best_model_at_end`, `seed`, `use_cpu` and so on. [distributed.md](distributed.md) is about several
+processes. `ebft train --help` shows the most used settings with their defaults. These are set by EBFT itself:
 """
 
 
