@@ -141,11 +141,11 @@ class EBFTConfig(TrainingArguments):
         check_method(self)
         if self.bf16_if_fast and _has_fast_bf16(self.use_cpu):
             self.bf16 = True
+        _check_enough_gpus(self.use_cpu)
         if not torch.accelerator.is_available():
             # Said aloud: bf16 in a recipe for a GPU then loads on any machine, and several processes find each other.
             self.use_cpu = True
             self.dataloader_pin_memory = False  # there is nothing to pin memory for, and torch would warn
-        _check_enough_gpus(self.use_cpu)
         _check_not_sharded(self)
         if self.load_best_model_at_end or self.save_strategy == "best":
             self.metric_for_best_model = self.metric_for_best_model or "cfm"
