@@ -87,7 +87,15 @@ def test_baselines_are_measured_as_ebft_is(file: Path, tmp_path: Path) -> None:
     task = next(t for t in ("qa_code", "unstructured_code", "translation") if t in file.stem)
     overrides = {"output_dir": str(tmp_path), "use_cpu": True}
     mine, ebft = load_recipe(file, overrides, settings_of(file)), load_recipe(file.with_name(f"{task}.yaml"), overrides)
-    for name in (*ruler.RULER_SETTINGS, *ruler.PROXY_SETTINGS, "bf16", "eval_steps", "eval_strategy", "seed"):
+    for name in (
+        *ruler.TEXT_SETTINGS,
+        *ruler.FEATURE_SETTINGS,
+        *ruler.PROXY_SETTINGS,
+        "bf16",
+        "eval_steps",
+        "eval_strategy",
+        "seed",
+    ):
         assert getattr(mine.training, name) == getattr(ebft.training, name), name
     assert mine.data == ebft.data
     assert mine.model.model == ebft.model.model

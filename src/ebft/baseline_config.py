@@ -101,11 +101,11 @@ class RLVRSettings(EBFTConfig):
             raise ConfigError(f"reward_timeout={self.reward_timeout} must be a positive number of seconds")
         if self.reward_workers is not None and self.reward_workers < 1:
             raise ConfigError(f"reward_workers={self.reward_workers} must be at least 1, or none")
-        answers = self.per_device_train_batch_size * self.gradient_accumulation_steps
-        if answers % self.generations:
+        super().__post_init__()
+        if self.rows_per_step % self.generations:
+            several = f" times {self.world_size} processes" if self.world_size > 1 else ""
             raise ConfigError(
                 f"per_device_train_batch_size={self.per_device_train_batch_size} times gradient_accumulation_steps="
-                f"{self.gradient_accumulation_steps} are {answers} answers a step, which is no multiple of "
-                f"generations={self.generations}"
+                f"{self.gradient_accumulation_steps}{several} are {self.rows_per_step} answers a step, which is no "
+                f"multiple of generations={self.generations}"
             )
-        super().__post_init__()

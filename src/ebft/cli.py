@@ -47,12 +47,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in commands:
         from ebft.config import nearest
 
-        return _complain(f"unknown command {name!r}{nearest(name, commands)}; there is {', '.join(commands)}")
+        return _complain(f"unknown command {name!r}; there is {', '.join(commands)}{nearest(name, commands)}")
     return commands[name](rest)
 
 
 class _Parser(argparse.ArgumentParser):
+    """Complains in one line, suggests the option that was meant, and takes no shortened names."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+
     def error(self, message: str) -> NoReturn:
+        from ebft.config import nearest
+
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            option = unknown.split()[0].partition("=")[0]
+            message = f"unknown option {unknown!r}{nearest(option, self._option_string_actions)}"
         raise SystemExit(_complain(message))
 
 
@@ -85,7 +96,7 @@ def _run_training(command: str, arguments: list[str]) -> int:
     try:
         file, overrides = _flags(rest)
         if "launch" in overrides:
-            return _launch(file, overrides, arguments)
+            return _launch(command, file, overrides, arguments)
     except ValueError as error:
         return _complain(str(error))
     # Before torch starts its threads.
@@ -145,7 +156,7 @@ def _run_training(command: str, arguments: list[str]) -> int:
     return 0
 
 
-def _launch(file: str | None, settings: dict[str, Any], arguments: list[str]) -> int:
+def _launch(command: str, file: str | None, settings: dict[str, Any], arguments: list[str]) -> int:
     """`--launch N`: the same command in N processes."""
     from ebft.launch import ProcessKilled, launch  # and nothing else: this process only stands by
 
@@ -157,13 +168,13 @@ def _launch(file: str | None, settings: dict[str, Any], arguments: list[str]) ->
     at = next(i for i, argument in enumerate(arguments) if argument.partition("=")[0] == "--launch")
     rest = arguments[:at] + arguments[at + (1 if "=" in arguments[at] else 2) :]
     try:
-        return launch(int(number), rest)
+        return launch(int(number), command, rest)
     except ProcessKilled as error:
-        from ebft.recipe import load_recipe
+        from ebft.recipe import read_values
 
         print(file=sys.stderr)  # a progress bar may be standing there, unfinished
-        values = {name: value for name, value in settings.items() if name != "launch"}
-        return _complain(str(error), FAILED, Path(load_recipe(file, values).training.output_dir or ""))
+        values = {**(read_values(file) if file is not None else {}), **settings}
+        return _complain(str(error), FAILED, Path(values.get("output_dir") or ""))
     except KeyboardInterrupt:  # the first process has said so
         return INTERRUPTED
 
@@ -239,7 +250,6 @@ def _sweep(arguments: list[str]) -> int:
         prog="ebft sweep",
         usage="ebft sweep --config recipe.yaml --set name=value,value ... [--launcher slurm] [--setting value ...]",
         description="Every combination of some settings' values. Started again, it goes on where it stopped.",
-        allow_abbrev=False,
     )
     sweep.add_arguments(parser)
     options, rest = parser.parse_known_args(arguments)

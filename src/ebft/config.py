@@ -167,9 +167,11 @@ class EBFTConfig(TrainingArguments):
         check_method(self)
         if self.bf16_if_fast and _has_fast_bf16(self.use_cpu):
             self.bf16 = True
-        if self.bf16 and not torch.accelerator.is_available():
-            self.use_cpu = True  # so that a recipe for a GPU loads, and can be looked at, on any machine
         _check_enough_gpus(self.use_cpu)
+        if not torch.accelerator.is_available():
+            # Said aloud: bf16 in a recipe for a GPU then loads on any machine, and several processes find each other.
+            self.use_cpu = True
+            self.dataloader_pin_memory = False  # there is nothing to pin memory for, and torch would warn
         _check_not_wrapped(self)
         self.sharding = _sharding(self)
         _join_processes(self)
@@ -180,6 +182,11 @@ class EBFTConfig(TrainingArguments):
             self.greater_is_better = self.metric_for_best_model.removeprefix("eval_") in LARGER_IS_BETTER
         super().__post_init__()
         _check_reporting(self.report_to)
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of a batch that one optimiser step sees: micro-batches of all processes together."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
 
 
 @dataclass

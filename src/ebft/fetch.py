@@ -49,6 +49,7 @@ def resolve(name: str) -> str:
             )
         return str(final)
     if name not in PACKAGES or Path(name).exists():
+        _check_name(name)
         return name
     folder = folder_of(name)
     if not (folder / "config.json").exists():
@@ -56,10 +57,23 @@ def resolve(name: str) -> str:
     return str(folder)
 
 
+def _check_name(name: str) -> None:
+    """A slip in a local name must not become a long wait for the hub."""
+    path = Path(name).expanduser()
+    if path.exists() or name.startswith(("/", ".", "~")):
+        return  # who asked says what is missing there
+    if name.count("/") == 0:
+        if close := nearest(name, PACKAGES):
+            raise ConfigError(f"model {name!r} is no folder{close}")
+    elif name.count("/") > 1 or path.parent.is_dir():
+        siblings = [str(p) for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+        raise ConfigError(f"model {name!r}: no such folder{nearest(str(path), siblings)}")
+
+
 def fetch(name: str) -> Path:
     """The folder of a checkpoint, downloaded and converted if it is not there yet."""
     if name not in PACKAGES:
-        raise ConfigError(f"unknown model {name!r}{nearest(name, PACKAGES)}; there is {', '.join(PACKAGES)}")
+        raise ConfigError(f"unknown model {name!r}; there is {', '.join(PACKAGES)}{nearest(name, PACKAGES)}")
     folder = folder_of(name)
     if (folder / "config.json").exists():
         return folder

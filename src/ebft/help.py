@@ -66,15 +66,13 @@ def settings_help(command: str, training: Any) -> str:
         eval_steps save_strategy save_steps save_total_limit load_best_model_at_end metric_for_best_model report_to
         seed use_cpu fsdp""".split()  # noqa: SIM905
     lines = [
-        f"usage: ebft {command} --config recipe.yaml [--setting value ...] [--resume] [--dry-run]"
-        + (" [--launch N]" if command == "train" else ""),
+        f"usage: ebft {command} --config recipe.yaml [--setting value ...] [--resume] [--dry-run] [--launch N]",
         "",
         "Settings come from the recipe; flags win over it.",
         "  --resume    go on from the last whole checkpoint in output_dir",
         "  --dry-run   load and pack the data, print the plan and an example, and stop",
+        "  --launch N  start N processes on this machine, one per GPU; N times the rows per step",
     ]
-    if command == "train":
-        lines.append("  --launch N  start N processes on this machine, one per GPU; N times the sequences per step")
     for group, title in titles.items():
         if group not in groups:
             continue

@@ -1,4 +1,4 @@
-"""`ebft train --launch N`: N processes on this machine, through torch's own launcher.
+"""`--launch N` of `ebft train`, `sft` and `rlvr`: N processes on this machine, through torch's own launcher.
 
 The same as `torchrun --standalone --nproc-per-node N -m ebft.cli train ...`, with shorter messages. When one process
 ends with an error or is killed, the launcher ends the others; Ctrl-C reaches all of them.
@@ -28,8 +28,8 @@ def end_with_launcher() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
-def launch(processes: int, arguments: Sequence[str]) -> int:
-    """Run `ebft train` with these arguments in every process; returns the exit code of the first that failed."""
+def launch(processes: int, command: str, arguments: Sequence[str]) -> int:
+    """Run `ebft <command>` with these arguments in every process; returns the exit code of the first that failed."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -53,7 +53,7 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
         shutdown_timeout=15,
     )
     try:
-        elastic_launch(config, sys.executable)(*ENTRY, "train", *arguments)
+        elastic_launch(config, sys.executable)(*ENTRY, command, *arguments)
     except ChildFailedError as failed:
         for rank, failure in sorted(failed.failures.items()):
             # The launcher itself ends the rest with SIGTERM.

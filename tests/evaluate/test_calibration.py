@@ -261,3 +261,12 @@ def test_no_profile_is_fine() -> None:
     records = measured(model, FeatureNetwork(model), sequences([24]), options(profile_lengths=[]))
     assert estimates(records, [])[1] == []
     assert Profile().lengths == calibration.LENGTHS
+
+
+@pytest.mark.parametrize(
+    ("context", "way_out"),
+    [(100, "use lengths up to 36,"), (64, r"use a smaller profile_stride \(--profile-stride 16\)")],
+)
+def test_a_profile_that_does_not_fit_names_the_way_out(context: int, way_out: str) -> None:
+    with pytest.raises(ConfigError, match=way_out):
+        Profile((64,), 64).check(context)

@@ -204,8 +204,13 @@ def test_several_languages_and_a_missing_one(tmp_path: Path, monkeypatch: pytest
 
 
 BAD = {
-    "unknown task": (SAMPLES, ["humanevil"], "unknown task 'humanevil'; did you mean 'humaneval'?"),
+    "unknown task": (
+        SAMPLES,
+        ["humanevil"],
+        "translation; did you mean 'humaneval'?",
+    ),
     "no samples": ([], ["humaneval"], "samples.jsonl: the file is empty"),
+    "pass@k of translations": (SAMPLES, ["translation", "--k", "1"], "--k is for code"),
     "unknown problem": ([sample("Own/7", "x")], ["humaneval"], "line 1: unknown task 'Own/7'; did you mean"),
     "no completion": ([{"task_id": "Own/0"}], ["humaneval"], "line 1 has no field 'completion'"),
     "completion is a list": ([sample("Own/0", ["x"])], ["humaneval"], "'completion' is a list, not a string"),

@@ -112,7 +112,12 @@ class TestNotes:
     @pytest.mark.parametrize(
         ("change", "what"),
         [
-            ({"network": "cc"}, "not measured alike (the frozen feature network)"),
+            (
+                {"network": "cc"},
+                "not measured alike (the frozen feature network); of their numbers compare",
+            ),
+            ({"horizon": 5}, "(horizon 5 and None); of their numbers compare only the cross-entropies"),
+            ({"network": "cc", "validation": "cc"}, "do not compare their numbers"),
             ({"validation": "cc"}, "not measured alike (the validation text)"),
             ({"context_length": 64}, "not measured alike (context_length 64 and 48)"),
             ({"samples": 8}, "differ in samples 8 and 4; their whitened proxy"),
@@ -130,6 +135,12 @@ class TestNotes:
         assert found.notes == ["two does not say how it was measured; its numbers may not compare"]
         with pytest.raises(ConfigError, match="made before ebft logged it"):
             compare.compare([str(two)], str(tmp_path / "out"), "flops")
+
+
+def test_a_run_without_validation_stands_in_the_second_table(runs: list[str], tmp_path: Path) -> None:
+    found = compare.compare([*runs, str(make_run(tmp_path / "bare", []))])
+    assert found.notes == ["bare has no validation metrics, so it stands only in the second table"]
+    assert [row[0] for row in found.table].count("bare") == 1
 
 
 def test_equal_names_become_paths(tmp_path: Path) -> None:

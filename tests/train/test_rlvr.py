@@ -364,3 +364,55 @@ def test_every_option_trains(tiny: Path, sums: Path, tmp_path: Path, changes: di
     assert all("reward" in entry for entry in logged)
     if "kl_coefficient" in changes:
         assert "kl" in logged[-1]
+
+
+def test_counts_go_on_after_a_resume(tiny: Path, sums: Path, tmp_path: Path, own_module: None) -> None:
+    changes = {"rewards": "own_reward:length", "max_new_tokens": 4, "generations": 4, "gradient_accumulation_steps": 1}
+    recipe = write_recipe(tmp_path, tiny, sums, **changes)  # without the column `bonus`: every answer raises
+    output = tmp_path / "out"
+    assert run("rlvr", recipe, output, "--max_steps", 2) == 0
+    assert run("rlvr", recipe, output, "--max_steps", 4, "--resume") == 0
+    raised = {e["step"]: e["reward_counts/raised"] for e in metrics_of(output) if "loss" in e}
+    assert raised == {1: 4, 2: 8, 3: 12, 4: 16}
+
+
+def test_a_reward_that_exits_costs_a_zero(tmp_path: Path, own_module: None) -> None:
+    (tmp_path / "own_exit.py").write_text("import sys\ndef leave(completion, row):\n    sys.exit(3)\n")
+    (reward,) = made(tmp_path, "own_exit:leave")
+    assert reward.score(["a", "b"], [{}] * 2) == [0.0, 0.0]
+    assert reward.counts["raised"] == 2
+
+
+@needs_sandbox
+def test_the_cache_may_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that is known when a batch begins keeps its score, though others push it out of the cache."""
+    monkeypatch.setattr("ebft.train.rewards.CACHED", 1)
+    (reward,) = made(tmp_path, "unit_tests")
+    assert reward.score([GOOD], [MBPP]) == [1.0]
+    assert reward.score([WRONG, GOOD], [MBPP] * 2) == [0.0, 1.0]
+    assert reward.counts["from_cache"] == 1
+
+
+def test_too_few_prompts_for_a_step(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
+    """TRL would train for no step, without a word."""
+    recipe = write_recipe(tmp_path, tiny, sums, rewards="bleu", generations=4, limit_documents=5)
+    assert run("rlvr", recipe, tmp_path / "out") == 2
+    assert "a step draws answers to 16 prompts, but there are 4" in capsys.readouterr().err
+
+
+def test_a_dry_run_counts_steps_as_trl_does(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
+    """29 training documents, 2 a step: the last one fills no step."""
+    changes = {"rewards": "bleu", "generations": 4, "gradient_accumulation_steps": 2, "max_steps": -1}
+    recipe = write_recipe(tmp_path, tiny, sums, max_new_tokens=2, eval_strategy="no", save_strategy="no", **changes)
+    assert run("rlvr", recipe, tmp_path / "out", "--dry-run") == 0
+    assert "14 (14 an epoch)" in capsys.readouterr().out
+    assert run("rlvr", recipe, tmp_path / "out") == 0
+    assert results_of(tmp_path / "out")["steps"] == 14
+
+
+def test_a_model_that_is_no_number(tiny: Path, sums: Path, tmp_path: Path, own_module: None, capsys: Any) -> None:
+    (tmp_path / "own_sum.py").write_text("def of(completion, row):\n    return sum(map(ord, completion)) % 7\n")
+    changes = {"rewards": "own_sum:of", "generations": 4, "gradient_accumulation_steps": 1, "max_new_tokens": 4}
+    recipe = write_recipe(tmp_path, tiny, sums, learning_rate=1e30, max_grad_norm=1e30, eval_strategy="no", **changes)
+    assert run("rlvr", recipe, tmp_path / "out") == 1
+    assert "try a lower learning_rate" in capsys.readouterr().err

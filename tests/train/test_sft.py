@@ -18,11 +18,11 @@ from ebft.data.formats import encode
 from ebft.data.packing import DocumentIndex, SequenceDataset
 from ebft.data.store import TokenStore
 from ebft.recipe import load_recipe
-from ebft.train import baselines, sft
+from ebft.train import baselines, report, sft
 from ebft.train.run import load_data, load_model, load_tokenizer
 from ebft.train.trainer import TrainingDiverged
 from tests.tiny_tokenizer import END, byte_tokenizer
-from tests.train.baseline_runs import contents, metrics_of, results_of, run, write_recipe
+from tests.train.baseline_runs import contents, metrics_of, results_of, run, write_recipe, write_rows
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -367,3 +367,56 @@ def test_every_option_trains(tiny: Path, sums: Path, tmp_path: Path, changes: di
         assert logged[-1]["learning_rate"] >= 1e-4
     if "save_log_spaced" in changes:
         assert {p.parent.name for p in (tmp_path / "out").glob("*/COMPLETE")} == {"checkpoint-1", "checkpoint-2"}
+
+
+def test_divergence_stops_before_a_checkpoint_though_nothing_is_logged_yet(
+    tiny: Path, sums: Path, tmp_path: Path, capsys: Any
+) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums, learning_rate=1e30, max_grad_norm=1e30, eval_strategy="no")
+    assert run("sft", recipe, tmp_path / "out", "--logging_steps", 100, "--save_steps", 3) == 1
+    assert "try a lower learning_rate" in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+def test_what_is_left_out_is_said(tiny: Path, tmp_path: Path, capsys: Any) -> None:
+    rows = [{"prompt": "a long prompt " * 4, "completion": "x"}, *({"prompt": "p", "completion": "yes"} for _ in "123")]
+    recipe = write_recipe(tmp_path, tiny, write_rows(tmp_path / "rows.jsonl", rows), validation_split=0)
+    arguments = ["--answer_only", "true", "--max_length", 10, "--eval_strategy", "no", "--dry-run"]
+    assert run("sft", recipe, tmp_path / "out", *arguments) == 0
+    assert "note: 1 of 4 training sequences are left out" in capsys.readouterr().err
+
+
+def test_without_a_bar_lines_say_how_it_goes(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
+    assert run("sft", write_recipe(tmp_path, tiny, sums, max_steps=2, eval_steps=1), tmp_path / "out") == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step 1: ")]
+    assert lines[0].startswith("step 1: loss ")
+    assert "cross_entropy" in lines[1]
+
+
+def test_the_card_holds_its_picture(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    assert run("sft", write_recipe(tmp_path, tiny, sums, max_steps=1), tmp_path / "out") == 0
+    final = tmp_path / "out" / "final"
+    assert "![curves](curves.png)" in (final / "README.md").read_text()
+    assert (final / "curves.png").read_bytes() == (tmp_path / "out" / "curves.png").read_bytes()
+    assert report._header("base_model", ["Qwen/Qwen2.5-1.5B"]) == ["base_model: [Qwen/Qwen2.5-1.5B]"]
+    assert report._header("datasets", ["a/b:c", str(sums), "stdlib-code"]) == ["datasets: [a/b]"]
+
+
+def test_evaluation_that_is_asked_for_without_data(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
+    for command in ("train", "sft"):
+        assert run(command, write_recipe(tmp_path, tiny, sums, validation_split=0), tmp_path / "out") == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("ebft: eval_strategy=steps needs validation data; set validation_split")
+
+
+def test_a_finished_run_that_goes_on_is_not_finished(
+    tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, output = write_recipe(tmp_path, tiny, sums), tmp_path / "out"
+    assert run("sft", recipe, output, "--max_steps", 2) == 0
+    seen: list[dict[str, Any]] = []
+    train = sft.MeasuredSFT.train
+    monkeypatch.setattr(sft.MeasuredSFT, "train", lambda *a, **k: (seen.append(results_of(output)), train(*a, **k))[1])
+    assert run("sft", recipe, output, "--max_steps", 4, "--resume") == 0
+    assert "steps" not in seen[0]
+    assert results_of(output)["steps"] == 4

@@ -53,8 +53,14 @@ class Profile:
         if self.lengths and max(self.lengths) + self.stride > context_length:
             raise ConfigError(
                 f"profile_lengths up to {max(self.lengths)} with profile_stride={self.stride} do not fit in "
-                f"context_length={context_length}; use lengths up to {context_length - self.stride} or a longer context"
+                f"context_length={context_length}; {self._way_out(context_length)}, or a longer context"
             )
+
+    def _way_out(self, context_length: int) -> str:
+        room = context_length - self.stride
+        if room >= 1:
+            return f"use lengths up to {room}"
+        return f"use a smaller profile_stride (--profile-stride {max(1, context_length // 4)})"
 
 
 def measure_sequences(

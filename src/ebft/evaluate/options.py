@@ -132,11 +132,11 @@ class EvalOptions:
     def __post_init__(self) -> None:
         for task in self.tasks:
             if task not in TASKS:
-                raise ConfigError(f"unknown task {task!r}{nearest(task, TASKS)}; there is {', '.join(TASKS)}")
+                raise ConfigError(f"unknown task {task!r}; there is {', '.join(TASKS)}{nearest(task, TASKS)}")
         for language in self.languages:
             if language not in LANGUAGES:
                 raise ConfigError(
-                    f"unknown language {language!r}{nearest(language, LANGUAGES)}; there is {', '.join(LANGUAGES)}"
+                    f"unknown language {language!r}; there is {', '.join(LANGUAGES)}{nearest(language, LANGUAGES)}"
                 )
         for name, choices in (
             ("prompt_style", ("raw", "chat")),

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=int, default=None, help="programs at a time [the number of cores]")
     add("--timeout", type=float, default=10.0, help="seconds for each program [10]; compiling has its own limit")
     add("--memory", type=int, default=1024, help="MiB for each program [1024]")
-    add("--k", default="1,4,16", help="which pass@k to report, where there are enough samples [1,4,16]")
+    add("--k", default=None, help="of code: which pass@k to report, where there are enough samples [1,4,16]")
     add("--language", default=None, help="of multipl-e: only problems in this language")
     add("--unsafe-exec", action="store_true", help="run programs without a sandbox, with your own rights")
     add("--source-field", default=None, help="of translation: field of the source, such as de [src, source]")
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def score(options: argparse.Namespace) -> dict[str, Any]:
     """Scores as the command line says, writes the results and returns them."""
     if options.task not in TASKS:
-        raise DataError(f"unknown task {options.task!r}{_nearest(options.task, TASKS)}; there is {', '.join(TASKS)}")
+        raise DataError(f"unknown task {options.task!r}; there is {', '.join(TASKS)}{_nearest(options.task, TASKS)}")
     output = Path(options.output).expanduser()
     if output.is_dir():
         raise DataError(f"--output {output} is a folder; give the name of a file")
@@ -71,6 +71,8 @@ def score(options: argparse.Namespace) -> dict[str, Any]:
             if given == written.resolve():
                 raise DataError(f"--output {output} would overwrite the {name} in {written}; choose another name")
     if options.task == "translation":
+        if options.k is not None:
+            raise DataError("--k is for code: translations have no pass@k; leave it out")
         from ebft.evaluate import translation
 
         found = translation.score(
@@ -95,7 +97,7 @@ def score(options: argparse.Namespace) -> dict[str, Any]:
 
 def _score_code(options: argparse.Namespace, output: Path) -> dict[str, Any]:
     started = time.monotonic()
-    ks = _ks(options.k)
+    ks = _ks(options.k or "1,4,16")
     workers = options.workers if options.workers is not None else _cores()
     if workers < 1:
         raise DataError(f"--workers {workers} must be at least 1")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -14,14 +15,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import TrainerCallback, TrainingArguments
 
 from ebft.config import ConfigError, EBFTConfig, nearest
 from ebft.data.packing import SequenceDataset
+from ebft.model.backbone import evaluating
 from ebft.recipe import Recipe
-from ebft.train import callbacks
+from ebft.train import callbacks, processes
 from ebft.train.clock import Watch
-from ebft.train.ruler import Passes, Ruler
+from ebft.train.ruler import Passes, Ruler, Spent
 from ebft.train.samples import write_table
 from ebft.train.tasks import EvalTasks
 from ebft.train.trainer import TrainingDiverged
@@ -62,22 +65,25 @@ def check(recipe: Recipe) -> None:
     """What no baseline can do, said before a trainer is built."""
     _no_telemetry()
     args = recipe.training
-    if args.world_size > 1 or args.n_gpu > 1:
+    if args.n_gpu > 1:
         raise ConfigError(
-            "training on several processes or GPUs is not supported yet; start one process with one GPU "
-            "(CUDA_VISIBLE_DEVICES=0)"
+            f"one process sees {args.n_gpu} GPUs; start one process per GPU (--launch {args.n_gpu}, torchrun, "
+            "accelerate launch), or show it only one (CUDA_VISIBLE_DEVICES=0)"
         )
     if args.sharding is not None:
         raise ConfigError("fsdp works with `ebft train` only; leave it out")
     if args.feature_source == "average":
         raise ConfigError("feature_source='average' moves with the model, so it cannot measure baselines; use auto")
-    if idle := [name for name in _ONLY_EBFT if name in recipe.given]:
+    idle = [name for name in _ONLY_EBFT if name in recipe.given]
+    if idle and processes.rank() == 0:
         print(f"note: {', '.join(idle)} say how EBFT trains, and change nothing here", file=sys.stderr)
 
 
 def trl_arguments(cls: Any, settings: Any, **own: Any) -> Any:
     """TRL's configuration: transformers' settings as they are, those that a baseline decides, then `trl_options`."""
     shared = {f.name: getattr(settings, f.name) for f in fields(TrainingArguments) if f.init}
+    if shared["ddp_find_unused_parameters"] is None:
+        shared["ddp_find_unused_parameters"] = False  # there are none; torch would look for them and complain
     known = {f.name for f in fields(cls) if f.init}
     for name in settings.trl_options:
         if name in shared or name in own:
@@ -92,11 +98,16 @@ def trl_arguments(cls: Any, settings: Any, **own: Any) -> Any:
         raise ConfigError(f"trl_options: {error}") from None
 
 
-def equip(trainer: Any, recipe: Recipe, validation_set: SequenceDataset | None, tokenizer: Any) -> Any:
-    """Give a trainer of TRL what `ebft train` has: ruler, counters, metrics file, whole checkpoints, tasks."""
+def equip(
+    trainer: Any, recipe: Recipe, validation_set: SequenceDataset | None, tokenizer: Any, *state: TrainerCallback
+) -> Any:
+    """Give a trainer of TRL what `ebft train` has: ruler, counters, metrics file, whole checkpoints, tasks.
+
+    `state` are callbacks that write something into checkpoints: before these are marked as whole.
+    """
     trainer.watch = Watch()
     trainer.passes = Passes(trainer.model)
-    for callback in (callbacks.MetricsFile(), trainer.spent, Divergence(), callbacks.Checkpoints(trainer)):
+    for callback in (callbacks.MetricsFile(), trainer.spent, *state, callbacks.Checkpoints(trainer)):
         trainer.add_callback(callback)
     if validation_set is not None:
         trainer.ruler = Ruler(trainer.model, recipe.training, validation_set, tokenizer, trainer.args.device)
@@ -107,13 +118,66 @@ def equip(trainer: Any, recipe: Recipe, validation_set: SequenceDataset | None, 
     return trainer
 
 
-class Divergence(TrainerCallback):
-    """Stops at a loss that is no number, before such a model is saved; TRL would go on."""
+class Measured:
+    """Goes before a trainer of TRL in a class: evaluates with the ruler, logs what is spent, stops when it diverges."""
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        loss = (logs or {}).get("loss")
-        if loss is not None and not math.isfinite(loss):
-            raise TrainingDiverged(f"the loss is {loss} at step {state.global_step}; try a lower learning_rate")
+    ruler: Ruler | None = None
+    spent: Spent
+    passes: Passes
+    watch: Watch
+
+    def training_step(self: Any, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        loss = super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
+        self.watch.look()
+        # The sum, so that all processes stop or none does.
+        self.watch.add(processes.sum_over_processes({"loss": loss.detach()})["loss"], _finite(self.state.global_step))
+        return loss
+
+    def evaluate(
+        self: Any, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        if self.ruler is None:
+            raise ConfigError("evaluation needs validation data; set validation_split or validation_dataset")
+        start = time.perf_counter()
+        found = self.ruler.measure(self.model)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
+        metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
+        with evaluating(self.model):  # TRL asks the model whether this is about training
+            self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def log(self: Any, logs: dict[str, float], start_time: float | None = None) -> None:
+        logs.update(self.spent.totals())
+        super().log(logs, start_time)  # type: ignore[misc]
+
+    def get_batch_samples(self: Any, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        if self.state.global_step >= self.state.max_steps:
+            # Resumed from the last step's checkpoint: the Trainer would take one more step before it looks.
+            self.control.should_training_stop = True
+            return [], None
+        return super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
+
+    def computing(self: Any) -> Any:
+        """The model to compute with, for `eval_tasks`."""
+        return self.model
+
+    @property
+    def features(self) -> Any:
+        return self.ruler.features if self.ruler is not None else None
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """TRL would write one into the output folder at every checkpoint; ebft writes its own at the end."""
+
+
+def _finite(step: int) -> Callable[[float], None]:
+    """A check that stops at a loss that is no number, before such a model is saved; TRL would go on."""
+
+    def check(loss: float) -> None:
+        if not math.isfinite(loss):
+            raise TrainingDiverged(f"the loss is {loss} at step {step}; try a lower learning_rate")
+
+    return check
 
 
 class RulerSamples(TrainerCallback):
@@ -124,16 +188,17 @@ class RulerSamples(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         due = self.every and (state.global_step % self.every == 0 or state.global_step == 1)
-        if due and self.trainer.ruler is not None and state.is_world_process_zero:
-            example = self.trainer.ruler.example(self.trainer.model, state.global_step)
-            write_table(Path(args.output_dir) / "samples", state.global_step, example, self.trainer.processing_class)
+        if due and self.trainer.ruler is not None:
+            example = self.trainer.ruler.example(self.trainer.model, state.global_step)  # all processes take part
+            if state.is_world_process_zero:
+                folder = Path(args.output_dir) / "samples"
+                write_table(folder, state.global_step, example, self.trainer.processing_class)
         self.trainer.spent.pause()
 
 
-def steps_of(config: TrainingArguments, rows: int, per_step: int) -> tuple[int, int]:
-    """Steps of the run and of an epoch."""
-    an_epoch = max(-(-rows // per_step), 1)
-    return (config.max_steps if config.max_steps > 0 else int(-(-an_epoch * config.num_train_epochs // 1))), an_epoch
+def steps_of(config: TrainingArguments, an_epoch: int) -> int:
+    """Steps of the run, from those of an epoch."""
+    return config.max_steps if config.max_steps > 0 else math.ceil(an_epoch * config.num_train_epochs)
 
 
 def show(lines: Mapping[str, str]) -> None:

@@ -156,27 +156,50 @@ class OptimizerTime(TrainerCallback):
 SHOWN = {"reward": "reward", "ebft/cfm": "cfm", "ebft/cross_entropy": "ce", "ebft/distinct": "distinct"}
 
 
+def step_lines(step: int, logs: Mapping[str, Any], shown: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """What a log entry has of the metrics to show, and the lines that say it."""
+    found = {short: _number(logs[name]) for name, short in shown.items() if name in logs}
+    lines = [f"step {step}: " + ", ".join(f"{name} {value}" for name, value in found.items())] if found else []
+    evaluated = {k.removeprefix("eval_"): v for k, v in logs.items() if k.startswith("eval_") and not k.endswith("_se")}
+    if "cfm" in evaluated:
+        parts = [f"{name} {value:.4f}" for name, value in evaluated.items() if name != "runtime"]
+        lines.append(f"step {step}: " + ", ".join(parts))
+    return found, lines
+
+
+def _number(value: Any) -> str:
+    return str(value) if isinstance(value, int) else f"{float(value):.3f}"
+
+
 class LiveProgress(ProgressCallback):
     """One progress bar with the terms that matter beside it, instead of a dictionary per line."""
 
-    def __init__(self, shown: Mapping[str, str] | None = None) -> None:
+    def __init__(self, shown: Mapping[str, str]) -> None:
         super().__init__()
-        self.shown = SHOWN if shown is None else shown
+        self.shown = shown
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or self.training_bar is None or not logs:
             return
-        shown = {short: f"{float(logs[name]):.3f}" for name, short in self.shown.items() if name in logs}
+        shown, lines = step_lines(state.global_step, logs, self.shown)
         if shown:
             self.training_bar.set_postfix(shown)
-            if not sys.stderr.isatty():  # a bar that is redrawn in place is no use in a log file
-                self.training_bar.write(f"step {state.global_step}: {shown}", file=sys.stderr)
-        evaluated = {
-            k.removeprefix("eval_"): v for k, v in logs.items() if k.startswith("eval_") and not k.endswith("_se")
-        }
-        if "cfm" in evaluated:
-            parts = [f"{name} {value:.4f}" for name, value in evaluated.items() if name != "runtime"]
-            self.training_bar.write(f"step {state.global_step}: " + ", ".join(parts), file=sys.stderr)
+            if sys.stderr.isatty():  # the bar says it; one that is redrawn in place is no use in a log file
+                lines = lines[1:]
+        for line in lines:
+            self.training_bar.write(line, file=sys.stderr)
+
+
+class StepLines(TrainerCallback):
+    """Without a progress bar: a short line for every log entry."""
+
+    def __init__(self, shown: Mapping[str, str]) -> None:
+        self.shown = shown
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            for line in step_lines(state.global_step, logs or {}, self.shown)[1]:
+                print(line, file=sys.stderr)
 
 
 def _is_power_of_two(checkpoint: Path) -> bool:

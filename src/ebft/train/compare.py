@@ -200,21 +200,27 @@ def _table(runs: list[Run], metrics: list[str]) -> list[tuple[str, ...]]:
 
 def _notes(runs: list[Run], metrics: list[str]) -> list[str]:
     """What makes numbers of two runs incomparable."""
-    from ebft.train.ruler import PROXY_SETTINGS
+    from ebft.train.ruler import FEATURE_SETTINGS, PROXY_SETTINGS
 
+    features = ("network", *FEATURE_SETTINGS)
     notes = []
     first = next((run for run in runs if run.ruler is not None), None)
     for run in runs:
-        if run.ruler is None:
+        if not any(run.points(metric) for metric in metrics):
+            notes.append(f"{run.name} has no validation metrics, so it stands only in the second table")
+        elif run.ruler is None:
             notes.append(f"{run.name} does not say how it was measured; its numbers may not compare")
         elif first is not None and first.ruler is not None and run is not first:
             differ = [key for key in {**first.ruler, **run.ruler} if first.ruler.get(key) != run.ruler.get(key)]
             hard = sorted(key for key in differ if key not in PROXY_SETTINGS)
             soft = sorted(key for key in differ if key in PROXY_SETTINGS)
             if hard:
+                advice = "do not compare their numbers"
+                if all(key in features for key in hard):
+                    advice = "of their numbers compare only the cross-entropies"
                 notes.append(
                     f"{run.name} and {first.name} were not measured alike "
-                    f"({_differences(hard, first.ruler, run.ruler)}); do not compare their numbers"
+                    f"({_differences(hard, first.ruler, run.ruler)}); {advice}"
                 )
             elif soft:
                 notes.append(

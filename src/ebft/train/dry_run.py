@@ -20,7 +20,7 @@ def show(
 ) -> None:
     config = recipe.training
     layout = make_layout(collate([train_set[0]])["on_host"], config, config.samples)
-    per_step = config.per_device_train_batch_size * config.gradient_accumulation_steps
+    per_step = config.rows_per_step
     steps_per_epoch = math.ceil(len(train_set) / per_step)
     steps = config.max_steps if config.max_steps > 0 else math.ceil(steps_per_epoch * config.num_train_epochs)
     parameters = sum(p.numel() for p in model.parameters())

@@ -89,11 +89,17 @@ def before_and_after(results: dict[str, Any]) -> list[tuple[str, str, str]]:
 def _details(recipe: Recipe) -> str:
     config = recipe.training
     return (
-        f"{config.per_device_train_batch_size * config.gradient_accumulation_steps} sequences of "
+        f"{config.rows_per_step} sequences of "
         f"{config.context_length} tokens; rollouts of {config.horizon} tokens every {config.stride}, "
         f"{config.samples} samples at temperature {config.temperature}; whitening {config.whitening}, "
         f"alpha {config.alpha}, gamma {config.gamma}, learning rate {config.learning_rate}, seed {config.seed}."
     )
+
+
+def _header(key: str, names: Sequence[str]) -> list[str]:
+    """Lines of the card's header that link to the hub: names there, not files and folders here."""
+    hub = [name.partition(":")[0] for name in names if name.count("/") == 1 and not Path(name).expanduser().exists()]
+    return [f"{key}: [{', '.join(hub)}]"] if hub else []
 
 
 def model_card(
@@ -108,6 +114,8 @@ def model_card(
             "---",
             "library_name: transformers" if not recipe.model.adapted else "library_name: peft",
             f"tags: {tags}",
+            *_header("base_model", [recipe.model.model]),
+            *_header("datasets", recipe.data.dataset),
             "---",
             "",
             f"# {output.name}",
@@ -124,7 +132,7 @@ def model_card(
             "",
             f"{results.get('steps')} steps of {details}",
             "",
-            "![curves](../curves.png)",
+            "![curves](curves.png)",
             "",
             f"ebft {ebft.__version__}, torch {torch.__version__}, transformers {transformers.__version__}, "
             f"Python {platform.python_version()}.",

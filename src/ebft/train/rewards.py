@@ -31,7 +31,7 @@ from ebft.evaluate.code import Attempt, Problem, humaneval_problem, mbpp_problem
 from ebft.evaluate.records import Record
 from ebft.evaluate.sandbox import Limits, Sandbox, SandboxError
 
-CACHED = 200_000  # outcomes kept; beyond, the oldest go
+CACHED = 200_000  # scores kept; beyond, the oldest go
 
 COUNTS = ("raised", "timeouts", "sandbox_errors", "programs", "from_cache")
 
@@ -70,8 +70,8 @@ class UnitTests(RewardFunction):
         self.limits = Limits(seconds=settings.reward_timeout)
         self.sandbox = Sandbox(unsafe=settings.unsafe_exec, limits=self.limits)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.workers = settings.reward_workers or cores
-        self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
+        self.workers = settings.reward_workers or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+        self._scores: OrderedDict[str, float] = OrderedDict()
         try:
             self.sandbox.check()  # now, not after the first answers are drawn
         except SandboxError as error:
@@ -117,7 +117,9 @@ class UnitTests(RewardFunction):
                 continue
             key = hashlib.sha256(f"{problem!r}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()
             keys.append(key)
-            if key in self._outcomes or key in todo:
+            if key in self._scores:
+                scores[key] = self._scores[key]  # now: the cache may drop it before all answers have run
+            if key in scores or key in todo:
                 self.counts["from_cache"] += 1
             else:
                 todo[key] = Attempt(problem, text, key)
@@ -127,8 +129,7 @@ class UnitTests(RewardFunction):
         except SandboxError as error:  # nothing runs any more: the answers that are left get 0
             self.failed(error)
             self.counts["sandbox_errors"] += sum(key not in scores for key in todo)
-        kept = {key: float(self._outcomes[key].passed) for key in keys if key is not None and key in self._outcomes}
-        return [0.0 if key is None else scores.get(key, kept.get(key, 0.0)) for key in keys]
+        return [0.0 if key is None else scores.get(key, 0.0) for key in keys]
 
     def _keep(self, key: str, outcome: Outcome, scores: dict[str, float]) -> None:
         self.counts["programs"] += 1
@@ -137,9 +138,9 @@ class UnitTests(RewardFunction):
         if outcome.status == ERROR:  # nobody's fault, and perhaps otherwise the next time
             self.counts["sandbox_errors"] += 1
             return
-        self._outcomes[key] = outcome
-        while len(self._outcomes) > CACHED:
-            self._outcomes.popitem(last=False)
+        self._scores[key] = scores[key]
+        while len(self._scores) > CACHED:
+            self._scores.popitem(last=False)
 
 
 class Bleu(RewardFunction):
@@ -184,7 +185,7 @@ class Own(RewardFunction):
                 if not math.isfinite(value):
                     raise ValueError(f"it returned {value}")
                 scores.append(value)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # a script's sys.exit() must not end the run either
                 scores.append(self.failed(error))
         return scores
 
@@ -201,7 +202,7 @@ def import_function(name: str) -> Callable[[str, Row], float]:
         raise ConfigError(f"rewards={name!r}: there is no module {error.name!r}; give module:function") from None
     except AttributeError:
         raise ConfigError(f"rewards={name!r}: the module {module!r} has no function {function!r}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"rewards={name!r}: importing {module!r} raised {type(error).__name__}: {error}") from None
     if not callable(found):
         raise ConfigError(f"rewards={name!r} is a {type(found).__name__}, not a function")

@@ -7,14 +7,20 @@ for the reward functions.
 from __future__ import annotations
 
 import itertools
+import json
+import pickle
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from datasets import Dataset
+from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -22,11 +28,13 @@ from ebft.baseline_config import RLVRSettings
 from ebft.config import ConfigError
 from ebft.data.packing import DocumentIndex, SequenceDataset
 from ebft.data.rows import DataError, Row, read_rows
+from ebft.data.store import cache_directory
 from ebft.recipe import Recipe
-from ebft.train import baselines
+from ebft.train import baselines, processes
 from ebft.train.adapters import peft_config
 from ebft.train.rewards import COUNTS, RewardFunction, make_rewards
-from ebft.train.ruler import Measured, Spent
+from ebft.train.ruler import Spent
+from ebft.train.trainer import TrainingDiverged
 
 PROMPT_CHARACTERS = 1000  # of a prompt in the table of samples
 
@@ -37,28 +45,68 @@ class RLVRArguments(GRPOConfig):
     eval_tasks_every: int | None = None
 
 
+class StoredRows:
+    """Rows in a file without a name, which goes when the process ends: a dataset need not fit into memory."""
+
+    def __init__(self) -> None:
+        folder = cache_directory()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        self._starts: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def append(self, row: Row) -> None:
+        self._starts.append(self._file.seek(0, 2))
+        pickle.dump(row, self._file)
+
+    def __getitem__(self, number: int) -> Row:
+        self._file.seek(self._starts[number])
+        return pickle.load(self._file)
+
+    def reorder(self, order: Sequence[int]) -> None:
+        self._starts = [self._starts[number] for number in order]
+
+
 @dataclass
 class Prompts:
     """What is trained on: rows of the dataset, their prompts (a text, or messages), and the prompts' tokens."""
 
-    rows: list[Row]
-    prompts: list[Any]
-    lengths: list[int]
+    rows: StoredRows = field(default_factory=StoredRows)
+    prompts: list[Any] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+
+    def reorder(self, order: Sequence[int]) -> None:
+        self.rows.reorder(order)
+        self.prompts = [self.prompts[number] for number in order]
+        self.lengths = [self.lengths[number] for number in order]
 
     def dataset(self) -> Dataset:
         return Dataset.from_dict({"prompt": self.prompts, "row": list(range(len(self.rows)))})
 
 
-class MeasuredRLVR(Measured, GRPOTrainer):
+class MeasuredRLVR(baselines.Measured, GRPOTrainer):
     def __init__(self, *args: Any, judge: Judge, **kwargs: Any) -> None:
         self.spent, self.judge = Spent(), judge
         judge.trainer = self
         functions: list[Any] = [*judge.functions()]
         super().__init__(*args, **{**kwargs, "reward_funcs": functions})
 
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        try:
+            return super().training_step(model, inputs, num_items_in_batch)
+        except RuntimeError as error:
+            if "probability tensor contains" not in str(error):
+                raise
+            step = self.state.global_step
+            raise TrainingDiverged(
+                f"no answer can be drawn at step {step}: probabilities are not numbers; try a lower learning_rate"
+            ) from None
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            logs.update({f"reward_counts/{name}": float(self.judge.counts[name]) for name in COUNTS})
+            logs.update({f"reward_counts/{name}": number for name, number in self.judge.totals().items()})
         super().log(logs, start_time)
 
 
@@ -70,6 +118,11 @@ class Judge:
         self.counts: Counter[str] = rewards[0].counts
         self.trainer: Any = None
         self.last: dict[str, Any] = {}
+
+    def totals(self) -> dict[str, int]:
+        """What was counted by all processes."""
+        counts = {name: torch.tensor(float(self.counts[name]), device=self.trainer.args.device) for name in COUNTS}
+        return {name: int(count) for name, count in processes.sum_over_processes(counts).items()}
 
     def functions(self) -> list[Callable[..., list[float]]]:
         """One for each reward, as TRL calls them."""
@@ -89,16 +142,44 @@ class Judge:
         return score
 
     def _count(self, numbers: Sequence[int], completion_ids: Sequence[Any]) -> None:
-        """Drawing an answer is a pass over it and its prompt; then the update; with a KL, the frozen model's too."""
+        """Drawing an answer is a pass over it and its prompt; then the updates. One more pass each: with a KL, by the
+        frozen model; where answers are not used up in one step, or come from vLLM, for their log-probs when drawn."""
         passes, args = self.trainer.passes, self.trainer.args
-        generated = sum(len(ids) for ids in completion_ids)
-        prompted = sum(self.prompts.lengths[number] for number in numbers)
-        passed = passes.forward * (2 if args.beta else 1) + passes.update * args.num_iterations
+        counts = {
+            "prompted": sum(self.prompts.lengths[number] for number in numbers),
+            "generated": sum(len(ids) for ids in completion_ids),
+        }
+        here = {name: torch.tensor(float(count), device=args.device) for name, count in counts.items()}
+        prompted, generated = (float(count) for count in processes.sum_over_processes(here).values())
+        kept = args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) != 0
+        kept = kept or (args.use_vllm and args.vllm_importance_sampling_correction)
+        # Logits are needed for answers only.
+        flops = passes.over(prompted + generated, generated)
         self.trainer.spent.add(
             tokens=prompted / args.num_generations,
             generated_tokens=generated,
-            flops=(prompted + generated) * passed,
+            flops=flops * (1 + bool(args.beta) + kept + passes.update * args.num_iterations),
         )
+
+
+class RewardCounts(TrainerCallback):
+    """Keeps what the judge counts in checkpoints, so that a run that goes on counts on."""
+
+    FILE = "reward_counts.json"
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        file = Path(args.output_dir) / f"checkpoint-{state.global_step}" / self.FILE
+        if state.is_world_process_zero and state.global_step and file.exists():
+            self.judge.counts.update(json.loads(file.read_text()))
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        counts = self.judge.totals()  # all processes take part
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and folder.exists():
+            (folder / self.FILE).write_text(json.dumps(counts))
 
 
 class AnswerSamples(TrainerCallback):
@@ -154,10 +235,10 @@ def prompt_of(row: Row, columns: dict[str, str]) -> Any:
         answers = [place for place, turn in enumerate(turns) if turn.get("role") == "assistant"]
         found = turns[: answers[-1]] if answers else turns
         if found:
-            return [{"role": turn["role"], "content": turn["content"]} for turn in found]
+            return [{"role": turn["role"], "content": turn.get("content")} for turn in found]
     prompt = row.get(columns["prompt"])
     if isinstance(prompt, list) and prompt:
-        return [{"role": turn["role"], "content": turn["content"]} for turn in prompt]
+        return [{"role": turn["role"], "content": turn.get("content")} for turn in prompt]
     if isinstance(prompt, str) and prompt:
         return prompt
     raise DataError(
@@ -166,24 +247,26 @@ def prompt_of(row: Row, columns: dict[str, str]) -> Any:
     )
 
 
-def rows_of(recipe: Recipe, index: DocumentIndex) -> list[tuple[str, Row]]:
-    """The rows behind the documents of an index, each with where it stands: the same split as everywhere else."""
+def rows_of(recipe: Recipe, index: DocumentIndex) -> Iterator[tuple[int, str, Row]]:
+    """The rows behind the documents of an index, one at a time as the sources have them: the same split as everywhere
+    else. Each with its place in the index and the words for where it stands."""
     data = recipe.data
-    sources = [
-        list(itertools.islice(read_rows(source, data.dataset_split), data.limit_documents)) for source in data.dataset
-    ]
-    return [
-        (f"{data.dataset[store]}: row {number + 1}", dict(sources[store][number]))
-        for store, number in zip(index.store.tolist(), index.number.tolist(), strict=True)
-    ]
+    for store, source in enumerate(data.dataset):
+        mine = (index.store == store).nonzero()[0]
+        places = dict(zip(index.number[mine].tolist(), mine.tolist(), strict=True))
+        rows = itertools.islice(read_rows(source, data.dataset_split), data.limit_documents)
+        for number, row in enumerate(rows):
+            if number in places:
+                yield places[number], f"{source}: row {number + 1}", dict(row)
 
 
 def load_prompts(recipe: Recipe, index: DocumentIndex, rewards: Sequence[RewardFunction], tokenizer: Any) -> Prompts:
     """Prompts that can be rewarded and are not too long; says how many are left out, and why."""
     settings: Any = recipe.training
-    found = Prompts([], [], [])
+    found = Prompts()
+    places: list[int] = []
     too_long, unusable = 0, []
-    for where, row in rows_of(recipe, index):
+    for place, where, row in rows_of(recipe, index):
         try:
             prompt = prompt_of(row, recipe.data.columns)
         except DataError as error:
@@ -198,15 +281,18 @@ def load_prompts(recipe: Recipe, index: DocumentIndex, rewards: Sequence[RewardF
         found.rows.append(row)
         found.prompts.append(prompt)
         found.lengths.append(length)
+        places.append(place)
+    found.reorder(np.argsort(places).tolist())
     total = len(index)
-    if not found.rows:
+    if not places:
         reason = (
             unusable[0] if unusable else f"all prompts are longer than max_prompt_tokens={settings.max_prompt_tokens}"
         )
         raise DataError(f"none of the {total} documents can be used: {reason}")
-    if unusable:
+    first = processes.rank() == 0
+    if unusable and first:
         print(f"note: {len(unusable)} of {total} documents are left out; the first: {unusable[0]}", file=sys.stderr)
-    if too_long:
+    if too_long and first:
         longer = f"prompts longer than max_prompt_tokens={settings.max_prompt_tokens}"
         print(f"note: {too_long} of {total} documents with {longer} are left out", file=sys.stderr)
     if len({isinstance(prompt, str) for prompt in found.prompts}) > 1:
@@ -256,6 +342,12 @@ def build(
         eval_tasks_every=settings.eval_tasks_every,
     )
     prompts = judge.prompts.dataset()
+    needed = arguments.generation_batch_size // arguments.num_generations
+    if len(prompts) < needed:  # TRL would train for no step at all
+        raise ConfigError(
+            f"a step draws answers to {needed} prompts, but there are {len(prompts)}; lower "
+            "per_device_train_batch_size or gradient_accumulation_steps, or give more data"
+        )
     trainer = MeasuredRLVR(
         model=model,
         judge=judge,
@@ -266,7 +358,7 @@ def build(
         processing_class=tokenizer,
         peft_config=peft_config(recipe),
     )
-    baselines.equip(trainer, recipe, validation_set, tokenizer)
+    baselines.equip(trainer, recipe, validation_set, tokenizer, RewardCounts(judge))
     trainer.add_callback(AnswerSamples(judge, settings.samples_every))
     return trainer
 
@@ -276,19 +368,18 @@ def plan(
 ) -> None:
     settings: Any = recipe.training
     prompts = _prepare(recipe, train_set, tokenizer).prompts
-    answers = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
-    per_step = answers // settings.generations
-    steps, an_epoch = baselines.steps_of(settings, len(prompts.rows), per_step)
+    per_step = settings.rows_per_step // settings.generations
+    an_epoch = len(prompts.rows) // per_step  # TRL leaves out what does not fill a step
     baselines.show(
         {
             "model": f"{recipe.model.model}, {sum(p.numel() for p in model.parameters()):,} parameters",
             "prompts": f"{len(prompts.rows):,} of {len(train_set.index):,} documents, "
             f"{sum(prompts.lengths) / len(prompts.lengths):.1f} tokens on average",
             "rewards": ", ".join(settings.rewards),
-            "answers per step": f"{answers}: {settings.generations} to each of {per_step} prompts, at most "
-            f"{settings.max_new_tokens} tokens at temperature {settings.generation_temperature}",
+            "answers per step": f"{settings.rows_per_step}: {settings.generations} to each of {per_step} prompts, at "
+            f"most {settings.max_new_tokens} tokens at temperature {settings.generation_temperature}",
             "validation sequences": f"{len(validation_set):,}" if validation_set is not None else "none",
-            "steps": f"{steps:,} ({an_epoch:,} an epoch)",
+            "steps": f"{baselines.steps_of(settings, an_epoch):,} ({an_epoch:,} an epoch)",
         }
     )
     print(f"\nOne prompt:\n  {prompts.prompts[0]!r}"[:2000])
@@ -296,9 +387,8 @@ def plan(
 
 def details(recipe: Recipe) -> str:
     settings: Any = recipe.training
-    answers = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
     return (
-        f"{answers // settings.generations} prompts with {settings.generations} answers each, at most "
+        f"{settings.rows_per_step // settings.generations} prompts with {settings.generations} answers each, at most "
         f"{settings.max_new_tokens} tokens at temperature {settings.generation_temperature}; rewards "
         f"{', '.join(settings.rewards)}, KL coefficient {settings.kl_coefficient}, learning rate "
         f"{settings.learning_rate}, seed {settings.seed}."

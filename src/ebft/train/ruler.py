@@ -2,7 +2,7 @@
 
 `Ruler` measures a model with `evaluation.evaluate`, which EBFTTrainer uses too: cross-entropy, feature-matching loss
 against a frozen network and whitened proxy. `Spent` adds up seconds, tokens and FLOPs, so that runs can be compared at
-equal data or equal compute. `Measured` puts both into a trainer of TRL.
+equal data or equal compute.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from ebft import fetch
@@ -33,23 +32,22 @@ from ebft.model.backbone import (
 from ebft.model.features import FeatureNetwork
 from ebft.model.sharding import whole
 from ebft.model.working_copy import copy_in_dtype
-from ebft.train import evaluation
+from ebft.train import evaluation, processes
 from ebft.train.iteration import prepare_window
 
 SPENT_FILE = "spent.json"
 # What must be equal for two runs' validation numbers to mean the same.
-RULER_SETTINGS = (
-    "context_length",
+TEXT_SETTINGS = ("context_length", "document_masks", "packing")
+# These change what is measured with the frozen network, and not the cross-entropies.
+FEATURE_SETTINGS = (
     "horizon",
     "stride",
     "temperature",
     "anchors",
     "answer_only",
-    "document_masks",
     "feature_layers",
     "feature_pooling",
     "feature_normalize",
-    "packing",
     "eval_seed",
 )
 # These change the whitened proxy and the validation reward only.
@@ -110,7 +108,7 @@ class Ruler:
     @torch.no_grad()
     def measure(self, model: Any) -> dict[str, float]:
         """Metrics by name, with `<name>_se` beside each."""
-        loader = DataLoader(self.dataset, self.config.per_device_eval_batch_size, collate_fn=collate)
+        loader = processes.evaluation_loader(self.config, self.dataset)
         with self._autocast(model):
             computing = self._computing(model)
             return evaluation.evaluate(
@@ -128,7 +126,7 @@ class Ruler:
 
 def identity(config: EBFTConfig, features: FeatureNetwork, dataset: SequenceDataset) -> dict[str, Any]:
     """What the validation numbers of a run depend on, beside the model; `ebft compare` looks at it."""
-    settings = {name: getattr(config, name) for name in (*RULER_SETTINGS, *PROXY_SETTINGS)}
+    settings = {name: getattr(config, name) for name in (*TEXT_SETTINGS, *FEATURE_SETTINGS, *PROXY_SETTINGS)}
     settings["eval_samples"] = settings["eval_samples"] or settings["samples"]
     tokens = 0
     for row in range(len(dataset)):
@@ -160,8 +158,9 @@ def network_checksum(features: FeatureNetwork) -> str:
 class Passes:
     """FLOPs of a pass over one token: 2 for every parameter that is multiplied with, by the usual count.
 
-    Not counted: attention's products between tokens, the optimiser, evaluation, and what gradient checkpointing
-    computes again.
+    `body` is the decoder's part, `head` that of one row of logits: EBFT and GRPO need logits for some tokens only.
+    Not counted: padding, attention's products between tokens, the optimiser, evaluation, and what gradient
+    checkpointing computes again.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -171,12 +170,17 @@ class Passes:
         head: Any = base.get_output_embeddings()
         # Looking up an embedding multiplies nothing; a head that shares the matrix does.
         looked_up = 0 if getattr(head, "weight", None) is embeddings else embeddings.numel()
-        self.forward = 2.0 * (total - looked_up)
+        self.head = 2.0 * sum(p.numel() for p in head.parameters())
+        self.body = 2.0 * (total - looked_up) - self.head
         # Backward costs as much for the inputs and once more for the weights; a frozen base has no second part.
         frozen = any(not p.requires_grad for n, p in model.named_parameters() if "lora_" not in n)
-        self.update = self.forward * (2.0 if frozen else 3.0)
+        self.update = 2.0 if frozen else 3.0  # in forward passes
         layers = decoder_layers(decoder_of(base))[1]
         self._per_layer = 2.0 * _count(layers) / len(layers)
+
+    def over(self, tokens: Any, logits: Any) -> Any:
+        """FLOPs of a forward pass over so many tokens, with so many rows of logits."""
+        return tokens * self.body + logits * self.head
 
     def features(self, network: FeatureNetwork) -> float:
         if network.source in ("copy", "adapter_off", "average", "random"):
@@ -240,47 +244,3 @@ class Spent(TrainerCallback):
             saved = {"seconds": self._seconds, **{k: float(v) for k, v in self._counts.items()}}
             (folder / SPENT_FILE).write_text(json.dumps(saved))
         self.pause()
-
-
-class Measured:
-    """Goes before a trainer of TRL in a class: evaluates with the ruler, logs what is spent, resumes cleanly."""
-
-    ruler: Ruler | None = None
-    spent: Spent
-    passes: Passes
-
-    def evaluate(
-        self: Any, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        if self.ruler is None:
-            raise ConfigError("evaluation needs validation data; set validation_split or validation_dataset")
-        start = time.perf_counter()
-        found = self.ruler.measure(self.model)
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
-        metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
-        with evaluating(self.model):  # TRL asks the model whether this is about training
-            self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def log(self: Any, logs: dict[str, float], start_time: float | None = None) -> None:
-        logs.update(self.spent.totals())
-        super().log(logs, start_time)  # type: ignore[misc]
-
-    def get_batch_samples(self: Any, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        if self.state.global_step >= self.state.max_steps:
-            # Resumed from the last step's checkpoint: the Trainer would take one more step before it looks.
-            self.control.should_training_stop = True
-            return [], None
-        return super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
-
-    def computing(self: Any) -> Any:
-        """The model to compute with, for `eval_tasks`."""
-        return self.model
-
-    @property
-    def features(self) -> Any:
-        return self.ruler.features if self.ruler is not None else None
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """TRL would write one into the output folder at every checkpoint; ebft writes its own at the end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,7 +26,7 @@ from ebft.evaluate.checkpoint import ADAPTER_FILE, Checkpoint
 from ebft.model.backbone import embedding_size
 from ebft.recipe import Recipe, as_given
 from ebft.train import adapters, checkpoints, processes, report, ruler
-from ebft.train.callbacks import LiveProgress
+from ebft.train.callbacks import SHOWN, LiveProgress, StepLines
 from ebft.train.dry_run import show as show_dry_run
 from ebft.train.trainer import EBFTTrainer, check_sequences, pad_token_id
 
@@ -170,6 +171,12 @@ def train(
     check_tokenizer(tokenizer)
     with recipe.training.main_process_first():  # it tokenises; the others find the tokens in the cache
         train_set, validation_set = load_data(recipe, tokenizer, needs_anchors=method is None)
+    asked = recipe.training.eval_strategy
+    if validation_set is None and asked != "no":
+        raise ConfigError(
+            f"eval_strategy={getattr(asked, 'value', asked)} needs validation data; set validation_split or "
+            "validation_dataset, or eval_strategy=no"
+        )
     data = _describe_data(train_set)
     if resume_from is not None:
         _check_same_data(output, data)
@@ -191,8 +198,8 @@ def train(
         trainer = method.build(recipe, train_set, validation_set, model, tokenizer)
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
-    if not recipe.training.disable_tqdm:
-        trainer.add_callback(LiveProgress(None if method is None else method.shown))
+    shown = SHOWN if method is None else method.shown
+    trainer.add_callback(StepLines(shown) if recipe.training.disable_tqdm else LiveProgress(shown))
 
     # Only now: settings that the trainer refuses leave nothing behind.
     if first:
@@ -201,6 +208,8 @@ def train(
         (output / DATA_FILE).write_text(json.dumps(data, indent=1))
     results = processes.from_first(_read_results(output))
     results["method"] = name
+    for ended in ("after", "steps", "spent"):  # of a run that was finished, and goes on
+        results.pop(ended, None)
     if validation_set is not None:
         results["ruler"] = ruler.identity(recipe.training, trainer.features, validation_set)
     if first:
@@ -220,7 +229,8 @@ def train(
     if first:
         tokenizer.save_pretrained(final)
         _write_results(output, results)
-        report.curves(output)
+        if (picture := report.curves(output)) is not None:
+            shutil.copy(picture, final)  # for the model card, wherever the folder goes
         report.model_card(output, recipe, results, command, method)
     return results if first else {}
 
@@ -241,7 +251,7 @@ def _check_same_run(output: Path, recipe: Recipe) -> None:
         return
     resolved, training = output / RESOLVED_FILE, recipe.training
     old_batch = json.loads(resolved.read_text()).get("sequences_per_step") if resolved.exists() else None
-    if old_batch not in (None, batch := _sequences_per_step(recipe)):
+    if old_batch not in (None, batch := recipe.training.rows_per_step):
         raise ConfigError(
             f"output_dir={output} holds a run of {old_batch} sequences per step, not {batch}; choose "
             f"per_device_train_batch_size x gradient_accumulation_steps x processes ({training.world_size} here) so "
@@ -256,11 +266,6 @@ def _check_same_run(output: Path, recipe: Recipe) -> None:
                 f"output_dir={output} holds a run with {name}={old!r}, not {new!r}; go on with the same settings, or "
                 "choose another folder"
             )
-
-
-def _sequences_per_step(recipe: Recipe) -> int:
-    training = recipe.training
-    return training.per_device_train_batch_size * training.gradient_accumulation_steps * training.world_size
 
 
 def _describe_data(train_set: SequenceDataset) -> dict[str, Any]:
@@ -312,7 +317,7 @@ def _claim(output: Path, resume: bool, recipe: Recipe, method: str = "ebft") -> 
 
 def _save_recipe(recipe: Recipe, output: Path) -> None:
     resolved = {**asdict(recipe.model), **asdict(recipe.data), **recipe.training.to_dict()}
-    resolved["sequences_per_step"] = _sequences_per_step(recipe)
+    resolved["sequences_per_step"] = recipe.training.rows_per_step
     text = "# What was set, by recipe and flags.\n" + yaml.safe_dump(recipe.given, sort_keys=False)
     (output / CONFIG_FILE).write_text(text)
     (output / RESOLVED_FILE).write_text(json.dumps(resolved, indent=1, default=str))

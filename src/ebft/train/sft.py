@@ -6,6 +6,8 @@ mask of answers is ebft's own, the same for all formats of data.
 
 from __future__ import annotations
 
+import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +21,9 @@ from ebft.baseline_config import SFTSettings
 from ebft.data.packing import PADDING, SequenceDataset
 from ebft.data.rows import DataError
 from ebft.recipe import Recipe
-from ebft.train import baselines
+from ebft.train import baselines, processes
 from ebft.train.adapters import peft_config
-from ebft.train.ruler import Measured, Spent, wide
+from ebft.train.ruler import Spent, wide
 
 IGNORED = -100
 
@@ -32,14 +34,16 @@ class SFTArguments(SFTConfig):
     eval_tasks_every: int | None = None
 
 
-class MeasuredSFT(Measured, SFTTrainer):
+class MeasuredSFT(baselines.Measured, SFTTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.spent = Spent()
         super().__init__(*args, **kwargs)
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        tokens = inputs["attention_mask"].sum()
-        self.spent.add(tokens=tokens, flops=wide(tokens) * self.passes.update)
+        counts = {"tokens": inputs["attention_mask"].sum(), "targets": (inputs["labels"][:, 1:] != IGNORED).sum()}
+        tokens, targets = processes.sum_over_processes(counts).values()
+        # TRL computes logits only where a label counts.
+        self.spent.add(tokens=tokens, flops=self.passes.over(wide(tokens), wide(targets)) * self.passes.update)
         return super().training_step(model, inputs, num_items_in_batch)
 
 
@@ -53,8 +57,8 @@ def token_rows(dataset: SequenceDataset, answer_only: bool) -> Dataset:
         counted = sequence["answer_mask"].numpy()[real] if answer_only else np.ones(len(ids), bool)
         if not counted[1:].any():  # nothing predicts the first token
             continue
-        tokens.append(ids)
-        labels.append(np.where(counted, ids, IGNORED))
+        tokens.append(ids.astype(np.int32))
+        labels.append(np.where(counted, ids, IGNORED).astype(np.int32))
         lengths.append(len(ids))
     if not tokens:
         raise DataError(
@@ -74,7 +78,14 @@ def training_rows(recipe: Recipe, dataset: SequenceDataset) -> Dataset:
     settings = recipe.training
     assert isinstance(settings, SFTSettings)
     sequences = SequenceDataset(dataset.index, settings.max_length, settings.pack_training, dataset.pad_token_id)
-    return token_rows(sequences, settings.answers_only)
+    rows = token_rows(sequences, settings.answers_only)
+    if (left_out := len(sequences) - len(rows)) and processes.rank() == 0:
+        print(
+            f"note: {left_out} of {len(sequences)} training sequences are left out: no token to train on within "
+            f"max_length={settings.max_length}",
+            file=sys.stderr,
+        )
+    return rows
 
 
 def build(
@@ -112,8 +123,8 @@ def plan(
 ) -> None:
     settings: Any = recipe.training
     rows = training_rows(recipe, train_set)
-    per_step = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
-    steps, an_epoch = baselines.steps_of(settings, len(rows), per_step)
+    per_step = settings.rows_per_step
+    an_epoch = math.ceil(len(rows) / per_step)
     first = rows[0]
     tokens = sum(len(row) for row in rows["input_ids"])
     targets = sum(label != IGNORED for row in rows["labels"] for label in row[1:])
@@ -124,7 +135,7 @@ def plan(
             "training sequences": f"{len(rows):,} of at most {settings.max_length} tokens, {tokens:,} tokens in all",
             "tokens with a loss": f"{targets:,}",
             "validation sequences": f"{len(validation_set):,}" if validation_set is not None else "none",
-            "steps": f"{steps:,} ({an_epoch:,} an epoch) of {per_step} sequences",
+            "steps": f"{baselines.steps_of(settings, an_epoch):,} ({an_epoch:,} an epoch) of {per_step} sequences",
         }
     )
     print("\nOne sequence; what the loss counts is between [ and ]:")
@@ -143,9 +154,8 @@ def _marked(tokens: list[int], labels: list[int], tokenizer: Any) -> str:
 
 def details(recipe: Recipe) -> str:
     settings: Any = recipe.training
-    rows = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
     return (
-        f"{rows} sequences of at most {settings.max_length} tokens; loss on "
+        f"{settings.rows_per_step} sequences of at most {settings.max_length} tokens; loss on "
         f"{'answers only' if settings.answers_only else 'all tokens'}, learning rate {settings.learning_rate} "
         f"({getattr(settings.lr_scheduler_type, 'value', settings.lr_scheduler_type)}), seed {settings.seed}."
     )

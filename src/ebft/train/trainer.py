@@ -52,7 +52,7 @@ from ebft.train import adapters, checkpoints, evaluation, processes
 from ebft.train import callbacks as standard_callbacks
 from ebft.train.clock import Clock, Watch
 from ebft.train.iteration import Window, make_layout, prepare_window
-from ebft.train.ruler import Passes, Spent, frozen_network
+from ebft.train.ruler import Passes, Spent, frozen_network, wide
 
 
 class TrainingDiverged(RuntimeError):
@@ -237,15 +237,14 @@ class EBFTTrainer(Trainer):
         return window.micro_batches, window.generated_tokens
 
     def _count(self, window: Window) -> None:
-        """One pass over everything to roll out, one of the frozen network, one more for the KL term, and the update."""
+        """One pass over everything to roll out, one of the frozen network, the update, one more for the KL term."""
         passes = self.passes
-        forward = passes.forward * (2 if self.args.kl_weight else 1)
-        self.spent.add(
-            tokens=window.tokens,
-            generated_tokens=window.generated_tokens,
-            flops=torch.as_tensor(window.metrics["ebft/packed_tokens"]).double()
-            * (forward + passes.features(self.features) + passes.update),
-        )
+        packed = wide(torch.as_tensor(window.metrics["ebft/packed_tokens"]))
+        generated, text = wide(window.generated_tokens), wide(window.tokens)
+        rows = generated + text if self.args.gamma else generated  # with logits
+        flops = passes.over(packed, generated) + packed * passes.features(self.features)
+        flops = flops + passes.over(packed, rows) * (passes.update + bool(self.args.kl_weight))
+        self.spent.add(tokens=window.tokens, generated_tokens=window.generated_tokens, flops=flops)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         with self.clock.phase("update"):

@@ -1,0 +1,79 @@
+"""`ebft sft` and `ebft rlvr` on 1 and 2 processes (gloo, CPU)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl")
+
+from ebft import cli, launch
+from tests.distributed import group
+from tests.train.baseline_runs import ROWS, make_model, metrics_of, results_of, write_recipe, write_rows
+
+OWN = "def even(completion, row):\n    if len(completion) % 2:\n        raise ValueError('odd')\n    return 1.0\n"
+
+
+def work(arguments: list[str], own: str) -> int:
+    sys.path.insert(0, own)
+    return cli.main(arguments)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("baselines")
+    make_model(folder / "tiny")
+    write_rows(folder / "rows.jsonl", ROWS)
+    (folder / "own_even.py").write_text(OWN)
+    return folder
+
+
+def trained(folder: Path, command: str, processes: int, *flags: str, **changes: Any) -> Path:
+    recipe = write_recipe(folder, folder / "tiny", folder / "rows.jsonl", samples_every=1, **changes)
+    output = folder / f"{command}-{processes}"
+    arguments = [command, "--config", str(recipe), "--output_dir", str(output), *flags]
+    arguments += ["--per_device_train_batch_size", str(8 // processes)]
+    variables = {"EBFT_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    ended = group.run(processes, work, arguments, str(folder), folder=folder, variables=variables)
+    assert ended.codes == [0] * processes, ended.said
+    return output
+
+
+def test_sft_is_the_same_training(folder: Path) -> None:
+    # 3 steps: the 4th would be the short one at the end of the epoch, which accelerate fills up on several processes.
+    one, two = (trained(folder, "sft", processes, answer_only=True, max_steps=3) for processes in (1, 2))
+    for name in ("eval_cross_entropy", "eval_cfm"):
+        assert results_of(two)["before"][name] == pytest.approx(results_of(one)["before"][name], rel=1e-6)
+    names = ("loss", "grad_norm", "spent/tokens", "spent/flops", "eval_cross_entropy")
+    for mine, other in zip(metrics_of(one), metrics_of(two), strict=True):
+        for name in names:
+            assert (name in mine) == (name in other)
+            if name in mine:
+                assert other[name] == pytest.approx(mine[name], rel=1e-3), (mine["step"], name)
+    assert (two / "samples" / "step-000001.md").exists()
+    assert (two / "final" / "model.safetensors").exists()
+
+
+def test_rlvr_counts_what_all_processes_did(folder: Path) -> None:
+    changes = {"rewards": "own_even:even", "generations": 8, "max_new_tokens": 4}
+    two = trained(folder, "rlvr", 2, gradient_accumulation_steps=1, **changes)
+    results, logged = results_of(two), [e for e in metrics_of(two) if "loss" in e]
+    assert results["steps"] == 4
+    # 8 answers a step, 4 with each process, to one prompt of 4 tokens.
+    assert results["spent"]["tokens"] == 4 * 4
+    generated = sum(8 * entry["completions/mean_length"] for entry in logged)
+    assert results["spent"]["generated_tokens"] == pytest.approx(generated)
+    # Every answer got 1, or raised.
+    assert logged[-1]["reward_counts/raised"] == pytest.approx(sum(8 * (1 - e["reward"]) for e in logged))
+    assert (two / "checkpoint-4" / "reward_counts.json").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "rlvr"])
+def test_launch_starts_the_command_it_was_given(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(launch, "launch", lambda *given: started.append(given) or 0)
+    assert cli.main([command, "--launch", "2", "--model", "m"]) == 0
+    assert started == [(2, command, ["--model", "m"])]
