@@ -182,6 +182,15 @@ class TestBadInput:
         (Path(runs[0]) / "results.json").write_text("{")
         assert "not valid JSON" in refused(*runs)
 
+    def test_pictures_go_into_a_folder_of_the_working_directory(
+        self, runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runs = [str(Path(run).resolve()) for run in runs]
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        assert cli.main(["compare", *runs]) == 0
+        assert {file.name for file in Path("compare").iterdir()} == {"compare.png", "compare.html", "compare.json"}
+
     def test_through_the_command(self, runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["compare", *runs, "--output", str(tmp_path / "out"), "--x", "tokens"]) == 0
         printed = capsys.readouterr().out

@@ -18,7 +18,6 @@ from ebft.train import compare
 from ebft.train.report import NAMES
 
 LAUNCHERS = ("local", "slurm")
-COMPARISON = "compare"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,4 +91,4 @@ def compared(points: Sequence[Point]) -> compare.Comparison | None:
     runs = [point for point in runs if any(point.results().get(key) for key in ("before", "after"))]
     if not runs:
         return None
-    return compare.compare([str(p.run) for p in runs], str(points[0].folder / COMPARISON))
+    return compare.compare([str(p.run) for p in runs], str(points[0].folder / compare.FOLDER))

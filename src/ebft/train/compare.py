@@ -26,6 +26,7 @@ AXES = {
 }
 SPENT = {"step": "steps", "spent/tokens": "tokens", "spent/seconds": "seconds", "spent/flops": "FLOPs"}
 PNG, HTML, TABLE = "compare.png", "compare.html", "compare.json"
+FOLDER = "compare"  # where they go unless told otherwise
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Comparison:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="output folders of ebft train, sft or rlvr")
-    parser.add_argument("--output", default=None, help=f"folder for {PNG}, {HTML} and {TABLE}")
+    parser.add_argument("--output", default=FOLDER, help=f"folder for {PNG}, {HTML} and {TABLE} [{FOLDER}]")
     parser.add_argument("--x", default="steps", help=f"horizontal axis of the PNG: {', '.join(AXES)} [steps]")
     parser.add_argument("--name", action="append", default=[], help="what to call a run, one for each, in order")
 
