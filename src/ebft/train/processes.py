@@ -108,6 +108,15 @@ def all_or_none(check: Callable[[], Any]) -> None:
         raise error
 
 
+def same_on_all(value: Any) -> bool:
+    """Whether all processes have the same (anything that pickles); all of them get the same answer."""
+    if count() == 1:
+        return True
+    values: list[Any] = [None] * count()
+    dist.all_gather_object(values, value)
+    return all(other == values[0] for other in values)
+
+
 @torch.no_grad()
 def copy_from_first(model: nn.Module) -> None:
     """All processes start from the first one's weights, also where a model was made with random ones."""

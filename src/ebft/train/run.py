@@ -318,6 +318,7 @@ def _claim(output: Path, resume: bool, recipe: Recipe, method: str = "ebft") -> 
 def _save_recipe(recipe: Recipe, output: Path) -> None:
     resolved = {**asdict(recipe.model), **asdict(recipe.data), **recipe.training.to_dict()}
     resolved["sequences_per_step"] = recipe.training.rows_per_step
+    resolved["sharding"] = None if recipe.training.sharding is None else asdict(recipe.training.sharding)
     text = "# What was set, by recipe and flags.\n" + yaml.safe_dump(recipe.given, sort_keys=False)
     (output / CONFIG_FILE).write_text(text)
     (output / RESOLVED_FILE).write_text(json.dumps(resolved, indent=1, default=str))

@@ -114,12 +114,7 @@ class EBFTTrainer(Trainer):
         self._window: Window | None = None
         self.sharded = args.sharding is not None
         if self.sharded:
-            if getattr(model, "is_quantized", False):
-                raise ConfigError("fsdp with a quantised model is not supported; load it in float32 or bfloat16")
-            processes.join_alone(args.device)
-            processes.all_or_none(lambda: prepare_model(model))  # not all may have the weights to look at
-            self._make_networks(model, args, processing_class)
-            self._shard(model, args)
+            self._share_out(model, args, processing_class)  # before it is put on a device as a whole
         super().__init__(
             model=model,
             args=args,
@@ -160,9 +155,18 @@ class EBFTTrainer(Trainer):
         self.passes = Passes(model)
         self.reference = self._reference_model(model, args)
 
-    def _shard(self, model: Any, args: EBFTConfig) -> None:
-        """Each process keeps its part of the model and of the frozen networks. Copies are made before: they cannot be
-        made of shards."""
+    def _share_out(self, model: Any, args: EBFTConfig, tokenizer: Any) -> None:
+        """Each process keeps its part of the model and of the frozen networks, which are made first: there is no
+        copying shards."""
+        if getattr(model, "is_quantized", False):
+            raise ConfigError("fsdp with a quantised model is not supported; load it in float32 or bfloat16")
+        processes.join_alone(args.device)
+        if not processes.same_on_all([(name, p.shape, p.dtype) for name, p in model.named_parameters()]):
+            raise ConfigError(
+                "the processes have loaded different models, which cannot be shared out; load the same one"
+            )
+        processes.all_or_none(lambda: prepare_model(model))  # not all may have the weights to look at
+        self._make_networks(model, args, tokenizer)
         assert args.sharding is not None
         group = (args.device, processes.count())
         computing = torch.bfloat16 if args.bf16 and not hasattr(model, "disable_adapter") else None
