@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ebft.config import ConfigError, EBFTConfig, check_method
 from ebft.data.packing import DocumentIndex, SequenceDataset
 from ebft.data.rows import fingerprint as source_fingerprint
@@ -226,7 +224,7 @@ def translation_set(options: EvalOptions) -> ProblemSet:
 
 
 def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Scored:
-    from ebft.train.trainer import check_sequences, pad_token_id
+    from ebft.train.sequences import check_sequences, end_token_ids, pad_token_id
 
     config, profile = calibration_settings(options)
     dataset = SequenceDataset(
@@ -246,12 +244,12 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
     records = Records(folder, "calibration", made_with, options.overwrite)
     made = {row["sequence"] for row in records.rows}
     wanted = [row for row in rows if row not in made]
-    end_token_ids = torch.tensor([subject.tokenizer.eos_token_id]) if options.document_masks else None
+    end_tokens = end_token_ids(subject.tokenizer, options.document_masks)
     features = space(subject)
     if wanted:
         with progress("calibration", len(rows), len(rows) - len(wanted)) as advance:
             for batch in calibration.measure_sequences(
-                subject.model, subject.features, dataset, wanted, config, profile, end_token_ids
+                subject.model, subject.features, dataset, wanted, config, profile, end_tokens
             ):
                 records.append(batch)
                 advance(len(batch))

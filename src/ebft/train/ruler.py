@@ -34,6 +34,7 @@ from ebft.model.sharding import whole
 from ebft.model.working_copy import copy_in_dtype
 from ebft.train import evaluation, processes
 from ebft.train.iteration import prepare_window
+from ebft.train.sequences import end_token_ids
 
 SPENT_FILE = "spent.json"
 # What must be equal for two runs' validation numbers to mean the same.
@@ -91,9 +92,7 @@ class Ruler:
         self.config, self.dataset, self.device = config, dataset, device
         prepare_model(model)
         self.features = frozen_network(model, config, tokenizer)
-        self.end_token_ids = None
-        if config.document_masks and tokenizer is not None:
-            self.end_token_ids = torch.tensor([tokenizer.eos_token_id], device=device)
+        self.end_token_ids = end_token_ids(tokenizer, config.document_masks, device)
 
     def _computing(self, model: Any) -> Any:
         """As EBFTTrainer computes: with bf16, on a copy of the weights in bf16. An adapter's model uses autocast."""

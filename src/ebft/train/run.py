@@ -28,7 +28,8 @@ from ebft.recipe import Recipe, as_given
 from ebft.train import adapters, checkpoints, processes, report, ruler
 from ebft.train.callbacks import SHOWN, LiveProgress, StepLines
 from ebft.train.dry_run import show as show_dry_run
-from ebft.train.trainer import EBFTTrainer, check_sequences, pad_token_id
+from ebft.train.sequences import check_sequences, pad_token_id
+from ebft.train.trainer import EBFTTrainer
 
 if TYPE_CHECKING:
     from ebft.train.baselines import Method

@@ -20,24 +20,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 from transformers.integrations import TensorBoardCallback
-from transformers.trainer import SCHEDULER_NAME
 
 from ebft.config import ConfigError, EBFTConfig
 from ebft.data.formats import check_tokenizer
 from ebft.data.packing import DocumentIndex, SequenceDataset, collate
-from ebft.data.rows import DataError
 from ebft.data.store import tokenize_rows
 from ebft.method.cross_entropy import Reference
 from ebft.method.losses import ebft_loss
-from ebft.model import sharded_checkpoints, sharding
+from ebft.model import sharding
 from ebft.model.attention import resolve_backend
 from ebft.model.backbone import (
     compile_layers,
@@ -48,18 +45,20 @@ from ebft.model.backbone import (
     prepare_model,
 )
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
-from ebft.train import adapters, checkpoints, evaluation, processes
+from ebft.train import adapters, evaluation, processes
 from ebft.train import callbacks as standard_callbacks
 from ebft.train.clock import Clock, Watch
-from ebft.train.iteration import Window, make_layout, prepare_window
+from ebft.train.iteration import Window, prepare_window
 from ebft.train.ruler import Passes, Spent, frozen_network, wide
+from ebft.train.sequences import check_sequences, end_token_ids, pad_token_id
+from ebft.train.sharded_trainer import ShardedTrainer
 
 
 class TrainingDiverged(RuntimeError):
     """Loss or reward left the realm of sense; the message says what to try."""
 
 
-class EBFTTrainer(Trainer):
+class EBFTTrainer(ShardedTrainer):
     """Fine-tune a causal language model with EBFT.
 
     Args:
@@ -74,8 +73,7 @@ class EBFTTrainer(Trainer):
     """
 
     args: EBFTConfig
-    model: Any
-    lr_scheduler: Any
+    control: Any
 
     def __init__(
         self,
@@ -108,7 +106,7 @@ class EBFTTrainer(Trainer):
         backend: Any = args.attention_backend
         resolve_backend(backend, args.device)  # an error here costs nothing yet
         self.pad_token_id = pad_token_id(processing_class)
-        self.end_token_ids = _end_token_ids(processing_class, args.device) if args.document_masks else None
+        self.end_token_ids = end_token_ids(processing_class, args.document_masks, args.device)
         self.clock, self.watch, self.spent = Clock(args.device), Watch(), Spent()
         self._observed: dict[str, list[Tensor | float]] = defaultdict(list)
         self._window: Window | None = None
@@ -389,58 +387,6 @@ class EBFTTrainer(Trainer):
             return super().get_train_dataloader()
         return processes.train_loader(self.args, self.train_dataset)
 
-    # ---- what is saved, when every process has a part ------------------------------------------------------------
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """An ordinary model, put together by the first process; in a checkpoint, everybody's shards."""
-        if not self.sharded:
-            return super().save_model(output_dir, _internal_call)
-        folder = Path(output_dir or str(self.args.output_dir))
-        sharding.release(self.model)
-        adapter = hasattr(self.model, "disable_adapter")
-        if adapter or not _internal_call:
-            weights = sharded_checkpoints.gathered(self.model)
-            if self.args.should_save:
-                self._save(str(folder), state_dict=weights)
-        elif self.args.should_save:
-            folder.mkdir(parents=True, exist_ok=True)
-            for part in (self.model.config, self.model.generation_config, self.processing_class):
-                if part is not None:
-                    part.save_pretrained(folder)
-        if _internal_call:
-            sharded_checkpoints.save(folder / sharded_checkpoints.MODEL, sharded_checkpoints.weights(self.model))
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self.sharded:
-            return super()._save_optimizer_and_scheduler(output_dir)
-        state = sharded_checkpoints.optimizer_state(self.model, self.optimizer)
-        sharded_checkpoints.save(Path(output_dir) / sharded_checkpoints.OPTIMIZER, state)
-        if self.args.should_save:
-            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        checkpoints.check_kind(Path(resume_from_checkpoint), self.sharded)
-        if not self.sharded:
-            return super()._load_from_checkpoint(resume_from_checkpoint, model)
-        sharding.release(self.model)
-        folder = Path(resume_from_checkpoint) / sharded_checkpoints.MODEL
-        sharded_checkpoints.load(folder, sharded_checkpoints.weights(self.model))
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if not self.sharded or checkpoint is None:
-            return super()._load_optimizer_and_scheduler(checkpoint)
-        folder = Path(checkpoint)
-        if (folder / sharded_checkpoints.OPTIMIZER).is_dir():  # not there with save_only_model
-            state = sharded_checkpoints.optimizer_state(self.model, self.optimizer)
-            sharded_checkpoints.load(folder / sharded_checkpoints.OPTIMIZER, state)
-            sharded_checkpoints.set_optimizer_state(self.model, self.optimizer, state)
-            self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))
-
-    def _load_best_model(self) -> None:
-        if not self.sharded:
-            return super()._load_best_model()
-        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
-
     # ---- building ----------------------------------------------------------------------------------------------
 
     def _sequences(self, dataset: Any, args: EBFTConfig, tokenizer: Any) -> SequenceDataset | None:
@@ -476,42 +422,3 @@ def disable_dropout(model: nn.Module) -> None:
             module.p = 0.0
         elif isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0  # type: ignore[assignment]
-
-
-def pad_token_id(tokenizer: Any) -> int:
-    """What stands in the place of padding. Which one does not matter: padding is known by position, never by value."""
-    if tokenizer is None:
-        return 0
-    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-
-
-def check_sequences(dataset: SequenceDataset, args: EBFTConfig) -> None:
-    """At least one anchor must fit somewhere."""
-    if dataset.context_length != args.context_length:
-        raise ConfigError(
-            f"the dataset has sequences of {dataset.context_length} tokens, context_length is {args.context_length}"
-        )
-    if len(dataset) == 0:
-        raise DataError("the dataset holds no tokens")
-    needed = 2 if args.anchors == "answer_start" else args.horizon + 1
-    longest = int(dataset.lengths.max())
-    if args.packing and not args.document_masks:
-        longest = min(dataset.total_tokens, args.context_length)
-    if longest < needed:
-        raise DataError(
-            f"all documents are shorter than one anchor needs: the longest has {longest} tokens, "
-            f"horizon={args.horizon} needs {needed}; use a smaller horizon, longer documents, or "
-            "packing without document_masks"
-        )
-    for row in range(min(len(dataset), 2000)):
-        batch = collate([dataset[row]])
-        if bool(make_layout(batch["on_host"], args, args.samples).anchor_mask.any()):
-            return
-    raise DataError(
-        "no valid anchor in the data: every truth window leaves its document or its answer; use a smaller horizon or "
-        "stride, or answer_only=false"
-    )
-
-
-def _end_token_ids(tokenizer: Any, device: torch.device) -> Tensor | None:
-    return None if tokenizer is None else torch.tensor([tokenizer.eos_token_id], device=device)

@@ -1,0 +1,76 @@
+"""What a trainer saves and loads when every process has a part of the model (`model.sharding`).
+
+A checkpoint holds everybody's shards (`model.sharded_checkpoints`), and can be read by any number of processes. A model
+that is saved for others is an ordinary one, put together by the first process. Without `fsdp` all of this is
+transformers' own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer
+from transformers.trainer import SCHEDULER_NAME
+
+from ebft.model import sharded_checkpoints, sharding
+from ebft.train import checkpoints
+
+
+class ShardedTrainer(Trainer):
+    """A Trainer whose model may be sharded: `sharded` says whether it is."""
+
+    model: Any
+    lr_scheduler: Any
+    sharded = False
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """An ordinary model, put together by the first process; in a checkpoint, everybody's shards."""
+        if not self.sharded:
+            return super().save_model(output_dir, _internal_call)
+        folder = Path(output_dir or str(self.args.output_dir))
+        sharding.release(self.model)
+        adapter = hasattr(self.model, "disable_adapter")
+        if adapter or not _internal_call:
+            weights = sharded_checkpoints.gathered(self.model)
+            if self.args.should_save:
+                self._save(str(folder), state_dict=weights)
+        elif self.args.should_save:
+            folder.mkdir(parents=True, exist_ok=True)
+            for part in (self.model.config, self.model.generation_config, self.processing_class):
+                if part is not None:
+                    part.save_pretrained(folder)
+        if _internal_call:
+            sharded_checkpoints.save(folder / sharded_checkpoints.MODEL, sharded_checkpoints.weights(self.model))
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.sharded:
+            return super()._save_optimizer_and_scheduler(output_dir)
+        state = sharded_checkpoints.optimizer_state(self.model, self.optimizer)
+        sharded_checkpoints.save(Path(output_dir) / sharded_checkpoints.OPTIMIZER, state)
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        checkpoints.check_kind(Path(resume_from_checkpoint), self.sharded)
+        if not self.sharded:
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+        sharding.release(self.model)
+        folder = Path(resume_from_checkpoint) / sharded_checkpoints.MODEL
+        sharded_checkpoints.load(folder, sharded_checkpoints.weights(self.model))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self.sharded or checkpoint is None:
+            return super()._load_optimizer_and_scheduler(checkpoint)
+        folder = Path(checkpoint)
+        if (folder / sharded_checkpoints.OPTIMIZER).is_dir():  # not there with save_only_model
+            state = sharded_checkpoints.optimizer_state(self.model, self.optimizer)
+            sharded_checkpoints.load(folder / sharded_checkpoints.OPTIMIZER, state)
+            sharded_checkpoints.set_optimizer_state(self.model, self.optimizer, state)
+            self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))
+
+    def _load_best_model(self) -> None:
+        if not self.sharded:
+            return super()._load_best_model()
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
