@@ -181,6 +181,12 @@ class EBFTConfig(TrainingArguments):
         super().__post_init__()
         _check_reporting(self.report_to)
 
+    @property
+    def device(self) -> torch.device:
+        # With several processes transformers says "cpu:0"; 5.17 loads optimisers to there, which torch refuses.
+        found = super().device
+        return torch.device("cpu") if found.type == "cpu" else found
+
 
 @dataclass
 class ModelConfig:
