@@ -188,6 +188,12 @@ class EBFTConfig(TrainingArguments):
         """Rows of a batch that one optimiser step sees: micro-batches of all processes together."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
 
+    @property
+    def device(self) -> torch.device:
+        # With several processes transformers says "cpu:0"; 5.17 loads optimisers to there, which torch refuses.
+        found = super().device
+        return torch.device("cpu") if found.type == "cpu" else found
+
 
 @dataclass
 class ModelConfig:
