@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 
@@ -28,3 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "cuda" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_configure() -> None:
+    # What is started in the background ignores Ctrl-C, and so would the programs that tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -58,7 +58,7 @@ def test_another_precision(finished: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere/at/all/x", "--output", "{}/new"], "cannot be loaded"),
+        (["nowhere/at/all/x", "--output", "{}/new"], "no such folder"),
         (["./nowhere", "--output", "{}/new"], "no such folder"),
         (["{run}", "--output", "{run}"], "there already and not empty"),
         (["{run}", "--output", "{}/new", "--dtype", "bf16"], "is not one of float32, bfloat16, float16"),
