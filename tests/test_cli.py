@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ebft import cli
@@ -349,6 +350,24 @@ class TestBadInput:
     def test_missing_file(self, refused: Refused, tmp_path: Path) -> None:
         line = refused("--dataset", tmp_path / "nothing.jsonl")
         assert line == f"ebft: {tmp_path}/nothing.jsonl: no such file or folder"
+
+    def test_a_damaged_model(self, refused: Refused, model: Path, tmp_path: Path) -> None:
+        shutil.copytree(model, tmp_path / "damaged")
+        (tmp_path / "damaged" / "model.safetensors").write_text("garbage")
+        assert "damaged' cannot be loaded: " in refused("--model", tmp_path / "damaged")
+
+    def test_an_error_does_not_stand_on_the_line_of_a_progress_bar(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with tqdm(total=3, file=sys.stderr) as bar:
+            bar.update()
+            assert cli._complain("something is wrong") == 2
+        assert capsys.readouterr().err.splitlines()[-1] == "ebft: something is wrong"
+
+    def test_help_into_a_pipe_that_closes(self) -> None:
+        command = f"{shlex.quote(sys.executable)} -m ebft.cli train --help | head -n 1"
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True)
+        assert done.stdout.startswith("usage: ebft train")
+        assert done.stderr == ""
 
     def test_reporting_to_what_is_not_there(self, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "report_to='tensorbord' is not known; did you mean 'tensorboard'?" in refused(

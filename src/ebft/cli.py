@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,7 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from ebft.config import nearest
 
         return _complain(f"unknown command {name!r}; there is {', '.join(commands)}{nearest(name, commands)}")
-    return commands[name](rest)
+    try:
+        return commands[name](rest)
+    except BrokenPipeError:  # `ebft train --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -162,7 +167,8 @@ def _launch(command: str, file: str | None, settings: dict[str, Any], arguments:
 
     number = settings["launch"]
     if not (isinstance(number, str) and number.isdecimal() and int(number) > 0):
-        raise ValueError(f"launch={number!r} is not a number of processes to start")
+        given = "" if number is True else f", not {number!r}"
+        raise ValueError(f"--launch takes the number of processes to start{given}")
     if "WORLD_SIZE" in os.environ:
         raise ValueError("--launch starts processes itself; leave it out under torchrun, accelerate launch or srun")
     at = next(i for i, argument in enumerate(arguments) if argument.partition("=")[0] == "--launch")
@@ -220,6 +226,8 @@ def _plan(arguments: list[str]) -> int:
         gpus, gpu_memory = (_number(settings, name) for name in ("gpus", "gpu_memory"))
         from ebft.train import plan
 
+        if gpus != int(gpus):
+            raise ValueError(f"--gpus {gpus:g} is not a whole number")
         found = plan.plan(load_recipe(file, settings), int(gpus), gpu_memory)
     except ValueError as error:
         return _complain(str(error))
@@ -234,10 +242,16 @@ def _plan(arguments: list[str]) -> int:
 def _number(settings: dict[str, Any], name: str) -> float:
     """A flag of the command itself, taken out of the settings."""
     flag, value = f"--{name.replace('_', '-')}", settings.pop(name, None)
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"ebft plan needs {flag} with a number" + (f", not {value!r}" if value else "")) from None
+    if isinstance(value, str):
+        try:
+            found = float(value)
+        except ValueError:
+            found = float("inf")
+        if abs(found) < float("inf"):
+            return found
+        raise ValueError(f"ebft plan needs {flag} with a number, not {value!r}")
+    given = "" if value else "".join(f"; --{near} is not known" for near in get_close_matches(name, settings, n=1))
+    raise ValueError(f"ebft plan needs {flag} with a number{given}")
 
 
 def _sweep(arguments: list[str]) -> int:
@@ -262,7 +276,7 @@ def _sweep(arguments: list[str]) -> int:
         failed = sweep.sweep(found, options)
         if options.dry_run or (options.launcher == "slurm" and not all(point.finished for point in found)):
             return 0
-        _print_table(sweep.table(found))
+        _print_table(sweep.table(found, failed))
         comparison = sweep.compared(found)
     except ValueError as error:
         return _complain(str(error))
@@ -275,7 +289,7 @@ def _sweep(arguments: list[str]) -> int:
     if comparison:
         print("\n" + "\n".join(map(str, comparison.files)))
     if failed:
-        return _complain(f"{failed} of {len(found)} points failed; the same command tries them again", FAILED)
+        return _complain(f"{len(failed)} of {len(found)} points failed; the same command tries them again", FAILED)
     return 0
 
 
@@ -393,6 +407,13 @@ def _env(arguments: list[str]) -> int:
     return 0
 
 
+def _end_progress() -> None:
+    """A progress bar that is still there would stand on the same line as what is said, and be drawn again after it."""
+    bars = getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())
+    for bar in list(bars):
+        bar.close()
+
+
 def _complain(message: str, code: int = BAD_INPUT, output: Path | None = None, once: bool = False) -> int:
     """One clear line on standard error, and where the last good checkpoint is.
 
@@ -404,6 +425,7 @@ def _complain(message: str, code: int = BAD_INPUT, output: Path | None = None, o
         # torch's launcher ends this process as soon as the first one has ended. If that one has not met the error,
         # somebody else must speak.
         time.sleep(5)
+    _end_progress()
     print(f"ebft: {' '.join(message.split())}", file=sys.stderr)
     if output is not None:
         from ebft.train.checkpoints import last_checkpoint

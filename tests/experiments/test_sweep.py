@@ -85,7 +85,7 @@ def test_finished_points_are_skipped_and_others_tried_again(
     assert [line.split()[2] for line in printed.out.splitlines() if line.startswith(("1.0", "2.0"))] == [
         "finished",
         "finished",
-        "not",
+        "failed",
     ] * 2
     out = tmp_path / "out"
     counts = {name: len([a for a in attempts(out / f"learning_rate=1,run_name={name}") if "start" in a]) for name in

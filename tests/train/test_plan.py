@@ -110,6 +110,10 @@ def test_the_table_has_every_part_and_way(
     [
         (["--gpus", "8"], "needs --gpu-memory with a number"),
         (["--gpus", "many", "--gpu-memory", "80"], "needs --gpus with a number, not 'many'"),
+        (["--gpus", "8", "--gpu-memory"], "needs --gpu-memory with a number"),
+        (["--gpus", "nan", "--gpu-memory", "80"], "needs --gpus with a number, not 'nan'"),
+        (["--gpus", "2.5", "--gpu-memory", "80"], "--gpus 2.5 is not a whole number"),
+        (["--gpu", "8", "--gpu-memory", "80"], "needs --gpus with a number; --gpu is not known"),
         (["--gpus", "0", "--gpu-memory", "80"], "gpus=0 must be at least 1"),
         (["--gpus", "1", "--gpu-memory", "80", "--gama", "1"], "did you mean 'gamma'"),
         (["--gpus", "1", "--gpu-memory", "80", "--model", "./nowhere"], "no such folder"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ebft import fetch
@@ -87,11 +88,15 @@ class Checkpoint:
 def load_model(name: str, dtype: torch.dtype, trust_remote_code: bool = False, **options: Any) -> Any:
     """From a folder or a hub name, or from a checkpoint of a sharded run; `options` are for the former."""
     folder = Path(name).expanduser()
-    if not (folder / sharded_checkpoints.MODEL).is_dir():
-        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=trust_remote_code, **options)
-    model = model_like(name, dtype, trust_remote_code)
-    sharded_checkpoints.load_whole(folder, model)
-    return model
+    try:
+        if not (folder / sharded_checkpoints.MODEL).is_dir():
+            code = {"trust_remote_code": trust_remote_code}
+            return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **code, **options)
+        model = model_like(name, dtype, trust_remote_code)
+        sharded_checkpoints.load_whole(folder, model)
+        return model
+    except (SafetensorError, RuntimeError) as error:  # a damaged file, or one of another shape
+        raise OSError(first_line(error)) from error
 
 
 def model_like(name: str, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:

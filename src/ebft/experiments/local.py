@@ -101,7 +101,7 @@ def _report(ended: Running) -> bool:
         print(f"{point.name}: finished after {seconds:.0f} s", file=sys.stderr, flush=True)
         return True
     lines = point.log.read_bytes()[ended.log_from :].decode(errors="replace").strip().splitlines()
-    said = next((line for line in lines if line.startswith("ebft: ")), lines[-1] if lines else "")
+    said = next((line for line in lines if line.startswith("ebft: ")), lines[-1] if lines else "")  # the first: why
     how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
     print(f"{point.name}: failed ({how}): {said.removeprefix('ebft: ')}", file=sys.stderr, flush=True)
     return False

@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="show the points; with slurm, write the job file and do not submit it")
 
 
-def sweep(points: Sequence[Point], options: Any) -> int:
-    """Run or submit what is left to do; the number of points that failed."""
+def sweep(points: Sequence[Point], options: Any) -> list[Point]:
+    """Run or submit what is left to do; the points that failed."""
     if options.launcher not in LAUNCHERS:
         raise ConfigError(
             f"--launcher {options.launcher} is not one of {', '.join(LAUNCHERS)}{nearest(options.launcher, LAUNCHERS)}"
@@ -47,12 +47,12 @@ def sweep(points: Sequence[Point], options: Any) -> int:
         if options.dry_run:
             for point in points:
                 print(f"{point.name}: {'finished' if point not in left else 'to do'}")
-            return 0
+            return []
         for point in left:
             point.write()
-        return len(local.run_points(left, options.command, options.jobs, bool(points[0].given.get("use_cpu"))))
+        return local.run_points(left, options.command, options.jobs, bool(points[0].given.get("use_cpu")))
     if not left:
-        return 0
+        return []
     if not options.dry_run and (job := slurm.still_queued(points[0].folder)):
         raise ConfigError(f"job {job} of this sweep is still in the queue; wait for it, or `scancel {job}`")
     for point in left:
@@ -62,17 +62,17 @@ def sweep(points: Sequence[Point], options: Any) -> int:
         print(f"{file}: written and not submitted; `sbatch {file}` does", file=sys.stderr)
     else:
         print(f"{file}: submitted as job {slurm.submit(file)}; the same command shows the table later", file=sys.stderr)
-    return 0
+    return []
 
 
-def table(points: Sequence[Point]) -> list[tuple[str, ...]]:
+def table(points: Sequence[Point], failed: Sequence[Point] = ()) -> list[tuple[str, ...]]:
     """Settings, state and last validation metrics of every point, with standard errors."""
     names = list(points[0].settings)
     found = [point.results() for point in points]
     metrics = [m for m in NAMES if any(f"eval_{m}" in results.get("after", {}) for results in found)]
     rows: list[tuple[str, ...]] = [(*names, "state", *(NAMES[m] for m in metrics))]
     for point, results in zip(points, found, strict=True):
-        state = "finished" if point.finished else "not finished"
+        state = "finished" if point.finished else "failed" if point in failed else "not finished"
         after = results.get("after", {}) if point.finished else {}
         values = (_shown(after.get(f"eval_{m}"), after.get(f"eval_{m}_se")) for m in metrics)
         rows.append((*(str(point.settings[name]) for name in names), state, *values))

@@ -76,7 +76,7 @@ def check(recipe: Recipe) -> None:
         raise ConfigError("feature_source='average' moves with the model, so it cannot measure baselines; use auto")
     idle = [name for name in _ONLY_EBFT if name in recipe.given]
     if idle and processes.rank() == 0:
-        print(f"note: {', '.join(idle)} say how EBFT trains, and change nothing here", file=sys.stderr)
+        print(f"note: only EBFT trains by {', '.join(idle)}; nothing changes here", file=sys.stderr)
 
 
 def trl_arguments(cls: Any, settings: Any, **own: Any) -> Any:
@@ -125,6 +125,7 @@ class Measured:
     spent: Spent
     passes: Passes
     watch: Watch
+    evaluated: tuple[int, dict[str, float]] = (-1, {})  # the last evaluation, and after which step
 
     def training_step(self: Any, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
@@ -145,6 +146,7 @@ class Measured:
         with evaluating(self.model):  # TRL asks the model whether this is about training
             self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.evaluated = (self.state.global_step, metrics)
         return metrics
 
     def log(self: Any, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
@@ -73,7 +74,7 @@ def frozen_network(model: Any, args: EBFTConfig, tokenizer: Any) -> FeatureNetwo
                 model_kwargs={"dtype": dtype or torch.float32},
                 **common,
             )
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(f"feature_model={args.feature_model!r} cannot be loaded: {reason}") from None
     source: Any = args.feature_source

@@ -70,8 +70,8 @@ def load_model(recipe: Recipe, trl: bool = False) -> Any:
         dtype = torch.bfloat16  # the base model does not train: it needs no float32 weights, not even on its way
     options: dict[str, Any] = {}
     if recipe.model.load_in_4bit:
-        options = adapters.four_bit(recipe.training.device)
         adapters.check_four_bit(recipe.training)
+        options = adapters.four_bit(recipe.training.device)
     try:
         if recipe.training.sharding is not None and recipe.training.process_index > 0:
             with torch.device("meta"):  # no weights: they come from the first process, a part of them
@@ -222,7 +222,10 @@ def train(
             _write_results(output, results)
     trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
     if validation_set is not None:
-        results["after"] = trainer.evaluate()
+        step, found = trainer.evaluated
+        # The last step was evaluated already, unless another model was loaded since.
+        known = step == trainer.state.global_step and not trainer.args.load_best_model_at_end
+        results["after"] = found if known else trainer.evaluate()
     results["steps"] = trainer.state.global_step
     results["spent"] = {key.removeprefix("spent/"): value for key, value in trainer.spent.totals().items()}
     final = output / "final"

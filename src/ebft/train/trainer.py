@@ -110,6 +110,7 @@ class EBFTTrainer(ShardedTrainer):
         self.clock, self.watch, self.spent = Clock(args.device), Watch(), Spent()
         self._observed: dict[str, list[Tensor | float]] = defaultdict(list)
         self._window: Window | None = None
+        self.evaluated: tuple[int, dict[str, float]] = (-1, {})  # the last evaluation, and after which step
         self.sharded = args.sharding is not None
         if self.sharded:
             self._share_out(model, args, processing_class)  # before it is put on a device as a whole
@@ -380,6 +381,7 @@ class EBFTTrainer(ShardedTrainer):
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.evaluated = (self.state.global_step, metrics)
         return metrics
 
     def get_train_dataloader(self) -> DataLoader:
