@@ -33,8 +33,9 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Two at a time, each on one thread: the tensors of the tests are too small to share one between cores.
 test: lint
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 test-gpu:
 	PYTHONPATH=src:. $(PYTHON) -m pytest -m cuda tests

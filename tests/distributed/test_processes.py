@@ -54,7 +54,7 @@ def test_more_processes_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("number", [[], ["0"], ["two"], ["2", "3"]])
 def test_launch_wants_a_number(number: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "--model", "m", "--launch", *number]) == 2
-    assert "is not a number of processes to start" in capfd.readouterr().err
+    assert "--launch takes the number of processes to start" in capfd.readouterr().err
 
 
 def test_launch_inside_a_launcher_is_refused(

@@ -154,6 +154,7 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(adapters, "find_spec", lambda name: None if name == package else object())
+    monkeypatch.setattr(adapters, "check_four_bit", lambda training: None)  # there is no GPU either
     recipe = write_recipe(tmp_path, tiny, sums, lora=True, load_in_4bit=package == "bitsandbytes")
     assert run("train", recipe, tmp_path / "out") == 2
     extra = {"peft": "peft", "bitsandbytes": "qlora"}[package]

@@ -35,6 +35,8 @@ class Language:
         absent += [(file, package) for file, package in self.files if not Path(file).exists()]
         if self.name == "ts" and not absent and typescript() is None:
             absent.append(("tsc", "node-typescript"))
+        if self.name == "rs" and not absent and not Path(place("rustc")[0]).exists():
+            absent.append(("rustc", "rustc"))  # only rustup's stand-in is there, and no compiler behind it
         if not absent:
             return None
         names = " and ".join(f"`{name}`" for name, _ in absent)
