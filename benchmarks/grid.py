@@ -48,9 +48,13 @@ def packed_tokens(point: Point) -> int:
 
 def groups_of(points: list[Point], at_once: int) -> list[list[Point]]:
     """Groups of about the same total size: all of a group are in memory together."""
-    groups = -(-len(points) // at_once)
+    groups: list[list[Point]] = [[] for _ in range(-(-len(points) // at_once))]
     by_size = sorted(points, key=packed_tokens, reverse=True)
-    return [by_size[start::groups] for start in range(groups)]
+    for start in range(0, len(by_size), len(groups)):
+        for group, point in zip(groups, by_size[start:], strict=False):
+            group.append(point)
+        groups.reverse()  # who came last, with the smallest of a round, comes first in the next
+    return groups
 
 
 def measure(arguments: list[str], barrier: Any, lock: Any, results: Any) -> None:
@@ -99,6 +103,7 @@ def row_of(point: Point, report: dict[str, Any]) -> dict[str, Any]:
         "utilization": report["utilization"]["iteration"],
         "packed_tokens": report["shape"]["packed_tokens"],
         "peak_memory_bytes": report["peak_memory_bytes"]["packed"],
+        "date": report["date"],
     }
 
 

@@ -8,7 +8,7 @@ so that all n*B completions share one copy of their context (paper, appendix on 
 paper appends tokens step by step, here a completion is contiguous, which is what caches and block-sparse
 kernels like). An anchor at a stands between x[a-1] and x[a]: its context is x[:a], its truth x[a:a+G].
 
-What a token sees (`PackedLayout.allowed` is the only place where this is decided):
+What a token sees (`allowed` decides; `allowed_context` says the same of completions and context alone):
 - a context token: the context tokens up to itself;
 - token g of a completion at anchor a: the context tokens before a, and tokens 0..g of its own completion;
 - with document ids, only tokens of its own document; with a window, only tokens less than that many positions
@@ -21,7 +21,8 @@ can see what follows it, so it is enough that `completion_lengths` keeps it out 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -193,6 +194,26 @@ class PackedLayout:
         if window is not None:
             result = result & (self._positions[row, query] - self._positions[row, key] < window)
         return result
+
+    def allowed_context(self, queries: Tensor, window: int | None = None) -> Callable[[Any, Any, Tensor], Tensor]:
+        """`allowed` between completion tokens and the context, as a function of row, place in `queries` and key.
+
+        The same rule with less to look up per pair, for attention kernels that ask it in their innermost loop.
+        """
+        visible = self._visible[:, queries].contiguous()
+        documents, positions = self._packed_documents, self._positions
+        documents_of_queries = None if documents is None else documents[:, queries].contiguous()
+        positions_of_queries = positions[:, queries].contiguous()
+
+        def rule(row: Any, query: Any, key: Tensor) -> Tensor:
+            result = key < visible[row, query]
+            if documents is not None and documents_of_queries is not None:
+                result = result & (documents_of_queries[row, query] == documents[row, key])
+            if window is not None:
+                result = result & (positions_of_queries[row, query] - positions[row, key] < window)
+            return result
+
+        return rule
 
     # ---- packing and unpacking -------------------------------------------------------------------------------------
 

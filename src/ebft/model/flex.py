@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # FlexAttention's own limit; narrower heads (toy models) go through the sdpa backend.
 SMALLEST_HEAD = 16
+# Own tokens of a completion that a rollout's step looks at with products written out.
+_FEW = 8
 # Not "AUTO": that takes a decoding kernel for fewer than 128 queries, which has no variant for most of our masks.
 _KERNEL = {"BACKEND": "TRITON"}
 
@@ -28,36 +30,49 @@ def _attention(*args: Any, **kwargs: Any) -> Any:
     return compiled(flex_attention)(*args, **kwargs, kernel_options=_KERNEL)
 
 
-def _block_mask(layout: PackedLayout, window: int | None, queries: Tensor | None, keys: int) -> BlockMask:
-    """The rule between the packed tokens in `queries` (None: the first `keys`) and the first `keys` packed tokens."""
-    alike, rule = layout.rows_alike, layout.compact()
+def packed_mask(layout: PackedLayout, window: int | None) -> BlockMask:
+    return _leading_tokens_mask(layout, window, layout.packed_length)
+
+
+def context_mask(layout: PackedLayout, window: int | None) -> BlockMask:
+    return _leading_tokens_mask(layout, window, layout.context_length)
+
+
+def step_mask(layout: PackedLayout, window: int | None, step: int) -> BlockMask:
+    """Between token `step` of every completion and the context."""
+    T, layout = layout.context_length, layout.compact()
+    queries = torch.arange(T + step, layout.packed_length, layout.horizon, device=layout.device)
+    # Most blocks of a long horizon are partial: 128 queries are a few samples of anchors far apart.
+    return _block_mask(layout, layout.allowed_context(queries, window), queries, T, window)
+
+
+def _leading_tokens_mask(layout: PackedLayout, window: int | None, tokens: int) -> BlockMask:
+    """Among the first packed tokens."""
+    layout = layout.compact()
+
+    def rule(row: Any, query: Any, key: Tensor) -> Tensor:
+        return layout.allowed(row, query, key, window)
+
+    return _block_mask(layout, rule, torch.arange(tokens, device=layout.device), tokens, window)
+
+
+def _block_mask(
+    layout: PackedLayout, rule: Callable[[Any, Any, Tensor], Tensor], queries: Tensor, keys: int, window: int | None
+) -> BlockMask:
+    """The rule, on row, place in `queries` and key, between the packed tokens `queries` and the first `keys`."""
+    alike = layout.rows_alike
 
     def mask(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        return rule.allowed(b * 0 if alike else b, q if queries is None else queries[q], kv, window)
+        return rule(b * 0 if alike else b, q, kv)
 
-    tokens = torch.arange(keys, device=layout.device) if queries is None else queries
-    blocks = classify_blocks(rule, tokens, keys, window)
+    blocks = classify_blocks(layout, queries, keys, window)
     return BlockMask.from_kv_blocks(
         *ordered(blocks.partial),
         *ordered(blocks.whole),
         BLOCK_SIZE=BLOCK,
         mask_mod=mask,
-        seq_lengths=(tokens.shape[0], keys),
+        seq_lengths=(queries.shape[0], keys),
     )
-
-
-def packed_mask(layout: PackedLayout, window: int | None) -> BlockMask:
-    return _block_mask(layout, window, None, layout.packed_length)
-
-
-def context_mask(layout: PackedLayout, window: int | None) -> BlockMask:
-    return _block_mask(layout, window, None, layout.context_length)
-
-
-def step_mask(layout: PackedLayout, window: int | None, step: int) -> BlockMask:
-    """Between token `step` of every completion and the context."""
-    tokens = torch.arange(layout.context_length + step, layout.packed_length, layout.horizon, device=layout.device)
-    return _block_mask(layout, window, tokens, layout.context_length)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, rule: Rule, context_length: int) -> Tensor:
@@ -79,11 +94,12 @@ def _starves(k: Tensor, context_length: int) -> bool:
 
     The gradient of keys has one program per block of keys and key head, and the context's few blocks, which all
     completions look at, are nearly all of the work. Giving every query head keys of its own makes more programs of it:
-    on an H200, 12 heads over 2 key heads, 2 sequences of 1024 tokens, 1.26 ms instead of 1.65; with more programs to
-    begin with, it only costs.
+    on an H200, 12 heads over 2 key heads, 2 sequences of 1024 tokens, 1.26 ms instead of 1.65. The copies take memory,
+    so it has to pay: with 128 programs to begin with, on 132 processors, an update gains 1 % (Llama-3.2-1B), with 96
+    programs 11 % (SmolLM2-135M, 4096 tokens).
     """
     programs = k.shape[0] * k.shape[1] * -(-context_length // BLOCK)
-    return 2 * programs <= _processors(k.device)
+    return programs <= 0.75 * _processors(k.device)
 
 
 @cache
@@ -115,7 +131,7 @@ def attend_step(
         return_aux=AuxRequest(lse=True),
     )
     # The first few own tokens, rounded up: one compiled kernel then serves many steps.
-    shown = min(max(8, 1 << step.bit_length()), own_k.shape[4])
+    shown = min(max(_FEW, 1 << step.bit_length()), own_k.shape[4])
     at = torch.full((), step, device=q.device)  # a tensor: as a number it would be compiled in
     merge = compiled(_merge_own)
     own_k, own_v = own_k[..., :shown, :], own_v[..., :shown, :]
@@ -139,8 +155,7 @@ def _merge_own(
         return x.unflatten(1, (kv, -1)).unflatten(3, (B, n))
 
     # A handful of keys a query: products written out, so that all of this becomes one kernel.
-    own_k, own_v = own_k[:, :, None].float(), own_v[:, :, None].float()  # [b, kv, 1, B, n, h, d]
-    scores = (by_sample(q).float()[..., None, :] * own_k).sum(-1) * scale
+    scores = (by_sample(q).float()[..., None, :] * own_k[:, :, None].float()).sum(-1) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     back = step - torch.arange(own_k.shape[-2], device=q.device)
@@ -148,7 +163,11 @@ def _merge_own(
     scores = scores.masked_fill(~seen, float("-inf"))
     own_lse = scores.logsumexp(-1)
     weights = (scores - own_lse[..., None]).exp()
-    from_own = (weights[..., None] * own_v).sum(-2)
+    if own_v.shape[-2] <= _FEW:
+        from_own = (weights[..., None] * own_v[:, :, None].float()).sum(-2)
+    else:  # the queries of a completion against its values: written out it takes twice as long
+        by_completion = weights.to(own_v.dtype).movedim(2, 4)  # [b, kv, B, n, heads/kv, h]
+        from_own = (by_completion @ own_v).movedim(4, 2).float()
     share = torch.sigmoid(by_sample(context_lse).float() - own_lse)[..., None]  # of the context in the joint softmax
     merged = share * by_sample(from_context).float() + (1 - share) * from_own
     return merged.to(q.dtype).flatten(3, 4).flatten(1, 2)
