@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ebft import cli
+from ebft import EBFTTrainer, cli
 from ebft.config import DataConfig, EBFTConfig, ModelConfig, own_fields
+from ebft.train.trainer import TrainingDiverged
 from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
 
 ROWS = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}, that is all"} for a in range(6) for b in range(6)]
@@ -361,6 +363,53 @@ class TestBadInput:
             bar.update()
             assert cli._complain("something is wrong") == 2
         assert capsys.readouterr().err.splitlines()[-1] == "ebft: something is wrong"
+
+    def test_a_run_that_has_diverged_says_where_to_begin_anew(
+        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def check(trainer: EBFTTrainer, step: int) -> Callable[[float], None]:
+            def found(reward: float) -> None:
+                if step == 3:
+                    raise TrainingDiverged("the mean reward is 1e9 at step 3")
+
+            return found
+
+        monkeypatch.setattr(EBFTTrainer, "_reward_check", check)
+        assert cli.main(["train", "--config", str(recipe), "--output_dir", str(tmp_path / "out")]) == 1
+        last = tmp_path / "out" / "checkpoint-2"
+        assert capsys.readouterr().err.splitlines()[-2:] == [
+            "ebft: the mean reward is 1e9 at step 3",
+            f"ebft: the last good checkpoint is {last}; a new run can begin there: --model {last}",
+        ]
+        monkeypatch.undo()
+        again = ["--model", str(last), "--output_dir", str(tmp_path / "again"), "--max_steps", "1"]
+        assert cli.main(["train", "--config", str(recipe), *again]) == 0
+
+    def test_one_sequence_has_no_standard_error(
+        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arguments = ["--output_dir", str(tmp_path / "out"), "--validation_sequences", "1", "--max_steps", "1"]
+        assert cli.main(["train", "--config", str(recipe), *arguments]) == 0
+        printed = capsys.readouterr().out
+        assert "cross-entropy, all tokens" in printed
+        assert "nan" not in printed
+
+        def refuse(constant: str) -> None:
+            raise AssertionError(f"{constant} is not JSON")
+
+        results = json.loads((tmp_path / "out" / "results.json").read_text(), parse_constant=refuse)
+        assert results["after"]["eval_cross_entropy_se"] is None
+        assert "nan" not in (tmp_path / "out" / "final" / "README.md").read_text(encoding="utf-8")
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_a_run_without_a_gpu_says_so(
+        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], finished: Finished
+    ) -> None:
+        arguments = ["--output_dir", str(tmp_path / "out"), "--use_cpu", "false", "--max_steps", "1"]
+        assert cli.main(["train", "--config", str(recipe), *arguments]) == 0
+        words = "no GPU was found: computing on the CPU"
+        assert words in capsys.readouterr().err
+        assert words not in finished.done.stderr, "it was asked for"
 
     def test_help_into_a_pipe_that_closes(self) -> None:
         command = f"{shlex.quote(sys.executable)} -m ebft.cli train --help | head -n 1"

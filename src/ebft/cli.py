@@ -134,7 +134,8 @@ def _run_training(command: str, arguments: list[str]) -> int:
     except ValueError as error:  # configuration, data and layout errors are all of this kind
         return _complain(str(error), once=True)
     except TrainingDiverged as error:
-        return _complain(str(error), FAILED, output, once=True)
+        # Going on with the same settings would end the same way, and with others it would not be the same run.
+        return _complain(str(error), FAILED, output, once=True, way_on="a new run can begin there: --model {}")
     except KeyboardInterrupt:
         return _complain("stopped", INTERRUPTED, output, once=True)
     except Exception as error:
@@ -272,7 +273,10 @@ def _sweep(arguments: list[str]) -> int:
             raise ValueError(
                 f"--command {options.command} is not one of {', '.join(TRAINING)}{nearest(options.command, TRAINING)}"
             )
-        found = points(options.config, _flags(rest)[1], options.set, _settings_of(options.command))
+        settings = _flags(rest)[1]
+        if "launch" in settings:
+            raise ValueError("--launch is not for sweeps: every point of one runs in a single process")
+        found = points(options.config, settings, options.set, _settings_of(options.command))
         failed = sweep.sweep(found, options)
         if options.dry_run or (options.launcher == "slurm" and not all(point.finished for point in found)):
             return 0
@@ -414,8 +418,14 @@ def _end_progress() -> None:
         bar.close()
 
 
-def _complain(message: str, code: int = BAD_INPUT, output: Path | None = None, once: bool = False) -> int:
-    """One clear line on standard error, and where the last good checkpoint is.
+def _complain(
+    message: str,
+    code: int = BAD_INPUT,
+    output: Path | None = None,
+    once: bool = False,
+    way_on: str = "go on with --resume",
+) -> int:
+    """One clear line on standard error, and where the last good checkpoint of `output` is.
 
     With `once`, it is an error that all processes of a machine meet, as a rule: the first of them speaks for all.
     """
@@ -431,7 +441,7 @@ def _complain(message: str, code: int = BAD_INPUT, output: Path | None = None, o
         from ebft.train.checkpoints import last_checkpoint
 
         last = last_checkpoint(output)
-        where = f"the last good checkpoint is {last}; go on with --resume" if last else "there is no checkpoint yet"
+        where = f"the last good checkpoint is {last}; {way_on.format(last)}" if last else "there is no checkpoint yet"
         print(f"ebft: {where}", file=sys.stderr)
     return code
 

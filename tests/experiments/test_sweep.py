@@ -159,6 +159,7 @@ def test_ctrl_c_stops_the_points_and_says_how_to_go_on(recipe: Path, tmp_path: P
         (["--set", "gamma=0", "--jobs", "0"], "--jobs 0 must be at least 1"),
         (["--set", "gamma=0", "--slurm", "time=1"], "--slurm is for --launcher slurm"),
         (["--set", "gamma=0", "--gama", "1"], "did you mean 'gamma'"),
+        (["--set", "gamma=0", "--launch", "2"], "--launch is not for sweeps"),
         (["--set", "gamma=0", "--launcher", "slurm", "--slurm", "array=3"], "array is decided by ebft sweep"),
         (["--set", "gamma=0", "--launcher", "slurm", "--slurm", "a b"], "write --slurm name=value"),
     ],

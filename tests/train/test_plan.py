@@ -103,6 +103,9 @@ def test_the_table_has_every_part_and_way(
         assert words in text
     assert "largest per_device_train_batch_size" in text
     assert not Path("x").exists()
+    weights = next(line for line in text.splitlines() if line.startswith("weights that compute"))
+    assert "MiB on each GPU" in text
+    assert float(weights.split()[-1]) > 0, "a small model's numbers are not all 0.0"
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,9 @@ class Measured:
         loss = super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
         self.watch.look()
         # The sum, so that all processes stop or none does.
-        self.watch.add(processes.sum_over_processes({"loss": loss.detach()})["loss"], _finite(self.state.global_step))
+        self.watch.add(
+            processes.sum_over_processes({"loss": loss.detach()})["loss"], _finite(self.state.global_step + 1)
+        )
         return loss
 
     def evaluate(

@@ -103,21 +103,23 @@ def _model_config(recipe: Recipe, field: str, name: str) -> Any:
 
 
 def table(found: Plan) -> list[tuple[str, ...]]:
-    """GiB on each GPU."""
+    """GiB on each GPU, or MiB if that is more than a small model needs."""
+    small = max(planned.memory.peak for planned in found.ways.values()) < GIB
+    unit, size = ("MiB", 2**20) if small else ("GiB", GIB)
 
     def row(title: str, values: Any) -> tuple[str, ...]:
         return (title, *(values(planned) for planned in found.ways.values()))
 
-    def gib(value: float) -> str:
-        return f"{value / GIB:.1f}"
+    def shown(value: float) -> str:
+        return f"{value / size:.1f}"
 
-    rows: list[tuple[str, ...]] = [("GiB on each GPU", *found.ways)]
-    rows += [row(title, lambda p, name=name: gib(getattr(p.memory, name))) for name, title in PARTS.items()]
+    rows: list[tuple[str, ...]] = [(f"{unit} on each GPU", *found.ways)]
+    rows += [row(title, lambda p, name=name: shown(getattr(p.memory, name))) for name, title in PARTS.items()]
     rows.append(("",) * len(rows[0]))
     rows += [
-        row(f"during {title}", lambda p, name=name: gib(p.memory.stages()[name])) for name, title in STAGES.items()
+        row(f"during {title}", lambda p, name=name: shown(p.memory.stages()[name])) for name, title in STAGES.items()
     ]
-    rows.append(row("peak", lambda p: gib(p.memory.peak)))
+    rows.append(row("peak", lambda p: shown(p.memory.peak)))
     rows.append(row("fits", lambda p: "yes" if p.fits else "no"))
     rows.append(row("largest per_device_train_batch_size", lambda p: str(p.largest_micro_batch or "none fits")))
     rows.append(row("largest rollout_batch_size", lambda p: str(p.largest_rollout_batch or "none fits")))

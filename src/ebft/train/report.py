@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import shlex
 from collections.abc import Sequence
@@ -78,12 +79,16 @@ def before_and_after(results: dict[str, Any]) -> list[tuple[str, str, str]]:
     rows = []
     for key, name in NAMES.items():
         if f"eval_{key}" in after:
-            old, new = (
-                f"{r[f'eval_{key}']:.4f} ± {r[f'eval_{key}_se']:.4f}" if f"eval_{key}" in r else ""
-                for r in (before, after)
-            )
-            rows.append((name, old, new))
+            rows.append((name, _with_error(before, key), _with_error(after, key)))
     return rows
+
+
+def _with_error(found: dict[str, Any], key: str) -> str:
+    """One sequence alone has no standard error."""
+    value, error = (found.get(name) for name in (f"eval_{key}", f"eval_{key}_se"))
+    if value is None:
+        return ""
+    return f"{value:.4f}" if error is None or math.isnan(error) else f"{value:.4f} ± {error:.4f}"
 
 
 def _details(recipe: Recipe) -> str:

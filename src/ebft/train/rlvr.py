@@ -99,7 +99,7 @@ class MeasuredRLVR(baselines.Measured, GRPOTrainer):
         except RuntimeError as error:
             if "probability tensor contains" not in str(error):
                 raise
-            step = self.state.global_step
+            step = self.state.global_step + 1
             raise TrainingDiverged(
                 f"no answer can be drawn at step {step}: probabilities are not numbers; try a lower learning_rate"
             ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Sequence
@@ -204,6 +205,9 @@ def train(
 
     # Only now: settings that the trainer refuses leave nothing behind.
     if first:
+        asked_for = as_given("use_cpu", recipe.given, type(recipe.training))
+        if recipe.training.device.type == "cpu" and not asked_for:
+            print("ebft: no GPU was found: computing on the CPU (use_cpu: true if that is meant)", file=sys.stderr)
         output.mkdir(parents=True, exist_ok=True)
         _save_recipe(recipe, output)
         (output / DATA_FILE).write_text(json.dumps(data, indent=1))
@@ -335,8 +339,15 @@ def _read_results(output: Path) -> dict[str, Any]:
 
 def _write_results(output: Path, results: dict[str, Any]) -> None:
     partial = output / f"{RESULTS_FILE}.partial"
-    partial.write_text(json.dumps(results, indent=1))
+    partial.write_text(json.dumps(_finite(results), indent=1))
     partial.replace(output / RESULTS_FILE)
+
+
+def _finite(value: Any) -> Any:
+    """NaN is not JSON."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _first_line(error: Exception) -> str:

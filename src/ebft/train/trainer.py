@@ -232,7 +232,7 @@ class EBFTTrainer(ShardedTrainer):
             )
         self.watch.look()
         self.watch.add(window.sequences, self._count_tokens)
-        self.watch.add(torch.as_tensor(window.metrics["reward"]), self._reward_check(self.state.global_step))
+        self.watch.add(torch.as_tensor(window.metrics["reward"]), self._reward_check(self.state.global_step + 1))
         for name, value in window.metrics.items():
             self._observed[name].append(value)
         self._window = window
@@ -266,7 +266,7 @@ class EBFTTrainer(ShardedTrainer):
             return
         totals = processes.sum_over_processes(self._window.parts)
         # The same number in all processes, so that all of them stop or none does.
-        self.watch.add(totals.pop("loss"), self._loss_check(self.state.global_step))
+        self.watch.add(totals.pop("loss"), self._loss_check(self.state.global_step + 1))
         for name, value in totals.items():
             self._observed[name].append(value)
         self._window.parts = {}
