@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ebft import cli
 from ebft.baseline_config import RLVRSettings, SFTSettings
 from ebft.config import EBFTConfig
 from ebft.docs import settings_page
-from ebft.recipe import load_recipe
-from ebft.train import evaluation, iteration, rewards, ruler, trainer
+from ebft.evaluate import options as eval_options
+from ebft.experiments import grid, sweep
+from ebft.recipe import load_recipe, read_values
+from ebft.train import compare, evaluation, iteration, rewards, ruler, trainer
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -130,6 +135,56 @@ def test_rlvr_recipes_hold_the_papers_settings(task: str, prompts: int, rewards:
     assert config.per_device_train_batch_size * config.gradient_accumulation_steps == prompts * 8
     assert (config.generations, config.generation_temperature, config.max_new_tokens) == (8, 1.0, 1024)
     assert (config.kl_coefficient, config.learning_rate, config.rewards) == (0.0, 1e-6, [rewards])
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """What a page tells to type, without the word `ebft`."""
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("ebft ")]
+
+
+PAPER_COMMANDS = commands_of(ROOT / "docs" / "paper.md")
+
+
+@pytest.mark.parametrize("command", PAPER_COMMANDS, ids=" ".join)
+def test_the_papers_commands_are_taken(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names and values of every setting, as the command itself checks them; nothing is loaded or run."""
+    monkeypatch.chdir(ROOT)
+    name, *arguments = command
+    kinds: dict[str, Any] = {"train": EBFTConfig, "sft": SFTSettings, "rlvr": RLVRSettings}
+    if name in kinds:
+        file, overrides = cli._flags(arguments)
+        load_recipe(file, {**overrides, "use_cpu": True}, kinds[name])
+    elif name == "sweep":
+        parser = argparse.ArgumentParser()
+        sweep.add_arguments(parser)
+        chosen, rest = parser.parse_known_args(arguments)
+        overrides = {**cli._flags(rest)[1], "use_cpu": True}
+        assert len(grid.points(chosen.config, overrides, chosen.set, kinds[chosen.command])) > 1
+    elif name == "eval":
+        eval_options.parse(arguments, argparse.ArgumentParser())
+    else:
+        assert name == "compare"
+        parser = argparse.ArgumentParser()
+        compare.add_arguments(parser)
+        parser.parse_args(arguments)
+
+
+def test_the_papers_commands_follow_on_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that a command starts from or looks at is one that another command of the page makes."""
+    monkeypatch.chdir(ROOT)
+    runs, sweeps, used = set(), set(), set()
+    for name, *arguments in PAPER_COMMANDS:
+        if name in ("train", "sft", "rlvr"):
+            file, overrides = cli._flags(arguments)
+            runs.add({**read_values(file or ""), **overrides}["output_dir"])
+        elif name == "sweep":
+            sweeps.add(arguments[arguments.index("--output_dir") + 1])
+        used |= {word.removesuffix("/final") for word in arguments if word.startswith("runs/")}
+    assert "runs/paper-qa-code" in runs
+    assert not runs & sweeps, "a sweep's folder holds runs, it is none"
+    assert used - sweeps <= runs
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
