@@ -230,3 +230,14 @@ class TestBadInput:
         layout = StridedLayout(T, 4, 4, 2)
         with pytest.raises(ValueError, match="attention dropout"):
             packed_hidden_states(model, torch.zeros(1, layout.packed_length, dtype=torch.long), layout)
+
+
+def test_a_layout_with_another_batchs_tensors_is_that_batchs_layout() -> None:
+    """What a captured rollout is replayed with: anchors further on must see all of their context."""
+    model, ids = tiny_model("llama"), some_ids(rows=1)
+    early, late = (PackedLayout(T, 3, 2, torch.tensor([[5, last]])) for last in (7, 16))
+    names, tensors = late.tensors()
+    expected = rollout(model, ids, late, temperature=0, seeds=SEEDS[:1])
+    assert not torch.equal(expected, rollout(model, ids, early, temperature=0, seeds=SEEDS[:1]))
+    found = rollout(model, ids, early.with_tensors(names, tensors), temperature=0, seeds=SEEDS[:1])
+    assert torch.equal(found, expected)

@@ -132,7 +132,7 @@ class PackedLayout:
         # asking the device.
         self.furthest_context: list[int] = self._anchors.amax(0).tolist()
 
-    # ---- what the contract names -----------------------------------------------------------------------------------
+    # ---- what a layout tells ---------------------------------------------------------------------------------------
 
     @property
     def anchors(self) -> Tensor:
@@ -262,7 +262,7 @@ class PackedLayout:
         return moved
 
     def tensors(self) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
-        """Everything that may differ between batches of the same shape, with names."""
+        """All tensors that may differ between batches of the same shape, with names."""
         found = {name: value for name, value in sorted(vars(self).items()) if isinstance(value, Tensor)}
         return tuple(found), tuple(found.values())
 
@@ -271,6 +271,8 @@ class PackedLayout:
         other = copy.copy(self)
         for name, value in zip(names, tensors, strict=True):
             setattr(other, name, value)
+        # The only thing that is not a tensor and depends on the batch: unknown now, so nothing is left out.
+        other.furthest_context = [self.context_length] * self.num_anchors
         return other
 
     def compact(self) -> PackedLayout:

@@ -227,9 +227,9 @@ def _sees_context(
     last = first_step + (steps if window is not None else 1)
     queries = T + torch.arange(start, stop, device=layout.device)[:, None] * (n * G)
     queries = queries + torch.arange(first_step, last, device=layout.device)  # sample 0 of each anchor: [B, g]
-    rows = torch.arange(1 if layout.rows_alike else layout._visible.shape[0], device=layout.device)
     keys = torch.arange(seen, device=layout.device)
-    allowed = layout.allowed(rows[:, None, None, None], queries[..., None], keys, window)  # [rows, B, g, seen]
+    rows = layout.mask_rows[:, None, None, None]
+    allowed = layout.allowed(rows, queries[..., None], keys, window)  # [rows, B, g, seen]
     return allowed[:, None, None, :, None]
 
 

@@ -27,7 +27,6 @@ class Blocks:
 def classify_blocks(layout: PackedLayout, queries: Tensor, keys: int, window: int | None = None) -> Blocks:
     """The blocks between the packed tokens `queries` [Q] and the first `keys` packed tokens, which are at least T."""
     T = layout.context_length
-    tokens = torch.arange(keys, device=layout.device)
     rows = slice(0, 1) if layout.rows_alike else slice(None)
 
     def ranges(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -61,7 +60,7 @@ def classify_blocks(layout: PackedLayout, queries: Tensor, keys: int, window: in
         whole = whole & (high_q - low_k < window)
     # Blocks that stick out over the end are never whole: the kernel has to look at every entry.
     inside_q = torch.arange(1, -(-queries.shape[0] // BLOCK) + 1, device=layout.device) * BLOCK <= queries.shape[0]
-    inside_k = last_key < len(tokens)
+    inside_k = last_key < keys
     whole = whole & inside_q[None, :, None] & inside_k & possible
     return Blocks(possible & ~whole, whole)
 

@@ -40,7 +40,7 @@ def context_mask(layout: PackedLayout, window: int | None) -> BlockMask:
 
 def step_mask(layout: PackedLayout, window: int | None, step: int) -> BlockMask:
     """Between token `step` of every completion and the context."""
-    T, layout = layout.context_length, layout.compact()
+    layout, T = layout.compact(), layout.context_length
     queries = torch.arange(T + step, layout.packed_length, layout.horizon, device=layout.device)
     # Most blocks of a long horizon are partial: 128 queries are a few samples of anchors far apart.
     return _block_mask(layout, layout.allowed_context(queries, window), queries, T, window)
@@ -76,6 +76,7 @@ def _block_mask(
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, rule: Rule, context_length: int) -> Tensor:
+    # Only where a backward pass will come.
     if torch.is_grad_enabled() and q.shape[1] != k.shape[1] and _starves(k, context_length):
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     return _attention(
@@ -154,7 +155,7 @@ def _merge_own(
     def by_sample(x: Tensor) -> Tensor:  # [b, heads, B*n, ...] -> [b, kv, heads/kv, B, n, ...]
         return x.unflatten(1, (kv, -1)).unflatten(3, (B, n))
 
-    # A handful of keys a query: products written out, so that all of this becomes one kernel.
+    # Products written out become one kernel with what follows; for few keys a query nothing is faster.
     scores = (by_sample(q).float()[..., None, :] * own_k[:, :, None].float()).sum(-1) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
