@@ -12,7 +12,7 @@ export GOMP_SPINCOUNT ?= 2000
 help:
 	@echo "make demo      set up, fetch SmolLM2-135M, fine-tune it with EBFT on the CPU, show before and after"
 	@echo "make test      set up, then lint, type checks and all tests that need no GPU"
-	@echo "make test-gpu  the tests of the GPU backends, with the python and torch that are installed"
+	@echo "make test-gpu  the tests of the GPU backends, on a machine with one"
 	@echo "make bench     one iteration against the released code's way, on the CPU"
 	@echo "make clean     remove the virtual environment"
 
@@ -37,8 +37,12 @@ lint: $(INSTALLED)
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
+# With the virtual environment if there is one, else with the python and torch that are installed.
+GPU_PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 test-gpu:
-	PYTHONPATH=src:. $(PYTHON) -m pytest -m cuda tests
+	@$(GPU_PYTHON) -c "import torch; assert torch.cuda.is_available()" 2> /dev/null || \
+		{ echo "make test-gpu: no torch with a GPU for $(GPU_PYTHON); nothing was tested"; exit 1; }
+	PYTHONPATH=src:. $(GPU_PYTHON) -m pytest -m cuda tests
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/step.py --size small-cpu --device cpu

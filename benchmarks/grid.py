@@ -1,7 +1,7 @@
 """Seconds and memory of an iteration for all horizons, samples and contexts of a grid.
 
 Compiling takes longer than measuring, so several settings are warmed up side by side, each in a process of its own.
-Then all wait for each other, and are timed one after the other.
+Then all wait for each other, and are timed one after the other. Started again with the same file, it goes on.
 
     python benchmarks/grid.py --size smollm2-135m --device cuda --json FILE
     python benchmarks/grid.py --show FILE          # the tables of docs/speed.md
@@ -9,16 +9,17 @@ Then all wait for each other, and are timed one after the other.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import multiprocessing as mp
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from queue import Empty
+from threading import BrokenBarrierError
 from typing import Any
 
 import torch
@@ -31,14 +32,18 @@ STRIDE, SAMPLES_AT_STRIDE, CONTEXT_AT_STRIDE = 8, 4, 1024  # where completions o
 Point = dict[str, int]
 
 
-def settings_of_grid() -> list[Point]:
+def settings_of_grid(
+    contexts: Sequence[int] = CONTEXTS, samples: Sequence[int] = SAMPLES, horizons: Sequence[int] = HORIZONS
+) -> list[Point]:
     """Every combination with the stride equal to the horizon, and every horizon at a fixed stride."""
     found = [
         {"context_length": T, "samples": n, "horizon": G, "stride": G}
-        for T, n, G in itertools.product(CONTEXTS, SAMPLES, HORIZONS)
+        for T, n, G in itertools.product(contexts, samples, horizons)
     ]
+    if CONTEXT_AT_STRIDE not in contexts or SAMPLES_AT_STRIDE not in samples:
+        return found
     fixed = {"context_length": CONTEXT_AT_STRIDE, "samples": SAMPLES_AT_STRIDE, "stride": STRIDE}
-    return found + [{**fixed, "horizon": G} for G in HORIZONS if G != STRIDE]
+    return found + [{**fixed, "horizon": G} for G in horizons if G != STRIDE]
 
 
 def packed_tokens(point: Point) -> int:
@@ -50,7 +55,7 @@ def groups_of(points: list[Point], at_once: int) -> list[list[Point]]:
     """Groups of about the same total size: all of a group are in memory together."""
     groups: list[list[Point]] = [[] for _ in range(-(-len(points) // at_once))]
     by_size = sorted(points, key=packed_tokens, reverse=True)
-    for start in range(0, len(by_size), len(groups)):
+    for start in range(0, len(by_size), len(groups) or 1):
         for group, point in zip(groups, by_size[start:], strict=False):
             group.append(point)
         groups.reverse()  # who came last, with the smallest of a round, comes first in the next
@@ -74,23 +79,36 @@ def measure(arguments: list[str], barrier: Any, lock: Any, results: Any) -> None
     sys.argv = ["step.py", *arguments]
     try:
         report = step.report(step.parse_arguments()[0])
+    except BrokenBarrierError:
+        report = {"error": "the process of another setting ended too early"}
     except Exception as error:
         report = {"error": "out of memory" if isinstance(error, torch.OutOfMemoryError) else repr(error)}
         if not waited:
-            barrier.wait()
+            with suppress(BrokenBarrierError):
+                barrier.wait()
     results.put((arguments, report))
 
 
 def measure_together(commands: list[list[str]]) -> list[dict[str, Any]]:
+    """The report of each, or why there is none."""
     context = mp.get_context("spawn")
     barrier, lock, results = context.Barrier(len(commands)), context.Lock(), context.Queue()
     processes = [context.Process(target=measure, args=(command, barrier, lock, results)) for command in commands]
     for process in processes:
         process.start()
-    found = [results.get() for _ in commands]
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    while len(found) < len(commands) and (any(process.is_alive() for process in processes) or not results.empty()):
+        with suppress(Empty):
+            arguments, report = results.get(timeout=1)
+            found[tuple(arguments)] = report
+        if any(process.exitcode for process in processes):  # killed, for want of memory as a rule: nobody waits for it
+            barrier.abort()
     for process in processes:
         process.join()
-    return [next(report for arguments, report in found if arguments == command) for command in commands]
+    return [
+        found.get(tuple(command), {"error": f"its process ended with code {process.exitcode}"})
+        for command, process in zip(commands, processes, strict=True)
+    ]
 
 
 def row_of(point: Point, report: dict[str, Any]) -> dict[str, Any]:
@@ -104,50 +122,67 @@ def row_of(point: Point, report: dict[str, Any]) -> dict[str, Any]:
         "packed_tokens": report["shape"]["packed_tokens"],
         "peak_memory_bytes": report["peak_memory_bytes"]["packed"],
         "date": report["date"],
+        "commit": report["commit"],
     }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=step.SIZES, default="smollm2-135m")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--sequences", type=int, default=4)
-    parser.add_argument("--micro-batch", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--at-once", type=int, default=8, help="settings warmed up side by side")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="written after every group; what it holds already is not measured again",
-    )
-    parser.add_argument("--show", type=Path, metavar="FILE", help="measure nothing, print the tables of this file")
+    parser = step.Parser(description=__doc__)
+    add = parser.add_argument
+    add("--size", choices=step.SIZES, default="smollm2-135m")
+    add("--device", choices=("cpu", "cuda"), default="cuda")
+    add("--sequences", type=step.positive, default=4)
+    add("--micro-batch", type=step.positive, default=1)
+    add("--repeats", type=step.positive, default=5)
+    add("--contexts", type=step.positive, nargs="+", default=CONTEXTS, help="T")
+    add("--samples", type=step.positive, nargs="+", default=SAMPLES, help="n")
+    add("--horizons", type=step.positive, nargs="+", default=HORIZONS, help="G")
+    add("--at-once", type=step.positive, default=8, help="settings warmed up side by side; all must fit in memory")
+    add("--json", type=Path, metavar="FILE", help="written after every group; what it holds is not measured again")
+    add("--show", type=Path, metavar="FILE", help="measure nothing, print the tables of this file")
     args = parser.parse_args()
     if args.show is not None:
-        print(tables(json.loads(args.show.read_text())))
+        print(tables(read(parser, args.show)))
         return 0
-    arguments = ["--size", args.size, "--device", args.device, "--skip-released", "--repeats", str(args.repeats)]
-    arguments += ["--sequences", str(args.sequences), "--micro-batch", str(args.micro_batch)]
+    parser.check_device(args.device)
+    parser.check_output(args.json)
+    settings = {name: getattr(args, name) for name in ("size", "device", "sequences", "micro_batch", "repeats")}
     result: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/grid.py", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": step.device_name(args.device),
         "versions": {"torch": torch.__version__},
-        "settings": {"size": args.size, "sequences": args.sequences, "micro_batch": args.micro_batch},
+        "settings": settings,
         "rows": [],
     }
     if args.json is not None and args.json.exists():
-        result["rows"] = json.loads(args.json.read_text())["rows"]
+        before = read(parser, args.json)
+        if differing := [name for name, value in settings.items() if before["settings"].get(name, value) != value]:
+            parser.error(f"--json {args.json} was measured with other settings: {', '.join(differing)}; another file?")
+        result["rows"] = [row for row in before["rows"] if "error" not in row]  # what failed is tried again
     known = [{name: row[name] for name in settings_of_grid()[0]} for row in result["rows"]]
-    for group in groups_of([point for point in settings_of_grid() if point not in known], args.at_once):
+    arguments = ["--skip-released", *(f"--{name.replace('_', '-')}={value}" for name, value in settings.items())]
+    left = [p for p in settings_of_grid(args.contexts, args.samples, args.horizons) if p not in known]
+    for group in groups_of(left, args.at_once):
         reports = measure_together([[*arguments, *_flags(point)] for point in group])
         for point, report in zip(group, reports, strict=True):
             result["rows"].append(row_of(point, report))
             print(describe(result["rows"][-1]), flush=True)
         if args.json is not None:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps(result, indent=2) + "\n")
     return 0
+
+
+def read(parser: step.Parser, file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+    except OSError as error:
+        parser.error(f"{file}: {error.strerror}")
+    except json.JSONDecodeError as error:
+        parser.error(f"{file} is not JSON: {error}")
+    if not isinstance(found, dict) or "rows" not in found or "settings" not in found:
+        parser.error(f"{file} is not a result of grid.py")
+    return found
 
 
 def _flags(point: Point) -> list[str]:

@@ -43,23 +43,25 @@ def phases(results: list[dict[str, Any]]) -> Figure:
     for axis, result in zip(axes[:, 0], results, strict=True):
         seconds, left = result["seconds"]["packed"], 0.0
         for phase, color in COLORS.items():
+            if phase not in seconds:  # older results lack the optimiser
+                continue
             width = seconds[phase]["median"]
             axis.barh(1, width, left=left, color=color, label=phase)
             if width > 0.08 * seconds["iteration"]["median"]:
-                axis.text(left + width / 2, 1, f"{width:.2f} s", ha="center", va="center", color="white")
+                axis.text(left + width / 2, 1, f"{width:.3g} s", ha="center", va="center", color="white")
             left += width
         floor = 0.0
         for phase in ("rollout", "features", "update"):
             width = result["flops"][phase] / result["matrix_rate"]
             axis.barh(0, width, left=floor, color=COLORS[phase], alpha=0.5)
             floor += width
-        axis.text(floor, 0, f"  floor {floor:.2f} s", va="center")
+        axis.text(floor, 0, f"  floor {floor:.3g} s", va="center")
         axis.set_yticks([1, 0], ["measured", "products at the matrix rate"])
         settings = result["settings"]
         axis.set_title(
             f"{settings['size']}, {settings['sequences']} sequences of {settings['context_length']} tokens, "
             f"G={settings['horizon']}, s={settings['stride']}, n={settings['samples']}: "
-            f"{seconds['iteration']['median']:.2f} s",
+            f"{seconds['iteration']['median']:.3g} s",
             fontsize=10,
         )
         axis.spines[["top", "right"]].set_visible(False)
@@ -72,7 +74,7 @@ def phases(results: list[dict[str, Any]]) -> Figure:
 
 def growth(result: dict[str, Any]) -> Figure:
     """Seconds and memory against the number of generated tokens, n B G in all sequences; one colour per context."""
-    rows = [row for row in result["rows"] if row["horizon"] == row["stride"]]
+    rows = [row for row in result["rows"] if row["horizon"] == row["stride"] and "error" not in row]
     figure, (time, memory) = plt.subplots(1, 2, figsize=(9, 3.6))
     for color, T in zip(COLORS.values(), sorted({row["context_length"] for row in rows}), strict=False):
         mine = sorted((row for row in rows if row["context_length"] == T), key=lambda row: row["packed_tokens"])

@@ -28,7 +28,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, NoReturn, Protocol, get_args
 
 import torch
 import transformers
@@ -49,6 +49,7 @@ from released_way import FEATURE_PASSES, Attention, ReleasedWay
 
 TEMPERATURE = 0.6
 SEED = 0
+LORA_RANK = 16
 PHASES = ("rollout", "features", "rewards", "update", "optimizer")
 WAYS = ("packed", "released")
 CHECK_SEQUENCES = 2
@@ -81,6 +82,13 @@ class Shape:
         """Weights of all matrices in the layers."""
         kv_width = self.width // self.heads * self.kv_heads
         return self.layers * (2 * self.width**2 + 2 * self.width * kv_width + 3 * self.width * self.ffn)
+
+    @property
+    def adapter_parameters(self) -> int:
+        """Weights of an adapter on all of those matrices."""
+        kv_width = self.width // self.heads * self.kv_heads
+        sides = 2 * (self.width + self.width) + 2 * (self.width + kv_width) + 3 * (self.width + self.ffn)
+        return self.layers * LORA_RANK * sides
 
     @property
     def parameters(self) -> int:
@@ -181,7 +189,7 @@ class Training:
             from peft import LoraConfig, get_peft_model
 
             copied, _ = copy_in_dtype(self.trained, getattr(torch, settings.dtype))
-            config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+            config = LoraConfig(r=LORA_RANK, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
             self.trained = self.model = get_peft_model(copied, config)
         elif settings.dtype != "float32":
             self.working = WorkingCopy(self.trained, getattr(torch, settings.dtype))
@@ -357,6 +365,10 @@ def check_equality(settings: Settings) -> dict[str, Any]:
     }
 
 
+class WaysDiffer(Exception):
+    pass
+
+
 def relative_difference(a: Tensor | None, b: Tensor | None) -> float:
     """Largest difference, relative to the largest entry."""
     assert a is not None
@@ -510,6 +522,8 @@ def report(settings: Settings) -> dict[str, Any]:
     names = WAYS[:1] if settings.skip_released else WAYS
     memory = {name: measure_cpu_memory_apart(name) for name in names} if settings.device == "cpu" else {}
     equality = None if settings.skip_released else check_equality(settings)
+    if equality is not None and not equality["equal"]:
+        raise WaysDiffer(f"the two ways do not agree, nothing was timed: {json.dumps(equality)}")
     gc.collect()
     if settings.device == "cuda":
         torch.cuda.empty_cache()
@@ -525,6 +539,7 @@ def report(settings: Settings) -> dict[str, Any]:
     result: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/step.py", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
         "settings": asdict(settings) | {"temperature": TEMPERATURE, "released_feature_passes": FEATURE_PASSES},
         "shape": {
             "parameters": SIZES[settings.size].parameters,
@@ -587,18 +602,26 @@ def count_flops(settings: Settings) -> dict[str, float]:
     attention = 4 * shape.layers * shape.width
     packed, sampled = b * (T + B * n * G), b * (T + B * n * (G - 1))
     tapped = math.floor(0.75 * shape.layers) / shape.layers
+    matrices, adapter = shape.layer_parameters, shape.adapter_parameters if settings.lora else 0
+    updated_rows = sampled_rows + truth_rows
+    # A pass back makes the gradients of inputs and of weights. With an adapter only its own weights have any, and
+    # nothing that is trained stands before the first layer's queries, keys and values.
+    kv_width = shape.width // shape.heads * shape.kv_heads
+    passes = 2 if settings.lora else 3
+    before_first = 2 * shape.width * (shape.width + 2 * kv_width) * packed if settings.lora else 0
     flops = {
-        "rollout": 2 * shape.layer_parameters * sampled + attention * sampled_pairs + 2 * head * sampled_rows,
-        "features": tapped * (2 * shape.layer_parameters * packed + attention * pairs),
-        "update": 3
-        * (2 * shape.layer_parameters * packed + attention * pairs + 2 * head * (sampled_rows + truth_rows)),
+        "rollout": 2 * (matrices + adapter) * sampled + attention * sampled_pairs + 2 * head * sampled_rows,
+        "features": tapped * (2 * matrices * packed + attention * pairs),
+        "update": passes * (2 * matrices * packed + 2 * head * updated_rows)
+        - before_first
+        + 3 * (2 * adapter * packed + attention * pairs),
     }
     return flops | {"iteration": sum(flops.values())}
 
 
 def matrix_rate(device: str, dtype: str, repeats: int = 20) -> float:
     """Floating-point operations a second of one large product of random numbers, measured now."""
-    size = 8192 if device == "cuda" else 1024
+    size = 8192 if device == "cuda" else 2048
     a, b = (torch.randn(size, size, device=device, dtype=getattr(torch, dtype)) for _ in range(2))
     times = []
     for turn in range(repeats + 3):
@@ -619,6 +642,20 @@ def device_name(device: str) -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def commit() -> str | None:
+    """Of the code that is measured, if git knows it."""
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        try:
+            return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):
+            return None
+
+    found, changed = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
+    return f"{found} with changes" if found and changed else found
+
+
 def print_table(result: dict[str, Any]) -> None:
     seconds, memory = result["seconds"], result["peak_memory_bytes"]
     machine, settings = result["machine"], result["settings"]
@@ -633,9 +670,10 @@ def print_table(result: dict[str, Any]) -> None:
         if compared and phase in result["speed_up"]:
             row += f"{result['speed_up'][phase]:9.2f}x"
         print(row)
+    unit, name = (1e12, "TFLOP") if result["matrix_rate"] > 1e13 else (1e9, "GFLOP")
     for phase, share in result["utilization"].items():
-        print(f"{phase:16}{result['flops'][phase] / 1e12:10.1f} TFLOP, {share:.0%} of the measured matrix rate")
-    print(f"matrix rate {result['matrix_rate'] / 1e12:.1f} TFLOP/s; {result['tokens_per_second']:.0f} tokens/s")
+        print(f"{phase:16}{result['flops'][phase] / unit:10.1f} {name}, {share:.0%} of the measured matrix rate")
+    print(f"matrix rate {result['matrix_rate'] / unit:.1f} {name}/s; {result['tokens_per_second']:.0f} tokens/s")
     warmup = ", ".join(f"{name} {value:.1f} s" for name, value in result["warmup_seconds"].items())
     print(f"warm-up: {warmup}")
     row = f"{'peak memory':16}" + "".join(f"{value / 2**20:22.0f} MiB" for value in memory.values())
@@ -650,41 +688,79 @@ def print_table(result: dict[str, Any]) -> None:
         print(f"largest relative differences: {shown}")
 
 
+class Parser(argparse.ArgumentParser):
+    """Complains in one line."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+    def check_device(self, device: str) -> None:
+        if device == "cuda" and not torch.cuda.is_available():
+            self.error("--device cuda: torch sees no CUDA device; use --device cpu")
+
+    def check_output(self, file: Path | None) -> None:
+        """Before anything is measured, not after."""
+        try:
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.open("a").close()
+                if not file.stat().st_size:
+                    file.unlink()
+        except OSError as error:
+            self.error(f"--json {file}: {error.strerror}")
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
+    return int(text)
+
+
 def parse_arguments() -> tuple[Settings, argparse.Namespace]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("--size", choices=SIZES, default="small-cpu", help="shape of the model; weights are random")
-    add("--context-length", type=int, help="T; this and the next default to the paper's setting for the size")
-    add("--horizon", type=int, help="G")
-    add("--stride", type=int, help="s")
-    add("--samples", type=int, default=4, help="n, at least 3")
-    add("--sequences", type=int, help="sequences per iteration")
+    add("--context-length", type=positive, help="T; this and the next default to the paper's setting for the size")
+    add("--horizon", type=positive, help="G")
+    add("--stride", type=positive, help="s")
+    add("--samples", type=positive, default=4, help="n, at least 3")
+    add("--sequences", type=positive, help="sequences per iteration")
     add("--gamma", type=float, default=0.1, help="weight of the cross-entropy")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--dtype", choices=("float32", "bfloat16"), help="default: float32 on a CPU, bfloat16 on a GPU")
     add("--backend", choices=get_args(Backend), default="auto", help="attention of the packed path")
-    add("--micro-batch", type=int, help="sequences per pass in the packed path's update")
+    add("--micro-batch", type=positive, help="sequences per pass in the packed path's update")
     add("--no-compile", action="store_true", help="do not compile the layers (CUDA)")
-    add("--gradient-checkpointing", action="store_true", help="packed path: less memory, more time")
-    add("--lora", action="store_true", help="train an adapter of rank 16 instead of the whole model")
+    add("--gradient-checkpointing", action="store_true", help="in both ways: less memory, more time")
+    add(
+        "--lora",
+        action="store_true",
+        help="train an adapter of rank 16 instead of the whole model; skips the released way",
+    )
     add("--optimizer", choices=("adamw", "adafactor"), default="adamw")
     add("--released-attention", choices=get_args(Attention), help="default: sdpa on a CPU, eager on a GPU")
-    add("--released-micro-batch", type=int, help="sequences per pass in the released way")
-    add("--repeats", type=int, default=5)
-    add("--released-repeats", type=int, help="on a GPU, where it takes much longer (default: as --repeats)")
+    add("--released-micro-batch", type=positive, help="sequences per pass in the released way")
+    add("--repeats", type=positive, default=5)
+    add("--released-repeats", type=positive, help="on a GPU (default: as --repeats); on a CPU they take turns")
     add("--warmup", type=int, help="iterations before the timed ones (default: 1 on a CPU, 2 on a GPU)")
-    add("--threads", type=int, help="CPU threads (default: torch's choice)")
+    add("--threads", type=positive, help="CPU threads (default: torch's choice)")
     add("--skip-released", action="store_true", help="only the packed path; nothing to compare with")
     add("--json", type=Path, metavar="FILE", help="write the results here")
     add("--measure-memory", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.samples < 3:
         parser.error(f"--samples {args.samples}: the leave-one-out baseline needs at least 3")
-    if args.repeats < 1:
-        parser.error(f"--repeats {args.repeats}: nothing would be measured; use at least 1")
     on_cpu = args.device == "cpu"
-    if not on_cpu and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no CUDA device")
+    parser.check_device(args.device)
+    if on_cpu and args.backend == "flex":
+        parser.error("--backend flex needs --device cuda; use sdpa")
+    if on_cpu and args.released_repeats not in (None, args.repeats):
+        parser.error("--released-repeats is for a GPU: on a CPU the two ways take turns")
+    if args.gamma < 0 or (args.warmup or 0) < 0:
+        parser.error("--gamma and --warmup must not be negative")
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     default = DEFAULTS[args.size]
@@ -712,6 +788,11 @@ def parse_arguments() -> tuple[Settings, argparse.Namespace]:
         optimizer=args.optimizer,
         skip_released=args.skip_released or args.lora,
     )
+    try:
+        StridedLayout(settings.context_length, settings.horizon, settings.stride, settings.samples)
+    except ValueError as error:
+        parser.error(str(error))
+    parser.check_output(args.json)
     return settings, args
 
 
@@ -720,14 +801,14 @@ def main() -> int:
     if args.measure_memory:
         print(measure_cpu_memory(args.measure_memory, settings))
         return 0
-    result = report(settings)
+    try:
+        result = report(settings)
+    except WaysDiffer as error:
+        print(f"step.py: {error}", file=sys.stderr)
+        return 1
     print_table(result)
     if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(result, indent=2) + "\n")
-    if not result.get("equality", {}).get("equal", True):
-        print("the two ways do not agree: see the tolerances in step.py", file=sys.stderr)
-        return 1
     return 0
 
 

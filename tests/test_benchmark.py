@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -36,7 +37,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_documented_fields(result: dict[str, Any]) -> None:
     documented = {
-        *("command", "date", "versions", "settings", "shape", "machine"),
+        *("command", "date", "commit", "versions", "settings", "shape", "machine"),
         *("seconds", "warmup_seconds", "tokens_per_second", "flops", "matrix_rate", "utilization"),
         *("peak_memory_bytes", "speed_up", "memory_share", "equality"),
     }
@@ -74,7 +75,8 @@ def test_both_ways_agree(result: dict[str, Any]) -> None:
     assert equality["distinct_contexts"] >= 4
 
 
-def test_counted_operations_are_those_of_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("more", ["", "--lora"])
+def test_counted_operations_are_those_of_the_products(more: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against torch's own count of what runs. The counts leave out attention to masked pairs, which a dense product
     computes all the same, so they may be lower, by no more than that."""
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
@@ -87,7 +89,7 @@ def test_counted_operations_are_those_of_the_products(monkeypatch: pytest.Monkey
 
     in_place = {torch.ops.aten.addmm_: product}  # torch counts the product but not this form of it
     arguments = "--size tiny --context-length 20 --horizon 3 --stride 4 --samples 3 --sequences 2 --skip-released"
-    monkeypatch.setattr(sys, "argv", ["step.py", *arguments.split()])
+    monkeypatch.setattr(sys, "argv", ["step.py", *arguments.split(), *more.split()])
     settings, _ = step.parse_arguments()
     way = step.build_way("packed", step.Training(settings).model, settings)
     contexts = step.random_contexts(settings, 512)
@@ -104,6 +106,61 @@ def test_counted_operations_are_those_of_the_products(monkeypatch: pytest.Monkey
         with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
             run_phase()
         assert 0.8 <= expected[phase] / counter.get_total_flops() <= 1.02, phase
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "words"),
+    [
+        ("step", "--size foo", "invalid choice: 'foo'"),
+        ("step", "--horizon -1", "-1 is not a whole number above 0"),
+        ("step", "--sequences 0", "0 is not a whole number above 0"),
+        ("step", "--horizon 300", "does not fit in sequences of 256 tokens"),
+        ("step", "--samples 2", "needs at least 3"),
+        ("step", "--backend flex", "--backend flex needs --device cuda"),
+        ("step", "--released-repeats 2", "on a CPU the two ways take turns"),
+        ("step", "--gamma -1", "must not be negative"),
+        ("step", "--json {folder}", "Is a directory"),
+        ("grid", "--show {folder}/nothing.json", "No such file"),
+        ("grid", "--show {folder}/step.json", "is not a result of grid.py"),
+        ("grid", "--show {folder}/broken.json", "is not JSON"),
+        ("grid", "--device cpu --size tiny --json {folder}/grid.json", "measured with other settings: size, repeats"),
+        ("grid", "--at-once 0", "0 is not a whole number above 0"),
+    ],
+)
+def test_errors_are_one_line(
+    script: str, arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    (tmp_path / "step.json").write_text("{}")
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "grid.json").write_text(json.dumps({"rows": [], "settings": {"size": "small-cpu", "repeats": 1}}))
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *arguments.format(folder=tmp_path).split()])
+    module = importlib.import_module(script)
+    with pytest.raises(SystemExit) as ended:
+        module.parse_arguments() if script == "step" else module.main()
+    assert ended.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert words in lines[0]
+
+
+def test_the_grid_goes_on_tries_again_what_failed_and_survives_a_lost_process(tmp_path: Path) -> None:
+    file = tmp_path / "grid.json"
+    options = "--size tiny --device cpu --sequences 1 --repeats 1 --contexts 24 --horizons 4 8 --at-once 2"
+    command = [sys.executable, str(SCRIPT.with_name("grid.py")), *options.split(), "--json", str(file), "--samples"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def measured(*samples: str) -> str:
+        done = subprocess.run([*command, *samples], env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "its process ended with code 2" in measured("2"), "step.py wants 3 samples"
+    assert [row.get("error") is None for row in json.loads(file.read_text())["rows"]] == [False, False]
+    assert measured("3").count(" packed tokens") == 2
+    rows = json.loads(file.read_text())["rows"]
+    assert [(row["samples"], row["horizon"]) for row in rows] == [(3, 4), (3, 8)], "what failed is not kept"
+    assert measured("3") == ""
 
 
 def test_the_grid_has_every_setting_once_and_shows_what_is_missing() -> None:
