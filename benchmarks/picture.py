@@ -48,20 +48,20 @@ def phases(results: list[dict[str, Any]]) -> Figure:
             width = seconds[phase]["median"]
             axis.barh(1, width, left=left, color=color, label=phase)
             if width > 0.08 * seconds["iteration"]["median"]:
-                axis.text(left + width / 2, 1, f"{width:.3g} s", ha="center", va="center", color="white")
+                axis.text(left + width / 2, 1, short(width), ha="center", va="center", color="white")
             left += width
         floor = 0.0
         for phase in ("rollout", "features", "update"):
             width = result["flops"][phase] / result["matrix_rate"]
             axis.barh(0, width, left=floor, color=COLORS[phase], alpha=0.5)
             floor += width
-        axis.text(floor, 0, f"  floor {floor:.3g} s", va="center")
+        axis.text(floor, 0, f"  floor {short(floor)}", va="center")
         axis.set_yticks([1, 0], ["measured", "products at the matrix rate"])
         settings = result["settings"]
         axis.set_title(
             f"{settings['size']}, {settings['sequences']} sequences of {settings['context_length']} tokens, "
             f"G={settings['horizon']}, s={settings['stride']}, n={settings['samples']}: "
-            f"{seconds['iteration']['median']:.3g} s",
+            f"{short(seconds['iteration']['median'])}",
             fontsize=10,
         )
         axis.spines[["top", "right"]].set_visible(False)
@@ -70,6 +70,10 @@ def phases(results: list[dict[str, Any]]) -> Figure:
     figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
     figure.tight_layout(rect=(0, 0.08, 1, 1))
     return figure
+
+
+def short(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.2 else f"{seconds:.3f} s"
 
 
 def growth(result: dict[str, Any]) -> Figure:

@@ -646,13 +646,13 @@ def commit() -> str | None:
     """Of the code that is measured, if git knows it."""
 
     def git(*arguments: str) -> str | None:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        command = ["git", "-C", str(Path(__file__).parents[1]), *arguments]
         try:
             return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
         except (OSError, subprocess.CalledProcessError):
             return None
 
-    found, changed = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
+    found, changed = git("rev-parse", "HEAD"), git("status", "--porcelain", "src", "benchmarks/*.py")
     return f"{found} with changes" if found and changed else found
 
 
