@@ -267,6 +267,11 @@ class TestTrain:
         assert "step 1: reward " in finished.done.stderr
         assert "3/3" in finished.done.stderr
 
+    def test_a_log_file_has_a_line_for_each_step_and_few_bars(self, finished: Finished) -> None:
+        shown = finished.done.stderr.replace("\r", "\n").splitlines()
+        assert [line.split(":")[0] for line in shown if line.startswith("step ")] == ["step 1", "step 2", "step 3"]
+        assert sum("%|" in line and "/3 [" in line for line in shown) <= 3
+
     def test_model_card_tells_command_data_and_results(self, finished: Finished, rows: Path) -> None:
         card = (finished.output / "final" / "README.md").read_text(encoding="utf-8")
         assert shlex.join(["ebft", *finished.arguments]) in card

@@ -153,6 +153,9 @@ class OptimizerTime(TrainerCallback):
         self.trainer.clock.add("optimizer", self.start)
 
 
+# Seconds between two drawings of the progress bar where it is not redrawn in place; lines tell of the steps.
+_BAR_IN_A_FILE = 60
+
 SHOWN = {"reward": "reward", "ebft/cfm": "cfm", "ebft/cross_entropy": "ce", "ebft/distinct": "distinct"}
 
 
@@ -177,17 +180,25 @@ class LiveProgress(ProgressCallback):
     def __init__(self, shown: Mapping[str, str]) -> None:
         super().__init__()
         self.shown = shown
+        self.in_terminal = sys.stderr.isatty()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        super().on_train_begin(args, state, control, **kwargs)
+        if self.training_bar is not None and not self.in_terminal:
+            self.training_bar.mininterval = _BAR_IN_A_FILE
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or self.training_bar is None or not logs:
             return
         shown, lines = step_lines(state.global_step, logs, self.shown)
         if shown:
-            self.training_bar.set_postfix(shown)
-            if sys.stderr.isatty():  # the bar says it; one that is redrawn in place is no use in a log file
-                lines = lines[1:]
-        for line in lines:
-            self.training_bar.write(line, file=sys.stderr)
+            self.training_bar.set_postfix(shown, refresh=self.in_terminal)
+        if self.in_terminal:
+            for line in lines[1:] if shown else lines:  # the bar says the first
+                self.training_bar.write(line, file=sys.stderr)
+        elif lines:
+            self.training_bar.clear()
+            print("\n".join(lines), file=sys.stderr)
 
 
 class StepLines(TrainerCallback):
