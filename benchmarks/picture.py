@@ -33,6 +33,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     results = [json.loads(file.read_text()) for file in args.files]
+    for file, result in zip(args.files, results, strict=True):
+        if "rows" not in result and "flops" not in result:
+            parser.error(f"{file} is of an older step.py, which counted no operations: nothing to draw a floor from")
     figure = growth(results[0]) if "rows" in results[0] else phases(results)
     figure.savefig(args.output, dpi=120)
 
@@ -43,8 +46,6 @@ def phases(results: list[dict[str, Any]]) -> Figure:
     for axis, result in zip(axes[:, 0], results, strict=True):
         seconds, left = result["seconds"]["packed"], 0.0
         for phase, color in COLORS.items():
-            if phase not in seconds:  # older results lack the optimiser
-                continue
             width = seconds[phase]["median"]
             axis.barh(1, width, left=left, color=color, label=phase)
             if width > 0.08 * seconds["iteration"]["median"]:

@@ -78,16 +78,18 @@ class Shape:
     tied: bool
 
     @property
+    def kv_width(self) -> int:
+        return self.width // self.heads * self.kv_heads
+
+    @property
     def layer_parameters(self) -> int:
         """Weights of all matrices in the layers."""
-        kv_width = self.width // self.heads * self.kv_heads
-        return self.layers * (2 * self.width**2 + 2 * self.width * kv_width + 3 * self.width * self.ffn)
+        return self.layers * (2 * self.width**2 + 2 * self.width * self.kv_width + 3 * self.width * self.ffn)
 
     @property
     def adapter_parameters(self) -> int:
         """Weights of an adapter on all of those matrices."""
-        kv_width = self.width // self.heads * self.kv_heads
-        sides = 2 * (self.width + self.width) + 2 * (self.width + kv_width) + 3 * (self.width + self.ffn)
+        sides = 2 * (self.width + self.width) + 2 * (self.width + self.kv_width) + 3 * (self.width + self.ffn)
         return self.layers * LORA_RANK * sides
 
     @property
@@ -606,9 +608,8 @@ def count_flops(settings: Settings) -> dict[str, float]:
     updated_rows = sampled_rows + truth_rows
     # A pass back makes the gradients of inputs and of weights. With an adapter only its own weights have any, and
     # nothing that is trained stands before the first layer's queries, keys and values.
-    kv_width = shape.width // shape.heads * shape.kv_heads
     passes = 2 if settings.lora else 3
-    before_first = 2 * shape.width * (shape.width + 2 * kv_width) * packed if settings.lora else 0
+    before_first = 2 * shape.width * (shape.width + 2 * shape.kv_width) * packed if settings.lora else 0
     flops = {
         "rollout": 2 * (matrices + adapter) * sampled + attention * sampled_pairs + 2 * head * sampled_rows,
         "features": tapped * (2 * matrices * packed + attention * pairs),

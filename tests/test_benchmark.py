@@ -30,6 +30,13 @@ def run(arguments: str, json_file: Path) -> dict[str, Any]:
     return json.loads(json_file.read_text())
 
 
+def script_named(name: str) -> Any:
+    """A benchmark as a module; they import each other by these names."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPT.parent))
+        return importlib.import_module(name)
+
+
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run(ARGUMENTS, tmp_path_factory.mktemp("benchmark") / "step.json")
@@ -79,10 +86,9 @@ def test_both_ways_agree(result: dict[str, Any]) -> None:
 def test_counted_operations_are_those_of_the_products(more: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against torch's own count of what runs. The counts leave out attention to masked pairs, which a dense product
     computes all the same, so they may be lower, by no more than that."""
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     from torch.utils.flop_counter import FlopCounterMode
 
-    import step
+    step = script_named("step")
 
     def product(_: Any, a: Any, b: Any, **kwargs: Any) -> int:
         return 2 * a[0] * a[1] * b[1]
@@ -130,12 +136,11 @@ def test_counted_operations_are_those_of_the_products(more: str, monkeypatch: py
 def test_errors_are_one_line(
     script: str, arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     (tmp_path / "step.json").write_text("{}")
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "grid.json").write_text(json.dumps({"rows": [], "settings": {"size": "small-cpu", "repeats": 1}}))
     monkeypatch.setattr(sys, "argv", [f"{script}.py", *arguments.format(folder=tmp_path).split()])
-    module = importlib.import_module(script)
+    module = script_named(script)
     with pytest.raises(SystemExit) as ended:
         module.parse_arguments() if script == "step" else module.main()
     assert ended.value.code == 2
@@ -164,11 +169,7 @@ def test_the_grid_goes_on_tries_again_what_failed_and_survives_a_lost_process(tm
 
 
 def test_the_grid_has_every_setting_once_and_shows_what_is_missing() -> None:
-    sys.path.insert(0, str(SCRIPT.parent))
-    try:
-        import grid
-    finally:
-        sys.path.remove(str(SCRIPT.parent))
+    grid = script_named("grid")
     points = grid.settings_of_grid()
     assert len(points) == 5 * 3 * 4 + 4
     dealt = [point for group in grid.groups_of(points, 7) for point in group]

@@ -152,16 +152,15 @@ def test_the_papers_commands_are_taken(command: list[str], monkeypatch: pytest.M
     """Names and values of every setting, as the command itself checks them; nothing is loaded or run."""
     monkeypatch.chdir(ROOT)
     name, *arguments = command
-    kinds: dict[str, Any] = {"train": EBFTConfig, "sft": SFTSettings, "rlvr": RLVRSettings}
-    if name in kinds:
+    if name in cli.TRAINING:
         file, overrides = cli._flags(arguments)
-        load_recipe(file, {**overrides, "use_cpu": True}, kinds[name])
+        load_recipe(file, {**overrides, "use_cpu": True}, cli._settings_of(name))
     elif name == "sweep":
         parser = argparse.ArgumentParser()
         sweep.add_arguments(parser)
         chosen, rest = parser.parse_known_args(arguments)
         overrides = {**cli._flags(rest)[1], "use_cpu": True}
-        assert len(grid.points(chosen.config, overrides, chosen.set, kinds[chosen.command])) > 1
+        assert len(grid.points(chosen.config, overrides, chosen.set, cli._settings_of(chosen.command))) > 1
     elif name == "eval":
         eval_options.parse(arguments, argparse.ArgumentParser())
     else:
@@ -176,7 +175,7 @@ def test_the_papers_commands_follow_on_each_other(monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(ROOT)
     runs, sweeps, used = set(), set(), set()
     for name, *arguments in PAPER_COMMANDS:
-        if name in ("train", "sft", "rlvr"):
+        if name in cli.TRAINING:
             file, overrides = cli._flags(arguments)
             runs.add({**read_values(file or ""), **overrides}["output_dir"])
         elif name == "sweep":

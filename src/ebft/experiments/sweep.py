@@ -15,7 +15,7 @@ from ebft.config import ConfigError, nearest
 from ebft.experiments import local, slurm
 from ebft.experiments.grid import Point
 from ebft.train import compare
-from ebft.train.report import NAMES
+from ebft.train.report import NAMES, with_error
 
 LAUNCHERS = ("local", "slurm")
 
@@ -74,15 +74,9 @@ def table(points: Sequence[Point], failed: Sequence[Point] = ()) -> list[tuple[s
     for point, results in zip(points, found, strict=True):
         state = "finished" if point.finished else "failed" if point in failed else "not finished"
         after = results.get("after", {}) if point.finished else {}
-        values = (_shown(after.get(f"eval_{m}"), after.get(f"eval_{m}_se")) for m in metrics)
+        values = (with_error(after.get(f"eval_{m}"), after.get(f"eval_{m}_se")) for m in metrics)
         rows.append((*(str(point.settings[name]) for name in names), state, *values))
     return rows
-
-
-def _shown(value: float | None, error: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")
 
 
 def compared(points: Sequence[Point]) -> compare.Comparison | None:

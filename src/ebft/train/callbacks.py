@@ -58,7 +58,7 @@ class MetricsFile(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs:
             return
-        entry = {"step": state.global_step, **{k: _plain(v) for k, v in logs.items()}}
+        entry = {"step": state.global_step, **plain(logs)}
         folder = Path(args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "metrics.jsonl").open("a") as file:
@@ -218,6 +218,9 @@ def _is_power_of_two(checkpoint: Path) -> bool:
     return step > 0 and step & (step - 1) == 0
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What JSON can hold: numbers instead of tensors, nothing instead of NaN."""
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
     value = value.item() if isinstance(value, torch.Tensor) else value
     return None if isinstance(value, float) and not math.isfinite(value) else value

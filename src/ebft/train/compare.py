@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.config import LARGER_IS_BETTER, ConfigError
-from ebft.train.report import NAMES
+from ebft.train.report import NAMES, with_error
 
 AXES = {
     "steps": ("step", "steps"),
@@ -37,7 +37,7 @@ class Point:
     spent: dict[str, float]
 
     def shown(self) -> str:
-        return f"{self.value:.4f}" + ("" if self.error is None else f" ± {self.error:.4f}")
+        return with_error(self.value, self.error)
 
 
 @dataclass

@@ -14,6 +14,7 @@ from transformers import AutoConfig
 
 from ebft import fetch
 from ebft.config import ConfigError
+from ebft.evaluate.checkpoint import first_line
 from ebft.recipe import Recipe
 from ebft.train import adapters, memory
 from ebft.train.memory import ADAPTED, GIB, ROOM, WAYS, Memory, Shape, Way, Work
@@ -98,8 +99,7 @@ def _model_config(recipe: Recipe, field: str, name: str) -> Any:
     try:
         return AutoConfig.from_pretrained(place, trust_remote_code=recipe.model.trust_remote_code)
     except (OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise ConfigError(f"the config.json of {field}={name!r} cannot be loaded: {reason}") from None
+        raise ConfigError(f"the config.json of {field}={name!r} cannot be loaded: {first_line(error)}") from None
 
 
 def table(found: Plan) -> list[tuple[str, ...]]:

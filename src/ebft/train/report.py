@@ -79,13 +79,13 @@ def before_and_after(results: dict[str, Any]) -> list[tuple[str, str, str]]:
     rows = []
     for key, name in NAMES.items():
         if f"eval_{key}" in after:
-            rows.append((name, _with_error(before, key), _with_error(after, key)))
+            old, new = (with_error(r.get(f"eval_{key}"), r.get(f"eval_{key}_se")) for r in (before, after))
+            rows.append((name, old, new))
     return rows
 
 
-def _with_error(found: dict[str, Any], key: str) -> str:
-    """One sequence alone has no standard error."""
-    value, error = (found.get(name) for name in (f"eval_{key}", f"eval_{key}_se"))
+def with_error(value: float | None, error: float | None) -> str:
+    """A value and its standard error, which one sequence alone does not have."""
     if value is None:
         return ""
     return f"{value:.4f}" if error is None or math.isnan(error) else f"{value:.4f} ± {error:.4f}"

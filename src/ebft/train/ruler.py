@@ -21,6 +21,7 @@ from transformers import TrainerCallback
 from ebft import fetch
 from ebft.config import ConfigError, EBFTConfig
 from ebft.data.packing import SequenceDataset, collate, to_device
+from ebft.evaluate.checkpoint import first_line
 from ebft.model.backbone import (
     adapter_parameters,
     base_model,
@@ -75,8 +76,7 @@ def frozen_network(model: Any, args: EBFTConfig, tokenizer: Any) -> FeatureNetwo
                 **common,
             )
         except (OSError, SafetensorError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ConfigError(f"feature_model={args.feature_model!r} cannot be loaded: {reason}") from None
+            raise ConfigError(f"feature_model={args.feature_model!r} cannot be loaded: {first_line(error)}") from None
     source: Any = args.feature_source
     if source == "auto":
         source = "adapter_off" if hasattr(model, "disable_adapter") else "copy"

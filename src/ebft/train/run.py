@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
 from collections.abc import Sequence
@@ -23,11 +22,11 @@ from ebft.data.packing import DocumentIndex, SequenceDataset, mix
 from ebft.data.rows import DataError
 from ebft.data.store import TokenStore, tokenize_source
 from ebft.evaluate import checkpoint
-from ebft.evaluate.checkpoint import ADAPTER_FILE, Checkpoint
+from ebft.evaluate.checkpoint import ADAPTER_FILE, Checkpoint, first_line
 from ebft.model.backbone import embedding_size
 from ebft.recipe import Recipe, as_given
 from ebft.train import adapters, checkpoints, processes, report, ruler
-from ebft.train.callbacks import SHOWN, LiveProgress, StepLines
+from ebft.train.callbacks import SHOWN, LiveProgress, StepLines, plain
 from ebft.train.dry_run import show as show_dry_run
 from ebft.train.sequences import check_sequences, pad_token_id
 from ebft.train.trainer import EBFTTrainer
@@ -49,7 +48,7 @@ def load_tokenizer(recipe: Recipe) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=recipe.model.trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the tokenizer of {field}={name!r} cannot be loaded: {_first_line(error)}") from None
+        raise ConfigError(f"the tokenizer of {field}={name!r} cannot be loaded: {first_line(error)}") from None
 
 
 def load_model(recipe: Recipe, trl: bool = False) -> Any:
@@ -79,7 +78,7 @@ def load_model(recipe: Recipe, trl: bool = False) -> Any:
                 return checkpoint.model_like(name, dtype, recipe.model.trust_remote_code)
         return checkpoint.load_model(name, dtype, recipe.model.trust_remote_code, **options)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model={name!r} cannot be loaded: {_first_line(error)}") from None
+        raise ConfigError(f"model={name!r} cannot be loaded: {first_line(error)}") from None
 
 
 def _merged(recipe: Recipe, name: str, dtype: torch.dtype) -> Any:
@@ -98,7 +97,7 @@ def _merged(recipe: Recipe, name: str, dtype: torch.dtype) -> Any:
         merged: Any = PeftModel.from_pretrained(base, str(found.adapter))
         return merged.merge_and_unload().requires_grad_(True)  # peft had frozen the base
     except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"model={name!r} cannot be loaded: {_first_line(error)}") from None
+        raise ConfigError(f"model={name!r} cannot be loaded: {first_line(error)}") from None
 
 
 def load_data(
@@ -206,7 +205,7 @@ def train(
     # Only now: settings that the trainer refuses leave nothing behind.
     if first:
         asked_for = as_given("use_cpu", recipe.given, type(recipe.training))
-        if recipe.training.device.type == "cpu" and not asked_for:
+        if not torch.accelerator.is_available() and not asked_for:
             print("ebft: no GPU was found: computing on the CPU (use_cpu: true if that is meant)", file=sys.stderr)
         output.mkdir(parents=True, exist_ok=True)
         _save_recipe(recipe, output)
@@ -339,16 +338,5 @@ def _read_results(output: Path) -> dict[str, Any]:
 
 def _write_results(output: Path, results: dict[str, Any]) -> None:
     partial = output / f"{RESULTS_FILE}.partial"
-    partial.write_text(json.dumps(_finite(results), indent=1))
+    partial.write_text(json.dumps(plain(results), indent=1))
     partial.replace(output / RESULTS_FILE)
-
-
-def _finite(value: Any) -> Any:
-    """NaN is not JSON."""
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
