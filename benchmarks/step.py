@@ -44,7 +44,7 @@ from ebft.model.backbone import compile_layers, decoder_of, output_head, packed_
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
-from ebft.train.clock import Clock
+from ebft.runtime.timing import Clock
 from released_way import FEATURE_PASSES, Attention, ReleasedWay
 
 TEMPERATURE = 0.6

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ebft import fetch
-from ebft.config import ConfigError
+from ebft.errors import ConfigError
 
 NAME = "smollm2-135m"
 

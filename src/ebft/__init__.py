@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ebft.config import EBFTConfig as EBFTConfig
+    from ebft.config.training import EBFTConfig as EBFTConfig
     from ebft.method.advantages import leave_one_out_advantages as leave_one_out_advantages
     from ebft.method.layout import PackedLayout as PackedLayout
     from ebft.method.layout import StridedLayout as StridedLayout
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _HOME = {
-    "EBFTConfig": "ebft.config",
+    "EBFTConfig": "ebft.config.training",
     "EBFTTrainer": "ebft.train.trainer",
     "FeatureNetwork": "ebft.model.features",
     "PackedLayout": "ebft.method.layout",

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ebft.help import PLAN, USAGE, settings_help
+from ebft.config.help import PLAN, USAGE, settings_help
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 TRAINING = ("train", "sft", "rlvr")
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "env": _env,
     }
     if name not in commands:
-        from ebft.config import nearest
+        from ebft.errors import nearest
 
         return _complain(f"unknown command {name!r}; there is {', '.join(commands)}{nearest(name, commands)}")
     try:
@@ -63,7 +63,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **kwargs)
 
     def error(self, message: str) -> NoReturn:
-        from ebft.config import nearest
+        from ebft.errors import nearest
 
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
@@ -85,8 +85,8 @@ def _rlvr(arguments: list[str]) -> int:
 
 
 def _settings_of(command: str) -> Any:
-    from ebft.baseline_config import RLVRSettings, SFTSettings
-    from ebft.config import EBFTConfig
+    from ebft.config.baseline_settings import RLVRSettings, SFTSettings
+    from ebft.config.training import EBFTConfig
 
     return {"train": EBFTConfig, "sft": SFTSettings, "rlvr": RLVRSettings}[command]
 
@@ -108,10 +108,11 @@ def _run_training(command: str, arguments: list[str]) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers.utils import logging
 
-    from ebft.launch import LAUNCHED, end_with_launcher
-    from ebft.recipe import load_recipe
-    from ebft.train import checkpoints, processes
-    from ebft.train.report import before_and_after
+    from ebft.config.recipe import load_recipe
+    from ebft.runtime import processes
+    from ebft.runtime.launch import LAUNCHED, end_with_launcher
+    from ebft.train import checkpoints
+    from ebft.train.model_card import before_and_after
     from ebft.train.trainer import TrainingDiverged
 
     end_with_launcher()
@@ -121,9 +122,9 @@ def _run_training(command: str, arguments: list[str]) -> int:
     try:
         method = None
         if command != "train":
-            from ebft.train import baselines
+            from ebft.baselines import trainers
 
-            method = baselines.method(command)
+            method = trainers.method(command)
         recipe = load_recipe(file, overrides, _settings_of(command))
         output = Path(recipe.training.output_dir or "")
         if output.exists() and not output.is_dir():
@@ -164,7 +165,7 @@ def _run_training(command: str, arguments: list[str]) -> int:
 
 def _launch(command: str, file: str | None, settings: dict[str, Any], arguments: list[str]) -> int:
     """`--launch N`: the same command in N processes."""
-    from ebft.launch import ProcessKilled, launch  # and nothing else: this process only stands by
+    from ebft.runtime.launch import ProcessKilled, launch  # and nothing else: this process only stands by
 
     number = settings["launch"]
     if not (isinstance(number, str) and number.isdecimal() and int(number) > 0):
@@ -177,7 +178,7 @@ def _launch(command: str, file: str | None, settings: dict[str, Any], arguments:
     try:
         return launch(int(number), command, rest)
     except ProcessKilled as error:
-        from ebft.recipe import read_values
+        from ebft.config.recipe import read_values
 
         print(file=sys.stderr)  # a progress bar may be standing there, unfinished
         values = {**(read_values(file) if file is not None else {}), **settings}
@@ -218,14 +219,14 @@ def _plan(arguments: list[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(PLAN)
         return 0
-    from ebft.recipe import load_recipe
+    from ebft.config.recipe import load_recipe
 
     try:
         file, settings = _flags([a for a in arguments if a != "--json"])
         if file is None:
             raise ValueError("ebft plan needs --config recipe.yaml")
         gpus, gpu_memory = (_number(settings, name) for name in ("gpus", "gpu_memory"))
-        from ebft.train import plan
+        from ebft.planning import plan
 
         if gpus != int(gpus):
             raise ValueError(f"--gpus {gpus:g} is not a whole number")
@@ -257,9 +258,9 @@ def _number(settings: dict[str, Any], name: str) -> float:
 
 def _sweep(arguments: list[str]) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from ebft.config import nearest
-    from ebft.experiments import sweep
-    from ebft.experiments.grid import points
+    from ebft.errors import nearest
+    from ebft.studies import sweep
+    from ebft.studies.points import points
 
     parser = _Parser(
         prog="ebft sweep",
@@ -320,7 +321,7 @@ def _export(arguments: list[str]) -> int:
 
 
 def _compare(arguments: list[str]) -> int:
-    from ebft.train import compare
+    from ebft.studies import compare
 
     parser = _Parser(prog="ebft compare", description="A table and overlaid curves of finished or running runs.")
     compare.add_arguments(parser)
@@ -344,7 +345,8 @@ def _eval(arguments: list[str]) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers.utils import logging
 
-    from ebft.evaluate import options, run
+    from ebft.config import evaluation
+    from ebft.evaluate import eval_command
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -354,8 +356,8 @@ def _eval(arguments: list[str]) -> int:
         description="Evaluate checkpoints. Started again, it goes on where it stopped.",
     )
     try:
-        chosen = options.parse(arguments, parser)
-        table = run.run(chosen, ["ebft", "eval", *arguments])
+        chosen = evaluation.parse(arguments, parser)
+        table = eval_command.run(chosen, ["ebft", "eval", *arguments])
     except ValueError as error:
         return _complain(str(error))
     except KeyboardInterrupt:
@@ -363,19 +365,19 @@ def _eval(arguments: list[str]) -> int:
     except OSError as error:
         return _complain(f"{error.filename or chosen.output}: {error.strerror or error}", FAILED)
     _print_table(table)
-    print(f"\n{chosen.output}/{run.TABLE_FILE}")
+    print(f"\n{chosen.output}/{eval_command.TABLE_FILE}")
     return 0
 
 
 def _score(arguments: list[str]) -> int:
-    from ebft.evaluate import score
-    from ebft.evaluate.sandbox import SandboxError
+    from ebft.evaluate import score_command
+    from ebft.sandbox.isolation import SandboxError
 
     parser = _Parser(prog="ebft score", description="Score completions made elsewhere. Started again, it goes on.")
-    score.add_arguments(parser)
+    score_command.add_arguments(parser)
     options = parser.parse_args(arguments)
     try:
-        results = score.score(options)
+        results = score_command.score(options)
     except ValueError as error:
         return _complain(str(error))
     except SandboxError as error:
@@ -386,7 +388,7 @@ def _score(arguments: list[str]) -> int:
         return _complain(f"{error.filename or options.output}: {error.strerror or error}", FAILED)
     for note in results.get("notes", []):
         print(f"note: {note}", file=sys.stderr)
-    _print_table(score.table(results))
+    _print_table(score_command.table(results))
     print(f"\n{options.output}")
     return 0
 
@@ -405,7 +407,7 @@ def _fetch(arguments: list[str]) -> int:
 
 def _env(arguments: list[str]) -> int:
     _Parser(prog="ebft env", description="Versions and hardware, for bug reports.").parse_args(arguments)
-    from ebft.env import describe
+    from ebft.runtime.environment import describe
 
     _print_table(list(describe().items()))
     return 0

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ebft.data.formats import Document, check_tokenizer, encode
-from ebft.data.rows import DataError
+from ebft.errors import DataError
 from tests.tiny_tokenizer import END, PAD, VOCABULARY, byte_tokenizer
 
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"

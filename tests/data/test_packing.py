@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ebft.data.formats import Document
 from ebft.data.packing import PADDING, DocumentIndex, SequenceDataset, collate, mix
-from ebft.data.rows import DataError
 from ebft.data.store import TokenStore
+from ebft.errors import DataError
 
 PAD_TOKEN = 999
 documents_strategy = st.lists(

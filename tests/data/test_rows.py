@@ -13,7 +13,8 @@ import pyarrow.parquet
 import pytest
 
 from ebft.data import builtin
-from ebft.data.rows import DataError, fingerprint, read_rows
+from ebft.data.rows import fingerprint, read_rows
+from ebft.errors import DataError
 
 ROWS = [{"prompt": "1+1=", "completion": "2"}, {"prompt": 'a "quoted"\nline', "completion": "é, ü"}]
 

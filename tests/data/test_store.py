@@ -11,8 +11,9 @@ import pytest
 
 from ebft.data import store as store_module
 from ebft.data.formats import encode
-from ebft.data.rows import DataError, read_rows
+from ebft.data.rows import read_rows
 from ebft.data.store import TokenStore, cache_directory, tokenize_rows, tokenize_source
+from ebft.errors import DataError
 from tests.tiny_tokenizer import PAD, byte_tokenizer
 
 

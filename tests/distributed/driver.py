@@ -10,8 +10,8 @@ import sys
 import time
 from typing import Any
 
-from ebft import launch
 from ebft.cli import main as ebft
+from ebft.runtime import launch
 
 _PLACES = {"step": "training_step", "save": "_save_rng_state", "shards": "_save_optimizer_and_scheduler"}
 

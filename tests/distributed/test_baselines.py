@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("trl")
 
-from ebft import cli, launch
+from ebft import cli
+from ebft.runtime import launch
+from tests.baselines.runs import ROWS, make_model, metrics_of, results_of, write_recipe, write_rows
 from tests.distributed import group
-from tests.train.baseline_runs import ROWS, make_model, metrics_of, results_of, write_recipe, write_rows
 
 OWN = "def even(completion, row):\n    if len(completion) % 2:\n        raise ValueError('odd')\n    return 1.0\n"
 

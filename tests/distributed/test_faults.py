@@ -18,7 +18,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from ebft.evaluate.checkpoint import Checkpoint
+from ebft.loading import Checkpoint
 from tests.distributed import driver, group
 from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
 

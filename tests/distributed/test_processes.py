@@ -12,8 +12,9 @@ from accelerate.data_loader import SeedableRandomSampler
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from ebft import EBFTConfig, EBFTTrainer, cli
-from ebft.config import ConfigError, Sharding
-from ebft.train.processes import NOTHING, PartOfBatches, part_of
+from ebft.config.training import Sharding
+from ebft.errors import ConfigError
+from ebft.runtime.processes import NOTHING, PartOfBatches, part_of
 from tests.models import tiny_model
 
 

@@ -17,8 +17,7 @@ from ebft import EBFTConfig, EBFTTrainer
 from ebft.data.formats import Document
 from ebft.data.packing import DocumentIndex, SequenceDataset
 from ebft.data.store import TokenStore
-from ebft.model import sharding
-from ebft.train import processes
+from ebft.runtime import processes, sharding
 
 T, VOCABULARY, PER_STEP = 32, 24, 8
 

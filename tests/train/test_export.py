@@ -1,4 +1,4 @@
-"""`ebft export` of whole models; tests/train/test_adapters.py has that of adapters."""
+"""`ebft export` of whole models; tests/test_adapters.py has that of adapters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ebft import cli
-from tests.train.baseline_runs import run, write_recipe
+from tests.baselines.runs import run, write_recipe
 
 pytestmark = pytest.mark.usefixtures("offline")
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from ebft import EBFTConfig, EBFTTrainer
-from ebft.config import ConfigError
 from ebft.data.formats import Document
 from ebft.data.packing import DocumentIndex, SequenceDataset
 from ebft.data.store import TokenStore
+from ebft.errors import ConfigError
 from ebft.train.trainer import TrainingDiverged
 from tests.models import tiny_model
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from ebft.data.rows import DataError, Row
+from ebft.data.rows import Row
+from ebft.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ebft.data.rows import DataError
 from ebft.data.store import TokenStore
+from ebft.errors import DataError
 
 PADDING = -1
 

@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ebft.data import builtin
+from ebft.errors import DataError
 
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 TEXT_FILES = (".txt", ".md", ".rst", ".py")
 SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")
 
 Row = dict[str, Any]
-
-
-class DataError(ValueError):
-    """The user's data cannot be used; the message says what to change."""
 
 
 def read_rows(source: str, split: str = "train") -> Iterator[Row]:

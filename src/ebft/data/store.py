@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ebft.data.formats import Document, encode
-from ebft.data.rows import DataError, Row, fingerprint, read_rows
+from ebft.data.rows import Row, fingerprint, read_rows
+from ebft.errors import DataError
 
 FORMAT_VERSION = 1
 

@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ebft.method.graphs import Graphs
+from ebft.runtime.graphs import Graphs
 
 # Eigenvalues of K below this share of the largest count as zero. They are squares of singular values: 1e-10 means
 # directions of relative size 1e-5, well above float32 rounding of the features and below any real difference.

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ebft.method.cross_entropy import check_token_ids, rows_per_chunk
-from ebft.method.graphs import Graphs
 from ebft.method.head import Head
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import check_sampling, sample_tokens, uniforms
@@ -26,7 +25,8 @@ from ebft.model.backbone import (
     prepare_model,
     run_decoder,
 )
-from ebft.model.sharding import is_sharded
+from ebft.runtime.graphs import Graphs
+from ebft.runtime.sharding import is_sharded
 
 # A step of fewer floating-point operations than this is over before the host has launched it.
 _LAUNCH_BOUND = 1e13

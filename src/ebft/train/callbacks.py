@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import ProgressCallback, TrainerCallback
 
-from ebft.config import EBFTConfig
-from ebft.model import sharded_checkpoints
-from ebft.model.sharding import is_sharded
-from ebft.train import checkpoints, processes
+from ebft.config.training import EBFTConfig
+from ebft.runtime import processes, sharded_checkpoints
+from ebft.runtime.sharding import is_sharded
+from ebft.train import checkpoints
+from ebft.train.eval_callback import EvalTasks
 from ebft.train.samples import write_table
-from ebft.train.tasks import EvalTasks
 
 if TYPE_CHECKING:
     from ebft.train.trainer import EBFTTrainer

@@ -11,8 +11,8 @@ import re
 import shutil
 from pathlib import Path
 
-from ebft.config import ConfigError
-from ebft.model import sharded_checkpoints
+from ebft.errors import ConfigError
+from ebft.runtime import sharded_checkpoints
 
 MARK = "COMPLETE"
 

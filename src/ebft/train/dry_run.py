@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from ebft import adapters
+from ebft.config.recipe import Recipe
 from ebft.data.packing import SequenceDataset, collate
-from ebft.recipe import Recipe
-from ebft.train import adapters, memory
-from ebft.train.iteration import make_layout
+from ebft.iteration import make_layout
+from ebft.planning import memory
 from ebft.train.samples import CONTEXT_TOKENS
 
 

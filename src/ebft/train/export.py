@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from ebft.config import ConfigError, nearest
-from ebft.evaluate.checkpoint import DTYPES, Checkpoint, first_line, load_model
-from ebft.train import adapters, checkpoints
+from ebft import adapters
+from ebft.errors import ConfigError, first_line, nearest
+from ebft.loading import DTYPES, Checkpoint, load_model
+from ebft.train import checkpoints
 
 
 def export(source: str, output: str, dtype: str = "float32", trust_remote_code: bool = False) -> Path:

@@ -1,6 +1,6 @@
 """One ruler for every trainer: the same validation at the same steps, and what a run has spent so far.
 
-`Ruler` measures a model with `evaluation.evaluate`, which EBFTTrainer uses too: cross-entropy, feature-matching loss
+`Ruler` measures a model with `validation.evaluate`, which EBFTTrainer uses too: cross-entropy, feature-matching loss
 against a frozen network and whitened proxy. `Spent` adds up seconds, tokens and FLOPs, so that runs can be compared at
 equal data or equal compute.
 """
@@ -18,10 +18,11 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from ebft import fetch
-from ebft.config import ConfigError, EBFTConfig
+from ebft import fetch, validation
+from ebft.config.training import EBFTConfig
 from ebft.data.packing import SequenceDataset, collate, to_device
-from ebft.evaluate.checkpoint import first_line
+from ebft.errors import ConfigError, first_line
+from ebft.iteration import prepare_window
 from ebft.model.backbone import (
     adapter_parameters,
     base_model,
@@ -32,10 +33,9 @@ from ebft.model.backbone import (
     prepare_model,
 )
 from ebft.model.features import FeatureNetwork
-from ebft.model.sharding import whole
 from ebft.model.working_copy import copy_in_dtype
-from ebft.train import evaluation, processes
-from ebft.train.iteration import prepare_window
+from ebft.runtime import processes
+from ebft.runtime.sharding import whole
 from ebft.train.sequences import end_token_ids
 
 SPENT_FILE = "spent.json"
@@ -111,7 +111,7 @@ class Ruler:
         loader = processes.evaluation_loader(self.config, self.dataset)
         with self._autocast(model):
             computing = self._computing(model)
-            return evaluation.evaluate(
+            return validation.evaluate(
                 computing, self.features, loader, self.config, self.end_token_ids, self.device, len(self.dataset)
             )
 

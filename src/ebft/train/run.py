@@ -15,24 +15,24 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, ProgressCallback
 from transformers.trainer_callback import PrinterCallback
 
-from ebft import fetch
-from ebft.config import ConfigError, DataConfig
+from ebft import adapters, fetch, loading
+from ebft.config.recipe import Recipe, as_given
+from ebft.config.training import DataConfig
 from ebft.data.formats import check_tokenizer
 from ebft.data.packing import DocumentIndex, SequenceDataset, mix
-from ebft.data.rows import DataError
 from ebft.data.store import TokenStore, tokenize_source
-from ebft.evaluate import checkpoint
-from ebft.evaluate.checkpoint import ADAPTER_FILE, Checkpoint, first_line
+from ebft.errors import ConfigError, DataError, first_line
+from ebft.loading import ADAPTER_FILE, Checkpoint
 from ebft.model.backbone import embedding_size
-from ebft.recipe import Recipe, as_given
-from ebft.train import adapters, checkpoints, processes, report, ruler
+from ebft.runtime import processes
+from ebft.train import checkpoints, model_card, ruler
 from ebft.train.callbacks import SHOWN, LiveProgress, StepLines, plain
 from ebft.train.dry_run import show as show_dry_run
 from ebft.train.sequences import check_sequences, pad_token_id
 from ebft.train.trainer import EBFTTrainer
 
 if TYPE_CHECKING:
-    from ebft.train.baselines import Method
+    from ebft.baselines.trainers import Method
 
 CONFIG_FILE = "recipe.yaml"
 RESULTS_FILE = "results.json"
@@ -75,8 +75,8 @@ def load_model(recipe: Recipe, trl: bool = False) -> Any:
     try:
         if recipe.training.sharding is not None and recipe.training.process_index > 0:
             with torch.device("meta"):  # no weights: they come from the first process, a part of them
-                return checkpoint.model_like(name, dtype, recipe.model.trust_remote_code)
-        return checkpoint.load_model(name, dtype, recipe.model.trust_remote_code, **options)
+                return loading.model_like(name, dtype, recipe.model.trust_remote_code)
+        return loading.load_model(name, dtype, recipe.model.trust_remote_code, **options)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model={name!r} cannot be loaded: {first_line(error)}") from None
 
@@ -236,9 +236,9 @@ def train(
     if first:
         tokenizer.save_pretrained(final)
         _write_results(output, results)
-        if (picture := report.curves(output)) is not None:
+        if (picture := model_card.curves(output)) is not None:
             shutil.copy(picture, final)  # for the model card, wherever the folder goes
-        report.model_card(output, recipe, results, command, method)
+        model_card.model_card(output, recipe, results, command, method)
     return results if first else {}
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ebft.config import ConfigError, EBFTConfig
+from ebft.config.training import EBFTConfig
 from ebft.data.packing import SequenceDataset, collate
-from ebft.data.rows import DataError
-from ebft.train.iteration import make_layout
+from ebft.errors import ConfigError, DataError
+from ebft.iteration import make_layout
 
 
 def pad_token_id(tokenizer: Any) -> int:

@@ -14,7 +14,7 @@ import torch
 from transformers import Trainer
 from transformers.trainer import SCHEDULER_NAME
 
-from ebft.model import sharded_checkpoints, sharding
+from ebft.runtime import sharded_checkpoints, sharding
 from ebft.train import checkpoints
 
 

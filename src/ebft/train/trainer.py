@@ -28,13 +28,15 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 from transformers.integrations import TensorBoardCallback
 
-from ebft.config import ConfigError, EBFTConfig
+from ebft import adapters, validation
+from ebft.config.training import EBFTConfig
 from ebft.data.formats import check_tokenizer
 from ebft.data.packing import DocumentIndex, SequenceDataset, collate
 from ebft.data.store import tokenize_rows
+from ebft.errors import ConfigError
+from ebft.iteration import Window, prepare_window
 from ebft.method.cross_entropy import Reference
 from ebft.method.losses import ebft_loss
-from ebft.model import sharding
 from ebft.model.attention import resolve_backend
 from ebft.model.backbone import (
     compile_layers,
@@ -45,10 +47,9 @@ from ebft.model.backbone import (
     prepare_model,
 )
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
-from ebft.train import adapters, evaluation, processes
+from ebft.runtime import processes, sharding
+from ebft.runtime.timing import Clock, Watch
 from ebft.train import callbacks as standard_callbacks
-from ebft.train.clock import Clock, Watch
-from ebft.train.iteration import Window, prepare_window
 from ebft.train.ruler import Passes, Spent, frozen_network, wide
 from ebft.train.sequences import check_sequences, end_token_ids, pad_token_id
 from ebft.train.sharded_trainer import ShardedTrainer
@@ -373,7 +374,7 @@ class EBFTTrainer(ShardedTrainer):
         start = time.perf_counter()
         loader = processes.evaluation_loader(self.args, dataset)
         with torch.no_grad(), self.compute_loss_context_manager():
-            found = evaluation.evaluate(
+            found = validation.evaluate(
                 self.computing(), self.features, loader, self.args, self.end_token_ids, self.args.device, len(dataset)
             )
         sharding.release(self.model)

@@ -1,0 +1,407 @@
+"""`ebft rlvr`: TRL's GRPOTrainer on the prompts of the documents that EBFT trains on, with rewards from `rewards`.
+
+TRL's dataset holds a prompt and the number of its row; the rows themselves, with whatever columns they have, stay here
+for the reward functions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from ebft.adapters import peft_config
+from ebft.baselines import trainers
+from ebft.baselines.verifiable_rewards import COUNTS, RewardFunction, make_rewards
+from ebft.config.baseline_settings import RLVRSettings
+from ebft.config.recipe import Recipe
+from ebft.data.packing import DocumentIndex, SequenceDataset
+from ebft.data.rows import Row, read_rows
+from ebft.data.store import cache_directory
+from ebft.errors import ConfigError, DataError
+from ebft.runtime import processes
+from ebft.train.ruler import Spent
+from ebft.train.trainer import TrainingDiverged
+
+PROMPT_CHARACTERS = 1000  # of a prompt in the table of samples
+
+
+@dataclass
+class RLVRArguments(GRPOConfig):
+    save_log_spaced: bool = False
+    eval_tasks_every: int | None = None
+
+
+class StoredRows:
+    """Rows in a file without a name, which goes when the process ends: a dataset need not fit into memory."""
+
+    def __init__(self) -> None:
+        folder = cache_directory()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        self._starts: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def append(self, row: Row) -> None:
+        self._starts.append(self._file.seek(0, 2))
+        pickle.dump(row, self._file)
+
+    def __getitem__(self, number: int) -> Row:
+        self._file.seek(self._starts[number])
+        return pickle.load(self._file)
+
+    def reorder(self, order: Sequence[int]) -> None:
+        self._starts = [self._starts[number] for number in order]
+
+
+@dataclass
+class Prompts:
+    """What is trained on: rows of the dataset, their prompts (a text, or messages), and the prompts' tokens."""
+
+    rows: StoredRows = field(default_factory=StoredRows)
+    prompts: list[Any] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+
+    def reorder(self, order: Sequence[int]) -> None:
+        self.rows.reorder(order)
+        self.prompts = [self.prompts[number] for number in order]
+        self.lengths = [self.lengths[number] for number in order]
+
+    def dataset(self) -> Dataset:
+        return Dataset.from_dict({"prompt": self.prompts, "row": list(range(len(self.rows)))})
+
+
+class MeasuredRLVR(trainers.Measured, GRPOTrainer):
+    def __init__(self, *args: Any, judge: Judge, **kwargs: Any) -> None:
+        self.spent, self.judge = Spent(), judge
+        judge.trainer = self
+        functions: list[Any] = [*judge.functions()]
+        super().__init__(*args, **{**kwargs, "reward_funcs": functions})
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        try:
+            return super().training_step(model, inputs, num_items_in_batch)
+        except RuntimeError as error:
+            if "probability tensor contains" not in str(error):
+                raise
+            step = self.state.global_step + 1
+            raise TrainingDiverged(
+                f"no answer can be drawn at step {step}: probabilities are not numbers; try a lower learning_rate"
+            ) from None
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs.update({f"reward_counts/{name}": number for name, number in self.judge.totals().items()})
+        super().log(logs, start_time)
+
+
+class Judge:
+    """Hands answers to the reward functions, keeps the last ones for the table of samples, counts what was spent."""
+
+    def __init__(self, rewards: Sequence[RewardFunction], prompts: Prompts, settings: RLVRSettings) -> None:
+        self.rewards, self.prompts, self.settings = rewards, prompts, settings
+        self.counts: Counter[str] = rewards[0].counts
+        self.trainer: Any = None
+        self.last: dict[str, Any] = {}
+
+    def totals(self) -> dict[str, int]:
+        """What was counted by all processes."""
+        counts = {name: torch.tensor(float(self.counts[name]), device=self.trainer.args.device) for name in COUNTS}
+        return {name: int(count) for name, count in processes.sum_over_processes(counts).items()}
+
+    def functions(self) -> list[Callable[..., list[float]]]:
+        """One for each reward, as TRL calls them."""
+        return [self._function(place, reward) for place, reward in enumerate(self.rewards)]
+
+    def _function(self, place: int, reward: RewardFunction) -> Callable[..., list[float]]:
+        def score(completions: list[Any], completion_ids: list[Any], row: list[int], **_: Any) -> list[float]:
+            texts = [text_of(completion) for completion in completions]
+            if place == 0:
+                self._count(row, completion_ids)
+                self.last = {"row": row, "texts": texts, "rewards": {}}
+            scores = reward.score(texts, [self.prompts.rows[number] for number in row])
+            self.last["rewards"][reward.name] = scores
+            return scores
+
+        score.__name__ = reward.name
+        return score
+
+    def _count(self, numbers: Sequence[int], completion_ids: Sequence[Any]) -> None:
+        """Drawing an answer is a pass over it and its prompt; then the updates. One more pass each: with a KL, by the
+        frozen model; where answers are not used up in one step, or come from vLLM, for their log-probs when drawn."""
+        passes, args = self.trainer.passes, self.trainer.args
+        counts = {
+            "prompted": sum(self.prompts.lengths[number] for number in numbers),
+            "generated": sum(len(ids) for ids in completion_ids),
+        }
+        here = {name: torch.tensor(float(count), device=args.device) for name, count in counts.items()}
+        prompted, generated = (float(count) for count in processes.sum_over_processes(here).values())
+        kept = args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) != 0
+        kept = kept or (args.use_vllm and args.vllm_importance_sampling_correction)
+        # Logits are needed for answers only.
+        flops = passes.over(prompted + generated, generated)
+        self.trainer.spent.add(
+            tokens=prompted / args.num_generations,
+            generated_tokens=generated,
+            flops=flops * (1 + bool(args.beta) + kept + passes.update * args.num_iterations),
+        )
+
+
+class RewardCounts(TrainerCallback):
+    """Keeps what the judge counts in checkpoints, so that a run that goes on counts on."""
+
+    FILE = "reward_counts.json"
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        file = Path(args.output_dir) / f"checkpoint-{state.global_step}" / self.FILE
+        if state.is_world_process_zero and state.global_step and file.exists():
+            self.judge.counts.update(json.loads(file.read_text()))
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        counts = self.judge.totals()  # all processes take part
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and folder.exists():
+            (folder / self.FILE).write_text(json.dumps(counts))
+
+
+class AnswerSamples(TrainerCallback):
+    """A table of a prompt, the answers drawn to it and their rewards, every `samples_every` steps."""
+
+    def __init__(self, judge: Judge, every: int) -> None:
+        self.judge, self.every = judge, every
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        due = self.every and (state.global_step % self.every == 0 or state.global_step == 1)
+        if due and self.judge.last and state.is_world_process_zero:
+            folder = Path(args.output_dir) / "samples"
+            folder.mkdir(parents=True, exist_ok=True)
+            text = self.table(state.global_step)
+            (folder / f"step-{state.global_step:06d}.md").write_text(text, encoding="utf-8")
+
+    def table(self, step: int) -> str:
+        last = self.judge.last
+        first = last["row"][0]
+        shown = [place for place, number in enumerate(last["row"]) if number == first]
+        names = list(last["rewards"])
+        prompt = self.judge.prompts.prompts[first]
+        asked = prompt if isinstance(prompt, str) else "\n".join(str(turn.get("content")) for turn in prompt)
+        lines = [
+            f"# Samples at step {step}",
+            "",
+            f"Prompt: {_cell(asked[-PROMPT_CHARACTERS:])}",
+            "",
+            f"| answer | {' | '.join(names)} |",
+            "|---" * (1 + len(names)) + "|",
+        ]
+        for place in shown:
+            scores = " | ".join(f"{last['rewards'][name][place]:.3f}" for name in names)
+            lines.append(f"| {_cell(last['texts'][place])} | {scores} |")
+        return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return "`" + repr(text)[1:-1].replace("|", "\\|").replace("`", "'") + "`"
+
+
+def text_of(completion: Any) -> str:
+    """TRL gives a text, or the turns of a conversation."""
+    if isinstance(completion, str):
+        return completion
+    return "".join(str(turn.get("content") or "") for turn in completion)
+
+
+def prompt_of(row: Row, columns: dict[str, str]) -> Any:
+    """The prompt of a row: a text, or the messages before the last answer."""
+    if columns["messages"] in row:
+        turns = list(row[columns["messages"]] or [])
+        answers = [place for place, turn in enumerate(turns) if turn.get("role") == "assistant"]
+        found = turns[: answers[-1]] if answers else turns
+        if found:
+            return [{"role": turn["role"], "content": turn.get("content")} for turn in found]
+    prompt = row.get(columns["prompt"])
+    if isinstance(prompt, list) and prompt:
+        return [{"role": turn["role"], "content": turn.get("content")} for turn in prompt]
+    if isinstance(prompt, str) and prompt:
+        return prompt
+    raise DataError(
+        f"rlvr needs a prompt in the column {columns['prompt']!r} or {columns['messages']!r}; the row has "
+        f"{', '.join(map(repr, row)) or 'none'}. Name yours with prompt_column or messages_column"
+    )
+
+
+def rows_of(recipe: Recipe, index: DocumentIndex) -> Iterator[tuple[int, str, Row]]:
+    """The rows behind the documents of an index, one at a time as the sources have them: the same split as everywhere
+    else. Each with its place in the index and the words for where it stands."""
+    data = recipe.data
+    for store, source in enumerate(data.dataset):
+        mine = (index.store == store).nonzero()[0]
+        places = dict(zip(index.number[mine].tolist(), mine.tolist(), strict=True))
+        rows = itertools.islice(read_rows(source, data.dataset_split), data.limit_documents)
+        for number, row in enumerate(rows):
+            if number in places:
+                yield places[number], f"{source}: row {number + 1}", dict(row)
+
+
+def load_prompts(recipe: Recipe, index: DocumentIndex, rewards: Sequence[RewardFunction], tokenizer: Any) -> Prompts:
+    """Prompts that can be rewarded and are not too long; says how many are left out, and why."""
+    settings: Any = recipe.training
+    found = Prompts()
+    places: list[int] = []
+    too_long, unusable = 0, []
+    for place, where, row in rows_of(recipe, index):
+        try:
+            prompt = prompt_of(row, recipe.data.columns)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from None
+        if reason := next((r for reward in rewards if (r := reward.unusable(row, where)) is not None), None):
+            unusable.append(reason)
+            continue
+        length = _tokens(prompt, tokenizer)
+        if length > settings.max_prompt_tokens:
+            too_long += 1
+            continue
+        found.rows.append(row)
+        found.prompts.append(prompt)
+        found.lengths.append(length)
+        places.append(place)
+    found.reorder(np.argsort(places).tolist())
+    total = len(index)
+    if not places:
+        reason = (
+            unusable[0] if unusable else f"all prompts are longer than max_prompt_tokens={settings.max_prompt_tokens}"
+        )
+        raise DataError(f"none of the {total} documents can be used: {reason}")
+    first = processes.rank() == 0
+    if unusable and first:
+        print(f"note: {len(unusable)} of {total} documents are left out; the first: {unusable[0]}", file=sys.stderr)
+    if too_long and first:
+        longer = f"prompts longer than max_prompt_tokens={settings.max_prompt_tokens}"
+        print(f"note: {too_long} of {total} documents with {longer} are left out", file=sys.stderr)
+    if len({isinstance(prompt, str) for prompt in found.prompts}) > 1:
+        raise DataError("some prompts are texts and some are messages; train on one kind at a time")
+    return found
+
+
+def _tokens(prompt: Any, tokenizer: Any) -> int:
+    if isinstance(prompt, str):
+        return len(tokenizer(prompt)["input_ids"])
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise DataError("the tokenizer has no chat template, which 'messages' needs; use text prompts")
+    text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _prepare(recipe: Recipe, train_set: SequenceDataset, tokenizer: Any) -> Judge:
+    settings: Any = recipe.training
+    trainers.check(recipe)
+    rewards = make_rewards(settings, recipe.data.columns, Counter())
+    return Judge(rewards, load_prompts(recipe, train_set.index, rewards, tokenizer), settings)
+
+
+def build(
+    recipe: Recipe, train_set: SequenceDataset, validation_set: SequenceDataset | None, model: Any, tokenizer: Any
+) -> MeasuredRLVR:
+    settings: Any = recipe.training
+    if settings.use_vllm:
+        from importlib.util import find_spec
+
+        if find_spec("vllm") is None:
+            raise ConfigError("use_vllm=true needs vllm; install it with `pip install trl[vllm]`, or leave it out")
+    judge = _prepare(recipe, train_set, tokenizer)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token  # what TRL would take; padding is masked by length
+    arguments = trainers.trl_arguments(
+        RLVRArguments,
+        settings,
+        num_generations=settings.generations,
+        num_generations_eval=1,  # TRL's own evaluation, which is never run
+        temperature=settings.generation_temperature,
+        max_completion_length=settings.max_new_tokens,
+        beta=settings.kl_coefficient,
+        use_vllm=settings.use_vllm,
+        reward_weights=settings.reward_weights or None,
+        save_log_spaced=settings.save_log_spaced,
+        eval_tasks_every=settings.eval_tasks_every,
+    )
+    prompts = judge.prompts.dataset()
+    needed = arguments.generation_batch_size // arguments.num_generations
+    if len(prompts) < needed:  # TRL would train for no step at all
+        raise ConfigError(
+            f"a step draws answers to {needed} prompts, but there are {len(prompts)}; lower "
+            "per_device_train_batch_size or gradient_accumulation_steps, or give more data"
+        )
+    trainer = MeasuredRLVR(
+        model=model,
+        judge=judge,
+        args=arguments,
+        train_dataset=prompts,
+        # Never looked at: `evaluate` uses the ruler. transformers wants one where evaluation is asked for.
+        eval_dataset=None if validation_set is None else prompts.select([0]),
+        processing_class=tokenizer,
+        peft_config=peft_config(recipe),
+    )
+    trainers.equip(trainer, recipe, validation_set, tokenizer, RewardCounts(judge))
+    trainer.add_callback(AnswerSamples(judge, settings.samples_every))
+    return trainer
+
+
+def plan(
+    recipe: Recipe, train_set: SequenceDataset, validation_set: SequenceDataset | None, model: Any, tokenizer: Any
+) -> None:
+    settings: Any = recipe.training
+    prompts = _prepare(recipe, train_set, tokenizer).prompts
+    per_step = settings.rows_per_step // settings.generations
+    an_epoch = len(prompts.rows) // per_step  # TRL leaves out what does not fill a step
+    trainers.show(
+        {
+            "model": f"{recipe.model.model}, {sum(p.numel() for p in model.parameters()):,} parameters",
+            "prompts": f"{len(prompts.rows):,} of {len(train_set.index):,} documents, "
+            f"{sum(prompts.lengths) / len(prompts.lengths):.1f} tokens on average",
+            "rewards": ", ".join(settings.rewards),
+            "answers per step": f"{settings.rows_per_step}: {settings.generations} to each of {per_step} prompts, at "
+            f"most {settings.max_new_tokens} tokens at temperature {settings.generation_temperature}",
+            "validation sequences": f"{len(validation_set):,}" if validation_set is not None else "none",
+            "steps": f"{trainers.steps_of(settings, an_epoch):,} ({an_epoch:,} an epoch)",
+        }
+    )
+    print(f"\nOne prompt:\n  {prompts.prompts[0]!r}"[:2000])
+
+
+def details(recipe: Recipe) -> str:
+    settings: Any = recipe.training
+    return (
+        f"{settings.rows_per_step // settings.generations} prompts with {settings.generations} answers each, at most "
+        f"{settings.max_new_tokens} tokens at temperature {settings.generation_temperature}; rewards "
+        f"{', '.join(settings.rewards)}, KL coefficient {settings.kl_coefficient}, learning rate "
+        f"{settings.learning_rate}, seed {settings.seed}."
+    )
+
+
+METHOD = trainers.Method(
+    "rlvr",
+    "reinforcement learning from verifiable rewards (TRL's GRPOTrainer)",
+    RLVRSettings,
+    {"reward": "reward", "reward_counts/timeouts": "timeouts", "reward_counts/raised": "raised"},
+    build,
+    plan,
+    details,
+)

@@ -1,0 +1,173 @@
+"""`ebft sft`: TRL's SFTTrainer on the documents, splits and answer flags that EBFT trains on.
+
+TRL takes rows that are tokenised already: `input_ids`, and `labels` with -100 where a token does not count. So the
+mask of answers is ebft's own, the same for all formats of data.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow
+from datasets import Dataset
+from torch import Tensor
+from trl import SFTConfig, SFTTrainer
+
+from ebft.adapters import peft_config
+from ebft.baselines import trainers
+from ebft.config.baseline_settings import SFTSettings
+from ebft.config.recipe import Recipe
+from ebft.data.packing import PADDING, SequenceDataset
+from ebft.errors import DataError
+from ebft.runtime import processes
+from ebft.train.ruler import Spent, wide
+
+IGNORED = -100
+
+
+@dataclass
+class SFTArguments(SFTConfig):
+    save_log_spaced: bool = False
+    eval_tasks_every: int | None = None
+
+
+class MeasuredSFT(trainers.Measured, SFTTrainer):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.spent = Spent()
+        super().__init__(*args, **kwargs)
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        counts = {"tokens": inputs["attention_mask"].sum(), "targets": (inputs["labels"][:, 1:] != IGNORED).sum()}
+        tokens, targets = processes.sum_over_processes(counts).values()
+        # TRL computes logits only where a label counts.
+        self.spent.add(tokens=tokens, flops=self.passes.over(wide(tokens), wide(targets)) * self.passes.update)
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+def token_rows(dataset: SequenceDataset, answer_only: bool) -> Dataset:
+    """`input_ids` and `labels` of every sequence, without padding; sequences without a target are left out."""
+    tokens, labels, lengths = [], [], []
+    for row in range(len(dataset)):
+        sequence = dataset[row]
+        real = (sequence["document_ids"] != PADDING).numpy()
+        ids = sequence["input_ids"].numpy()[real]
+        counted = sequence["answer_mask"].numpy()[real] if answer_only else np.ones(len(ids), bool)
+        if not counted[1:].any():  # nothing predicts the first token
+            continue
+        tokens.append(ids.astype(np.int32))
+        labels.append(np.where(counted, ids, IGNORED).astype(np.int32))
+        lengths.append(len(ids))
+    if not tokens:
+        raise DataError(
+            "no token to train on: no answer lies within the first max_length tokens of a document; raise max_length, "
+            "or set loss_on_answers=false"
+        )
+    offsets = pyarrow.array(np.cumsum([0, *lengths]), pyarrow.int64())
+    columns = {
+        name: pyarrow.LargeListArray.from_arrays(offsets, pyarrow.array(np.concatenate(parts)))
+        for name, parts in (("input_ids", tokens), ("labels", labels))
+    }
+    return Dataset(pyarrow.table(columns))
+
+
+def training_rows(recipe: Recipe, dataset: SequenceDataset) -> Dataset:
+    """The documents of a dataset in sequences of `max_length`."""
+    settings = recipe.training
+    assert isinstance(settings, SFTSettings)
+    sequences = SequenceDataset(dataset.index, settings.max_length, settings.pack_training, dataset.pad_token_id)
+    rows = token_rows(sequences, settings.answers_only)
+    if (left_out := len(sequences) - len(rows)) and processes.rank() == 0:
+        print(
+            f"note: {left_out} of {len(sequences)} training sequences are left out: no token to train on within "
+            f"max_length={settings.max_length}",
+            file=sys.stderr,
+        )
+    return rows
+
+
+def build(
+    recipe: Recipe, train_set: SequenceDataset, validation_set: SequenceDataset | None, model: Any, tokenizer: Any
+) -> MeasuredSFT:
+    settings: Any = recipe.training
+    trainers.check(recipe)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token  # what TRL would take; padding is masked by length
+    arguments = trainers.trl_arguments(
+        SFTArguments,
+        settings,
+        max_length=settings.max_length,
+        packing=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        save_log_spaced=settings.save_log_spaced,
+        eval_tasks_every=settings.eval_tasks_every,
+    )
+    trainer = MeasuredSFT(
+        model=model,
+        args=arguments,
+        train_dataset=training_rows(recipe, train_set),
+        # Never looked at: `evaluate` uses the ruler. transformers wants one where evaluation is asked for.
+        eval_dataset=None if validation_set is None else token_rows(validation_set, False),
+        processing_class=tokenizer,
+        peft_config=peft_config(recipe),
+    )
+    trainers.equip(trainer, recipe, validation_set, tokenizer)
+    trainer.add_callback(trainers.RulerSamples(trainer, settings.samples_every))
+    return trainer
+
+
+def plan(
+    recipe: Recipe, train_set: SequenceDataset, validation_set: SequenceDataset | None, model: Any, tokenizer: Any
+) -> None:
+    settings: Any = recipe.training
+    rows = training_rows(recipe, train_set)
+    per_step = settings.rows_per_step
+    an_epoch = math.ceil(len(rows) / per_step)
+    first = rows[0]
+    tokens = sum(len(row) for row in rows["input_ids"])
+    targets = sum(label != IGNORED for row in rows["labels"] for label in row[1:])
+    trainers.show(
+        {
+            "model": f"{recipe.model.model}, {sum(p.numel() for p in model.parameters()):,} parameters",
+            "documents": f"{len(train_set.index):,}",
+            "training sequences": f"{len(rows):,} of at most {settings.max_length} tokens, {tokens:,} tokens in all",
+            "tokens with a loss": f"{targets:,}",
+            "validation sequences": f"{len(validation_set):,}" if validation_set is not None else "none",
+            "steps": f"{trainers.steps_of(settings, an_epoch):,} ({an_epoch:,} an epoch) of {per_step} sequences",
+        }
+    )
+    print("\nOne sequence; what the loss counts is between [ and ]:")
+    print("  " + repr(_marked(first["input_ids"], first["labels"], tokenizer))[1:-1][:2000])
+
+
+def _marked(tokens: list[int], labels: list[int], tokenizer: Any) -> str:
+    parts, start = [], 0
+    for place in range(1, len(tokens) + 1):
+        if place == len(tokens) or (labels[place] == IGNORED) != (labels[start] == IGNORED):
+            text = tokenizer.decode(tokens[start:place])
+            parts.append(text if labels[start] == IGNORED else f"[{text}]")
+            start = place
+    return "".join(parts)
+
+
+def details(recipe: Recipe) -> str:
+    settings: Any = recipe.training
+    return (
+        f"{settings.rows_per_step} sequences of at most {settings.max_length} tokens; loss on "
+        f"{'answers only' if settings.answers_only else 'all tokens'}, learning rate {settings.learning_rate} "
+        f"({getattr(settings.lr_scheduler_type, 'value', settings.lr_scheduler_type)}), seed {settings.seed}."
+    )
+
+
+METHOD = trainers.Method(
+    "sft",
+    "supervised fine-tuning (TRL's SFTTrainer)",
+    SFTSettings,
+    {"loss": "loss", "mean_token_accuracy": "accuracy"},
+    build,
+    plan,
+    details,
+)

@@ -1,0 +1,254 @@
+"""Rewards of `ebft rlvr`: functions of an answer and the dataset's row it answers.
+
+- `unit_tests`: 1 if all tests of the row's problem pass, else 0; in the sandbox, several at a time, each answer once.
+- `bleu`: sentence BLEU against the row's reference, from 0 to 1.
+- `module:function`: your own, called as `function(completion, row)`, which returns a number.
+
+Whatever goes wrong with an answer (tests that hang, a function that raises or returns no number) costs this answer a
+zero. It is counted, and the counts are logged with the metrics; training goes on.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import json
+import math
+import os
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ebft.config.baseline_settings import RLVRSettings
+from ebft.data.rows import Row
+from ebft.errors import ConfigError, DataError
+from ebft.problems.code import Attempt, Problem, humaneval_problem, mbpp_problem, run_many
+from ebft.problems.records import Record
+from ebft.sandbox.isolated_tests import ERROR, TIMEOUT, Outcome
+from ebft.sandbox.isolation import Limits, Sandbox, SandboxError
+
+CACHED = 200_000  # scores kept; beyond, the oldest go
+
+COUNTS = ("raised", "timeouts", "sandbox_errors", "programs", "from_cache")
+
+
+class RewardFunction:
+    """Scores answers to rows of the dataset."""
+
+    name = ""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self.counts = counts
+        self._told = False
+
+    def unusable(self, row: Row, where: str) -> str | None:
+        """Why answers to this row cannot be scored; None if they can."""
+        return None
+
+    def score(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
+        raise NotImplementedError
+
+    def failed(self, error: BaseException) -> float:
+        self.counts["raised"] += 1
+        if not self._told:  # the first one in words, the others as a number
+            self._told = True
+            message = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            print(f"note: the reward {self.name} raised {message}; such answers get 0 and are counted", file=sys.stderr)
+        return 0.0
+
+
+class UnitTests(RewardFunction):
+    name = "unit_tests"
+
+    def __init__(self, counts: Counter[str], settings: RLVRSettings, columns: dict[str, str]) -> None:
+        super().__init__(counts)
+        self.tests_column, self.columns = settings.tests_column, columns
+        self.limits = Limits(seconds=settings.reward_timeout)
+        self.sandbox = Sandbox(unsafe=settings.unsafe_exec, limits=self.limits)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.workers = settings.reward_workers or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+        self._scores: OrderedDict[str, float] = OrderedDict()
+        try:
+            self.sandbox.check()  # now, not after the first answers are drawn
+        except SandboxError as error:
+            raise ConfigError(str(error).replace("--unsafe-exec", "unsafe_exec=true")) from None
+
+    def unusable(self, row: Row, where: str) -> str | None:
+        try:
+            self._problem(row, where)
+        except DataError as error:
+            return str(error)
+        return None
+
+    def _problem(self, row: Row, where: str = "a row") -> Problem:
+        """As HumanEval's where the row has an entry point: the answer continues the prompt. Else as MBPP's."""
+        tests = row.get(self.tests_column)
+        prompt = row.get(self.columns["prompt"])
+        text = prompt if isinstance(prompt, str) else ""
+        if isinstance(row.get("entry_point"), str) and isinstance(tests, str):
+            fields = {"task_id": where, "prompt": text, "entry_point": row["entry_point"], "test": tests}
+            return humaneval_problem(Record(where, fields))
+        if tests is None:
+            raise DataError(
+                f"{where} has no column {self.tests_column!r} with unit tests; it has "
+                f"{', '.join(map(repr, row)) or 'none'}. Name yours with tests_column"
+            )
+        reference = row.get(self.columns["completion"])
+        fields = {"task_id": where, "text": text, "test_list": as_tests(tests), "code": _python_or_nothing(reference)}
+        for name in ("test_imports", "test_setup_code"):
+            if row.get(name) is not None:
+                fields[name] = row[name]
+        return mbpp_problem(Record(where, fields))
+
+    def score(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
+        keys: list[str | None] = []
+        todo: dict[str, Attempt] = {}
+        scores: dict[str, float] = {}
+        for text, row in zip(texts, rows, strict=True):
+            try:
+                problem = self._problem(row)
+            except Exception as error:
+                self.failed(error)
+                keys.append(None)
+                continue
+            key = hashlib.sha256(f"{problem!r}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()
+            keys.append(key)
+            if key in self._scores:
+                scores[key] = self._scores[key]  # now: the cache may drop it before all answers have run
+            if key in scores or key in todo:
+                self.counts["from_cache"] += 1
+            else:
+                todo[key] = Attempt(problem, text, key)
+        try:
+            for attempt, outcome in run_many(todo.values(), self.sandbox, self.limits, self.workers):
+                self._keep(attempt.tag, outcome, scores)
+        except SandboxError as error:  # nothing runs any more: the answers that are left get 0
+            self.failed(error)
+            self.counts["sandbox_errors"] += sum(key not in scores for key in todo)
+        return [0.0 if key is None else scores.get(key, 0.0) for key in keys]
+
+    def _keep(self, key: str, outcome: Outcome, scores: dict[str, float]) -> None:
+        self.counts["programs"] += 1
+        self.counts["timeouts"] += outcome.status == TIMEOUT
+        scores[key] = float(outcome.passed)
+        if outcome.status == ERROR:  # nobody's fault, and perhaps otherwise the next time
+            self.counts["sandbox_errors"] += 1
+            return
+        self._scores[key] = scores[key]
+        while len(self._scores) > CACHED:
+            self._scores.popitem(last=False)
+
+
+class Bleu(RewardFunction):
+    name = "bleu"
+
+    def __init__(self, counts: Counter[str], settings: RLVRSettings, columns: dict[str, str]) -> None:
+        super().__init__(counts)
+        from sacrebleu.metrics import BLEU
+
+        self.column = settings.reference_column or columns["completion"]
+        # As in evaluation: a short sentence without any 4-gram would otherwise score next to nothing.
+        self.metric = BLEU(effective_order=True)
+
+    def unusable(self, row: Row, where: str) -> str | None:
+        if isinstance(row.get(self.column), str) and row[self.column].strip():
+            return None
+        return f"{where} has no text in the column {self.column!r}, which bleu compares with; set reference_column"
+
+    def score(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
+        from ebft.tasks.translation import one_line
+
+        scores = []
+        for text, row in zip(texts, rows, strict=True):
+            try:
+                scores.append(self.metric.sentence_score(one_line(text), [one_line(row[self.column])]).score / 100)
+            except Exception as error:
+                scores.append(self.failed(error))
+        return scores
+
+
+class Own(RewardFunction):
+    def __init__(self, counts: Counter[str], name: str) -> None:
+        super().__init__(counts)
+        self.name = name.replace(":", ".")
+        self.function = import_function(name)
+
+    def score(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
+        scores = []
+        for text, row in zip(texts, rows, strict=True):
+            try:
+                value = float(self.function(text, dict(row)))
+                if not math.isfinite(value):
+                    raise ValueError(f"it returned {value}")
+                scores.append(value)
+            except (Exception, SystemExit) as error:  # a script's sys.exit() must not end the run either
+                scores.append(self.failed(error))
+        return scores
+
+
+def import_function(name: str) -> Callable[[str, Row], float]:
+    """`module:function`, from the working folder too."""
+    module, _, function = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"rewards={name!r}: there is no module {error.name!r}; give module:function") from None
+    except AttributeError:
+        raise ConfigError(f"rewards={name!r}: the module {module!r} has no function {function!r}") from None
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"rewards={name!r}: importing {module!r} raised {type(error).__name__}: {error}") from None
+    if not callable(found):
+        raise ConfigError(f"rewards={name!r} is a {type(found).__name__}, not a function")
+    return found
+
+
+def make_rewards(settings: RLVRSettings, columns: dict[str, str], counts: Counter[str]) -> list[RewardFunction]:
+    from ebft.errors import nearest
+
+    made: list[RewardFunction] = []
+    for name in settings.rewards:
+        if name == "unit_tests":
+            made.append(UnitTests(counts, settings, columns))
+        elif name == "bleu":
+            made.append(Bleu(counts, settings, columns))
+        elif ":" in name:
+            made.append(Own(counts, name))
+        else:
+            raise ConfigError(
+                f"rewards={name!r} is not unit_tests, bleu or module:function{nearest(name, ('unit_tests', 'bleu'))}"
+            )
+    return made
+
+
+def as_tests(value: Any) -> list[str]:
+    """A list of texts, also written as JSON or Python in one text; any other text is one test."""
+    if isinstance(value, str):
+        parsed: Any = None
+        if value.lstrip().startswith("["):
+            with suppress(ValueError):
+                parsed = json.loads(value)
+            if parsed is None:
+                with suppress(ValueError, SyntaxError):
+                    parsed = ast.literal_eval(value.strip())
+        value = parsed if isinstance(parsed, list) else [value]
+    if not isinstance(value, list):
+        raise DataError(f"unit tests are a {type(value).__name__}, not a list of texts or a text")
+    return [test for test in value if isinstance(test, str) and test.strip()]
+
+
+def _python_or_nothing(text: Any) -> str:
+    """The reference tells functions from classes where it is Python; answers in prose or code blocks are not."""
+    if not isinstance(text, str):
+        return ""
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    return text

@@ -1,0 +1,122 @@
+"""`ebft eval`: tasks on checkpoints, with results that can be stopped, gone on with, and compared."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ebft.config.evaluation import EvalOptions
+from ebft.data.rows import fingerprint as source_fingerprint
+from ebft.errors import ConfigError
+from ebft.evaluate import tables
+from ebft.runtime.environment import describe
+from ebft.tasks.record_files import write_json
+from ebft.tasks.run_task import ProblemSet, fingerprint, problem_sets, run_task
+from ebft.tasks.subject import CheckpointSubject, Subject
+
+PLOT_FILE, TABLE_FILE = "profile.png", "results.md"
+# Which options a task's numbers depend on: its groups' and the seed and limit, but not how fast it is made.
+_GROUPS = {"calibration": ("calibration",), "translation": ("generation", "translation")}
+_CODE_GROUPS = ("generation", "code")
+_SPEED_ONLY = ("workers", "calibration_batch_size")
+
+
+def run(options: EvalOptions, command: Sequence[str]) -> list[tuple[str, ...]]:
+    """Evaluate, or compare; returns the table."""
+    if not options.output:
+        raise ConfigError("no output folder: give --output")
+    output = Path(options.output).expanduser()
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"output={output} is a file; choose a folder")
+    if options.compare:
+        if options.model or options.tasks:
+            raise ConfigError(
+                "--compare takes folders with results and evaluates nothing; leave --model and --tasks out"
+            )
+        names = tables.labels(options.compare)
+        found = {name: tables.read_results(place) for name, place in zip(names, options.compare, strict=True)}
+        return present(found, output)
+    if not options.model:
+        raise ConfigError("no model: give --model, a checkpoint folder, a hub name or an adapter folder")
+    if not options.tasks:
+        raise ConfigError("no task: give --tasks, such as --tasks calibration,humaneval")
+    # What can be wrong with data and settings shows before a model is loaded or a folder made.
+    sets = {task: problem_sets(task, options) for task in options.tasks}
+    subjects = [CheckpointSubject(name, options) for name in options.model]
+    if len(subjects) == 1:
+        results = {tables.labels(options.model)[0]: evaluate(options, sets, subjects[0], output, command)}
+    else:
+        results = {}
+        for label, subject in zip(tables.labels(options.model), subjects, strict=True):
+            folder = output / re.sub(r"[^\w.-]+", "-", label).strip("-.")
+            print(f"{label} -> {folder}", file=sys.stderr)
+            results[label] = evaluate(options, sets, subject, folder, command)
+            vars(subject).pop("model", None)  # room for the next one
+            vars(subject).pop("features", None)
+            vars(subject).pop("generator", None)
+    return present(results, output)
+
+
+def evaluate(
+    options: EvalOptions,
+    sets: dict[str, list[ProblemSet]],
+    subject: CheckpointSubject,
+    folder: Path,
+    command: Sequence[str],
+) -> tables.Results:
+    """All tasks on one model. Written after every task, so that a stopped run keeps what it has."""
+    try:
+        results = tables.read_results(folder)
+    except ConfigError:
+        results = {}
+    finished = {} if options.overwrite else results.get("tasks", {})
+    results = {
+        **subject.describe(),
+        "seed": options.seed,
+        "versions": describe(),
+        "command": list(command),
+        "tasks": dict(finished),
+    }
+    for task in options.tasks:
+        mark = task_mark(task, options, subject, sets[task])
+        if finished.get(task, {}).get("mark") == mark:
+            print(f"{task}: already in {folder / tables.RESULTS_FILE}", file=sys.stderr)
+            continue
+        results["tasks"][task] = {
+            **run_task(task, options, subject, folder, sets[task]),
+            "settings": task_settings(task, options),
+            "mark": mark,
+        }
+        for note in results["tasks"][task].get("notes", ()):
+            print(f"note: {task}: {note}", file=sys.stderr)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / tables.RESULTS_FILE, results)
+    return results
+
+
+def task_settings(task: str, options: EvalOptions) -> dict[str, Any]:
+    groups = _GROUPS.get(task, _CODE_GROUPS)
+    names = [f.name for f in fields(EvalOptions) if f.metadata["group"] in groups and f.name not in _SPEED_ONLY]
+    return {name: getattr(options, name) for name in ("seed", "limit", *names)}
+
+
+def task_mark(task: str, options: EvalOptions, subject: Subject, sets: Sequence[ProblemSet]) -> str:
+    """The same for the same numbers: model, data and settings."""
+    if task == "calibration":
+        data = source_fingerprint(options.calibration_data or "", options.calibration_split)
+        inputs: Any = [subject.identity, subject.feature_source, data]
+    else:
+        inputs = [subject.identity, *([p.keys, p.prompts, p.skipped] for p in sets)]
+    return fingerprint([task, inputs, task_settings(task, options)])
+
+
+def present(results: dict[str, tables.Results], output: Path) -> list[tuple[str, ...]]:
+    tables.check_same_space(results)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / TABLE_FILE).write_text(tables.markdown(results), encoding="utf-8")
+    tables.profile_plot(results, output / PLOT_FILE)
+    return tables.table(results)

@@ -1,0 +1,146 @@
+"""What an evaluation leaves for people: a table, and the profile of the feature-matching loss as a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ebft.errors import ConfigError
+
+RESULTS_FILE = "results.json"
+Results = dict[str, Any]
+
+
+def read_results(folder: str | Path) -> Results:
+    file = Path(folder).expanduser() / RESULTS_FILE
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such file; give folders that `ebft eval` wrote") from None
+    except json.JSONDecodeError:
+        raise ConfigError(f"{file} is not valid JSON") from None
+    if not isinstance(found, dict) or "tasks" not in found:
+        raise ConfigError(f"{file} holds no results of `ebft eval`")
+    return found
+
+
+def labels(names: Sequence[str]) -> list[str]:
+    """Short names that tell models apart: as many last parts of their paths as it takes."""
+    parts = [Path(name).parts or (name,) for name in names]
+    for count in range(1, max(map(len, parts), default=1) + 1):
+        short = ["/".join(p[-count:]) for p in parts]
+        if len(set(short)) == len(short):
+            return short
+    return [f"{name} ({number})" for number, name in enumerate(names, 1)]
+
+
+def table(results: Mapping[str, Results]) -> list[tuple[str, ...]]:
+    """Rows of cells: task, metric, and a column for each model."""
+    metrics: dict[tuple[str, str], None] = {}
+    for found in results.values():
+        for task, entry in found["tasks"].items():
+            metrics |= {(task, name): None for name in entry["metrics"]}
+            metrics |= {(task, f"cfm at {point['length']} tokens"): None for point in entry.get("profile", ())}
+    rows: list[tuple[str, ...]] = [("task", "metric", *results)]
+    for task, name in sorted(metrics, key=lambda row: list(dict.fromkeys(t for t, _ in metrics)).index(row[0])):
+        cells = []
+        for found in results.values():
+            entry = found["tasks"].get(task, {"metrics": {}})
+            values = dict(entry["metrics"])
+            values |= {f"cfm at {point['length']} tokens": point for point in entry.get("profile", ())}
+            cells.append(_cell(values.get(name)))
+        rows.append((task, name, *cells))
+    skipped = {label: _skipped(found) for label, found in results.items()}
+    for task, name in dict.fromkeys(key for reasons in skipped.values() for key in reasons):
+        cells = [f"skipped: {reasons[task, name]}" if (task, name) in reasons else "" for reasons in skipped.values()]
+        rows.append((task, name, *cells))
+    return rows
+
+
+def _skipped(found: Results) -> dict[tuple[str, str], str]:
+    """Why sets of problems (languages) could not be scored, by task and set."""
+    parts = [(task, part) for task, entry in found["tasks"].items() for part in entry.get("parts", [entry])]
+    return {(task, part["name"]): part["skipped"] for task, part in parts if part.get("skipped")}
+
+
+def _cell(entry: Mapping[str, Any] | None) -> str:
+    if entry is None:
+        return ""
+    if entry["value"] is None:
+        return "not a number"
+    error = entry.get("standard_error")
+    return f"{entry['value']:.4f}" + (f" ± {error:.4f}" if error is not None else "") + f" (n={entry['count']})"
+
+
+def markdown(results: Mapping[str, Results]) -> str:
+    rows = table(results)
+    lines = ["# Evaluation", "", "Values ± standard errors, with the number of problems or sequences.", ""]
+    lines += [f"| {' | '.join(rows[0])} |", "|" + "---|" * len(rows[0])]
+    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows[1:]]
+    for label, found in results.items():
+        for task, entry in found["tasks"].items():
+            lines += [f"\n{label}, {task}: {note}" for note in entry.get("notes", ())]
+        versions = found.get("versions", {})
+        lines += ["", f"{label}: `{found.get('model')}`, seed {found.get('seed')}, ebft {versions.get('ebft')}, "]
+        lines[-1] += f"torch {versions.get('torch')}, transformers {versions.get('transformers')}."
+    return "\n".join(lines) + "\n"
+
+
+def check_same_space(results: Mapping[str, Results]) -> None:
+    """Feature-matching losses compare only under one feature network, on the same sequences and anchors."""
+    found = {label: r["tasks"]["calibration"] for label, r in results.items() if "calibration" in r["tasks"]}
+    first = next(iter(found), "")
+    for label, entry in found.items():
+        mine, theirs = entry["features"], found[first]["features"]
+        for name in ("weights", "taps", "pooling", "normalize"):
+            if mine[name] != theirs[name]:
+                raise ConfigError(
+                    f"{first} and {label} were looked at in different feature spaces ({name}: {theirs[name]} of "
+                    f"{theirs['model']}, and {mine[name]} of {mine['model']}); evaluate both with the same "
+                    "--feature-model"
+                )
+        for name, value in entry["settings"].items():
+            other = found[first]["settings"].get(name)
+            if name != "feature_model" and value != other:
+                raise ConfigError(
+                    f"{first} and {label} were calibrated with different settings ({name}: {other} and {value}), so "
+                    "their losses do not compare; evaluate both with the same"
+                )
+
+
+def profile_plot(results: Mapping[str, Results], file: Path) -> Path | None:
+    """Conditional feature-matching loss over completion length, a curve per model (the paper's figure)."""
+    curves = {
+        label: found["tasks"]["calibration"]["profile"]
+        for label, found in results.items()
+        if found["tasks"].get("calibration", {}).get("profile")
+    }
+    if not curves:
+        return None
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(5.2, 3.8))
+    for label, points in curves.items():
+        lengths = [point["length"] for point in points]
+        values = [point["value"] for point in points]
+        errors = [point["standard_error"] or 0.0 for point in points]
+        (line,) = axis.plot(lengths, values, marker="o", markersize=3, label=label)
+        lower, upper = ([v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1))
+        axis.fill_between(lengths, lower, upper, alpha=0.2, color=line.get_color())
+    axis.set_xscale("log", base=2)
+    ticks = sorted({point["length"] for points in curves.values() for point in points})
+    axis.set_xticks(ticks, [str(tick) for tick in ticks])
+    axis.minorticks_off()
+    axis.set_xlabel("completion length (tokens)")
+    axis.set_ylabel("conditional feature-matching loss")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file, dpi=150)
+    plt.close(figure)
+    return file

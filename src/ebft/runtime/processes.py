@@ -1,0 +1,251 @@
+"""Several processes: what they share of a batch, and what they add up.
+
+Data parallelism without a wrapper. Every process holds the whole model, takes its part of every global batch, and the
+gradients are summed once per optimiser step, before they are clipped (`sum_gradients`). torch's
+DistributedDataParallel would have to see one forward pass through its wrapper per backward pass; EBFT runs the decoder
+itself (rollouts on cached keys, packed passes, no logits), and with bf16 it runs a copy whose gradients land on other
+parameters. An explicit sum needs none of that to be true, costs no buffers of the size of the model, and moves each
+gradient once per step however many micro-batches there are. What it gives up is overlapping the sum with the last
+backward pass.
+
+Sums, not means: the loss of a process is already its part of the loss of the whole window, divided by the token counts
+of all processes (`iteration.prepare_window`).
+
+Everything here does nothing in a run of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate.data_loader import SeedableRandomSampler, prepare_data_loader
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, SequentialSampler
+
+from ebft.config.training import EBFTConfig
+from ebft.data.packing import PADDING, SequenceDataset, collate
+from ebft.errors import ConfigError
+
+NOTHING = -1  # a row that is not there: only padding, no anchors, no truth tokens
+_BUCKET = 2**25  # elements that are summed in one go
+
+
+def count() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if count() > 1 else 0
+
+
+def barrier() -> None:
+    if count() > 1:
+        dist.barrier()
+
+
+def join_alone(device: torch.device) -> None:
+    """A group of one, where there is none: torch wants one for anything that is sharded or could be."""
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def leave() -> None:
+    """At the end of the program; torch complains about groups that are just dropped."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def lost_another(error: BaseException) -> bool:
+    """Whether an error only says that another process has gone, or no longer answers."""
+    words = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe")
+    return isinstance(error, dist.DistError) or (
+        count() > 1 and isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )
+
+
+def sum_over_processes(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The sums of scalars over all processes, in one exchange; every process gets the same numbers."""
+    if count() == 1:
+        return values
+    totals = torch.stack([value.double() for value in values.values()])
+    dist.all_reduce(totals)
+    return {name: total.to(value.dtype) for (name, value), total in zip(values.items(), totals, strict=True)}
+
+
+def join_rows(values: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """What the processes found for their rows (row i is with process i modulo their number), in the order of rows."""
+    if count() == 1:
+        return values
+    mine = torch.stack([value.double() for value in values.values()]).to(device)
+    found = [torch.empty_like(mine) for _ in range(count())]
+    dist.all_gather(found, mine)
+    joined = torch.stack(found, -1).flatten(1).cpu()
+    return {name: row.to(values[name].dtype) for name, row in zip(values, joined, strict=True)}
+
+
+def from_first(value: Any) -> Any:
+    """The first process's value (anything that pickles), on all of them."""
+    if count() == 1:
+        return value
+    holder = [value]
+    dist.broadcast_object_list(holder, src=0)
+    return holder[0]
+
+
+def all_or_none(check: Callable[[], Any]) -> None:
+    """Call `check` in all processes; an error that the first one meets, all of them raise."""
+    error: ValueError | None = None
+    try:
+        check()
+    except ValueError as met:
+        error = met
+    if (first := from_first(error)) is not None:
+        raise first
+    if error is not None:
+        raise error
+
+
+def same_on_all(value: Any) -> bool:
+    """Whether all processes have the same (anything that pickles); all of them get the same answer."""
+    if count() == 1:
+        return True
+    values: list[Any] = [None] * count()
+    dist.all_gather_object(values, value)
+    return all(other == values[0] for other in values)
+
+
+@torch.no_grad()
+def copy_from_first(model: nn.Module) -> None:
+    """All processes start from the first one's weights, also where a model was made with random ones."""
+    if count() > 1:
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.data, src=0)
+
+
+@torch.no_grad()
+def sum_gradients(model: nn.Module) -> None:
+    """Add up the gradients of all processes, in place. Every process ends up with the same bits.
+
+    A parameter that had no part in this process's pass may have had one in another's: it counts as zero.
+    """
+    if count() == 1:
+        return
+    for bucket in _buckets(_gradient(p) for p in model.parameters() if p.requires_grad):
+        if len(bucket) == 1 and bucket[0].is_contiguous():
+            dist.all_reduce(bucket[0])
+            continue
+        flat = torch.cat([gradient.flatten() for gradient in bucket])
+        dist.all_reduce(flat)
+        for gradient, total in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+            gradient.copy_(total.view_as(gradient))
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    size = 0
+    for gradient in gradients:
+        if bucket and (size + gradient.numel() > _BUCKET or gradient.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(gradient)
+        size += gradient.numel()
+    if bucket:
+        yield bucket
+
+
+class PartOfBatches(BatchSampler):
+    """One process's part of every global micro-batch of `batch_size` x processes rows.
+
+    Global batches are consecutive stretches of one order that all processes know, as one process would take them.
+    The rows of a short last one are shared out as evenly as they go; where there is none left for a process it gets
+    NOTHING, so that all make the same number of passes of the same size and no row is seen twice. (accelerate would
+    fill up with rows from the start of the epoch, which then count twice.)
+    """
+
+    def __init__(self, sampler: Sampler[int], batch_size: int, process: int, processes: int, drop_last: bool) -> None:
+        super().__init__(sampler, batch_size, drop_last)
+        self.process, self.processes = process, processes
+        self._global = BatchSampler(sampler, batch_size * processes, drop_last)
+
+    def set_epoch(self, epoch: int) -> None:
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self._global)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for rows in self._global:
+            yield part_of(rows, self.process, self.processes)
+
+
+def part_of(rows: Sequence[int], process: int, processes: int) -> list[int]:
+    share = -(-len(rows) // processes)
+    mine = list(rows[process * share : (process + 1) * share])
+    return mine + [NOTHING] * (share - len(mine))
+
+
+class WithNothing(Dataset[dict[str, Tensor]]):
+    """A dataset that also has the row NOTHING."""
+
+    def __init__(self, dataset: SequenceDataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        if row != NOTHING:
+            return self.dataset[row]
+        T = self.dataset.context_length
+        return {
+            "input_ids": torch.full((T,), self.dataset.pad_token_id, dtype=torch.long),
+            "document_ids": torch.full((T,), PADDING, dtype=torch.long),
+            "answer_mask": torch.zeros(T, dtype=torch.bool),
+            "sequence_id": torch.tensor(NOTHING),
+        }
+
+
+def train_loader(config: EBFTConfig, dataset: Any) -> DataLoader:
+    """This process's part of the very batches, in the very order, that one process would take."""
+    order: Any
+    if config.train_sampling_strategy == "random":
+        order = SeedableRandomSampler(dataset, data_seed=config.data_seed)  # as accelerate has it in one process
+    elif config.train_sampling_strategy == "sequential":
+        order = SequentialSampler(dataset)
+    else:
+        raise ConfigError(
+            f"train_sampling_strategy={config.train_sampling_strategy!r} does not work on several processes; use "
+            "random or sequential"
+        )
+    batches = PartOfBatches(
+        order, config.per_device_train_batch_size, rank(), count(), drop_last=config.dataloader_drop_last
+    )
+    loader: DataLoader = DataLoader(
+        WithNothing(dataset),
+        batch_sampler=batches,
+        collate_fn=collate,
+        num_workers=config.dataloader_num_workers,
+        pin_memory=config.dataloader_pin_memory,
+        persistent_workers=config.dataloader_persistent_workers,
+        prefetch_factor=config.dataloader_prefetch_factor,
+    )
+    # The batches are shared out already: for accelerate, which puts them on the device, there is one process.
+    return prepare_data_loader(loader, config.device, num_processes=1, process_index=0, put_on_device=True)
+
+
+def evaluation_loader(config: EBFTConfig, dataset: Any) -> DataLoader:
+    """Every k-th row for each of k processes (`join_rows` puts them together), the same number for all of them."""
+    rows: Any = list(range(rank(), len(dataset), count()))
+    rows += [NOTHING] * (-(-len(dataset) // count()) - len(rows))
+    return DataLoader(WithNothing(dataset), config.per_device_eval_batch_size, sampler=rows, collate_fn=collate)

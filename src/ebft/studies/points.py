@@ -1,0 +1,145 @@
+"""The points of a sweep: every combination of the values that some settings take, each a recipe of its own.
+
+Everything is checked before anything starts: names, types, and each point as a whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ebft.config.recipe import convert, field_types, load_recipe, read_values
+from ebft.config.training import EBFTConfig
+from ebft.errors import ConfigError, nearest
+
+SECTION = "sweep"  # of a recipe
+POINTS, LOGS = "points", "logs"
+# Every point has a folder of its own, and is one run.
+_FIXED = ("output_dir", SECTION)
+_LONGEST = 120
+
+
+@dataclass(frozen=True)
+class Point:
+    name: str
+    settings: dict[str, Any]  # what is its own
+    given: dict[str, Any]  # everything, as its recipe
+    folder: Path  # of the sweep
+
+    @property
+    def recipe(self) -> Path:
+        return self.folder / POINTS / f"{self.name}.yaml"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / self.name
+
+    @property
+    def log(self) -> Path:
+        return self.folder / LOGS / f"{self.name}.log"
+
+    def results(self) -> dict[str, Any]:
+        file = self.run / "results.json"
+        try:
+            return json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError):
+            return {}
+
+    @property
+    def finished(self) -> bool:
+        """Whether this very recipe has run to its end; one with more steps, say, still has to go on."""
+        if "steps" not in self.results():
+            return False
+        before = yaml.safe_load((self.run / "recipe.yaml").read_text(encoding="utf-8"))
+        return before == yaml.safe_load(yaml.safe_dump(self.given))
+
+    def write(self) -> None:
+        self.recipe.parent.mkdir(parents=True, exist_ok=True)
+        shown = ", ".join(f"{name}={value}" for name, value in self.settings.items())
+        text = f"# The point {shown} of a sweep.\n" + yaml.safe_dump(self.given, sort_keys=False)
+        self.recipe.write_text(text, encoding="utf-8")
+
+
+def points(
+    file: str | Path | None, overrides: dict[str, Any], sets: Sequence[str], training: type[EBFTConfig] = EBFTConfig
+) -> list[Point]:
+    """The points of a recipe's `sweep:` section and of `--set name=value,value`, which wins."""
+    values = {**(read_values(file) if file is not None else {}), **overrides}
+    grid = _checked({**_section(values.pop(SECTION, {})), **_flags(sets)}, training)
+    output = values.get("output_dir")
+    if not isinstance(output, str) or not output:
+        raise ConfigError("no output folder: set `output_dir`, in which every point gets a folder of its own")
+    folder = Path(output).expanduser()
+    found = []
+    for combination in itertools.product(*grid.values()):
+        settings = dict(zip(grid, combination, strict=True))
+        name = _name(settings)
+        whole = {**values, **settings, "output_dir": str(folder / name)}
+        try:
+            recipe = load_recipe(None, whole, training)
+        except ValueError as error:
+            raise ConfigError(f"{name}: {error}") from None
+        found.append(Point(name, settings, recipe.given, folder))
+    if len({point.name for point in found}) < len(found):
+        raise ConfigError("two points of the sweep have the same name; give every value once")
+    return found
+
+
+def _section(given: Any) -> dict[str, list[Any]]:
+    if not isinstance(given, dict) or not all(isinstance(values, list) for values in given.values()):
+        raise ConfigError(f"`{SECTION}` is a mapping of settings to lists of values, such as `gamma: [0, 0.1]`")
+    return given
+
+
+def _flags(sets: Sequence[str]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for text in sets:
+        name, equals, values = text.partition("=")
+        if not equals or not values:
+            raise ConfigError(f"--set {text}: write --set name=value,value")
+        name = name.strip().replace("-", "_")
+        if name in found:
+            raise ConfigError(f"--set {name} is given twice; separate its values by commas")
+        found[name] = [value.strip() for value in values.split(",")]
+    return found
+
+
+def _checked(grid: dict[str, list[Any]], training: type[EBFTConfig]) -> dict[str, list[Any]]:
+    types = field_types(training)
+    if not grid:
+        raise ConfigError(f"nothing to sweep: give --set name=value,value, or a `{SECTION}:` section in the recipe")
+    checked = {}
+    for name, values in grid.items():
+        if name in _FIXED:
+            raise ConfigError(f"{name} cannot be swept; every point gets a folder of its own")
+        if name not in types:
+            raise ConfigError(f"unknown setting {name!r} to sweep{nearest(str(name), types)}")
+        if not values:
+            raise ConfigError(f"{name} has no values to sweep")
+        checked[name] = [convert(name, value, types[name]) for value in values]
+    return checked
+
+
+def _name(settings: dict[str, Any]) -> str:
+    """What a folder may be called: `learning_rate=1e-06,gamma=0.1`."""
+    shown = ",".join(f"{name}={_shown(value)}" for name, value in settings.items())
+    return re.sub(r"[^\w.,=+-]+", "-", shown)[:_LONGEST]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, str):
+        return value.rstrip("/").rpartition("/")[2]  # of a path or hub name, what tells it apart
+    if isinstance(value, list):
+        return "+".join(_shown(item) for item in value)
+    return str(value)

@@ -1,0 +1,177 @@
+"""Calibration: how close a model's own rollouts come to real text, in the feature space of a named frozen network.
+
+Per sequence: cross-entropy over all and over answer tokens, the unbiased conditional feature-matching loss (CFM) and
+the whitened proxy at one horizon, and the CFM's profile over completion lengths. The profile rolls out the longest
+length once from every anchor and looks at its prefixes: a prefix of a rollout is a rollout of that length. All its
+points are over the same contexts, those whose truth window is whole at the longest length, so that points differ by
+length and nothing else. The floor of the profile, the loss of a perfect model, is non-decreasing in the length (paper,
+appendix on the profile); estimates of a model's loss need not be.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ebft.config.training import EBFTConfig
+from ebft.data.packing import SequenceDataset, collate, to_device
+from ebft.errors import ConfigError
+from ebft.iteration import make_layout
+from ebft.method.metrics import Estimate, conditional_feature_matching_loss, mean_and_standard_error
+from ebft.method.sampling import sequence_seeds
+from ebft.model.backbone import adapter_parameters, base_model, evaluating, input_embeddings, text_config
+from ebft.model.features import FeatureNetwork
+from ebft.model.rollout import rollout
+from ebft.validation import mean_over_contexts, measure, summarize
+
+LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """
+    Args:
+        lengths: completion lengths of the profile.
+        stride: tokens between its anchors. Rollouts are long, so these are fewer than the metrics' own.
+    """
+
+    lengths: tuple[int, ...] = LENGTHS
+    stride: int = 64
+
+    def check(self, context_length: int) -> None:
+        if any(length < 1 for length in self.lengths) or len(set(self.lengths)) < len(self.lengths):
+            raise ConfigError(f"profile_lengths={list(self.lengths)} must be different numbers of at least 1")
+        if self.stride < 1:
+            raise ConfigError(f"profile_stride={self.stride} must be at least 1")
+        if self.lengths and max(self.lengths) + self.stride > context_length:
+            raise ConfigError(
+                f"profile_lengths up to {max(self.lengths)} with profile_stride={self.stride} do not fit in "
+                f"context_length={context_length}; {self._way_out(context_length)}, or a longer context"
+            )
+
+    def _way_out(self, context_length: int) -> str:
+        room = context_length - self.stride
+        if room >= 1:
+            return f"use lengths up to {room}"
+        return f"use a smaller profile_stride (--profile-stride {max(1, context_length // 4)})"
+
+
+def measure_sequences(
+    model: nn.Module,
+    features: FeatureNetwork,
+    dataset: SequenceDataset,
+    rows: Sequence[int],
+    config: EBFTConfig,
+    profile: Profile,
+    end_token_ids: Tensor | None,
+) -> Iterator[list[dict[str, Any]]]:
+    """A dictionary of numbers per sequence, `per_device_eval_batch_size` sequences at a time.
+
+    config: anchors, masks, rollouts and whitening as in training (`EBFTConfig`).
+    """
+    profile.check(config.context_length)
+    device = input_embeddings(model).device
+    with attention_restored(model):
+        for start in range(0, len(rows), config.per_device_eval_batch_size):
+            batch = collate([dataset[row] for row in rows[start : start + config.per_device_eval_batch_size]])
+            batch = to_device(batch, device)
+            with torch.no_grad(), evaluating(model):
+                found = measure(model, features, batch, config, end_token_ids)
+                if profile.lengths:
+                    found |= profile_of(model, features, batch, config, profile, end_token_ids)
+            columns = {name: values.tolist() for name, values in found.items()}
+            yield [
+                {"sequence": int(row), **{name: _finite_or_none(values[place]) for name, values in columns.items()}}
+                for place, row in enumerate(batch["sequence_id"])
+            ]
+
+
+def profile_of(
+    model: nn.Module,
+    features: FeatureNetwork,
+    batch: dict[str, Any],
+    config: EBFTConfig,
+    profile: Profile,
+    end_token_ids: Tensor | None,
+) -> dict[str, Tensor]:
+    """`profile_contexts` and `cfm_at_<length>` for each sequence of a batch, [b] each."""
+    settings = copy.copy(config)
+    settings.horizon, settings.stride = max(profile.lengths), profile.stride
+    input_ids = batch["input_ids"]
+    layout = make_layout(batch["on_host"], settings, config.eval_samples or config.samples).to(input_ids.device)
+    # Anchors at answer starts may have a shorter truth; a profile needs one that is whole at every length.
+    whole = layout.anchor_mask & (layout.truth_lengths == settings.horizon)
+    valid = whole.expand(input_ids.shape[0], -1)
+    seeds = sequence_seeds(config.eval_seed, 1, batch["sequence_id"])
+    backend: Any = config.attention_backend
+    completions = rollout(
+        model, input_ids, layout, config.temperature, seeds=seeds, end_token_ids=end_token_ids, backend=backend
+    )
+    lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
+    at_lengths = features.at_lengths(layout.pack(input_ids, completions), layout, profile.lengths, lengths)
+    found = {"profile_contexts": valid.sum(1)}
+    for length, (generated, truth) in zip(profile.lengths, at_lengths, strict=True):
+        found[f"cfm_at_{length}"] = mean_over_contexts(conditional_feature_matching_loss(generated, truth), valid)
+    return found
+
+
+def estimates(records: Sequence[dict[str, Any]], lengths: Sequence[int]) -> tuple[dict[str, Estimate], list[Any]]:
+    """Metrics over all sequences, and the profile as (length, estimate) where any sequence has a context for it."""
+    names = dict.fromkeys(name for record in records for name in record)
+    found = {
+        name: torch.tensor([float("nan") if r.get(name) is None else r[name] for r in records], dtype=torch.float64)
+        for name in names
+    }
+    metrics = {name: estimate for name, estimate in summarize(found).items() if name != "reward"}
+    points = []
+    for length in lengths:
+        values = found[f"cfm_at_{length}"][found["profile_contexts"] > 0]
+        if len(values):
+            points.append((length, mean_and_standard_error(values)))
+    return metrics, points
+
+
+def feature_identity(features: FeatureNetwork, name: str) -> dict[str, Any]:
+    """What says whether two runs looked at their models in the same space: taps and a mark of the weights."""
+    mark = hashlib.sha256()
+    network = features._network[0]
+    adapter = adapter_parameters(network)
+    for parameter_name, parameter in network.named_parameters():
+        if id(parameter) in adapter:
+            continue  # off during the pass
+        parameter_name = parameter_name.replace(".base_layer", "").replace(".original_module", "")
+        values = parameter.detach().flatten()
+        # In bf16, so that one checkpoint loaded in two precisions has one mark.
+        some = values[:: max(1, len(values) // 64)].bfloat16().float().cpu().numpy()
+        mark.update(parameter_name.encode() + some.tobytes())
+    return {
+        "model": name,
+        "taps": list(features.taps),
+        "pooling": features.pooling,
+        "normalize": features.normalize,
+        "weights": mark.hexdigest()[:16],
+    }
+
+
+@contextmanager
+def attention_restored(model: nn.Module) -> Iterator[None]:
+    """Whatever attention the model had, it has again afterwards."""
+    base = base_model(model)
+    before = text_config(base)._attn_implementation
+    try:
+        yield
+    finally:
+        if text_config(base)._attn_implementation != before:
+            base.set_attn_implementation(before)
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,318 @@
+"""Text from a model: one interface, transformers behind it, or vLLM where it is installed.
+
+Prompts are sorted by length and generated in batches with a key-value cache. What is sampled for a prompt depends on
+the settings' seed and the prompt's own key, never on the batch it is in: each token takes one uniform number, a hash
+of (seed, key, sample, step), and is found in the cumulative distribution (`ebft.method.sampling`). What remains of
+the batch is floating-point rounding: two batches may round a logit differently, and a near-tie may then fall the other
+way.
+
+Nothing runs past the model's context: a prompt that leaves no room is an error, or with `too_long="truncate"` loses
+its beginning, which the completion says (`prompt_truncated`); a completion that the context ended before
+`max_new_tokens` could says so as well (`finish`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+from ebft.errors import ConfigError
+from ebft.method.sampling import check_sampling, sample_tokens, uniforms
+from ebft.model.backbone import base_model, evaluating, text_config
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """
+    Args:
+        max_new_tokens: at most so many tokens a completion.
+        temperature: 0 is greedy.
+        top_p: sample from the smallest set of tokens with this probability; None: from all.
+        samples: completions per prompt.
+        stop: a completion ends before the first of these strings.
+        prompt_style: "raw" gives the prompt as it is; "chat" makes it a user's turn of the tokenizer's template.
+        system_prompt: what a chat begins with, if anything.
+        seed: of all samples.
+        too_long: what to do with a prompt that leaves no room in the model's context.
+    """
+
+    max_new_tokens: int = 512
+    temperature: float = 0.0
+    top_p: float | None = None
+    samples: int = 1
+    stop: tuple[str, ...] = ()
+    prompt_style: Literal["raw", "chat"] = "raw"
+    system_prompt: str | None = None
+    seed: int = 0
+    too_long: Literal["error", "truncate"] = "error"
+
+    def __post_init__(self) -> None:
+        check_sampling(self.temperature, None, self.top_p)
+        for name in ("max_new_tokens", "samples"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.temperature == 0 and self.samples > 1:
+            raise ConfigError(f"samples={self.samples} at temperature 0 would all be the same; use temperature above 0")
+        if "" in self.stop:
+            raise ConfigError("an empty stop string would end every completion at once; leave it out")
+
+
+class Completion(NamedTuple):
+    text: str  # before the stop string, without special tokens
+    finish: str  # "end" token, "stop" string, "length" (max_new_tokens), or "context" (the model's, used up)
+    tokens: int  # how many were generated, the end token included
+    prompt_truncated: bool = False
+
+
+class Generator(ABC):
+    """Completions of prompts. `context` is the most tokens that prompt and completion may have together, if known."""
+
+    def __init__(self, tokenizer: Any, context: int | None) -> None:
+        self.tokenizer, self.context = tokenizer, context
+
+    @abstractmethod
+    def stream(
+        self,
+        prompts: Sequence[str],
+        settings: GenerationSettings,
+        wanted: Sequence[tuple[int, int]],
+        keys: Sequence[str],
+    ) -> Iterator[list[tuple[int, int, Completion]]]:
+        """Completions (prompt, sample, completion) for the wanted (prompt, sample) pairs, a batch at a time."""
+
+    def generate(
+        self, prompts: Sequence[str], settings: GenerationSettings, keys: Sequence[str] | None = None
+    ) -> list[list[str]]:
+        """`settings.samples` texts for every prompt, in the order of the prompts.
+
+        keys: what tells the prompts' random numbers apart; by default their places in the list.
+        """
+        keys = [str(place) for place in range(len(prompts))] if keys is None else keys
+        wanted = [(place, sample) for place in range(len(prompts)) for sample in range(settings.samples)]
+        texts = [[""] * settings.samples for _ in prompts]
+        for batch in self.stream(prompts, settings, wanted, keys):
+            for place, sample, completion in batch:
+                texts[place][sample] = completion.text
+        return texts
+
+    def fit(self, prompt: str, key: str, settings: GenerationSettings) -> Fitted:
+        """The prompt's tokens, cut if they must and may be, and the room they leave for a completion."""
+        tokens = tokenize(prompt, self.tokenizer, settings)
+        if not tokens:
+            raise ConfigError(f"the prompt of {key} is empty; give the model at least one token")
+        if self.context is None:
+            return Fitted(tokens, settings.max_new_tokens, False)
+        too_long = len(tokens) >= self.context
+        if too_long and settings.too_long == "error":
+            raise ConfigError(
+                f"the prompt of {key} has {len(tokens)} tokens and leaves no room in the model's context of "
+                f"{self.context}; use too_long=truncate to drop its beginning, or a model with a longer context"
+            )
+        if too_long:  # leave the room that was asked for, up to half of the context
+            tokens = tokens[-max(1, self.context - min(settings.max_new_tokens, self.context // 2)) :]
+        return Fitted(tokens, min(settings.max_new_tokens, self.context - len(tokens)), too_long)
+
+    def fit_all(
+        self,
+        prompts: Sequence[str],
+        settings: GenerationSettings,
+        wanted: Sequence[tuple[int, int]],
+        keys: Sequence[str],
+    ) -> tuple[dict[int, Fitted], list[tuple[int, int]]]:
+        """The wanted prompts fitted, and the pairs with the longest first: what does not fit in memory fails at the
+        start."""
+        fitted = {place: self.fit(prompts[place], keys[place], settings) for place in sorted({p for p, _ in wanted})}
+        return fitted, sorted(wanted, key=lambda pair: (-len(fitted[pair[0]].tokens), pair))
+
+
+class Fitted(NamedTuple):
+    tokens: list[int]
+    room: int
+    truncated: bool
+
+
+class TransformersGenerator(Generator):
+    """
+    Args:
+        model: a causal language model of transformers, with or without a peft adapter. Its mode, its attention and
+            its generation settings are as before afterwards.
+        tokenizer: its tokenizer. A pad token is not needed, and may be the end token.
+        batch_size: completions generated at once.
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Any, batch_size: int = 8) -> None:
+        super().__init__(tokenizer, context_size(model, tokenizer))
+        if batch_size < 1:
+            raise ConfigError(f"batch_size={batch_size} must be at least 1")
+        self.model, self.batch_size = model, batch_size
+        self.end_token_ids = end_token_ids(model, tokenizer)
+
+    def stream(
+        self,
+        prompts: Sequence[str],
+        settings: GenerationSettings,
+        wanted: Sequence[tuple[int, int]],
+        keys: Sequence[str],
+    ) -> Iterator[list[tuple[int, int, Completion]]]:
+        fitted, order = self.fit_all(prompts, settings, wanted, keys)
+        # One room a batch: a row that has used up its own would be run on, past its last position, for the others.
+        for _, group in itertools.groupby(order, key=lambda pair: fitted[pair[0]].room):
+            rows = list(group)
+            for batch in (rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)):
+                seeds = [(prompt_seed(settings.seed, keys[place]), sample) for place, sample in batch]
+                completions = self._complete([fitted[place] for place, _ in batch], seeds, settings)
+                yield [(place, sample, found) for (place, sample), found in zip(batch, completions, strict=True)]
+
+    @torch.no_grad()
+    def _complete(
+        self, prompts: list[Fitted], seeds: Sequence[tuple[int, int]], settings: GenerationSettings
+    ) -> list[Completion]:
+        base: Any = base_model(self.model)
+        device = base.get_input_embeddings().weight.device
+        longest = max(len(prompt.tokens) for prompt in prompts)
+        ids = torch.zeros(len(prompts), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt.tokens) :] = torch.tensor(prompt.tokens)
+            mask[row, longest - len(prompt.tokens) :] = 1
+        room = prompts[0].room
+        choosing: list[LogitsProcessor] = []
+        if settings.temperature > 0:
+            of_prompt, sample = torch.tensor(seeds).unbind(1)
+            uniform = uniforms(of_prompt, sample[:, None], 1, room)[:, 0, 0]
+            choosing = [_Sampling(uniform.to(device), longest, settings)]
+        stopping = _Stopping(self.tokenizer, settings.stop, [room] * len(prompts), longest)
+        # Defaults of the model's own (a repetition penalty, a temperature) must not slip in, hence bare ones.
+        own_settings, base.generation_config = base.generation_config, GenerationConfig()
+        try:
+            with evaluating(self.model):
+                output = base.generate(
+                    ids.to(device),
+                    attention_mask=mask.to(device),
+                    generation_config=GenerationConfig(
+                        max_new_tokens=room,
+                        do_sample=False,
+                        use_cache=True,
+                        eos_token_id=self.end_token_ids or None,
+                        # Stands behind ends only: padding is known by the mask, so an end token will do.
+                        pad_token_id=self.end_token_ids[0] if self.end_token_ids else 0,
+                    ),
+                    logits_processor=LogitsProcessorList(choosing),
+                    stopping_criteria=StoppingCriteriaList([stopping]),
+                )
+        finally:
+            base.generation_config = own_settings
+        return [
+            # Behind its own end a row holds padding for as long as others go on.
+            self._read(prompt, row[longest : longest + length].tolist(), settings)
+            for prompt, row, length in zip(prompts, output.cpu(), stopping.lengths, strict=True)
+        ]
+
+    def _read(self, prompt: Fitted, tokens: list[int], settings: GenerationSettings) -> Completion:
+        ends = [place for place, token in enumerate(tokens) if token in self.end_token_ids]
+        text = continuation(self.tokenizer, prompt.tokens, tokens[: ends[0]] if ends else tokens)
+        cut = cut_at_stop(text, settings.stop)
+        if cut is not None:
+            return Completion(cut, "stop", len(tokens), prompt.truncated)
+        if ends:
+            return Completion(text, "end", ends[0] + 1, prompt.truncated)
+        finish = "length" if prompt.room == settings.max_new_tokens else "context"
+        return Completion(text, finish, len(tokens), prompt.truncated)
+
+
+class _Sampling(LogitsProcessor):
+    """Chooses each row's token by its own uniform number; the greedy search that follows can only take that one."""
+
+    def __init__(self, uniform: Tensor, prompt_length: int, settings: GenerationSettings) -> None:
+        self.uniform, self.prompt_length, self.settings = uniform, prompt_length, settings
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        step = input_ids.shape[1] - self.prompt_length
+        chosen = sample_tokens(
+            scores.float(), self.uniform[:, step : step + 1], self.settings.temperature, None, self.settings.top_p
+        )
+        return torch.full_like(scores, float("-inf")).scatter(1, chosen, 0.0)
+
+
+class _Stopping(StoppingCriteria):
+    """Ends rows that have shown a stop string, and keeps their `lengths`. The text itself is cut afterwards."""
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str], lengths: list[int], prompt_length: int) -> None:
+        self.tokenizer, self.stop, self.lengths, self.prompt_length = tokenizer, stop, lengths, prompt_length
+        # A token holds at least a byte, but for special ones: looking back so far finds every stop string.
+        self.look_back = 8 + max((len(s.encode()) for s in stop), default=0)
+        self.done = torch.zeros(len(lengths), dtype=torch.bool)
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        generated = input_ids.shape[1] - self.prompt_length
+        if self.stop:
+            tails = input_ids[:, max(self.prompt_length, input_ids.shape[1] - self.look_back) :].tolist()
+            for row, tail in enumerate(tails):
+                if not self.done[row] and cut_at_stop(_decode(self.tokenizer, tail), self.stop) is not None:
+                    self.done[row], self.lengths[row] = True, generated
+        return self.done.to(input_ids.device)
+
+
+def tokenize(prompt: str, tokenizer: Any, settings: GenerationSettings) -> list[int]:
+    """The tokens a completion follows. A chat template brings its own special tokens."""
+    if settings.prompt_style == "raw":
+        tokens = tokenizer(prompt)["input_ids"]
+        # Some tokenizers end every text by themselves, after which a model has nothing to say.
+        return tokens[:-1] if len(tokens) > 1 and tokens[-1] == tokenizer.eos_token_id else tokens
+    return tokenizer(chat_text(prompt, tokenizer, settings.system_prompt), add_special_tokens=False)["input_ids"]
+
+
+def chat_text(prompt: str, tokenizer: Any, system_prompt: str | None = None) -> str:
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise ConfigError("the tokenizer has no chat template; use --prompt-style raw")
+    turns = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    turns.append({"role": "user", "content": prompt})
+    return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+
+
+def cut_at_stop(text: str, stop: Sequence[str]) -> str | None:
+    """The text before the first stop string; None if there is none."""
+    places = [place for place in (text.find(s) for s in stop) if place >= 0]
+    return text[: min(places)] if places else None
+
+
+def continuation(tokenizer: Any, prompt: list[int], tokens: list[int]) -> str:
+    """The text of `tokens` behind the prompt. Decoded alone, some tokenizers would lose the space they begin with."""
+    before = prompt[-8:]
+    context, whole = _decode(tokenizer, before), _decode(tokenizer, [*before, *tokens])
+    return whole[len(context) :] if whole.startswith(context) else _decode(tokenizer, tokens)
+
+
+def _decode(tokenizer: Any, tokens: list[int]) -> str:
+    return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def prompt_seed(seed: int, key: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}\0{key}".encode()).digest()[:8], "big") >> 2
+
+
+def context_size(model: nn.Module, tokenizer: Any) -> int | None:
+    """How many tokens the model has positions for; None if nothing says so."""
+    config = text_config(model)
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    limit = getattr(tokenizer, "model_max_length", None)
+    return int(limit) if isinstance(limit, int) and limit < 10**9 else None  # transformers' "unknown" is 1e30
+
+
+def end_token_ids(model: nn.Module, tokenizer: Any) -> list[int]:
+    """Tokens that end a completion: the tokenizer's, and those that the model's own generation settings name."""
+    named: Any = getattr(base_model(model).generation_config, "eos_token_id", None)
+    named = named if isinstance(named, list) else [] if named is None else [named]
+    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return list(dict.fromkeys([*own, *named]))

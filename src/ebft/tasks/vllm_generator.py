@@ -1,0 +1,85 @@
+"""vLLM behind the interface of `generate`, for those who have it installed (`pip install ebft[vllm]`).
+
+Seeds are per completion, so that what is sampled does not depend on what else runs; vLLM's own random numbers are not
+ours, so the same seed gives other texts than transformers does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ebft.errors import ConfigError
+from ebft.tasks.generation import Completion, GenerationSettings, Generator, prompt_seed
+
+REQUESTS_AT_ONCE = 1024  # vLLM batches by itself; this is how often finished completions reach the disk
+
+
+class VLLMGenerator(Generator):
+    """
+    Args:
+        model: folder or hub name, of the base model if there is an adapter.
+        tokenizer: the model's tokenizer.
+        adapter: folder of a LoRA adapter.
+        end_token_ids: tokens that end a completion, beside those that vLLM finds itself.
+        options: further arguments of `vllm.LLM`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: Any,
+        adapter: str | None = None,
+        end_token_ids: Sequence[int] = (),
+        **options: Any,
+    ) -> None:
+        try:
+            import vllm
+        except ImportError:
+            raise ConfigError("backend=vllm needs vLLM; install it with `pip install ebft[vllm]`") from None
+        self.vllm = vllm
+        self.engine = vllm.LLM(model=model, enable_lora=adapter is not None, **options)
+        super().__init__(tokenizer, int(self.engine.llm_engine.model_config.max_model_len))
+        self.end_token_ids = list(end_token_ids)
+        self.adapter = None
+        if adapter is not None:
+            from vllm.lora.request import LoRARequest
+
+            self.adapter = LoRARequest("adapter", 1, adapter)
+
+    def stream(
+        self,
+        prompts: Sequence[str],
+        settings: GenerationSettings,
+        wanted: Sequence[tuple[int, int]],
+        keys: Sequence[str],
+    ) -> Iterator[list[tuple[int, int, Completion]]]:
+        fitted, order = self.fit_all(prompts, settings, wanted, keys)
+        for start in range(0, len(order), REQUESTS_AT_ONCE):
+            batch = order[start : start + REQUESTS_AT_ONCE]
+            parameters = [
+                self.vllm.SamplingParams(
+                    temperature=settings.temperature,
+                    top_p=settings.top_p if settings.top_p is not None else 1.0,
+                    max_tokens=fitted[place].room,
+                    stop=list(settings.stop) or None,
+                    stop_token_ids=self.end_token_ids or None,
+                    seed=(prompt_seed(settings.seed, keys[place]) + sample) % 2**63,
+                )
+                for place, sample in batch
+            ]
+            outputs = self.engine.generate(
+                [{"prompt_token_ids": fitted[place].tokens} for place, _ in batch],
+                parameters,
+                use_tqdm=False,
+                lora_request=self.adapter,
+            )
+            found = []
+            for (place, sample), output in zip(batch, outputs, strict=True):
+                made, prompt = output.outputs[0], fitted[place]
+                if made.finish_reason == "length":
+                    finish = "length" if prompt.room == settings.max_new_tokens else "context"
+                else:
+                    finish = "stop" if isinstance(made.stop_reason, str) else "end"
+                found.append((place, sample, Completion(made.text, finish, len(made.token_ids), prompt.truncated)))
+            yield found

@@ -1,0 +1,82 @@
+"""Tasks of `ebft eval` during training, on the model as it is: every so many steps, or at every evaluation.
+
+Numbers are logged as `eval_<task>_<metric>`, with `_se` beside each; generations and outcomes are under
+`eval_tasks/step-000100/` in the output folder. Nothing here draws from the training's random numbers. With several
+processes the first one runs the tasks, and the others wait for its numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+from ebft.config.training import EBFTConfig
+from ebft.errors import ConfigError
+from ebft.runtime import processes
+
+if TYPE_CHECKING:
+    from ebft.train.trainer import EBFTTrainer
+
+# Options that training itself decides.
+_TAKEN = ("model", "tasks", "output", "compare", "feature_model", "backend", "dtype", "device", "overwrite")
+
+
+class EvalTasks(TrainerCallback):
+    """Reads all problems when it is made, so that a mistake shows before the first step."""
+
+    def __init__(self, trainer: EBFTTrainer, args: EBFTConfig) -> None:
+        from ebft.config.evaluation import EvalOptions
+        from ebft.tasks.run_task import problem_sets
+
+        if args.eval_tasks_every is not None and args.eval_tasks_every < 1:
+            raise ConfigError(f"eval_tasks_every={args.eval_tasks_every} must be at least 1, or none")
+        for name in args.eval_task_options:
+            if name in _TAKEN:
+                raise ConfigError(f"eval_task_options holds {name!r}, which training decides itself; take it out")
+        self.trainer = trainer
+        values = {**args.eval_task_options, "tasks": list(args.eval_tasks), "overwrite": True}
+        self.options = EvalOptions.from_values(values)
+        self.sets = {task: problem_sets(task, self.options) for task in args.eval_tasks}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.eval_tasks_every is not None and state.global_step % args.eval_tasks_every == 0:
+            self.trainer.log(self.run(args, state))
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        if args.eval_tasks_every is None:
+            found = self.run(args, state)
+            self.trainer.log(dict(found))
+            if metrics is not None:
+                metrics.update(found)  # so that one of them can choose the best checkpoint
+
+    def run(self, args: Any, state: Any) -> dict[str, float]:
+        # The same numbers everywhere: they may choose the best checkpoint.
+        return processes.from_first(self._run(args, state) if processes.rank() == 0 else None)
+
+    def _run(self, args: Any, state: Any) -> dict[str, float]:
+        from ebft.tasks.run_task import run_task
+        from ebft.tasks.subject import LoadedSubject
+
+        trainer = self.trainer
+        step = state.global_step
+        subject = LoadedSubject(
+            trainer.computing(), trainer.processing_class, trainer.features, f"step {step}", self.options.batch_size
+        )
+        folder = Path(args.output_dir) / "eval_tasks" / f"step-{step:06d}"
+        logs: dict[str, float] = {}
+        for task in self.options.tasks:
+            start = time.perf_counter()
+            with trainer.compute_loss_context_manager():
+                found = run_task(task, self.options, subject, folder, self.sets[task])
+            points = {f"cfm_at_{point['length']}": point for point in found.get("profile", ())}
+            for name, entry in (found["metrics"] | points).items():
+                key = f"eval_{task}_{name}".replace(" ", "_")
+                logs[key] = float("nan") if entry["value"] is None else entry["value"]
+                if entry["standard_error"] is not None:
+                    logs[f"{key}_se"] = entry["standard_error"]
+            logs[f"eval_{task}_runtime"] = time.perf_counter() - start
+        trainer.spent.pause()
+        return logs

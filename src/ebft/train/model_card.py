@@ -1,0 +1,149 @@
+"""What a run leaves for people: curves as a picture, and a model card."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+
+import ebft
+from ebft.config.recipe import Recipe
+
+if TYPE_CHECKING:
+    from ebft.baselines.trainers import Method
+
+PANELS = (
+    ("eval_cfm", "feature-matching loss (validation)"),
+    ("eval_cross_entropy", "cross-entropy (validation)"),
+    ("reward", "reward"),
+    ("ebft/cfm", "feature-matching loss (training)"),
+    ("ebft/distinct", "share of distinct completions"),
+    ("grad_norm", "gradient norm"),
+)
+NAMES = {
+    "cross_entropy": "cross-entropy, all tokens",
+    "answer_cross_entropy": "cross-entropy, answer tokens",
+    "cfm": "feature-matching loss",
+    "whitened_proxy": "whitened proxy (larger is better)",
+}
+
+
+def read_metrics(output: Path) -> list[dict[str, Any]]:
+    file = output / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def curves(output: Path) -> Path | None:
+    """`curves.png`, one panel per metric, with standard errors where there are any."""
+    entries = read_metrics(output)
+    panels = [(name, title) for name, title in PANELS if any(e.get(name) is not None for e in entries)]
+    if not panels:
+        return None
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.1 * rows), squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (name, title) in zip(axes.flat, panels, strict=False):
+        points = [(e["step"], e[name], e.get(f"{name}_se") or 0.0) for e in entries if e.get(name) is not None]
+        steps, values, errors = zip(*points, strict=True)
+        axis.plot(steps, values, marker="o" if len(points) < 20 else None, markersize=3)
+        if any(errors):
+            lower, upper = ([v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1))
+            axis.fill_between(steps, lower, upper, alpha=0.2)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("step")
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    file = output / "curves.png"
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+    return file
+
+
+def before_and_after(results: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(name, before, after) of the metrics a table shows."""
+    before, after = results.get("before", {}), results.get("after", {})
+    rows = []
+    for key, name in NAMES.items():
+        if f"eval_{key}" in after:
+            old, new = (with_error(r.get(f"eval_{key}"), r.get(f"eval_{key}_se")) for r in (before, after))
+            rows.append((name, old, new))
+    return rows
+
+
+def with_error(value: float | None, error: float | None) -> str:
+    """A value and its standard error, which one sequence alone does not have."""
+    if value is None:
+        return ""
+    return f"{value:.4f}" if error is None or math.isnan(error) else f"{value:.4f} ± {error:.4f}"
+
+
+def _details(recipe: Recipe) -> str:
+    config = recipe.training
+    return (
+        f"{config.rows_per_step} sequences of "
+        f"{config.context_length} tokens; rollouts of {config.horizon} tokens every {config.stride}, "
+        f"{config.samples} samples at temperature {config.temperature}; whitening {config.whitening}, "
+        f"alpha {config.alpha}, gamma {config.gamma}, learning rate {config.learning_rate}, seed {config.seed}."
+    )
+
+
+def _header(key: str, names: Sequence[str]) -> list[str]:
+    """Lines of the card's header that link to the hub: names there, not files and folders here."""
+    hub = [name.partition(":")[0] for name in names if name.count("/") == 1 and not Path(name).expanduser().exists()]
+    return [f"{key}: [{', '.join(hub)}]"] if hub else []
+
+
+def model_card(
+    output: Path, recipe: Recipe, results: dict[str, Any], command: Sequence[str], method: Method | None = None
+) -> Path:
+    words = "Energy-Based Fine-Tuning" if method is None else method.words
+    details = _details(recipe) if method is None else method.details(recipe)
+    tags = "[ebft, energy-based-fine-tuning]" if method is None else f"[ebft, trl, {method.name}]"
+    table = [f"| {name} | {old} | {new} |" for name, old, new in before_and_after(results)]
+    text = "\n".join(
+        [
+            "---",
+            "library_name: transformers" if not recipe.model.adapted else "library_name: peft",
+            f"tags: {tags}",
+            *_header("base_model", [recipe.model.model]),
+            *_header("datasets", recipe.data.dataset),
+            "---",
+            "",
+            f"# {output.name}",
+            "",
+            f"`{recipe.model.model}` fine-tuned with {words} on {', '.join(recipe.data.dataset)}.",
+            "",
+            "```bash",
+            shlex.join(command),
+            "```",
+            "",
+            "| on held-out sequences | before | after |",
+            "|---|---|---|",
+            *table,
+            "",
+            f"{results.get('steps')} steps of {details}",
+            "",
+            "![curves](curves.png)",
+            "",
+            f"ebft {ebft.__version__}, torch {torch.__version__}, transformers {transformers.__version__}, "
+            f"Python {platform.python_version()}.",
+            "",
+        ]
+    )
+    file = output / "final" / "README.md"
+    file.write_text(text, encoding="utf-8")
+    return file

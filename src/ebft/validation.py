@@ -1,0 +1,117 @@
+"""Validation: cross-entropy, feature-matching loss and whitened proxy, each with its standard error over sequences."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ebft.config.training import EBFTConfig
+from ebft.data.packing import PADDING, to_device
+from ebft.iteration import make_layout, score
+from ebft.method.cross_entropy import Rows, weighted_cross_entropy
+from ebft.method.layout import PackedLayout
+from ebft.method.metrics import (
+    Estimate,
+    conditional_feature_matching_loss,
+    mean_and_standard_error,
+    ratio_of_sums,
+    whitened_proxy,
+)
+from ebft.method.sampling import sequence_seeds
+from ebft.model.backbone import context_hidden_states, evaluating, output_head
+from ebft.model.features import FeatureNetwork
+from ebft.runtime.processes import join_rows
+
+
+@torch.no_grad()
+def truth_log_probs(model: nn.Module, input_ids: Tensor, layout: PackedLayout, backend: Any = "auto") -> Tensor:
+    """log p(x_t | x_<t) at temperature 1, [b, T]; 0 at t = 0, which nothing predicts."""
+    hidden = context_hidden_states(model, input_ids, layout, backend)[:, :-1]
+    targets = input_ids[:, 1:].reshape(-1, 1)
+    no_weights = torch.zeros_like(targets, dtype=torch.float32)
+    rows = Rows(targets, no_weights, torch.ones(len(targets), device=targets.device))
+    log_probs = weighted_cross_entropy(hidden.flatten(0, 1), output_head(model), rows).log_probs
+    return torch.nn.functional.pad(log_probs.view(input_ids.shape[0], -1), (1, 0))
+
+
+@torch.no_grad()
+def measure(
+    model: nn.Module,
+    features: FeatureNetwork,
+    batch: dict[str, Any],
+    config: EBFTConfig,
+    end_token_ids: Tensor | None,
+) -> dict[str, Tensor]:
+    """What each sequence of a batch contributes, [b] each: sums and counts of its tokens' log-probs, and means over
+    its contexts, NaN for a sequence without any."""
+    input_ids, document_ids = batch["input_ids"], batch["document_ids"]
+    layout = make_layout(batch["on_host"], config, config.eval_samples or config.samples).to(input_ids.device)
+    found: dict[str, Tensor] = {}
+    log_probs = truth_log_probs(model, input_ids, layout, config.attention_backend).double()
+    real = document_ids != PADDING
+    if config.document_masks:  # the first token of a document has nothing to be predicted from
+        real[:, 1:] &= document_ids[:, 1:] == document_ids[:, :-1]
+    real[:, 0] = False
+    for name, counted in ("", real), ("answer_", real & batch["answer_mask"]):
+        found[f"{name}log_probs"] = torch.where(counted, log_probs, 0.0).sum(1)
+        found[f"{name}tokens"] = counted.sum(1)
+
+    seeds = sequence_seeds(config.eval_seed, 0, batch["sequence_id"])
+    scores = score(model, features, input_ids, layout, seeds, config, end_token_ids)
+    valid = layout.anchor_mask.expand(input_ids.shape[0], -1)
+    found["contexts"] = valid.sum(1)
+    per_context = {
+        "cfm": conditional_feature_matching_loss(scores.generated, scores.truth),
+        "whitened_proxy": whitened_proxy(scores.alignment, scores.diversity),
+        "reward": (scores.alignment - config.alpha * scores.diversity).mean(-1),
+    }
+    return found | {name: mean_over_contexts(values, valid) for name, values in per_context.items()}
+
+
+def mean_over_contexts(values: Tensor, valid: Tensor) -> Tensor:
+    """Means over the valid contexts of each sequence: [b, B] -> [b], NaN where there is none."""
+    return torch.where(valid, values.double(), 0.0).sum(1) / valid.sum(1)
+
+
+def summarize(found: dict[str, Tensor]) -> dict[str, Estimate]:
+    """Estimates over all sequences from what `measure` gave for them."""
+    estimates: dict[str, Estimate] = {"cross_entropy": ratio_of_sums(-found["log_probs"], found["tokens"])}
+    if bool(found["answer_tokens"].any()):
+        estimates["answer_cross_entropy"] = ratio_of_sums(-found["answer_log_probs"], found["answer_tokens"])
+    for name in ("cfm", "whitened_proxy", "reward"):
+        values = found[name][found["contexts"] > 0]
+        if len(values):
+            estimates[name] = mean_and_standard_error(values)
+    return estimates
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    features: FeatureNetwork,
+    batches: Iterable[dict[str, Any]],
+    config: EBFTConfig,
+    end_token_ids: Tensor | None,
+    device: torch.device,
+    rows: int,
+) -> dict[str, float]:
+    """Metrics by name, with `<name>_se` beside each. The same model gives the same numbers at any time.
+
+    With several processes each looks at its share of the `rows` sequences, and all get the numbers of all of them.
+    """
+    found: dict[str, list[Tensor]] = defaultdict(list)
+    with evaluating(model):
+        for batch in batches:
+            batch = to_device(batch, device)
+            for name, values in measure(model, features, batch, config, end_token_ids).items():
+                found[name].append(values.cpu())
+    joined = join_rows({name: torch.cat(values) for name, values in found.items()}, device)
+    results = {}
+    for name, estimate in summarize({name: values[:rows] for name, values in joined.items()}).items():
+        results[name] = float(estimate.mean)
+        results[f"{name}_se"] = float(estimate.standard_error)
+    return results

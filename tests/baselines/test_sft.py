@@ -1,0 +1,423 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+pytest.importorskip("trl")
+
+from ebft.baselines import sft, trainers
+from ebft.config.baseline_settings import SFTSettings
+from ebft.config.recipe import load_recipe
+from ebft.data.formats import encode
+from ebft.data.packing import DocumentIndex, SequenceDataset
+from ebft.data.store import TokenStore
+from ebft.errors import ConfigError
+from ebft.train import model_card
+from ebft.train.run import load_data, load_model, load_tokenizer
+from ebft.train.trainer import TrainingDiverged
+from tests.baselines.runs import contents, metrics_of, results_of, run, write_recipe, write_rows
+from tests.tiny_tokenizer import END, byte_tokenizer
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+
+def sequences(rows: list[dict[str, Any]], length: int = 200, packing: bool = False) -> SequenceDataset:
+    tokenizer = byte_tokenizer()
+    store = TokenStore.from_documents([encode(row, tokenizer) for row in rows])
+    return SequenceDataset(DocumentIndex.of(store), length, packing, tokenizer.eos_token_id)
+
+
+def counted_text(row: dict[str, Any]) -> str:
+    """What the labels of a row say, as text; a token is a byte, so that it can be read."""
+    return byte_tokenizer().decode([label for label in row["labels"] if label != sft.IGNORED])
+
+
+class TestMasks:
+    FORMATS = (
+        ({"prompt": "What is 1+1? ", "completion": "It is 2."}, "It is 2." + END),
+        ({"text": "All of this counts."}, "All of this counts." + END),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "hi"},
+                    {"role": "assistant", "content": "hello"},
+                    {"role": "user", "content": "bye"},
+                    {"role": "assistant", "content": "so long"},
+                ]
+            },
+            "hello</turn>so long</turn>" + END,
+        ),
+    )
+
+    @pytest.mark.parametrize(("row", "expected"), FORMATS, ids=["prompt", "text", "messages"])
+    def test_answers_of_every_format(self, row: dict[str, Any], expected: str) -> None:
+        (found,) = sft.token_rows(sequences([row]), answer_only=True)
+        assert counted_text(found) == expected
+        (every,) = sft.token_rows(sequences([row]), answer_only=False)
+        assert every["labels"] == every["input_ids"] == found["input_ids"]
+
+    @pytest.mark.parametrize("packing", [False, True])
+    @pytest.mark.parametrize("length", [7, 16, 64])
+    def test_labels_are_the_tokens_that_ebft_flags(self, packing: bool, length: int) -> None:
+        rows = [row for row, _ in self.FORMATS] * 3
+        dataset = sequences(rows, length, packing)
+        found = iter(sft.token_rows(dataset, answer_only=True))
+        seen = 0
+        for place in range(len(dataset)):
+            row = dataset[place]
+            real = row["document_ids"] >= 0
+            flags = row["answer_mask"][real]
+            if not flags[1:].any():
+                continue
+            labels = next(found)
+            seen += 1
+            for token, flag, given, label in zip(
+                row["input_ids"][real].tolist(), flags.tolist(), labels["input_ids"], labels["labels"], strict=True
+            ):
+                assert given == token
+                assert label == (token if flag else sft.IGNORED)
+        assert seen
+        assert next(found, None) is None
+
+    @pytest.mark.parametrize(
+        ("changes", "answer_only"),
+        [
+            ({"answer_only": True}, True),
+            ({}, False),
+            ({"loss_on_answers": True}, True),
+            ({"answer_only": True, "loss_on_answers": False}, False),
+        ],
+        ids=str,
+    )
+    def test_what_the_model_is_given(
+        self, tiny: Path, sums: Path, tmp_path: Path, changes: dict[str, Any], answer_only: bool
+    ) -> None:
+        """After everything TRL does to them: the labels in the batches of the trainer itself."""
+        file = write_recipe(tmp_path, tiny, sums, **changes)
+        recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, SFTSettings)
+        tokenizer = load_tokenizer(recipe)
+        train_set, validation_set = load_data(recipe, tokenizer)
+        trainer = sft.build(recipe, train_set, validation_set, load_model(recipe), tokenizer)
+        documents = 0
+        for batch in trainer.get_train_dataloader():
+            for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
+                documents += 1
+                assert (labels[mask == 0] == sft.IGNORED).all()
+                text, answer = (tokenizer.decode(t) for t in (ids[mask == 1], labels[labels != sft.IGNORED]))
+                assert text.endswith(", and that is all" + END)
+                assert answer == (text.split("=")[1] if answer_only else text)
+        assert documents == len(train_set.index)
+
+    def test_documents_without_an_answer_within_reach(self) -> None:
+        rows = [{"prompt": "a long prompt " * 4, "completion": "x"}, {"prompt": "p", "completion": "yes"}]
+        (found,) = sft.token_rows(sequences(rows, 10), answer_only=True)
+        assert counted_text(found) == "yes" + END
+        with pytest.raises(ValueError, match="raise max_length, or set loss_on_answers=false"):
+            sft.token_rows(sequences(rows[:1], 10), answer_only=True)
+
+
+def log_likelihood(model: Any, tokenizer: Any, prompt: str, answer: str) -> float:
+    """Of an answer after its prompt, by transformers alone."""
+    before = tokenizer(prompt)["input_ids"]
+    after = [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    with torch.no_grad():
+        logits = model(torch.tensor([before + after])).logits[0].log_softmax(-1)
+    return sum(float(logits[len(before) - 1 + place, token]) for place, token in enumerate(after))
+
+
+def test_a_run(tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Answers become likelier, and a run leaves what `ebft train` leaves."""
+    recipe = write_recipe(tmp_path, tiny, sums, answer_only=True, max_steps=30, eval_steps=15, save_steps=15)
+    output = tmp_path / "out"
+    assert run("sft", recipe, output) == 0
+    assert "cross-entropy, answer tokens" in capsys.readouterr().out
+    tokenizer = AutoTokenizer.from_pretrained(output / "final")
+    before, after = (AutoModelForCausalLM.from_pretrained(p) for p in (tiny, output / "final"))
+    for prompt, answer in (("1+2=", "3, and that is all"), ("5+5=", "10, and that is all")):
+        likelier = [log_likelihood(model, tokenizer, prompt, answer) for model in (before, after)]
+        assert likelier[1] > likelier[0] + 20
+    results = results_of(output)
+    assert results["method"] == "sft"
+    assert results["after"]["eval_answer_cross_entropy"] < results["before"]["eval_answer_cross_entropy"] - 1
+    assert (results["steps"], results["spent"]["generated_tokens"]) == (30, 0)
+    assert {e["step"] for e in metrics_of(output) if "eval_cfm" in e} == {0, 15, 30}
+    assert "| sample 1 |" in (output / "samples" / "step-000002.md").read_text()
+    card = (output / "final" / "README.md").read_text()
+    assert "supervised fine-tuning" in card
+    assert "loss on answers only" in card
+    assert (output / "curves.png").exists()
+    assert not (output / "README.md").exists()
+    assert {p.name for p in output.glob("checkpoint-*/COMPLETE")} == {"COMPLETE"}
+    assert yaml.safe_load((output / "recipe.yaml").read_text())["answer_only"] is True
+
+
+def test_resuming_gives_the_run_that_was_not_stopped(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert run("sft", recipe, whole) == 0
+    shutil.copytree(whole, stopped)
+    shutil.rmtree(stopped / "checkpoint-4")
+    shutil.rmtree(stopped / "final")
+    (stopped / "checkpoint-4").mkdir()  # cut off: without its mark
+    assert run("sft", recipe, stopped, "--resume") == 0
+    assert (whole / "final/model.safetensors").read_bytes() == (stopped / "final/model.safetensors").read_bytes()
+    for name in ("spent/tokens", "spent/flops", "loss", "eval_cfm", "eval_cross_entropy"):
+        one, other = ([(e["step"], e[name]) for e in metrics_of(p) if name in e] for p in (whole, stopped))
+        assert one == other, name
+    # A finished run is not trained any further.
+    before = contents(whole)
+    assert run("sft", recipe, whole, "--resume") == 0
+    assert contents(whole)["final/model.safetensors"] == before["final/model.safetensors"]
+    assert results_of(whole)["steps"] == 4
+
+
+def test_dry_run_writes_nothing(tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums, answer_only=True)
+    assert run("sft", recipe, tmp_path / "out", "--dry-run") == 0
+    printed = capsys.readouterr().out
+    assert "4 (8 an epoch) of 4 sequences" in printed
+    assert "0+0=[0, and that is all<end>]" in printed
+    assert not (tmp_path / "out").exists()
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("arguments", "what"),
+        [
+            (["--max_length", "1"], "max_length=1 must be at least 2"),
+            (["--max_lenght", "8"], "did you mean 'max_length'?"),
+            (["--rewards", "bleu"], "unknown setting 'rewards'"),
+            (["--feature_source", "average"], "cannot measure baselines"),
+            (["--model", "./nowhere"], "no such folder"),
+            (["--feature_layers", "99"], "holds 99"),
+            (["--prompt_column", "question"], "Name yours with"),
+        ],
+    )
+    def test_one_line_and_nothing_written(
+        self,
+        arguments: list[str],
+        what: str,
+        tiny: Path,
+        sums: Path,
+        tmp_path: Path,
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
+        recipe = write_recipe(tmp_path, tiny, sums)
+        capfd.readouterr()
+        assert run("sft", recipe, tmp_path / "out", *arguments) == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        assert line.startswith("ebft: ")
+        assert what in line
+        # transformers may have made the folder itself; anything in it would make the next try look like another run.
+        assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
+
+    def test_options_that_trl_does_not_know(
+        self, tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for options, what in (
+            ({"loss_typ": "dft"}, "did you mean 'loss_type'?"),
+            ({"learning_rate": 1}, "which is a setting of its own"),
+        ):
+            recipe = write_recipe(tmp_path, tiny, sums, trl_options=options)
+            assert run("sft", recipe, tmp_path / "out") == 2
+            assert what in capsys.readouterr().err
+
+    def test_without_trl(
+        self, tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    ) -> None:
+        monkeypatch.setattr(trainers, "find_spec", lambda name: None)
+        assert run("sft", write_recipe(tmp_path, tiny, sums), tmp_path / "out") == 2
+        assert "pip install ebft[baselines]" in capsys.readouterr().err
+
+    def test_nothing_is_reported_to_the_makers_of_trl(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import huggingface_hub
+        from huggingface_hub.utils import _telemetry
+
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_TELEMETRY", False)
+        sent: list[Any] = []
+        monkeypatch.setattr(_telemetry._TELEMETRY_QUEUE, "put", lambda *args, **kwargs: sent.append(args))
+        monkeypatch.setattr(_telemetry, "_start_telemetry_thread", lambda: None)
+        _telemetry.send_telemetry("test/before")
+        assert sent  # so that the next line can fail
+        sent.clear()
+        trainers.method("sft")
+        _telemetry.send_telemetry("test/after")
+        assert not sent
+
+    def test_the_folder_of_another_method(self, tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
+        output = tmp_path / "out"
+        output.mkdir()
+        recipe = write_recipe(tmp_path, tiny, sums)
+        (output / "recipe.yaml").write_text(recipe.read_text())
+        (output / "results.json").write_text(json.dumps({"method": "sft"}))
+        before = contents(output)
+        assert run("train", recipe, output, "--resume") == 2
+        assert "holds a run of sft, not of ebft" in capsys.readouterr().err
+        assert run("sft", recipe, output) == 2
+        assert "already holds a run" in capsys.readouterr().err
+        assert contents(output) == before
+
+
+def test_settings_of_ebft_alone_are_named(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums, gamma=0.1, max_steps=1, eval_strategy="no", save_strategy="no")
+    assert run("sft", recipe, tmp_path / "out") == 0
+    assert "note: only EBFT trains by gamma" in capsys.readouterr().err
+
+
+def test_an_adapter_is_trained_and_can_be_a_start(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    """LoRA with SFT, then EBFT from it: the adapter is merged into the weights."""
+    pytest.importorskip("peft")
+    recipe = write_recipe(tmp_path, tiny, sums, eval_strategy="no", save_strategy="no", max_steps=2)
+    adapter = tmp_path / "adapter"
+    assert run("sft", recipe, adapter, "--lora", "true", "--learning_rate", "1e-2") == 0
+    assert (adapter / "final" / "adapter_model.safetensors").exists()
+    assert run("train", recipe, tmp_path / "ebft", "--model", adapter) == 0
+    merged = results_of(tmp_path / "ebft")["before"]["eval_cross_entropy"]
+    assert merged == pytest.approx(results_of(adapter)["after"]["eval_cross_entropy"], rel=1e-5)
+    assert (tmp_path / "ebft" / "final" / "model.safetensors").exists()
+
+
+def test_evaluation_without_validation_data(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    file = write_recipe(tmp_path, tiny, sums, validation_split=0, eval_strategy="no")
+    recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, SFTSettings)
+    tokenizer = load_tokenizer(recipe)
+    train_set, validation_set = load_data(recipe, tokenizer)
+    trainer = sft.build(recipe, train_set, validation_set, load_model(recipe), tokenizer)
+    with pytest.raises(ConfigError, match="evaluation needs validation data"):
+        trainer.evaluate()
+
+
+def test_the_best_checkpoint_by_the_ruler(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    """A learning rate that is far too high at the end: the best one is not the last, and it is the one that is left."""
+    recipe = write_recipe(
+        tmp_path, tiny, sums, max_steps=8, load_best_model_at_end=True, metric_for_best_model="cross_entropy"
+    )
+    output = tmp_path / "out"
+    schedule = ["--learning_rate", "3e-2", "--warmup_steps", "8"]  # grows from step to step
+    assert run("sft", recipe, output, *schedule) == 0
+    seen = {e["step"]: e["eval_cross_entropy"] for e in metrics_of(output)[:-1] if "eval_cross_entropy" in e}
+    best = min((step for step in seen if step), key=lambda step: seen[step])
+    assert results_of(output)["after"]["eval_cross_entropy"] == pytest.approx(seen[best], rel=1e-6)
+    assert (output / f"checkpoint-{best}" / "COMPLETE").exists()
+
+
+def test_evaluation_tasks_run_while_training(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    options = {
+        "calibration_data": str(sums),
+        "context_length": 32,
+        "horizon": 4,
+        "stride": 8,
+        "rollouts": 2,
+        "sequences": 3,
+        "profile_lengths": [1, 4],
+        "profile_stride": 8,
+    }
+    recipe = write_recipe(
+        tmp_path, tiny, sums, max_steps=2, save_strategy="no", eval_tasks=["calibration"], eval_task_options=options
+    )
+    assert run("sft", recipe, tmp_path / "out") == 0
+    assert any("eval_calibration_cfm_at_4" in entry for entry in metrics_of(tmp_path / "out"))
+
+
+def test_a_loss_that_is_no_number_stops_the_run(
+    tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken"
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    with torch.no_grad():
+        model.lm_head.weight[0] = float("nan")
+    recipe = write_recipe(tmp_path, tiny, sums, validation_split=0, eval_strategy="no")
+    loaded = load_recipe(recipe, {"output_dir": str(broken)}, SFTSettings)
+    tokenizer = load_tokenizer(loaded)
+    trainer = sft.build(loaded, load_data(loaded, tokenizer)[0], None, model, tokenizer)
+    with pytest.raises(TrainingDiverged, match="try a lower learning_rate"):
+        trainer.train()
+    assert not list(broken.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bf16": True},
+        {"pack_training": True, "max_length": 40},
+        {"trl_options": {"loss_type": "dft"}},
+        {"lora": True, "bf16": True},
+        {"gradient_accumulation_steps": 2, "gradient_checkpointing": True},
+        {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}},
+        {"save_log_spaced": True, "document_masks": True},
+    ],
+    ids=str,
+)
+def test_every_option_trains(tiny: Path, sums: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums, **{"max_steps": 2, "samples_every": 1, **changes})
+    assert run("sft", recipe, tmp_path / "out") == 0
+    results = results_of(tmp_path / "out")
+    assert results["after"]["eval_cross_entropy"] != results["before"]["eval_cross_entropy"]
+    logged = [entry for entry in metrics_of(tmp_path / "out") if "loss" in entry]
+    assert len(logged) == 2
+    if "lr_scheduler_kwargs" in changes:
+        assert logged[-1]["learning_rate"] < logged[0]["learning_rate"]
+        assert logged[-1]["learning_rate"] >= 1e-4
+    if "save_log_spaced" in changes:
+        assert {p.parent.name for p in (tmp_path / "out").glob("*/COMPLETE")} == {"checkpoint-1", "checkpoint-2"}
+
+
+def test_divergence_stops_before_a_checkpoint_though_nothing_is_logged_yet(
+    tiny: Path, sums: Path, tmp_path: Path, capsys: Any
+) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums, learning_rate=1e30, max_grad_norm=1e30, eval_strategy="no")
+    assert run("sft", recipe, tmp_path / "out", "--logging_steps", 100, "--save_steps", 3) == 1
+    assert "try a lower learning_rate" in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+def test_what_is_left_out_is_said(tiny: Path, tmp_path: Path, capsys: Any) -> None:
+    rows = [{"prompt": "a long prompt " * 4, "completion": "x"}, *({"prompt": "p", "completion": "yes"} for _ in "123")]
+    recipe = write_recipe(tmp_path, tiny, write_rows(tmp_path / "rows.jsonl", rows), validation_split=0)
+    arguments = ["--answer_only", "true", "--max_length", 10, "--eval_strategy", "no", "--dry-run"]
+    assert run("sft", recipe, tmp_path / "out", *arguments) == 0
+    assert "note: 1 of 4 training sequences are left out" in capsys.readouterr().err
+
+
+def test_without_a_bar_lines_say_how_it_goes(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
+    assert run("sft", write_recipe(tmp_path, tiny, sums, max_steps=2, eval_steps=1), tmp_path / "out") == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step 1: ")]
+    assert lines[0].startswith("step 1: loss ")
+    assert "cross_entropy" in lines[1]
+
+
+def test_the_card_holds_its_picture(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    assert run("sft", write_recipe(tmp_path, tiny, sums, max_steps=1), tmp_path / "out") == 0
+    final = tmp_path / "out" / "final"
+    assert "![curves](curves.png)" in (final / "README.md").read_text()
+    assert (final / "curves.png").read_bytes() == (tmp_path / "out" / "curves.png").read_bytes()
+    assert model_card._header("base_model", ["Qwen/Qwen2.5-1.5B"]) == ["base_model: [Qwen/Qwen2.5-1.5B]"]
+    assert model_card._header("datasets", ["a/b:c", str(sums), "stdlib-code"]) == ["datasets: [a/b]"]
+
+
+def test_evaluation_that_is_asked_for_without_data(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
+    for command in ("train", "sft"):
+        assert run(command, write_recipe(tmp_path, tiny, sums, validation_split=0), tmp_path / "out") == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("ebft: eval_strategy=steps needs validation data; set validation_split")
+
+
+def test_a_finished_run_that_goes_on_is_not_finished(
+    tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, output = write_recipe(tmp_path, tiny, sums), tmp_path / "out"
+    assert run("sft", recipe, output, "--max_steps", 2) == 0
+    seen: list[dict[str, Any]] = []
+    train = sft.MeasuredSFT.train
+    monkeypatch.setattr(sft.MeasuredSFT, "train", lambda *a, **k: (seen.append(results_of(output)), train(*a, **k))[1])
+    assert run("sft", recipe, output, "--max_steps", 4, "--resume") == 0
+    assert "steps" not in seen[0]
+    assert results_of(output)["steps"] == 4

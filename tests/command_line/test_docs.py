@@ -1,0 +1,206 @@
+"""The documentation says what the code does: settings, metrics, recipes and links."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ebft import cli, iteration, validation
+from ebft.baselines import verifiable_rewards
+from ebft.config import evaluation as eval_options
+from ebft.config.baseline_settings import RLVRSettings, SFTSettings
+from ebft.config.recipe import load_recipe, read_values
+from ebft.config.settings_page import settings_page
+from ebft.config.training import EBFTConfig
+from ebft.studies import compare, points, sweep
+from ebft.train import ruler, trainer
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+
+
+def test_settings_page_is_what_the_dataclasses_say() -> None:
+    committed = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert committed == settings_page(), "run `python -m ebft.config.settings_page > docs/settings.md`"
+
+
+def logged_names() -> set[str]:
+    """Names of metrics, read from the source that logs them."""
+    steps, training = inspect.getsource(iteration), inspect.getsource(trainer)
+    names = set(re.findall(r'"([\w/]+)":', inspect.getsource(iteration._metrics)))
+    names |= set(re.findall(r'metrics\["([\w/]+)"\]', steps))
+    names |= set(re.findall(r'logs\["([\w/]+)"\]', training)) | set(re.findall(r'_add\("([\w/]+)"', training))
+    names |= {f"ebft/seconds_{name}" for name in re.findall(r'clock\.phase\("(\w+)"', steps + training)}
+    evaluated = inspect.getsource(validation.measure) + inspect.getsource(validation.summarize)
+    logged = set(re.findall(r'"(\w+)":', evaluated)) | set(re.findall(r'estimates\["(\w+)"\]', evaluated))
+    names |= {f"eval_{name}{ending}" for name in logged for ending in ("", "_se")}
+    names |= {*ruler.Spent().totals(), *(f"reward_counts/{name}" for name in verifiable_rewards.COUNTS)}
+    return names | {"eval_runtime", "loss", "grad_norm", "learning_rate", "epoch"}
+
+
+def test_every_metric_is_explained() -> None:
+    names = logged_names()
+    known = {"reward", "ebft/cfm", "ebft/policy_loss", "kl", "step_time", "ebft/seconds_update", "eval_cfm_se"}
+    known |= {"spent/flops", "reward_counts/timeouts"}
+    assert known <= names, "the source is not read as it should be"
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    missing = sorted(name for name in names if f"`{name}`" not in page)
+    assert not missing, f"not explained in docs/metrics.md: {missing}"
+
+
+def settings_of(file: Path) -> type[EBFTConfig]:
+    return {"sft": SFTSettings, "rlvr": RLVRSettings}.get(file.stem.split("_")[0], EBFTConfig)
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: str(file.relative_to(ROOT / "recipes")))
+def test_recipes_load(file: Path, tmp_path: Path) -> None:
+    overrides: dict[str, Any] = {"output_dir": str(tmp_path)}
+    if not torch.cuda.is_available():
+        overrides["use_cpu"] = True  # transformers refuses bf16 without a GPU otherwise
+    recipe = load_recipe(file, overrides, settings_of(file))
+    assert recipe.model.model
+    assert recipe.training.output_dir == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "horizon", "stride"), [("qa_code", 8, 8), ("unstructured_code", 8, 8), ("translation", 4, 2)]
+)
+def test_paper_recipes_hold_the_papers_settings(name: str, horizon: int, stride: int, tmp_path: Path) -> None:
+    file = ROOT / "recipes" / "paper" / f"{name}.yaml"
+    config: EBFTConfig = load_recipe(file, {"output_dir": str(tmp_path), "use_cpu": True}).training
+    assert (config.context_length, config.horizon, config.stride, config.samples) == (1024, horizon, stride, 4)
+    assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 16
+    assert (config.learning_rate, config.temperature, config.num_train_epochs) == (1e-6, 0.6, 2)
+    assert (config.adam_beta1, config.adam_beta2, config.weight_decay, config.max_grad_norm) == (0.9, 0.95, 0.0, 1.0)
+    assert config.whitening == "reference"
+    assert config.bf16
+
+
+BASELINES = [file for file in RECIPES if settings_of(file) is not EBFTConfig]
+
+
+@pytest.mark.parametrize("file", BASELINES, ids=lambda file: file.stem)
+def test_baselines_are_measured_as_ebft_is(file: Path, tmp_path: Path) -> None:
+    """The same validation text and the same ruler as the EBFT recipe of the same task."""
+    task = next(t for t in ("qa_code", "unstructured_code", "translation") if t in file.stem)
+    overrides = {"output_dir": str(tmp_path), "use_cpu": True}
+    mine, ebft = load_recipe(file, overrides, settings_of(file)), load_recipe(file.with_name(f"{task}.yaml"), overrides)
+    for name in (
+        *ruler.TEXT_SETTINGS,
+        *ruler.FEATURE_SETTINGS,
+        *ruler.PROXY_SETTINGS,
+        "bf16",
+        "eval_steps",
+        "eval_strategy",
+        "seed",
+    ):
+        assert getattr(mine.training, name) == getattr(ebft.training, name), name
+    assert mine.data == ebft.data
+    assert mine.model.model == ebft.model.model
+
+
+@pytest.mark.parametrize("task", ["qa_code", "unstructured_code", "translation"])
+@pytest.mark.parametrize(
+    ("kind", "rate", "schedule", "epochs"),
+    [
+        ("constant", 5e-6, "constant_with_warmup", 5),
+        ("cosine", 1e-5, "cosine_with_min_lr", 5),
+        ("warm_start", 1e-5, "cosine_with_min_lr", 1),
+    ],
+)
+def test_sft_recipes_hold_the_papers_settings(
+    task: str, kind: str, rate: float, schedule: str, epochs: int, tmp_path: Path
+) -> None:
+    file = ROOT / "recipes" / "paper" / f"sft_{task}_{kind}.yaml"
+    config: Any = load_recipe(file, {"output_dir": str(tmp_path), "use_cpu": True}, SFTSettings).training
+    assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 64
+    assert (config.max_length, config.learning_rate, config.num_train_epochs) == (2048, rate, epochs)
+    assert (config.lr_scheduler_type.value, config.warmup_steps) == (schedule, 0.03)
+    assert (config.adam_beta1, config.adam_beta2) == (0.9, 0.95)
+    if schedule == "cosine_with_min_lr":
+        assert config.lr_scheduler_kwargs == {"min_lr_rate": 0.1}
+
+
+@pytest.mark.parametrize(("task", "prompts", "rewards"), [("qa_code", 32, "unit_tests"), ("translation", 128, "bleu")])
+def test_rlvr_recipes_hold_the_papers_settings(task: str, prompts: int, rewards: str, tmp_path: Path) -> None:
+    file = ROOT / "recipes" / "paper" / f"rlvr_{task}.yaml"
+    config: Any = load_recipe(file, {"output_dir": str(tmp_path), "use_cpu": True}, RLVRSettings).training
+    assert config.per_device_train_batch_size * config.gradient_accumulation_steps == prompts * 8
+    assert (config.generations, config.generation_temperature, config.max_new_tokens) == (8, 1.0, 1024)
+    assert (config.kl_coefficient, config.learning_rate, config.rewards) == (0.0, 1e-6, [rewards])
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """What a page tells to type, without the word `ebft`."""
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("ebft ")]
+
+
+PAPER_COMMANDS = commands_of(ROOT / "docs" / "paper.md")
+
+
+@pytest.mark.parametrize("command", PAPER_COMMANDS, ids=" ".join)
+def test_the_papers_commands_are_taken(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names and values of every setting, as the command itself checks them; nothing is loaded or run."""
+    monkeypatch.chdir(ROOT)
+    name, *arguments = command
+    if name in cli.TRAINING:
+        file, overrides = cli._flags(arguments)
+        load_recipe(file, {**overrides, "use_cpu": True}, cli._settings_of(name))
+    elif name == "sweep":
+        parser = argparse.ArgumentParser()
+        sweep.add_arguments(parser)
+        chosen, rest = parser.parse_known_args(arguments)
+        overrides = {**cli._flags(rest)[1], "use_cpu": True}
+        assert len(points.points(chosen.config, overrides, chosen.set, cli._settings_of(chosen.command))) > 1
+    elif name == "eval":
+        eval_options.parse(arguments, argparse.ArgumentParser())
+    else:
+        assert name == "compare"
+        parser = argparse.ArgumentParser()
+        compare.add_arguments(parser)
+        parser.parse_args(arguments)
+
+
+def test_the_papers_commands_follow_on_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that a command starts from or looks at is one that another command of the page makes."""
+    monkeypatch.chdir(ROOT)
+    runs, sweeps, used = set(), set(), set()
+    for name, *arguments in PAPER_COMMANDS:
+        if name in cli.TRAINING:
+            file, overrides = cli._flags(arguments)
+            runs.add({**read_values(file or ""), **overrides}["output_dir"])
+        elif name == "sweep":
+            sweeps.add(arguments[arguments.index("--output_dir") + 1])
+        used |= {word.removesuffix("/final") for word in arguments if word.startswith("runs/")}
+    assert "runs/paper-qa-code" in runs
+    assert not runs & sweeps, "a sweep's folder holds runs, it is none"
+    assert used - sweeps <= runs
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue  # the web
+        path, _, heading = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name} links to {target}, which is not there"
+        if heading and file.suffix == ".md":
+            assert heading in anchors_of(file), f"{page.name} links to {target}, a heading that is not there"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Headings as GitHub names them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

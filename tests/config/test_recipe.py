@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebft.config.recipe import Recipe, field_types, known_fields, load_recipe
+from ebft.config.training import EBFTConfig
+from ebft.errors import ConfigError
+
+NEEDED = {"model": "some-model", "dataset": "rows.jsonl", "output_dir": "out", "use_cpu": True}
+
+
+def load(yaml: str | None = None, folder: Path | None = None, **overrides: Any) -> Recipe:
+    file = None
+    if yaml is not None:
+        assert folder is not None
+        file = folder / "recipe.yaml"
+        file.write_text(yaml)
+    return load_recipe(file, {**NEEDED, **overrides})
+
+
+def refuse(name: str, value: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(**{name: value})
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+class TestSources:
+    def test_file_alone(self, tmp_path: Path) -> None:
+        file = tmp_path / "recipe.yaml"
+        file.write_text(
+            "model: m\ndataset: [a.jsonl, b.jsonl]\noutput_dir: out\nhorizon: 4\nlearning_rate: 1e-5\nuse_cpu: true\n"
+        )
+        recipe = load_recipe(file, {})
+        assert recipe.model.model == "m"
+        assert recipe.data.dataset == ["a.jsonl", "b.jsonl"]
+        assert recipe.training.horizon == 4
+        # YAML itself takes 1e-5 for text.
+        assert recipe.training.learning_rate == 1e-5
+
+    def test_flags_win_over_the_file(self, tmp_path: Path) -> None:
+        recipe = load("horizon: 4\nstride: 2\nmodel: of-the-file\n", tmp_path, horizon="6")
+        assert (recipe.training.horizon, recipe.training.stride) == (6, 2)
+        assert recipe.model.model == "some-model"
+        assert recipe.given["horizon"] == 6
+
+    def test_defaults_are_kept_where_nothing_is_set(self) -> None:
+        recipe = load()
+        assert recipe.training.context_length == 1024
+        assert recipe.training.whitening == "reference"
+        assert recipe.training.learning_rate == 1e-6
+        assert recipe.data.text_column == "text"
+
+    def test_every_field_is_known_and_has_a_type(self) -> None:
+        names = set(known_fields())
+        assert {f.name for f in fields(EBFTConfig) if f.init} <= names
+        assert set(field_types()) == names
+
+    def test_invalid_yaml(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"recipe\.yaml: not valid YAML") as caught:
+            load("model: [a, b\nhorizon: 4", tmp_path)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("text", ["", "- a\n- b\n", "just words\n"])
+    def test_yaml_that_is_no_mapping(self, tmp_path: Path, text: str) -> None:
+        with pytest.raises(ConfigError, match=r"recipe\.yaml: a recipe is a list of"):
+            load(text, tmp_path)
+
+    def test_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"nothing\.yaml: no such recipe"):
+            load_recipe(tmp_path / "nothing.yaml", NEEDED)
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("typo", "meant"),
+        [("horizen", "horizon"), ("learning-rates", "learning_rate"), ("datasets", "dataset"), ("modle", "model")],
+    )
+    def test_unknown_key_names_the_nearest(self, typo: str, meant: str) -> None:
+        with pytest.raises(ConfigError, match=f"unknown setting '{typo}'; did you mean '{meant}'"):
+            load(**{typo: 1})
+
+    def test_unknown_key_without_a_neighbour(self) -> None:
+        with pytest.raises(ConfigError, match=r"unknown setting 'xyzzy'$"):
+            load(xyzzy=1)
+
+    @pytest.mark.parametrize("yaml", ["5: 6\n", "on: true\n", "null: 1\n"])
+    def test_key_that_is_no_text(self, tmp_path: Path, yaml: str) -> None:
+        with pytest.raises(ConfigError, match="unknown setting"):
+            load(yaml, tmp_path)
+
+    @pytest.mark.parametrize(("name", "what"), [("model", "no model"), ("dataset", "no data")])
+    @pytest.mark.parametrize("value", ["", None])
+    def test_missing_model_or_dataset(self, name: str, what: str, value: str | None) -> None:
+        given = {k: v for k, v in NEEDED.items() if k != name}
+        with pytest.raises(ConfigError, match=f"{what}: set `{name}`"):
+            load_recipe(None, given if value is None else {**given, name: value})
+
+    @pytest.mark.parametrize("value", ["", None, "none"])
+    def test_missing_output_folder(self, value: str | None) -> None:
+        with pytest.raises(ConfigError, match="no output folder: set `output_dir`"):
+            load(output_dir=value)
+
+
+class TestTypes:
+    @pytest.mark.parametrize(
+        ("name", "value", "kind"),
+        [
+            ("model", 5, "text"),
+            ("model", True, "text"),
+            ("output_dir", 5, "text"),
+            ("text_column", ["a"], "text"),
+            ("horizon", "many", "a whole number"),
+            ("horizon", 1.5, "a whole number"),
+            ("horizon", "1.5", "a whole number"),
+            ("horizon", True, "a whole number"),
+            ("horizon", [8], "a whole number"),
+            ("limit_documents", "all", "a whole number"),
+            ("temperature", "warm", "a number"),
+            ("temperature", True, "a number"),
+            ("learning_rate", {}, "a number"),
+            ("packing", "perhaps", "true or false"),
+            ("packing", 2, "true or false"),
+            ("feature_layers", "first,last", "a list"),
+            ("feature_layers", True, "a list"),
+            ("dataset", True, "a list"),
+            ("dataset", ["a.jsonl", 5], "a list"),
+            ("accelerator_config", 5, "a mapping or text"),
+        ],
+    )
+    def test_wrong_type_names_field_value_and_what_it_takes(self, name: str, value: Any, kind: str) -> None:
+        assert refuse(name, value) == f"{name}={value!r} is not {kind}"
+
+    @pytest.mark.parametrize(
+        ("name", "value", "expected"),
+        [
+            ("horizon", 4, 4),
+            ("horizon", "4", 4),
+            ("horizon", 4.0, 4),
+            ("horizon", "1e2", 100),
+            ("temperature", 1, 1.0),
+            ("temperature", "0.7", 0.7),
+            ("learning_rate", "1e-5", 1e-5),
+            ("feature_layers", "0.5", [0.5]),
+            ("feature_layers", "0.25, 0.5,1", [0.25, 0.5, 1.0]),
+            ("feature_layers", ["0.25", 1], [0.25, 1.0]),
+            ("feature_layers", 0.5, [0.5]),
+            ("feature_model", "none", None),
+            ("feature_model", None, None),
+            ("rollout_batch_size", "None", None),
+            ("rollout_batch_size", "3", 3),
+            ("report_to", "none", []),
+            ("report_to", None, []),
+            ("eval_steps", None, None),
+        ],
+    )
+    def test_conversions(self, name: str, value: Any, expected: Any) -> None:
+        assert getattr(load(**{name: value}).training, name) == expected
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [("a.jsonl", ["a.jsonl"]), ("a.jsonl,b.csv", ["a.jsonl", "b.csv"]), (" a , b ,", ["a", "b"])],
+    )
+    def test_lists_from_text_with_commas(self, text: str, expected: list[str]) -> None:
+        assert load(dataset=text).data.dataset == expected
+
+    @pytest.mark.parametrize("true", [True, "true", "True", "yes", "1", 1])
+    @pytest.mark.parametrize("false", [False, "false", "no", "0", 0])
+    def test_true_and_false(self, true: Any, false: Any) -> None:
+        training = load(document_masks=true, packing=false).training
+        assert training.document_masks is True
+        assert training.packing is False
+
+    def test_none_is_a_form_of_whitening(self, tmp_path: Path) -> None:
+        # And not the absence of a value, as it is elsewhere.
+        assert load(whitening="none").training.whitening == "none"
+        assert load("whitening: none\n", tmp_path).training.whitening == "none"
+
+    @pytest.mark.parametrize("name", ["horizon", "whitening", "packing", "dataset", "text_column"])
+    def test_a_setting_that_needs_a_value_is_not_left_empty(self, name: str) -> None:
+        assert refuse(name, None).startswith(f"{name} must not be empty; it takes ")
+
+    def test_yamls_bare_no_is_an_evaluation_strategy(self, tmp_path: Path) -> None:
+        assert load("eval_strategy: no\nsave_strategy: no\n", tmp_path).training.eval_strategy == "no"
+
+    def test_typo_in_a_choice_of_transformers_names_field_and_choices(self) -> None:
+        message = refuse("eval_strategy", "step")
+        assert message == "eval_strategy='step' is not one of no, steps, epoch; did you mean 'steps'?"
+
+
+class TestMethod:
+    @pytest.mark.parametrize(
+        ("name", "value", "expected"),
+        [
+            ("whitening", "referense", "did you mean 'reference'"),
+            ("anchors", "stride", "did you mean 'strided'"),
+            ("feature_pooling", "max", "not one of last, mean"),
+            ("feature_normalize", "per-layer", "did you mean 'per_layer'"),
+            ("feature_source", "copi", "did you mean 'copy'"),
+            ("attention_backend", "flash", "not one of auto, sdpa, flex"),
+            ("temperature", 0, "must be above 0"),
+            ("temperature", -1, "must be above 0"),
+            ("alpha", 2, "between 0 and 1"),
+            ("alpha", -0.1, "between 0 and 1"),
+            ("gamma", -1, "must not be negative"),
+            ("kl_weight", -1, "must not be negative"),
+            ("horizon", 0, "at least 1"),
+            ("stride", 0, "at least 1"),
+            ("samples", 0, "at least 1"),
+            ("samples", 1, "eval_samples"),
+            ("context_length", 0, "at least 1"),
+            ("horizon", 1020, "does not fit in context_length=1024; use horizon<=1016"),
+        ],
+    )
+    def test_errors_name_the_field_and_the_way_out(self, name: str, value: Any, expected: str) -> None:
+        message = refuse(name, value)
+        assert name in message
+        assert str(value) in message
+        assert expected in message
+
+    def test_longest_horizon_that_fits(self) -> None:
+        assert load(horizon=1016).training.horizon == 1016
+
+    def test_two_sources_of_features_exclude_each_other(self) -> None:
+        with pytest.raises(ConfigError, match="feature_model='other' and feature_source='copy' exclude each other"):
+            load(feature_model="other", feature_source="copy")
+
+    def test_config_errors_are_the_same_from_python(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="did you mean 'reference'"):
+            EBFTConfig(output_dir=str(tmp_path), whitening="referense")

@@ -1,0 +1,542 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from ebft import cli, loading
+from ebft.config.evaluation import EvalOptions
+from ebft.errors import ConfigError
+from ebft.evaluate import tables
+from ebft.sandbox.isolation import Sandbox, SandboxError
+from ebft.tasks.generation import Completion, TransformersGenerator
+from ebft.tasks.record_files import Records
+from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
+
+PAIRS = [{"de": f"Haus {n}" + "!" * n, "en": f"house {n}"} for n in range(6)]
+ROWS = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}, that is all"} for a in range(6) for b in range(6)]
+
+
+@pytest.fixture(autouse=True)
+def away_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EBFT_CACHE", str(tmp_path / "cache"))
+    import datasets
+    import huggingface_hub
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", byte_tokenizer(pad=END))
+
+
+@pytest.fixture(scope="module")
+def other_model(model: Path) -> Path:
+    """The same tokenizer and shape, other weights."""
+    folder = model.parent / "other"
+    shutil.copytree(model, folder)
+    weights: Any = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        for parameter in weights.parameters():
+            parameter.mul_(1.1)
+    weights.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    folder = tmp_path_factory.mktemp("data")
+    pairs, rows = folder / "pairs.jsonl", folder / "rows.jsonl"
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in PAIRS))
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    translation = (
+        "--translation-data {} --source-field de --target-field en --samples 4 --max-new-tokens 6 --batch-size 4"
+    )
+    calibration = (
+        "--calibration-data {} --context-length 32 --horizon 4 --stride 8 --rollouts 2 --sequences 6 "
+        "--profile-lengths 1,2,8 --profile-stride 8 --calibration-batch-size 2"
+    )
+    return {"translation": translation.format(pairs).split(), "calibration": calibration.format(rows).split()}
+
+
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(model: Path, data: dict[str, list[str]], capfd: pytest.CaptureFixture[str]) -> Run:
+    """`ebft eval` in this process; returns its results.json."""
+
+    def start(output: Path, tasks: str, *more: object, models: tuple[Path, ...] = (), code: int = 0) -> dict[str, Any]:
+        chosen = [word for task in tasks.split(",") for word in data.get(task, [])]
+        named = [word for m in models or (model,) for word in ("--model", str(m))]
+        found = cli.main(["eval", *named, "--tasks", tasks, "--output", str(output), *chosen, *map(str, more)])
+        assert found == code, capfd.readouterr().err
+        file = output / "results.json"
+        return json.loads(file.read_text()) if file.exists() else {}
+
+    return start
+
+
+def metrics(results: dict[str, Any]) -> Any:
+    return {task: (entry["metrics"], entry.get("profile")) for task, entry in results["tasks"].items()}
+
+
+def test_everything_that_is_promised_is_written(run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    results = run(tmp_path / "out", "calibration,translation", "--seed", 3)
+    printed = capfd.readouterr().out
+    found = results["tasks"]
+    assert set(found["calibration"]["metrics"]) == {"cross_entropy", "answer_cross_entropy", "cfm", "whitened_proxy"}
+    assert [point["length"] for point in found["calibration"]["profile"]] == [1, 2, 8]
+    expected = {"greedy_bleu", "greedy_chrf", "best_of_1_bleu", "best_of_4_sentence_chrf"}
+    assert expected <= set(found["translation"]["metrics"])
+    for entry in found.values():
+        for value in entry["metrics"].values():
+            assert value["standard_error"] >= 0
+            assert value["count"] == 6
+            assert torch.tensor(value["value"]).isfinite()
+    assert results["seed"] == 3
+    assert {"ebft", "torch", "transformers", "python"} <= set(results["versions"])
+    assert results["dtype"] == "float32"
+    assert found["calibration"]["features"]["taps"] == [0, 1, 1]
+    assert found["calibration"]["settings"]["horizon"] == 4
+    assert "signatures" in found["translation"]["samples"]
+    rows = [json.loads(line) for line in (tmp_path / "out" / "translation.samples.jsonl").read_text().splitlines()]
+    assert sorted((row["task_id"], row["sample"]) for row in rows) == [
+        (str(n), s) for n in range(1, 7) for s in range(4)
+    ]
+    assert (tmp_path / "out" / "profile.png").read_bytes().startswith(b"\x89PNG")
+    table = (tmp_path / "out" / "results.md").read_text()
+    for text in (printed, table):
+        for name in ("cross_entropy", "cfm at 8 tokens", "best_of_4_sentence_bleu"):
+            assert name in text
+    value = found["calibration"]["metrics"]["cfm"]
+    assert f"{value['value']:.4f} ± {value['standard_error']:.4f} (n=6)" in printed
+
+
+def test_the_same_seed_gives_the_same_numbers(run: Run, tmp_path: Path) -> None:
+    first = metrics(run(tmp_path / "a", "calibration,translation", "--batch-size", 3))
+    assert metrics(run(tmp_path / "b", "calibration,translation")) == first
+    other = metrics(run(tmp_path / "c", "calibration,translation", "--seed", 1))
+    assert other["calibration"][0]["cfm"] != first["calibration"][0]["cfm"]
+    assert other["calibration"][0]["cross_entropy"] == first["calibration"][0]["cross_entropy"]
+    assert other["translation"][0]["greedy_chrf"] == first["translation"][0]["greedy_chrf"]
+    assert other["translation"][0]["best_of_4_chrf"] != first["translation"][0]["best_of_4_chrf"]
+
+
+class TestGoingOn:
+    @pytest.fixture
+    def stop_after(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+        def arm(batches: int) -> None:
+            left = [batches]
+            original = Records.append
+
+            def append(self: Records, rows: Any) -> None:
+                if left[0] == 0:
+                    raise KeyboardInterrupt
+                left[0] -= 1
+                original(self, rows)
+
+            monkeypatch.setattr(Records, "append", append)
+
+        yield arm
+        monkeypatch.undo()
+
+    @pytest.mark.parametrize(("batches", "left"), [(2, "calibration"), (7, "translation.samples")])
+    def test_stopped_and_started_again(
+        self, batches: int, left: str, run: Run, stop_after: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        whole = run(tmp_path / "whole", "calibration,translation")
+        with monkeypatch.context():
+            stop_after(batches)
+            run(tmp_path / "out", "calibration,translation", code=130)
+        monkeypatch.undo()
+        file = tmp_path / "out" / f"{left}.jsonl"
+        made = file.read_text()
+        assert made
+        file.write_text(made + '{"task_id": "1", "sam')  # what a killed run was writing
+        results = run(tmp_path / "out", "calibration,translation")
+        assert file.read_text().startswith(made)
+        assert file.read_text() == (tmp_path / "whole" / file.name).read_text()
+        assert metrics(results) == metrics(whole)
+
+    def test_a_finished_one_loads_no_model(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        first = run(tmp_path / "out", "calibration,translation")
+        monkeypatch.setattr(loading.Checkpoint, "load", lambda *_: pytest.fail("a model was loaded"))
+        assert metrics(run(tmp_path / "out", "calibration,translation")) == metrics(first)
+        assert "translation: already in" in capfd.readouterr().err
+
+    def test_other_settings_are_refused_until_overwritten(
+        self, run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        run(tmp_path / "out", "translation", "--seed", 1)
+        run(tmp_path / "out", "translation", "--seed", 2, code=2)
+        said = capfd.readouterr().err.splitlines()[-1]
+        assert "was made with seed=1, not 2; go on with the same settings, choose another --output" in said
+        results = run(tmp_path / "out", "translation", "--seed", 2, "--overwrite")
+        assert metrics(results) == metrics(run(tmp_path / "other", "translation", "--seed", 2))
+
+    def test_another_task_joins_the_results(self, run: Run, tmp_path: Path) -> None:
+        first = run(tmp_path / "out", "calibration")
+        both = run(tmp_path / "out", "translation")
+        assert both["tasks"]["calibration"] == first["tasks"]["calibration"]
+        assert set(both["tasks"]) == {"calibration", "translation"}
+
+    def test_more_sequences_keep_the_first(self, run: Run, tmp_path: Path) -> None:
+        run(tmp_path / "out", "calibration", "--sequences", 2)
+        before = (tmp_path / "out" / "calibration.jsonl").read_text()
+        results = run(tmp_path / "out", "calibration", "--sequences", 4)
+        assert (tmp_path / "out" / "calibration.jsonl").read_text().startswith(before)
+        assert results["tasks"]["calibration"]["sequences"] == 4
+        assert metrics(results) == metrics(run(tmp_path / "fresh", "calibration", "--sequences", 4))
+
+    def test_new_weights_in_the_same_folder_are_noticed(self, run: Run, model: Path, tmp_path: Path) -> None:
+        copied = tmp_path / "model"
+        shutil.copytree(model, copied)
+        run(tmp_path / "out", "translation", models=(copied,))
+        weights = copied / "model.safetensors"
+        os.utime(weights, ns=(1, 1))
+        run(tmp_path / "out", "translation", models=(copied,), code=2)
+
+
+def test_an_adapter_is_evaluated_on_its_base(run: Run, model: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    base: Any = AutoModelForCausalLM.from_pretrained(model)
+    adapted = get_peft_model(base, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    adapted.save_pretrained(tmp_path / "adapter")
+    adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
+    byte_tokenizer(pad=END).save_pretrained(tmp_path / "merged")
+    features = ("--feature-model", model)
+    adapter = run(tmp_path / "a", "calibration,translation", *features, models=(tmp_path / "adapter",))
+    merged = run(tmp_path / "m", "calibration,translation", *features, models=(tmp_path / "merged",))
+    plain = run(tmp_path / "p", "calibration,translation", *features)
+    assert adapter["adapter"] == str(tmp_path / "adapter")
+    assert (
+        adapter["tasks"]["calibration"]["features"]["weights"] == plain["tasks"]["calibration"]["features"]["weights"]
+    )
+    for task in ("calibration", "translation"):
+        for name, value in merged["tasks"][task]["metrics"].items():
+            assert adapter["tasks"][task]["metrics"][name]["value"] == pytest.approx(value["value"], rel=1e-3, abs=1e-4)
+    assert metrics(adapter)["calibration"] != metrics(plain)["calibration"]
+
+
+class TestSeveral:
+    def test_models_share_a_table_a_plot_and_a_space(
+        self, run: Run, model: Path, other_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        run(tmp_path / "out", "calibration", models=(model, other_model))
+        printed = capfd.readouterr()
+        assert "tiny" in printed.out.splitlines()[0]
+        assert "other" in printed.out.splitlines()[0]
+        assert f"features are those of {model}" in printed.err
+        mine, theirs = (tables.read_results(tmp_path / "out" / name) for name in ("tiny", "other"))
+        spaces = [found["tasks"]["calibration"]["features"] for found in (mine, theirs)]
+        assert spaces[0] == spaces[1]
+        assert metrics(mine) != metrics(theirs)
+        assert (tmp_path / "out" / "profile.png").exists()
+
+        folders = [str(tmp_path / "out" / name) for name in ("tiny", "other")]
+        assert cli.main(["eval", "--compare", *folders, "--output", str(tmp_path / "both")]) == 0
+        assert (tmp_path / "both" / "profile.png").exists()
+        assert (tmp_path / "both" / "results.md").read_text() == (tmp_path / "out" / "results.md").read_text()
+
+    def test_different_spaces_are_not_compared(
+        self, run: Run, model: Path, other_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        run(tmp_path / "a", "calibration", models=(model,))
+        run(tmp_path / "b", "calibration", models=(other_model,))
+        capfd.readouterr()
+        folders = [str(tmp_path / name) for name in "ab"]
+        assert cli.main(["eval", "--compare", *folders, "--output", str(tmp_path / "both")]) == 2
+        said = capfd.readouterr().err
+        assert "a and b were looked at in different feature spaces (weights: " in said
+        assert "evaluate both with the same --feature-model" in said
+        assert not (tmp_path / "both").exists()
+
+    def test_curves_are_drawn_with_the_papers_axes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        import matplotlib.pyplot as plt
+
+        drawn: list[Any] = []
+        monkeypatch.setattr(plt, "close", drawn.append)
+        entry = lambda value: {"value": value, "standard_error": 0.1, "count": 2}  # noqa: E731
+        results = {
+            name: {
+                "tasks": {
+                    "calibration": {"metrics": {}, "profile": [{"length": g, **entry(g * s)} for g in (1, 8, 128)]}
+                }
+            }
+            for name, s in (("base", 1), ("ebft", 2))
+        }
+        tables.profile_plot(results, tmp_path / "plot.png")
+        axis = drawn[0].axes[0]
+        assert (axis.get_xlabel(), axis.get_ylabel()) == (
+            "completion length (tokens)",
+            "conditional feature-matching loss",
+        )
+        assert [line.get_label() for line in axis.lines] == ["base", "ebft"]
+        assert [list(line.get_ydata()) for line in axis.lines] == [[1, 8, 128], [2, 16, 256]]
+        assert list(axis.lines[0].get_xdata()) == [1, 8, 128]
+        assert [text.get_text() for text in axis.get_legend().get_texts()] == ["base", "ebft"]
+
+    def test_labels_tell_models_apart(self) -> None:
+        assert tables.labels(["runs/a/final", "runs/b/final"]) == ["a/final", "b/final"]
+        assert tables.labels(["x/y", "org/z"]) == ["y", "z"]
+        assert tables.labels(["m", "m"]) == ["m (1)", "m (2)"]
+
+
+PROBLEMS = [
+    {
+        "task_id": f"Test/{n}",
+        "prompt": f"def add{n}(x):\n",
+        "entry_point": f"add{n}",
+        "test": f"def check(f):\n    assert f(1) == {n + 1}\n",
+        "canonical_solution": f"    return x + {n}\n",
+    }
+    for n in range(3)
+]
+
+
+def without_sandbox() -> str | None:
+    try:
+        Sandbox().check()
+    except SandboxError as error:
+        return str(error)
+    return None
+
+
+class TestCode:
+    @pytest.fixture
+    def problems(self, tmp_path: Path) -> Path:
+        file = tmp_path / "problems.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in PROBLEMS))
+        return file
+
+    @pytest.fixture
+    def answering(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        """A generator that knows some of the answers, in place of a model that knows none."""
+        asked: list[Any] = []
+
+        def stream(self: Any, prompts: Any, settings: Any, wanted: Any, keys: Any) -> Iterator[list[Any]]:
+            asked.append((list(prompts), settings))
+            for place, sample in wanted:
+                right = settings.temperature == 0 or (place, sample) in [(0, 0), (0, 1), (1, 3)]
+                text = PROBLEMS[place]["canonical_solution"] if right else "    return None\n"
+                yield [(place, sample, Completion(str(text), "stop", 5))]
+
+        monkeypatch.setattr(TransformersGenerator, "stream", stream)
+        return asked
+
+    @pytest.mark.skipif(without_sandbox() is not None, reason=f"no sandbox: {without_sandbox()}")
+    def test_completions_reach_the_sandbox_and_are_counted(
+        self, run: Run, problems: Path, answering: list[Any], tmp_path: Path
+    ) -> None:
+        results = run(tmp_path / "out", "humaneval", "--humaneval", problems, "--samples", 4)
+        found = results["tasks"]["humaneval"]["metrics"]
+        assert found["greedy_pass@1"]["value"] == 1.0
+        assert found["pass@1"]["value"] == pytest.approx((2 / 4 + 1 / 4 + 0) / 3)
+        assert found["pass@4"]["value"] == pytest.approx(2 / 3)
+        assert "pass@16" not in found
+        assert [settings.temperature for _, settings in answering] == [0, 0.6]
+        assert answering[0][0] == [row["prompt"] for row in PROBLEMS]
+        assert "\ndef " in answering[0][1].stop
+        # What `ebft score` makes of the same generations.
+        scored = tmp_path / "scored.json"
+        command = [
+            "score",
+            "humaneval",
+            "--problems",
+            problems,
+            "--samples",
+            tmp_path / "out" / "humaneval.samples.jsonl",
+        ]
+        assert cli.main([*map(str, command), "--output", str(scored)]) == 0
+        assert json.loads(scored.read_text())["metrics"]["pass@4"] == found["pass@4"]
+
+    def test_a_language_without_its_toolchain_is_skipped(
+        self, run: Run, answering: list[Any], tmp_path: Path, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        from ebft.problems.multipl_e import MultiPLEProblem
+
+        for language, head in (("js", "function f(x) {"), ("rs", "fn f(x: isize) -> isize {")):
+            row = {
+                "name": "Test_0",
+                "language": language,
+                "prompt": f"{head}\n",
+                "tests": "f(1);",
+                "stop_tokens": ["\n}"],
+                "doctests": "",
+                "original": "",
+            }
+            (tmp_path / f"humaneval-{language}.jsonl").write_text(json.dumps(row) + "\n")
+        monkeypatch.setattr(MultiPLEProblem, "unavailable", lambda self: f"no compiler for {self.language}")
+        monkeypatch.setattr(Sandbox, "check", lambda self: pytest.fail("there is nothing to run"))
+        results = run(tmp_path / "out", "multipl-e", "--multipl-e", tmp_path, "--languages", "js,rs")
+        assert answering == []
+        assert results["tasks"]["multipl-e"]["metrics"] == {}
+        printed = capfd.readouterr()
+        assert "multipl-e-js  skipped: no compiler for js" in printed.out
+        assert "note: multipl-e: multipl-e-rs is skipped: no compiler for rs" in printed.err
+
+    def test_without_a_sandbox_nothing_is_generated(
+        self, run: Run, problems: Path, answering: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def check(self: Any) -> None:
+            raise SandboxError("the sandbox needs `bwrap`")
+
+        monkeypatch.setattr(Sandbox, "check", check)
+        run(tmp_path / "out", "humaneval", "--humaneval", problems, code=2)
+        assert answering == []
+        assert not (tmp_path / "out").exists()
+
+    def test_the_hub_is_asked_for_the_datasets_by_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import datasets
+
+        from ebft.tasks.run_task import problem_sets
+
+        asked: list[Any] = []
+
+        def load_dataset(name: str, configuration: str | None, split: str) -> list[dict[str, Any]]:
+            asked.append((name, configuration, split))
+            return PROBLEMS
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        monkeypatch.setattr(Sandbox, "check", lambda self: None)
+        sets = problem_sets("humaneval", EvalOptions(limit=2))
+        assert sets[0].keys == ["Test/0", "Test/1"]
+        with pytest.raises(ValueError, match=r"test_list|text"):
+            problem_sets("mbpp", EvalOptions())
+        with pytest.raises(ValueError, match="field"):
+            problem_sets("multipl-e", EvalOptions(languages=["rs"]))
+        assert asked == [
+            ("openai/openai_humaneval", None, "test"),
+            ("google-research-datasets/mbpp", "full", "test"),
+            ("nuprl/MultiPL-E", "humaneval-rs", "test"),
+        ]
+
+
+class TestBadInput:
+    @pytest.fixture
+    def refused(self, model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+        """One line on standard error, code 2, no output folder."""
+
+        def start(*arguments: object, named: bool = True) -> str:
+            capfd.readouterr()
+            words = [*map(str, arguments), "--output", str(tmp_path / "out")]
+            try:
+                code: Any = cli.main(["eval", *(["--model", str(model)] if named else []), *words])
+            except SystemExit as stopped:  # argparse's own way
+                code = stopped.code
+            printed = capfd.readouterr()
+            assert code == 2, printed
+            assert len(printed.err.splitlines()) == 1, printed.err
+            assert printed.out == ""
+            assert not (tmp_path / "out").exists()
+            return printed.err
+
+        return start
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--tasks", "humanevl"], "unknown task 'humanevl'; there is calibration,"),
+            ([], "no task: give --tasks"),
+            (["--tasks", "calibration"], "the task calibration needs --calibration-data"),
+            (["--tasks", "translation"], "the task translation needs --translation-data"),
+            (["--tasks", "humaneval", "--humaneval", "gone.jsonl"], "gone.jsonl: no such file"),
+            (["--tasks", "multipl-e", "--languages", "rust"], "unknown language 'rust'; there is"),
+            (["--tasks", "humaneval", "--samples", "many"], "samples='many' is not a whole number"),
+            (["--tasks", "humaneval", "--samples", "0", "--no-greedy"], "leaves nothing to generate"),
+            (["--tasks", "humaneval", "--temperature", "0"], "temperature=0.0 must be above 0 for samples"),
+            (["--tasks", "humaneval", "--device", "gpu"], "device='gpu' is not a device"),
+            (["--tasks", "humaneval", "--bakend", "vllm"], "unknown option '--bakend vllm'; did you mean '--backend'?"),
+            (["--tasks", "humaneval", "--back", "vllm"], "unknown option '--back vllm'"),
+            (["--tasks", "humaneval", "--sequenses", "3"], "did you mean '--sequences'?"),
+            (["--compare", "x"], "--compare takes folders with results and evaluates nothing"),
+        ],
+    )
+    def test_options(self, arguments: list[str], message: str, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        if message.startswith("device"):
+            monkeypatch.setattr("ebft.evaluate.eval_command.problem_sets", lambda *_: [])
+        assert message in refused(*arguments)
+
+    def test_models(self, refused: Any, model: Path, tmp_path: Path, data: dict[str, list[str]]) -> None:
+        rest = ["--tasks", "translation", *data["translation"]]
+
+        def said(folder: object) -> str:
+            return refused("--model", folder, *rest, named=False)
+
+        assert "no model: give --model" in refused(*rest, named=False)
+        assert "nowhere': no such folder" in said("./nowhere")
+        empty = tmp_path / "empty"
+        shutil.copytree(model, empty, ignore=shutil.ignore_patterns("*.safetensors"))
+        assert "has no weights (expected model.safetensors or pytorch_model.bin)" in said(empty)
+        trained = tmp_path / "run"
+        shutil.copytree(model, trained / "final")
+        assert f"has no config.json, so it is no checkpoint; did you mean {trained}/final?" in said(trained)
+        adapter = tmp_path / "adapter"
+        adapter.mkdir()
+        (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/gone"}))
+        assert "the adapter folder has no adapter_model.safetensors" in said(adapter)
+        (adapter / "adapter_model.safetensors").write_bytes(b"")
+        assert "its base model /gone is not there" in said(adapter)
+        assert "is a file; give the folder" in said(model / "config.json")
+
+    def test_a_feature_network_of_another_vocabulary(
+        self, run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        other = save_tiny_model(tmp_path / "wide", byte_tokenizer(extra_tokens=0, end=END))
+        tokenizer = byte_tokenizer()
+        tokenizer.add_tokens(["more"])
+        tokenizer.save_pretrained(other)
+        run(tmp_path / "out", "calibration", "--feature-model", other, code=2)
+        assert "must share the vocabulary" in capfd.readouterr().err
+
+    def test_a_file_where_the_folder_should_be(self, model: Path, tmp_path: Path, capfd: Any) -> None:
+        (tmp_path / "file").write_text("")
+        assert (
+            cli.main(["eval", "--model", str(model), "--tasks", "humaneval", "--output", str(tmp_path / "file")]) == 2
+        )
+        assert "is a file; choose a folder" in capfd.readouterr().err
+        assert cli.main(["eval", "--model", str(model), "--tasks", "humaneval"]) == 2
+        assert "no output folder: give --output" in capfd.readouterr().err
+
+
+def test_records_without_settings_are_nobodys(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(ConfigError, match=r"x.jsonl is there without x.settings.json"):
+        Records(tmp_path, "x", {})
+    kept = Records(tmp_path, "y", {"a": (1, 2)})
+    kept.append([{"text": "one\u2028two"}])  # a line separator inside a text is not the end of a record
+    assert Records(tmp_path, "y", {"a": [1, 2]}).rows == [{"text": "one\u2028two"}]
+    (tmp_path / "y.jsonl").write_text("nonsense\n")
+    with pytest.raises(ConfigError, match=r"y.jsonl is damaged"):
+        Records(tmp_path, "y", {"a": [1, 2]})
+
+
+def test_help_lists_every_option() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ebft.cli", "eval", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    for name in ("--feature-model", "--profile-lengths", "--comet-model", "--multipl-e", "--too-long"):
+        assert name in done.stdout
+
+
+def test_import_stays_light() -> None:
+    heavy = ("datasets", "matplotlib", "sacrebleu", "trl", "torch")
+    code = f"import sys, ebft, ebft.cli; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,310 @@
+"""`ebft score` from the command line: results, what it leaves on disk, going on, and one clear line for bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebft import cli
+from ebft.evaluate import score_command
+from tests.sandbox.attacks.others import PROBLEMS, RIGHT
+from tests.sandbox.sandboxed import HEAD, TESTS, needs_language, needs_sandbox
+
+ADD = {
+    "task_id": "Own/0",
+    "prompt": HEAD,
+    "entry_point": "add",
+    "canonical_solution": "    return a + b\n",
+    "test": TESTS,
+}
+NEGATE = {
+    "task_id": "Own/1",
+    "prompt": 'def negate(a):\n    """The same with the other sign."""\n',
+    "entry_point": "negate",
+    "canonical_solution": "    return -a\n",
+    "test": "def check(candidate):\n    assert candidate(2) == -2\n    assert candidate(0) == 0\n",
+}
+
+
+def write(file: Path, rows: list[Any]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    return write(tmp_path / "problems.jsonl", [ADD, NEGATE])
+
+
+def sample(task_id: Any, completion: Any, **more: Any) -> dict[str, Any]:
+    return {"task_id": task_id, "completion": completion, **more}
+
+
+SAMPLES = [
+    sample("Own/0", "    return a + b\n"),
+    sample("Own/0", "    return a - b\n"),
+    sample("Own/1", "```python\ndef negate(a):\n    return -a\n```"),
+    sample("Own/0", "    raise SystemExit(0)\n"),
+    sample("Own/1", "    while True:\n        pass\n"),
+    sample("Own/1", "    return -a\n"),
+]
+
+
+def run(task: str, problems: Path, samples: Path, output: Path, *more: str) -> int:
+    files = ["--problems", str(problems), "--samples", str(samples), "--output", str(output)]
+    return cli.main(["score", task, *files, "--workers", "2", *more])
+
+
+@needs_sandbox
+def test_results(problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "new" / "results.json"
+    samples = write(tmp_path / "samples.jsonl", SAMPLES)
+    assert run("humaneval", problems, samples, output, "--timeout", "5", "--k", "1,2,3,4") == 0
+    results = json.loads(output.read_text())
+    # Own/0 has 1 of 3, Own/1 2 of 3: pass@2 is the mean of 1 - 1/3 and 1.
+    assert results["metrics"]["pass@1"] == {
+        "value": pytest.approx(0.5),
+        "standard_error": pytest.approx(1 / 6),
+        "count": 2,
+    }
+    assert results["pass@1"] == pytest.approx(0.5)
+    assert results["metrics"]["pass@2"]["value"] == pytest.approx(5 / 6)
+    assert results["metrics"]["pass@3"]["value"] == 1.0
+    assert "pass@4" not in results["metrics"]
+    assert "pass@4" in results["notes"][0]
+    assert results["statuses"] == {"passed": 3, "failed": 2, "timeout": 1, "error": 0, "skipped": 0}
+    assert results["counts"]["problems_without_samples"] == 0
+    assert results["settings"]["timeout"] == 5.0
+    assert results["versions"]["python"]
+    assert results["versions"]["sandbox"].startswith("bubblewrap")
+    rows = [json.loads(line) for line in (output.parent / "results.samples.jsonl").read_text().splitlines()]
+    assert [(row["task_id"], row["sample"], row["status"]) for row in rows] == [
+        ("Own/0", 0, "passed"),
+        ("Own/0", 1, "failed"),
+        ("Own/1", 0, "passed"),
+        ("Own/0", 2, "failed"),
+        ("Own/1", 1, "timeout"),
+        ("Own/1", 2, "passed"),
+    ]
+    printed = capsys.readouterr()
+    assert "pass@1" in printed.out
+    assert "0.5000" in printed.out
+
+
+@needs_sandbox
+def test_it_goes_on(problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was run under the same settings is not run again; a changed sample, and a cut line, are."""
+    output = tmp_path / "results.json"
+    samples = write(tmp_path / "samples.jsonl", SAMPLES[:4])
+    assert run("humaneval", problems, samples, output) == 0
+    first = json.loads(output.read_text())
+    ran: list[str] = []
+    real = score_command.run_many
+
+    def counted(attempts: Any, *rest: Any) -> Any:
+        listed = list(attempts)
+        ran.extend(attempt.answer for attempt in listed)
+        return real(listed, *rest)
+
+    monkeypatch.setattr(score_command, "run_many", counted)
+    kept = score_command.samples_file(output)
+    lines = kept.read_text().splitlines()
+    kept.write_text("\n".join(lines[:3]) + "\n" + lines[3][:40])
+    changed = [SAMPLES[0], sample("Own/0", "    return (a + b)\n"), *SAMPLES[2:4]]
+    assert run("humaneval", problems, write(tmp_path / "samples.jsonl", changed), output) == 0
+    assert sorted(ran) == sorted([changed[1]["completion"], SAMPLES[3]["completion"]])
+    second = json.loads(output.read_text())
+    assert second["counts"]["samples_passed"] == first["counts"]["samples_passed"] + 1
+    ran.clear()
+    assert run("humaneval", problems, tmp_path / "samples.jsonl", output, "--timeout", "9") == 0
+    assert len(ran) == 4, "other limits, other outcomes"
+
+
+@needs_sandbox
+def test_stopped_and_started_again(problems: Path, tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    slow = sample("Own/1", "    import time\n    time.sleep(600)\n")
+    samples = write(tmp_path / "samples.jsonl", [SAMPLES[0], slow])
+    command = [sys.executable, "-m", "ebft.cli", "score", "humaneval", "--problems", str(problems)]
+    command += ["--samples", str(samples), "--output", str(output), "--timeout", "500", "--workers", "1"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    kept = score_command.samples_file(output)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (kept.is_file() and '"passed": true' in kept.read_text()):
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == cli.INTERRUPTED
+    assert "goes on from here" in said
+    assert not output.exists()
+    assert '"passed": true' in kept.read_text()
+
+
+@needs_sandbox
+def test_problems_without_samples(problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "results.json"
+    samples = write(tmp_path / "samples.jsonl", [sample("Own/1", "    return -a\n")])
+    assert run("humaneval", problems, samples, output) == 0
+    results = json.loads(output.read_text())
+    assert results["problems_without_samples"] == ["Own/0"]
+    assert results["pass@1"] == 1.0
+    assert "1 of 2 problems have no sample" in capsys.readouterr().err
+
+
+@needs_sandbox
+def test_mbpp_ids(tmp_path: Path) -> None:
+    row = {
+        "task_id": 11,
+        "text": "Add.",
+        "code": "def add(a, b):\n    return a + b",
+        "test_list": ["assert add(1, 2) == 3"],
+    }
+    problems = write(tmp_path / "problems.jsonl", [row])
+    rows = [sample(name, row["code"]) for name in (11, "11", "MBPP/11", "Mbpp/11")]
+    rows.append({"name": "11", "completion": "def add(a, b):\n    return 4"})
+    output = tmp_path / "results.json"
+    assert run("mbpp", problems, write(tmp_path / "samples.jsonl", rows), output, "--k", "1,4,5") == 0
+    results = json.loads(output.read_text())
+    assert results["pass@1"] == pytest.approx(0.8)
+    assert results["pass@4"] == results["pass@5"] == 1.0
+
+
+@needs_sandbox
+@needs_language("js")
+def test_several_languages_and_a_missing_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ebft.sandbox import languages
+
+    rows = [{"name": "own", "language": name, **PROBLEMS[name]} for name in ("js", "php")]
+    problems = write(tmp_path / "problems.jsonl", rows)
+    samples = [{"name": "own", "language": name, "completion": RIGHT[name][0]} for name in ("js", "php")]
+    real = languages.Language.missing
+    monkeypatch.setattr(languages.Language, "missing", lambda self: "no php here" if self.name == "php" else real(self))
+    output = tmp_path / "results.json"
+    assert run("multipl-e", problems, write(tmp_path / "samples.jsonl", samples), output) == 0
+    results = json.loads(output.read_text())
+    assert results["skipped_languages"] == {"php": "no php here"}
+    assert results["statuses"]["skipped"] == 1
+    assert results["statuses"]["failed"] == 0
+    assert results["pass@1"] == 1.0
+    assert list(results["by_language"]["php"]) == []
+    assert results["versions"]["node"].startswith("v")
+    one = tmp_path / "one.json"
+    both = [samples[0]]
+    assert run("multipl-e", problems, write(tmp_path / "js.jsonl", both), one, "--language", "JavaScript") == 0
+    assert json.loads(one.read_text())["counts"]["problems"] == 1
+
+
+BAD = {
+    "unknown task": (
+        SAMPLES,
+        ["humanevil"],
+        "translation; did you mean 'humaneval'?",
+    ),
+    "no samples": ([], ["humaneval"], "samples.jsonl: the file is empty"),
+    "pass@k of translations": (SAMPLES, ["translation", "--k", "1"], "--k is for code"),
+    "unknown problem": ([sample("Own/7", "x")], ["humaneval"], "line 1: unknown task 'Own/7'; did you mean"),
+    "no completion": ([{"task_id": "Own/0"}], ["humaneval"], "line 1 has no field 'completion'"),
+    "completion is a list": ([sample("Own/0", ["x"])], ["humaneval"], "'completion' is a list, not a string"),
+    "completion is null": ([SAMPLES[0], sample("Own/0", None)], ["humaneval"], "line 2 has no field 'completion'"),
+    "no task": ([{"completion": "x"}], ["humaneval"], "line 1 has neither 'task_id' nor 'name'"),
+    "task is a list": ([sample([1], "x")], ["humaneval"], "'task_id' is a list"),
+    "not an object": (["text"], ["humaneval"], "line 1 is a str, not an object"),
+    "k": (SAMPLES, ["humaneval", "--k", "0,x"], "--k 0,x is not a list of positive whole numbers"),
+    "timeout": (SAMPLES, ["humaneval", "--timeout", "-1"], "--timeout -1.0 must be"),
+    "timeout nan": (SAMPLES, ["humaneval", "--timeout", "nan"], "--timeout nan must be"),
+    "workers": (SAMPLES, ["humaneval", "--workers", "0"], "--workers 0 must be at least 1"),
+    "language": (SAMPLES, ["humaneval", "--language", "cpp"], "--language cpp"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(name: str, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows, arguments, message = BAD[name]
+    samples = write(tmp_path / "samples.jsonl", rows)
+    output = tmp_path / "results.json"
+    before = sorted(tmp_path.iterdir())
+    assert run(arguments[0], problems, samples, output, *arguments[1:]) == cli.BAD_INPUT
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "problems.jsonl: the file is empty"),
+        (b"\n\n", "problems.jsonl: the file is empty"),
+        (json.dumps(ADD).encode() + b"\n{broken", "line 2 is not valid JSON"),
+        (json.dumps(ADD).encode() + b"\n\xff\xfe", "line 2 is not UTF-8 text"),
+        (b"[" * 100_000, "line 1 cannot be read (RecursionError)"),
+        (json.dumps({"task_id": "x", "prompt": "y"}).encode(), "line 1 has no field 'entry_point'"),
+    ],
+)
+def test_bad_problems(content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problems = tmp_path / "problems.jsonl"
+    problems.write_bytes(content)
+    samples = write(tmp_path / "samples.jsonl", SAMPLES)
+    assert run("humaneval", problems, samples, tmp_path / "results.json") == cli.BAD_INPUT
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_files_that_are_not_there(problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    samples = write(tmp_path / "samples.jsonl", SAMPLES)
+    assert run("humaneval", tmp_path / "no.jsonl", samples, tmp_path / "out.json") == cli.BAD_INPUT
+    assert "no.jsonl: no such file" in capsys.readouterr().err
+    assert run("humaneval", problems, tmp_path / "no.jsonl", tmp_path / "out.json") == cli.BAD_INPUT
+    assert "no.jsonl: no such file" in capsys.readouterr().err
+    assert run("humaneval", problems, samples, tmp_path) == cli.BAD_INPUT
+    assert "is a folder" in capsys.readouterr().err
+    assert run("humaneval", problems, samples, samples) == cli.BAD_INPUT
+    assert "would overwrite the samples" in capsys.readouterr().err
+    own = write(tmp_path / "out.samples.jsonl", SAMPLES)  # where the outcomes would go
+    assert run("humaneval", problems, own, tmp_path / "out.json") == cli.BAD_INPUT
+    assert "would overwrite the samples" in capsys.readouterr().err
+
+
+def test_without_a_sandbox_nothing_runs(
+    problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    samples = write(tmp_path / "samples.jsonl", SAMPLES)
+    assert run("humaneval", problems, samples, tmp_path / "out.json") == cli.BAD_INPUT
+    said = capsys.readouterr().err
+    assert "apt install bubblewrap" in said
+    assert "--unsafe-exec" in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_unsafe(problems: Path, tmp_path: Path) -> None:
+    samples = write(tmp_path / "samples.jsonl", SAMPLES[:3])
+    output = tmp_path / "results.json"
+    assert run("humaneval", problems, samples, output, "--unsafe-exec") == 0
+    results = json.loads(output.read_text())
+    assert results["statuses"]["passed"] == 2
+    assert results["versions"]["sandbox"] == "none"
+
+
+@needs_sandbox
+def test_hostile_text_stays_text(problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Messages come from programs: no control characters, one line, short."""
+    loud = '    raise ValueError("\\x1b[31m\\n" + "x" * 5000 + "\\u2028")\n'
+    output = tmp_path / "results.json"
+    assert run("humaneval", problems, write(tmp_path / "samples.jsonl", [sample("Own/0", loud)]), output) == 0
+    [row] = [json.loads(line) for line in score_command.samples_file(output).read_text().split("\n") if line]
+    assert row["status"] == "failed"
+    assert len(row["message"]) <= 300
+    assert row["message"].isprintable()

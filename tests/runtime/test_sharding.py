@@ -1,0 +1,101 @@
+"""A model that is sharded over a group of one: all of the machinery, and nothing to wait for. Several processes are in
+tests/distributed/."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from ebft.method.layout import StridedLayout
+from ebft.model import rollout
+from ebft.model.backbone import decoder_of, output_head, packed_hidden_states, prepare_model
+from ebft.runtime import processes, sharded_checkpoints, sharding
+from tests.models import FAMILIES, VOCABULARY, tiny_model
+
+CPU = torch.device("cpu")
+LAYOUT = StridedLayout(context_length=16, horizon=3, stride=4, samples=2)
+
+
+@pytest.fixture(autouse=True)
+def group() -> Iterator[None]:
+    processes.join_alone(CPU)
+    yield
+    processes.leave()
+
+
+def sharded(model: Any, dtype: torch.dtype | None = None) -> Any:
+    prepare_model(model)
+    model = copy.deepcopy(model)
+    sharding.shard(model, CPU, 1, dtype, reshard=True)
+    return model
+
+
+def ids(*shape: int) -> torch.Tensor:
+    return torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rollouts_hidden_states_gradients_and_generation_stay_the_same(family: str) -> None:
+    plain = tiny_model(family).eval()
+    model = sharded(plain)
+    packed, context, seeds = ids(2, LAYOUT.packed_length), ids(2, LAYOUT.context_length), torch.arange(2)
+    states = []
+    for each in (plain, model):
+        hidden = packed_hidden_states(each, packed, LAYOUT)
+        states.append(hidden)
+        output_head(each).logits(hidden.flatten(0, 1)).square().mean().backward()
+    assert torch.equal(states[0], states[1])
+    for name, parameter in plain.named_parameters():
+        found = model.get_parameter(name)
+        assert isinstance(found, DTensor), "the backward pass leaves shards behind"
+        torch.testing.assert_close(sharding.whole(found.grad), parameter.grad, msg=name)
+    drawn = [rollout.rollout(each, context, LAYOUT, seeds=seeds) for each in (plain, model)]
+    assert torch.equal(drawn[0], drawn[1])
+    said = [each.generate(context[:1], max_new_tokens=4, do_sample=False) for each in (plain, model)]
+    assert torch.equal(said[0], said[1])
+
+
+def test_what_is_gathered_and_when() -> None:
+    model = sharded(tiny_model("llama"))
+    layer = decoder_of(model).layers[0].mlp.up_proj
+    assert isinstance(layer.weight, DTensor)
+    with torch.no_grad():
+        packed_hidden_states(model, ids(1, LAYOUT.packed_length), LAYOUT)
+    assert isinstance(layer.weight, DTensor), "a layer is freed after its pass"
+    assert not isinstance(model.lm_head.weight, DTensor), "the head is wanted after the pass"
+    sharding.release(model, None)
+    assert all(isinstance(p, DTensor) for p in model.parameters())
+
+
+def test_bf16_is_for_computing_only() -> None:
+    model = sharded(tiny_model("llama"), torch.bfloat16)
+    hidden = packed_hidden_states(model, ids(1, LAYOUT.packed_length), LAYOUT)
+    assert hidden.dtype == model.lm_head.weight.dtype == torch.bfloat16
+    hidden.square().mean().backward()
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
+    assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}, "frequencies of rotary embeddings"
+
+
+def test_a_sharded_checkpoint_fills_an_ordinary_model(tmp_path: Any) -> None:
+    plain = tiny_model("qwen2")  # its head is its embeddings
+    model = sharded(plain)
+    sharded_checkpoints.save(tmp_path / sharded_checkpoints.MODEL, sharded_checkpoints.weights(model))
+    other = tiny_model("qwen2")
+    for parameter in other.parameters():
+        torch.nn.init.zeros_(parameter)
+    sharded_checkpoints.load_whole(tmp_path, other.to(torch.bfloat16))
+    for name, value in plain.named_parameters():
+        assert torch.equal(other.get_parameter(name), value.to(torch.bfloat16)), name
+
+
+def test_errors_of_a_checkpoint_are_plain_ones(tmp_path: Any) -> None:
+    with pytest.raises(Exception, match="nowhere") as found:
+        sharded_checkpoints.load(tmp_path / "nowhere", {"a": torch.zeros(2)})
+    assert not isinstance(found.value, dist.checkpoint.CheckpointException)

@@ -1,0 +1,65 @@
+"""What the tests of code evaluation share: whether a sandbox is there, and a small problem."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import pytest
+
+from ebft.problems.code import HumanEvalProblem
+from ebft.sandbox.isolated_tests import Outcome
+from ebft.sandbox.isolation import Sandbox, SandboxError
+from ebft.sandbox.languages import LANGUAGES
+
+HEAD = 'def add(a, b):\n    """The sum of two numbers."""\n'
+TESTS = """
+def check(candidate):
+    assert candidate(2, 3) == 5
+    assert candidate(-1, 1) == 0
+    assert candidate("a", "b") == "ab"
+    assert abs(candidate(0.1, 0.2) - 0.3) < 1e-6
+    assert candidate([1], [2]) == [1, 2]
+    assert not candidate(0, 0)
+    assert candidate(1, 0)
+"""
+ADD = HumanEvalProblem("Own/0", "python", HEAD, "add", TESTS, "    return a + b\n")
+
+
+@cache
+def why_no_sandbox() -> str | None:
+    try:
+        Sandbox().check()
+    except SandboxError as error:
+        return str(error)
+    return None
+
+
+needs_sandbox = pytest.mark.skipif(why_no_sandbox() is not None, reason=why_no_sandbox() or "")
+
+
+def needs_language(name: str) -> pytest.MarkDecorator:
+    missing = LANGUAGES[name].missing()
+    return pytest.mark.skipif(missing is not None, reason=missing or "")
+
+
+Background = dict[str, "Future[tuple[Outcome, float]]"]
+
+
+def in_background(request: pytest.FixtureRequest, run: Callable[[dict[str, Any]], Outcome]) -> Iterator[Background]:
+    """Runs what the chosen tests of a module will look at, two at a time; by the name of the test."""
+
+    def timed(parameters: dict[str, Any]) -> tuple[Outcome, float]:
+        started = time.monotonic()
+        return run(parameters), time.monotonic() - started
+
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            item.name: pool.submit(timed, item.callspec.params)
+            for item in request.session.items
+            if isinstance(item, pytest.Function) and item.module is request.module and "background" in item.fixturenames
+        }
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ebft.config.evaluation import EvalOptions
+from ebft.data.formats import Document
+from ebft.data.packing import DocumentIndex, SequenceDataset, collate
+from ebft.data.store import TokenStore
+from ebft.errors import ConfigError
+from ebft.iteration import make_layout
+from ebft.method.layout import StridedLayout
+from ebft.method.sampling import sequence_seeds
+from ebft.model.backbone import text_config
+from ebft.model.features import FeatureNetwork
+from ebft.model.rollout import rollout
+from ebft.tasks import calibration
+from ebft.tasks.calibration import Profile, estimates, feature_identity, measure_sequences
+from ebft.tasks.run_task import calibration_settings
+from tests.models import VOCABULARY, tiny_model
+from tests.plain import places, plain_hidden_states, plain_logits, untouched
+
+END = 7
+LENGTHS = (1, 3, 6)
+
+
+def options(**changes: Any) -> EvalOptions:
+    given = dict(context_length=24, horizon=4, stride=4, rollouts=3, profile_lengths=list(LENGTHS), profile_stride=5)
+    return EvalOptions(**{**given, "calibration_batch_size": 2, "seed": 3, **changes})
+
+
+def sequences(documents: list[int], T: int = 24, packing: bool = True) -> SequenceDataset:
+    """Random tokens in documents of the given lengths; the second half of each is an answer."""
+    generator = torch.Generator().manual_seed(1)
+    made = []
+    for length in documents:
+        tokens = torch.randint(VOCABULARY, (length,), generator=generator).tolist()
+        made.append(Document(tokens, [2 * place >= length for place in range(length)]))
+    return SequenceDataset(DocumentIndex.of(TokenStore.from_documents(made)), T, packing, 0)
+
+
+def measured(
+    model: Any, features: FeatureNetwork, dataset: SequenceDataset, chosen: EvalOptions
+) -> list[dict[str, Any]]:
+    config, profile = calibration_settings(chosen)
+    ends = torch.tensor([END]) if chosen.document_masks else None
+    rows = range(len(dataset))
+    return [r for batch in measure_sequences(model, features, dataset, rows, config, profile, ends) for r in batch]
+
+
+def plain_feature(network: Any, sequence: Tensor, context: int, length: int, pooling: str) -> Tensor:
+    """Layers 1, 2, 3 of 4 at the last token, or the mean over the completion; each of unit length."""
+    states = plain_hidden_states(network, sequence[: context + length])
+    pooled = [states[tap][-1] if pooling == "last" else states[tap][context:].mean(0) for tap in (1, 2, 3)]
+    return torch.cat([p / p.norm() for p in pooled]).double()
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("document_masks", [False, True], ids=["no-masks", "masks"])
+def test_profile_equals_plain_sequences_and_brute_force_pairs(document_masks: bool, pooling: str) -> None:
+    model, network = tiny_model("llama"), tiny_model("llama", seed=9)
+    features = FeatureNetwork(copy.deepcopy(network), source="shared", pooling=pooling)
+    dataset = sequences([15, 20, 22, 15])
+    chosen = options(document_masks=document_masks, feature_pooling=pooling)
+    records = measured(model, features, dataset, chosen)
+
+    batch = collate([dataset[row] for row in range(len(dataset))])
+    config, profile = calibration_settings(chosen)
+    config.horizon, config.stride = max(LENGTHS), profile.stride
+    layout = make_layout(batch["on_host"], config, 3)
+    ends = torch.tensor([END]) if document_masks else None
+    seeds = sequence_seeds(3, 1, batch["sequence_id"])
+    completions = rollout(model, batch["input_ids"], layout, 0.6, seeds=seeds, end_token_ids=ends)
+    documents = batch["document_ids"] if document_masks else None
+    found = places(batch["input_ids"], completions, layout, documents)
+    plain = untouched(network)
+    for length in LENGTHS:
+        losses: dict[int, list[float]] = {}
+        by_context = itertools.groupby(found, key=lambda place: (place.row, place.anchor_index))
+        for (row, _), group in by_context:
+            samples, truth = [], None
+            for place in group:
+                context = len(place.sequence) - max(LENGTHS)
+                assert len(place.truth_sequence) == len(place.sequence), "the truth window is not whole"
+                own = place.sequence[context:].tolist()
+                ended = own.index(END) + 1 if document_masks and END in own else len(own)
+                samples.append(plain_feature(plain, place.sequence, context, min(length, ended), pooling))
+                truth = plain_feature(plain, place.truth_sequence, context, length, pooling)
+            assert truth is not None
+            pairs = [float(a @ b) for a, b in itertools.permutations(samples, 2)]
+            alignment = sum(float(s @ truth) for s in samples) / len(samples)
+            losses.setdefault(row, []).append(float(truth @ truth) - 2 * alignment + sum(pairs) / len(pairs))
+        for record in records:
+            mine = losses.get(record["sequence"], [])
+            assert record["profile_contexts"] == len(mine)
+            if mine:
+                assert record[f"cfm_at_{length}"] == pytest.approx(sum(mine) / len(mine), abs=1e-4)
+            else:
+                assert record[f"cfm_at_{length}"] is None
+    assert {record["profile_contexts"] for record in records} != {0}
+
+
+@pytest.mark.parametrize("document_masks", [False, True], ids=["no-masks", "masks"])
+def test_cross_entropy_equals_plain_sequences(document_masks: bool) -> None:
+    model = tiny_model("llama")
+    dataset = sequences([15, 20, 22, 12])  # 69 tokens: the last sequence is padded
+    chosen = options(document_masks=document_masks)
+    records = measured(model, FeatureNetwork(model, source="shared"), dataset, chosen)
+    plain = untouched(model)
+    sums = {"": [0.0] * 3, "answer_": [0.0] * 3}
+    counts = {"": [0] * 3, "answer_": [0] * 3}
+    for row in range(3):
+        item = dataset[row]
+        documents = item["document_ids"]
+        real = int((documents >= 0).sum())
+        for t in range(1, real):
+            start = 0
+            if document_masks:
+                start = int((documents == documents[t]).nonzero()[0])
+                if t == start:
+                    continue
+            log_prob = (
+                plain_logits(plain, item["input_ids"][start:t])[-1].double().log_softmax(-1)[item["input_ids"][t]]
+            )
+            for name in ("", "answer_") if item["answer_mask"][t] else ("",):
+                sums[name][row] += float(log_prob)
+                counts[name][row] += 1
+    metrics, _ = estimates(records, LENGTHS)
+    for name, metric in (("", "cross_entropy"), ("answer_", "answer_cross_entropy")):
+        assert [record[f"{name}tokens"] for record in records] == counts[name]
+        assert [record[f"{name}log_probs"] for record in records] == pytest.approx(sums[name], rel=1e-4)
+        assert float(metrics[metric].mean) == pytest.approx(-sum(sums[name]) / sum(counts[name]), rel=1e-4)
+
+
+def test_numbers_do_not_depend_on_the_batch() -> None:
+    model = tiny_model("llama")
+    features = FeatureNetwork(tiny_model("llama", seed=9))
+    dataset = sequences([15, 20, 22, 15, 30])
+    together = measured(model, features, dataset, options(calibration_batch_size=5))
+    alone = measured(model, features, dataset, options(calibration_batch_size=1))
+    for a, b in zip(together, alone, strict=True):
+        assert {name for name in a if a[name] is None} == {name for name in b if b[name] is None}
+        for name, value in b.items():
+            assert value is None or a[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+    other = measured(model, features, dataset, options(seed=4))
+    assert other[0]["cfm"] != pytest.approx(together[0]["cfm"], abs=1e-6)
+
+
+def test_estimates_are_means_over_sequences_that_have_a_context() -> None:
+    base = {"log_probs": -4.0, "tokens": 2, "answer_log_probs": 0.0, "answer_tokens": 0, "reward": 0.0}
+    records = [
+        {
+            **base,
+            "sequence": 0,
+            "contexts": 2,
+            "cfm": 1.0,
+            "whitened_proxy": 0.5,
+            "profile_contexts": 1,
+            "cfm_at_1": 3.0,
+        },
+        {
+            **base,
+            "sequence": 1,
+            "contexts": 1,
+            "cfm": 2.0,
+            "whitened_proxy": 0.7,
+            "profile_contexts": 0,
+            "cfm_at_1": None,
+        },
+        {
+            **base,
+            "sequence": 2,
+            "contexts": 0,
+            "cfm": None,
+            "whitened_proxy": None,
+            "profile_contexts": 1,
+            "cfm_at_1": 4.0,
+        },
+    ]
+    metrics, points = estimates(records, [1])
+    assert set(metrics) == {"cross_entropy", "cfm", "whitened_proxy"}
+    assert float(metrics["cfm"].mean) == 1.5
+    assert float(metrics["cfm"].standard_error) == pytest.approx(0.5)
+    assert float(metrics["cross_entropy"].mean) == 2.0
+    assert [(length, float(e.mean), float(e.standard_error)) for length, e in points] == [(1, 3.5, pytest.approx(0.5))]
+
+
+def test_a_broken_model_shows() -> None:
+    """NaN is what a sequence with contexts gives, not a sequence to leave out."""
+    record = {"log_probs": None, "tokens": 2, "answer_log_probs": 0.0, "answer_tokens": 0, "contexts": 1}
+    metrics, _ = estimates([{**record, "cfm": None, "whitened_proxy": 0.1, "reward": 0.0}] * 2, [])
+    assert math.isnan(float(metrics["cfm"].mean))
+    assert math.isnan(float(metrics["cross_entropy"].mean))
+
+
+def test_lengths_cut_at_equal_shorter_rollouts() -> None:
+    """What `at_lengths` reads off long completions is what a layout of that horizon gives for their beginnings."""
+    network = FeatureNetwork(tiny_model("gpt2", seed=2))
+    ids = torch.randint(VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(0))
+    long = StridedLayout(20, 6, 5, 2)
+    completions = torch.randint(VOCABULARY, (2, 2, long.num_anchors, 6), generator=torch.Generator().manual_seed(1))
+    found = network.at_lengths(long.pack(ids, completions), long, [2, 6])
+    short = StridedLayout(20, 2, 5, 2)
+    begun = torch.zeros(2, 2, short.num_anchors, 2, dtype=torch.long)
+    begun[:, :, : long.num_anchors] = completions[..., :2]
+    expected = network(short.pack(ids, begun), short)
+    for mine, theirs in zip(found[0], expected, strict=True):
+        torch.testing.assert_close(mine, theirs[:, : long.num_anchors], atol=1e-5, rtol=1e-5)
+    for mine, theirs in zip(found[1], network(long.pack(ids, completions), long), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    with pytest.raises(ValueError, match=r"lengths=\[7\] must lie between 1 and the horizon of 6"):
+        network.at_lengths(long.pack(ids, completions), long, [7])
+
+
+def test_attention_and_mode_are_restored() -> None:
+    model = tiny_model("llama")
+    model.train()
+    features = FeatureNetwork(tiny_model("llama", seed=9))
+    before = text_config(model)._attn_implementation
+    measured(model, features, sequences([24]), options())
+    assert text_config(model)._attn_implementation == before != "ebft"
+    assert model.training
+
+
+def test_feature_spaces_are_told_apart() -> None:
+    model = tiny_model("llama")
+    mine = feature_identity(FeatureNetwork(model), "a")
+    assert feature_identity(FeatureNetwork(copy.deepcopy(model)), "b") == {**mine, "model": "b"}
+    rounded = copy.deepcopy(model).bfloat16()
+    assert feature_identity(FeatureNetwork(rounded), "a") == mine, "one checkpoint in two precisions is one space"
+    assert feature_identity(FeatureNetwork(tiny_model("llama", seed=1)), "a")["weights"] != mine["weights"]
+    assert feature_identity(FeatureNetwork(model, layers=[0.5]), "a")["taps"] != mine["taps"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"profile_lengths": [1, 1]}, r"profile_lengths=\[1, 1\] must be different numbers"),
+        ({"profile_lengths": [0]}, "must be different numbers of at least 1"),
+        ({"profile_lengths": [20]}, "profile_lengths up to 20 with profile_stride=5 do not fit in context_length=24"),
+        ({"profile_stride": 0}, "profile_stride=0 must be at least 1"),
+        ({"whitening": "pap"}, "whitening='pap' is not one of .* did you mean 'paper'"),
+        ({"horizon": 24}, "horizon=24 with stride=4 does not fit in context_length=24"),
+        ({"rollouts": 1}, "rollouts=1 must be at least 2"),
+        ({"rollout_temperature": 0.0}, "temperature=0.0 must be above 0"),
+    ],
+)
+def test_bad_settings(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        calibration_settings(options(**changes))
+
+
+def test_no_profile_is_fine() -> None:
+    model = tiny_model("llama")
+    records = measured(model, FeatureNetwork(model), sequences([24]), options(profile_lengths=[]))
+    assert estimates(records, [])[1] == []
+    assert Profile().lengths == calibration.LENGTHS
+
+
+@pytest.mark.parametrize(
+    ("context", "way_out"),
+    [(100, "use lengths up to 36,"), (64, r"use a smaller profile_stride \(--profile-stride 16\)")],
+)
+def test_a_profile_that_does_not_fit_names_the_way_out(context: int, way_out: str) -> None:
+    with pytest.raises(ConfigError, match=way_out):
+        Profile((64,), 64).check(context)

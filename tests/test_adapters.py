@@ -1,0 +1,280 @@
+"""Adapters of every kind that the README names: they train, the base model stays, and a merged export is the same
+model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ebft import adapters, cli
+from ebft.config.recipe import load_recipe
+from ebft.config.training import ModelConfig
+from ebft.errors import ConfigError
+from tests.baselines.runs import run, write_recipe
+from tests.models import tiny_model
+from tests.tiny_tokenizer import END, byte_tokenizer
+
+KINDS: dict[str, dict[str, Any]] = {
+    "lora": {"r": 4, "target_modules": "all-linear"},
+    "dora": {"r": 4, "target_modules": ["q_proj", "up_proj"], "use_dora": True},
+    "rslora with the head": {"r": 4, "target_modules": ["v_proj"], "use_rslora": True, "modules_to_save": ["lm_head"]},
+    "adalora": {"peft_type": "ADALORA", "target_modules": ["q_proj", "v_proj"], "total_step": 100},
+    "ia3": {"peft_type": "IA3", "target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
+    "loha": {"peft_type": "LOHA", "r": 4, "target_modules": ["q_proj", "v_proj"]},
+    "lokr": {"peft_type": "LOKR", "r": 4, "target_modules": ["q_proj", "v_proj"]},
+    "oft": {"peft_type": "OFT", "r": 0, "oft_block_size": 4, "target_modules": ["q_proj", "v_proj"]},
+    "hra": {"peft_type": "HRA", "r": 4, "target_modules": ["q_proj", "v_proj"]},
+    "vera": {"peft_type": "VERA", "r": 4, "target_modules": ["q_proj", "o_proj"]},
+    "ln_tuning": {"peft_type": "LN_TUNING", "target_modules": ["input_layernorm", "norm"]},
+}
+QUICK = {"max_steps": 2, "eval_strategy": "no", "samples_every": 0, "learning_rate": 1e-2, "validation_split": 0}
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+
+def logits_of(model: Any) -> torch.Tensor:
+    ids = torch.arange(3, 19)[None] * 7 % 250
+    with torch.no_grad():
+        return model.eval().float()(ids).logits
+
+
+def trained_logits(base: Path, adapter: Path) -> torch.Tensor:
+    """What peft itself says, without ebft."""
+    return logits_of(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(adapter)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_adapter_trains_and_its_export_is_the_same_model(
+    kind: str, tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums, **QUICK, peft=KINDS[kind])
+    assert run("train", recipe, tmp_path / "out") == 0
+    adapted = trained_logits(tiny, tmp_path / "out" / "final")
+    assert not torch.equal(adapted, logits_of(AutoModelForCausalLM.from_pretrained(tiny)))
+
+    capsys.readouterr()
+    assert cli.main(["export", str(tmp_path / "out"), "--output", str(tmp_path / "merged")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "merged")
+    assert not (tmp_path / "merged" / "adapter_config.json").exists()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(logits_of(merged), adapted, rtol=1e-4, atol=1e-4)
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path / "merged").get_vocab()
+        == AutoTokenizer.from_pretrained(tiny).get_vocab()
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_frozen_network_is_the_base_model(kind: str, tiny: Path, sums: Path, tmp_path: Path) -> None:
+    """Whatever the adapter has learnt: same features, and the same mark as the base model's own features."""
+    from ebft.method.layout import StridedLayout
+    from ebft.model.backbone import adapter_parameters
+    from ebft.model.features import FeatureNetwork
+    from ebft.train.ruler import network_checksum
+
+    given = load_recipe(write_recipe(tmp_path, tiny, sums, peft=KINDS[kind]), {"output_dir": str(tmp_path / "out")})
+    base = FeatureNetwork(AutoModelForCausalLM.from_pretrained(tiny))
+    adapted = adapters.add(AutoModelForCausalLM.from_pretrained(tiny), adapters.peft_config(given))
+    own = adapter_parameters(adapted)
+    trained = [p for p in adapted.parameters() if p.requires_grad]
+    assert trained
+    assert {id(p) for p in trained} <= own
+    with torch.no_grad():
+        for parameter in trained:
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    features = FeatureNetwork(adapted, source="adapter_off")
+    layout = StridedLayout(24, 4, 4, 3)
+    ids = torch.randint(250, (2, layout.packed_length), generator=torch.Generator().manual_seed(0))
+    for mine, expected in zip(features(ids, layout), base(ids, layout), strict=True):
+        torch.testing.assert_close(mine, expected)
+    if kind != "ln_tuning":  # whose frozen parameters stand in another order
+        assert network_checksum(features) == network_checksum(base)
+
+
+def test_a_saved_adapter_config_serves_as_peft(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    config = LoraConfig(r=3, lora_alpha=7, target_modules=["q_proj"], use_rslora=True, task_type="CAUSAL_LM")
+    get_peft_model(AutoModelForCausalLM.from_pretrained(tiny), config).save_pretrained(str(tmp_path / "other"))
+    recipe = write_recipe(tmp_path, tiny, sums)
+    for place in ("other", "other/adapter_config.json"):
+        given = load_recipe(recipe, {"output_dir": str(tmp_path / "out"), "peft": str(tmp_path / place)})
+        found = adapters.peft_config(given)
+        assert (found.r, found.lora_alpha, found.target_modules, found.use_rslora) == (3, 7, {"q_proj"}, True)
+        assert not found.inference_mode
+        assert found.base_model_name_or_path is None
+
+
+@pytest.mark.parametrize(
+    ("peft", "words"),
+    [
+        ({"peft_type": "LORAA"}, "did you mean 'LORA'"),
+        ({"rr": 3}, "LORA has no setting 'rr'; did you mean 'r'"),
+        ({"peft_type": "IA3", "target_module": "x"}, "did you mean 'target_modules'"),
+        ({"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 4}, "packed sequences have no place for"),
+        ("nowhere.json", "no such file"),
+    ],
+)
+def test_what_is_wrong_with_an_adapter_is_said(
+    peft: Any, words: str, tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums, peft=peft)
+    assert run("train", recipe, tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_modules_that_the_model_has_not(
+    tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums, peft={"target_modules": ["query"]})
+    assert run("train", recipe, tmp_path / "out") == 2
+    assert "the adapter does not fit the model: Target modules" in capsys.readouterr().err
+
+
+def test_settings_that_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="exclude each other"):
+        ModelConfig(model="x", lora=True, peft={"r": 4})
+    with pytest.raises(ConfigError, match="set lora=true or peft"):
+        ModelConfig(model="x", load_in_4bit=True)
+
+
+@pytest.mark.parametrize("package", ["peft", "bitsandbytes"])
+def test_a_missing_package_is_named_with_the_line_that_installs_it(
+    package: str,
+    tiny: Path,
+    sums: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(adapters, "find_spec", lambda name: None if name == package else object())
+    monkeypatch.setattr(adapters, "check_four_bit", lambda training: None)  # there is no GPU either
+    recipe = write_recipe(tmp_path, tiny, sums, lora=True, load_in_4bit=package == "bitsandbytes")
+    assert run("train", recipe, tmp_path / "out") == 2
+    extra = {"peft": "peft", "bitsandbytes": "qlora"}[package]
+    assert f"needs {package}; install it with `pip install ebft[{extra}]`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_four_bits(bf16: bool, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """QLoRA: the base model stays in 4 bits, and the export is the 4-bit model with its adapter.
+
+    On a CPU, with those of bitsandbytes' kernels that have a backward pass.
+    """
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    monkeypatch.setattr(adapters, "check_four_bit", lambda training: None)
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
+    base = tmp_path / "base"  # on a CPU, bitsandbytes wants multiples of 64
+    tiny_model("llama", vocab_size=259, num_hidden_layers=2, intermediate_size=128).save_pretrained(base)
+    byte_tokenizer(pad=END).save_pretrained(base)
+    settings = {**QUICK, "validation_split": 0.2, "lora": True, "load_in_4bit": True, "bf16": bf16}
+    assert run("train", write_recipe(tmp_path, base, sums, **settings), tmp_path / "out") == 0
+
+    kept: Any = AutoModelForCausalLM.from_pretrained(
+        base, dtype=torch.bfloat16 if bf16 else torch.float32, **adapters.four_bit(torch.device("cpu"))
+    )
+    assert "Params4bit" in {type(p).__name__ for p in kept.model.layers.parameters()}
+    rounded = kept.dequantize(torch.float32)
+    for name in ("final", "checkpoint-2"):
+        assert cli.main(["export", str(tmp_path / "out" / name), "--output", str(tmp_path / name)]) == 0
+    expected = logits_of(PeftModel.from_pretrained(rounded, str(tmp_path / "out" / "final")))
+    for name in ("final", "checkpoint-2"):
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / name)
+        assert not hasattr(merged.config, "quantization_config")
+        torch.testing.assert_close(logits_of(merged), expected, rtol=1e-4, atol=1e-4)
+        assert (logits_of(merged) - logits_of(AutoModelForCausalLM.from_pretrained(base))).abs().max() > 0.1
+
+
+def test_gradients_pass_through_four_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a packed pass, after rollouts: those of the same adapter on the same weights taken out of their 4 bits."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    from ebft.method.layout import StridedLayout
+    from ebft.model.backbone import packed_hidden_states
+    from ebft.model.rollout import rollout
+
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
+    tiny_model("llama", intermediate_size=128).save_pretrained(tmp_path)
+    options = adapters.four_bit(torch.device("cpu"))
+    options["quantization_config"].bnb_4bit_compute_dtype = torch.float32
+    kept, rounded = (AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, **options) for _ in range(2))
+    layout = StridedLayout(24, 4, 4, 3)
+    ids = torch.randint(61, (2, 24), generator=torch.Generator().manual_seed(0))
+    found = []
+    for model in (kept, rounded.dequantize(torch.float32)):
+        config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+        torch.manual_seed(0)
+        adapted = adapters.add(model, config)
+        completions = rollout(adapted, ids, layout, seeds=torch.tensor([1, 2]))
+        packed_hidden_states(adapted, layout.pack(ids, completions), layout).square().sum().backward()
+        found.append({n: p.grad for n, p in adapted.named_parameters() if p.requires_grad})
+    assert found[0].keys() == found[1].keys()
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(
+            gradient, found[1][name], rtol=1e-3, atol=1e-3 * float(gradient.abs().max()), msg=name
+        )
+
+
+def test_a_tied_head_that_was_trained_apart_is_saved_apart(sums: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    tiny_model("llama", vocab_size=259, num_hidden_layers=2, tie_word_embeddings=True).save_pretrained(base)
+    byte_tokenizer(pad=END).save_pretrained(base)
+    assert AutoModelForCausalLM.from_pretrained(base).config.tie_word_embeddings
+    peft = {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
+    assert run("train", write_recipe(tmp_path, base, sums, **QUICK, peft=peft), tmp_path / "out") == 0
+    assert cli.main(["export", str(tmp_path / "out"), "--output", str(tmp_path / "merged")]) == 0
+    merged = logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
+    torch.testing.assert_close(merged, trained_logits(base, tmp_path / "out" / "final"), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["lora", "rslora with the head", "ia3"])
+def test_an_adapter_goes_on_after_a_stop(kind: str, tiny: Path, sums: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums, **QUICK, peft=KINDS[kind])
+    assert run("train", recipe, tmp_path / "whole", "--max_steps", 4) == 0
+    assert run("train", recipe, tmp_path / "stopped") == 0
+    assert run("train", recipe, tmp_path / "stopped", "--max_steps", 4, "--resume") == 0
+    whole, stopped = (trained_logits(tiny, tmp_path / name / "final") for name in ("whole", "stopped"))
+    assert torch.equal(whole, stopped)
+
+
+def test_four_bits_allow_no_copy(
+    tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters, "four_bit", lambda device: {})
+    recipe = write_recipe(tmp_path, tiny, sums, lora=True, load_in_4bit=True, feature_source="copy")
+    assert run("train", recipe, tmp_path / "out") == 2
+    assert "feature_source='copy' copies the model" in capsys.readouterr().err
+
+
+def test_four_bits_need_a_gpu(
+    tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters, "four_bit", lambda device: {})
+    recipe = write_recipe(tmp_path, tiny, sums, lora=True, load_in_4bit=True)
+    assert run("train", recipe, tmp_path / "out") == 2
+    assert "load_in_4bit=true needs a GPU" in capsys.readouterr().err
+
+
+def test_the_base_model_is_never_in_float32_with_bf16(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    from ebft.train.run import load_model
+
+    recipe = write_recipe(tmp_path, tiny, sums, lora=True, bf16=True)
+    given = load_recipe(recipe, {"output_dir": str(tmp_path / "out")})
+    assert {p.dtype for p in load_model(given).parameters()} == {torch.bfloat16}
+    adapted = adapters.add(load_model(given), adapters.peft_config(given))
+    assert {p.dtype for p in adapted.parameters() if p.requires_grad} == {torch.float32}
+
+
+def test_gradient_checkpointing_gives_the_same_adapter(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    found = []
+    for on in (False, True):
+        recipe = write_recipe(tmp_path, tiny, sums, **QUICK, lora=True, gradient_checkpointing=on)
+        assert run("train", recipe, tmp_path / str(on)) == 0
+        found.append(trained_logits(tiny, tmp_path / str(on) / "final"))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+    assert not torch.equal(found[0], logits_of(AutoModelForCausalLM.from_pretrained(tiny)))
