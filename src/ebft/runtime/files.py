@@ -1,0 +1,39 @@
+"""Small files that are whole or not there: a run that is killed while it writes one leaves the old one behind."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write beside the place and rename: whoever reads sees the old text or the new one, never half of it."""
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)
+
+
+def write_json(file: Path, value: Any, indent: int = 1) -> None:
+    write_text(file, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
+
+
+def write_jsonl(file: Path, rows: Any) -> None:
+    write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read_json(file: Path) -> Any:
+    """What is in the file; None if it is not there or was cut off."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+
+
+def json_ready(value: Any) -> Any:
+    """What JSON can hold: numbers instead of tensors, nothing instead of NaN and infinity."""
+    if isinstance(value, dict):
+        return {name: json_ready(part) for name, part in value.items()}
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,41 @@
+"""What ebft says while it works. Library code logs to `ebft.*`; commands choose what of it reaches the terminal.
+
+    logger = logging.getLogger(__name__)
+    logger.info("shown as it is")
+    logger.warning("shown behind `note: `")
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to whatever standard error is at the time, on a line of its own below any progress bar."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+        self.setFormatter(_Plain())
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+
+class _Plain(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return f"note: {text}" if record.levelno >= logging.WARNING else text
+
+
+def show_messages(level: str = "info") -> None:
+    """Called by commands: messages of this level and above go to standard error."""
+    logger = logging.getLogger("ebft")
+    if not any(isinstance(handler, _Stderr) for handler in logger.handlers):
+        logger.addHandler(_Stderr())
+        logger.propagate = False
+    logger.setLevel(level.upper() if level in LEVELS else "INFO")
