@@ -71,8 +71,8 @@ class ReleasedWay:
     # ---- layout ------------------------------------------------------------
 
     def pack(self, contexts: Tensor, completions: Tensor) -> Tensor:
-        """[b, T] and completions [b, n, B, G] -> [b*n, L] in the paper's order."""
-        generated = completions.transpose(-1, -2).flatten(2).flatten(0, 1)
+        """[b, T] and completions [b, B, n, G] -> [b*n, L] in the paper's order."""
+        generated = completions.permute(0, 2, 3, 1).flatten(2).flatten(0, 1)
         return torch.cat([contexts.repeat_interleave(self.n, 0), generated], 1)
 
     def positions(self, length: int) -> Tensor:
@@ -147,17 +147,18 @@ class ReleasedWay:
         return alignment, 2 * others / (self.n - 1)
 
     def advantages(self, sequences: Tensor, generated: Tensor, truth: Tensor) -> Tensor:
-        """Rewards minus the leave-one-out baseline, [b, n, B]. The baseline needs n >= 3."""
+        """Rewards minus the leave-one-out baseline, [b, B, n]. The baseline needs n >= 3."""
         alignment, diversity = self.rewards(generated, truth)
         alignment_of_others = alignment.sum(-1, keepdim=True) - alignment
         diversity_of_others = diversity.sum(-1, keepdim=True) - diversity
         baseline = alignment_of_others / (self.n - 1) - (diversity_of_others - diversity) / (self.n - 2)
-        return (alignment - diversity - baseline).transpose(1, 2)
+        return alignment - diversity - baseline
 
     def update(self, sequences: Tensor, advantages: Tensor) -> Tensor:
         """The loss, after its gradient has been added to the model's parameters."""
         mask, positions = self.mask(sequences.shape[1]), self.positions(sequences.shape[1])
-        of_tokens = advantages.flatten(0, 1).repeat(1, self.G)  # [b*n, G*B] in the order of the generated tokens
+        # [b*n, G*B] in the order of the generated tokens
+        of_tokens = advantages.transpose(1, 2).flatten(0, 1).repeat(1, self.G)
         total = torch.zeros((), device=sequences.device)
         for copies, weights in zip(self._micro_batches(sequences), self._micro_batches(of_tokens), strict=True):
             log_probs = self._log_probs(self._logits(copies, mask, positions), copies)

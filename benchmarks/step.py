@@ -226,7 +226,7 @@ def random_contexts(settings: Settings, vocabulary: int) -> Tensor:
 
 
 class Way(Protocol):
-    """`sequences` is what a way's own rollout returns; advantages are [b, n, B] in both."""
+    """`sequences` is what a way's own rollout returns; advantages are [b, B, n] in both."""
 
     model: Any
 
@@ -268,12 +268,11 @@ class PackedWay:
 
     def groups(self, sequences: Tensor) -> Tensor:
         """[b, B, n]: samples of a context with the same tokens have the same number."""
-        completions = self.layout.completions(sequences).transpose(1, 2)  # [b, B, n, G]
-        return token_groups(completions)
+        return token_groups(self.layout.completions(sequences))
 
     def advantages(self, sequences: Tensor, generated: Tensor, truth: Tensor) -> Tensor:
         alignment, diversity = self.rewards(sequences, generated, truth)
-        return leave_one_out_advantages(alignment, diversity).transpose(1, 2)
+        return leave_one_out_advantages(alignment, diversity)
 
     def update(self, sequences: Tensor, advantages: Tensor) -> Tensor:
         b, T = sequences.shape[0], self.layout.context_length

@@ -46,12 +46,12 @@ def ebft_step(model: LlamaForCausalLM, features: FeatureNetwork, ids: Tensor, st
     """One iteration: rollout, features, reward, advantage, update. Returns the mean reward."""
     layout = StridedLayout(CONTEXT, HORIZON, STRIDE, SAMPLES)
     seeds = step * BATCH + torch.arange(BATCH)
-    completions = rollout(model, ids, layout, TEMPERATURE, seeds=seeds)  # [b, n, B, G]
+    completions = rollout(model, ids, layout, TEMPERATURE, seeds=seeds)  # [b, B, n, G]
     packed = layout.pack(ids, completions)
     generated, truth = features(packed, layout)  # [b, B, n, D], [b, B, D]
-    groups = token_groups(completions.transpose(1, 2))
+    groups = token_groups(completions)  # [b, B, n]
     alignment, diversity = feature_matching_rewards(generated, truth, whitening="reference", groups=groups)
-    advantages = leave_one_out_advantages(alignment, diversity).transpose(1, 2)  # [b, n, B]
+    advantages = leave_one_out_advantages(alignment, diversity)  # [b, B, n]
     hidden = packed_hidden_states(model, packed, layout)
     ebft_loss(hidden, output_head(model), packed, layout, advantages, TEMPERATURE, gamma).loss.backward()
     return float((alignment - diversity).mean())

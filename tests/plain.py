@@ -33,7 +33,7 @@ class Place:
 
 def places(ids: Tensor, completions: Tensor, layout: PackedLayout, documents: Tensor | None = None) -> list[Place]:
     """All completions of all anchors that their row keeps."""
-    b, n, B, _ = completions.shape
+    b, B, n, _ = completions.shape
     anchors, valid = layout.anchors.expand(b, B), layout.anchor_mask.expand(b, B)
     lengths = layout.truth_lengths.expand(b, B)
     found = []
@@ -53,8 +53,8 @@ def places(ids: Tensor, completions: Tensor, layout: PackedLayout, documents: Te
                         row,
                         sample,
                         index,
-                        layout.completion_slots[sample, index],
-                        torch.cat([context, completions[row, sample, index]]),
+                        layout.completion_slots[index, sample],
+                        torch.cat([context, completions[row, index, sample]]),
                         torch.cat([context, truth]),
                     )
                 )

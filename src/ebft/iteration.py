@@ -28,8 +28,8 @@ class Scores:
 
     layout: PackedLayout
     packed_ids: Tensor  # [b, S]
-    completions: Tensor  # [b, n, B, G]
-    completion_lengths: Tensor | None  # [b, n, B]
+    completions: Tensor  # [b, B, n, G]
+    completion_lengths: Tensor | None  # [b, B, n]
     generated: Tensor  # features [b, B, n, D]
     truth: Tensor  # [b, B, D]
     groups: Tensor  # [b, B, n]
@@ -98,7 +98,7 @@ def score(
     with clock.phase("features"), autocast:
         generated, truth = features(packed_ids, layout, lengths)
     with clock.phase("rewards"):
-        groups = token_groups(completions.transpose(1, 2))
+        groups = token_groups(completions)
         whitening: Any = config.whitening
         alignment, diversity = feature_matching_rewards(generated, truth, whitening, groups)
     return Scores(layout, packed_ids, completions, lengths, generated, truth, groups, alignment, diversity)
@@ -131,7 +131,7 @@ def prepare_window(
     packed_ids = torch.cat([part.packed_ids for part in parts])
     alignment = torch.cat([part.alignment for part in parts])
     diversity = torch.cat([part.diversity for part in parts])
-    advantages = leave_one_out_advantages(alignment, diversity, config.alpha).transpose(1, 2)  # [b, n, B]
+    advantages = leave_one_out_advantages(alignment, diversity, config.alpha)
     lengths = None
     if parts[0].completion_lengths is not None:
         lengths = torch.cat([part.completion_lengths for part in parts if part.completion_lengths is not None])

@@ -146,14 +146,14 @@ def expected_loss_gradient(
     pairs = all_tuples(COUNT, n)
     tokens = torch.tensor(COMPLETIONS)[pairs]  # [625, n, G]
     b = len(pairs)
-    packed = layout.pack(torch.zeros(b, T, dtype=torch.long), tokens[:, :, None])
+    packed = layout.pack(torch.zeros(b, T, dtype=torch.long), tokens[:, None])
     alignment, diversity = feature_matching_rewards(features[pairs], target.expand(b, -1), whitening="none")
     advantages = leave_one_out_advantages(alignment, diversity)
 
     # What each packed token predicts from: the state after it. States that predict nothing are the root's.
     states = torch.zeros(b, layout.packed_length, dtype=torch.long)
     for j in range(n):
-        states[:, layout.completion_slots[j, 0, 0]] = 1 + tokens[:, j, 0]
+        states[:, layout.completion_slots[0, j, 0]] = 1 + tokens[:, j, 0]
     theta = theta.detach().requires_grad_()
     hidden = TEMPERATURE * theta[states]
     found = ebft_loss(
@@ -161,9 +161,9 @@ def expected_loss_gradient(
         Head(torch.eye(V, dtype=torch.float64)),
         packed,
         layout,
-        advantages[..., None],
+        advantages[:, None],
         TEMPERATURE,
-        completion_lengths=lengths_of(end_token)[pairs][..., None],
+        completion_lengths=lengths_of(end_token)[pairs][:, None],
         reference=Reference(TEMPERATURE * q_theta[states], Head(torch.eye(V, dtype=torch.float64))),
         kl_weight=kl_weight,
         generated_tokens=n,  # so that the sum is the mean over samples, per completion and not per token

@@ -46,7 +46,7 @@ def test_packed_equals_plain(family: str, case: str, device_and_backend: tuple[s
     plain = untouched(model)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(VOCABULARY, (2, T), generator=generator)
-    shape = (2, layout.samples, layout.num_anchors, layout.horizon)
+    shape = (2, layout.num_anchors, layout.samples, layout.horizon)
     completions = torch.randint(VOCABULARY, shape, generator=generator)
     packed = layout.pack(ids, completions).to(device)
     with torch.no_grad():
@@ -69,7 +69,7 @@ def test_context_rows_equal_plain_documents(family: str, case: str) -> None:
     model = tiny_model(family)
     plain = untouched(model)
     ids = torch.randint(VOCABULARY, (2, T), generator=torch.Generator().manual_seed(2))
-    completions = torch.zeros(2, layout.samples, layout.num_anchors, layout.horizon, dtype=torch.long)
+    completions = torch.zeros(2, layout.num_anchors, layout.samples, layout.horizon, dtype=torch.long)
     with torch.no_grad():
         hidden = packed_hidden_states(model, layout.pack(ids, completions), layout)[:, :T]
     for row in range(2):
@@ -106,13 +106,13 @@ def test_gradients_equal_those_of_plain_sequences(family: str, device_and_backen
     plain = untouched(model)
     generator = torch.Generator().manual_seed(4)
     ids = torch.randint(VOCABULARY, (2, T), generator=generator)
-    shape = (2, layout.samples, layout.num_anchors, layout.horizon)
+    shape = (2, layout.num_anchors, layout.samples, layout.horizon)
     completions = torch.randint(VOCABULARY, shape, generator=generator)
     hidden = packed_hidden_states(model, layout.pack(ids, completions).to(device), layout, backend=backend)
     found_total = torch.zeros((), device=device)
     expected_total = torch.zeros((), device=device)
     for place in places(ids, completions, layout, documents):
-        targets = completions[place.row, place.sample, place.anchor_index].to(device)
+        targets = completions[place.row, place.anchor_index, place.sample].to(device)
         rows = torch.cat([layout.anchors[place.anchor_index][None] - 1, place.slots[:-1]])
         log_probs = output_head(model).logits(hidden[place.row, rows]).log_softmax(-1)
         found_total = found_total + log_probs.gather(1, targets[:, None]).sum()

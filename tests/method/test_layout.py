@@ -52,7 +52,7 @@ def test_worked_example_of_the_paper() -> None:
     assert layout.anchors.tolist() == [4, 8]
     assert layout.anchor_mask.tolist() == [True, True]
     assert layout.packed_length == 20
-    assert layout.completion_slots.tolist() == [[[12, 13, 14, 15], [16, 17, 18, 19]]]
+    assert layout.completion_slots.tolist() == [[[12, 13, 14, 15]], [[16, 17, 18, 19]]]
     assert layout.truth_slots.tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
     assert layout.truth_lengths.tolist() == [4, 4]
     assert layout.position_ids.tolist() == [*range(12), 4, 5, 6, 7, 8, 9, 10, 11]
@@ -67,8 +67,9 @@ def test_worked_example_with_two_samples_and_documents() -> None:
     assert layout.anchors.tolist() == [1, 4, 5]
     assert layout.position_ids.tolist() == [0, 1, 2, 0, 1, 2, 3, 0] + [1, 2] * 2 + [1, 2] * 2 + [2, 3] * 2
     assert layout.completion_slots.tolist() == [
-        [[8, 9], [12, 13], [16, 17]],
-        [[10, 11], [14, 15], [18, 19]],
+        [[8, 9], [10, 11]],
+        [[12, 13], [14, 15]],
+        [[16, 17], [18, 19]],
     ]
     expected = """
     1....... .... .... ....
@@ -103,7 +104,7 @@ def in_released_order(layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor]
     """Mask and positions with token t of block b at T + t*NB + b, where the released code puts it."""
     T, blocks = layout.context_length, layout.num_anchors
     order = list(range(T))
-    order += [int(layout.completion_slots[0, b, t]) for t in range(layout.horizon) for b in range(blocks)]
+    order += [int(layout.completion_slots[b, 0, t]) for t in range(layout.horizon) for b in range(blocks)]
     return layout.attention_mask()[order][:, order], layout.position_ids[order]
 
 
@@ -472,7 +473,7 @@ SIZES = st.tuples(st.integers(2, 12), st.integers(1, 4), st.integers(1, 4), st.i
 def test_completion_slots_are_a_permutation_of_the_slots_after_the_context(sizes: tuple[int, ...]) -> None:
     T, G, B, n = sizes
     layout = PackedLayout(T, G, n, torch.arange(1, B + 1))
-    assert layout.completion_slots.shape == (n, B, G)
+    assert layout.completion_slots.shape == (B, n, G)
     assert sorted(layout.completion_slots.flatten().tolist()) == list(range(T, T + B * n * G))
 
 
@@ -482,7 +483,7 @@ def test_packing_puts_every_token_into_its_slot_and_unpacking_takes_it_out(sizes
     T, G, B, n = sizes
     layout = PackedLayout(T, G, n, torch.arange(1, B + 1))
     context = torch.arange(b * T).view(b, T)
-    completions = 1000 + torch.arange(b * n * B * G).view(b, n, B, G)
+    completions = 1000 + torch.arange(b * B * n * G).view(b, B, n, G)
     packed = layout.pack(context, completions)
     assert packed.shape == (b, layout.packed_length)
     slots = layout.completion_slots.tolist()
@@ -491,7 +492,7 @@ def test_packing_puts_every_token_into_its_slot_and_unpacking_takes_it_out(sizes
         for j in range(n):
             for a in range(B):
                 for g in range(G):
-                    assert packed[row, slots[j][a][g]] == completions[row, j, a, g]
+                    assert packed[row, slots[a][j][g]] == completions[row, a, j, g]
     assert torch.equal(layout.completions(packed), completions)
     vectors = torch.stack([packed, -packed], -1)
     assert torch.equal(layout.completions(vectors), torch.stack([completions, -completions], -1))

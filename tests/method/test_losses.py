@@ -110,10 +110,10 @@ def random_problem(
         hidden=normal(ROWS, S, D).requires_grad_(),
         head=Head(normal(V, D).requires_grad_()),
         packed_ids=torch.randint(0, V, (ROWS, S), generator=g),
-        advantages=normal(ROWS, n, B),
+        advantages=normal(ROWS, B, n),
         temperature=0.6,
         gamma=gamma,
-        completion_lengths=torch.randint(1, G + 1, (ROWS, n, B), generator=g) if ends else None,
+        completion_lengths=torch.randint(1, G + 1, (ROWS, B, n), generator=g) if ends else None,
         reference=Reference(normal(ROWS, S, D + 1), Head(normal(V, D + 1))) if kl_weight else None,
         kl_weight=kl_weight,
         generated_tokens=counts[0] if counts else None,
@@ -125,7 +125,7 @@ def random_problem(
 class Token:
     """One generated token that counts."""
 
-    key: tuple[int, int, int, int]  # row, sample, anchor, step
+    key: tuple[int, int, int, int]  # row, anchor, sample, step
     advantage: float
     log_p: Tensor
     entropy: float
@@ -140,7 +140,7 @@ def generated_tokens(problem: Problem) -> list[Token]:
         for b, anchor in enumerate(problem.case.anchors[row]):
             for j in range(n):
                 lengths = problem.completion_lengths
-                length = G if lengths is None else int(lengths[row, j, b])
+                length = G if lengths is None else int(lengths[row, b, j])
                 for g in range(length if anchor is not None else 0):
                     assert anchor is not None
                     slot = T + (b * n + j) * G + g
@@ -155,8 +155,8 @@ def generated_tokens(problem: Problem) -> list[Token]:
                         kl = (p * (p / q).log()).sum()
                     tokens.append(
                         Token(
-                            key=(row, j, b, g),
-                            advantage=float(problem.advantages[row, j, b]),
+                            key=(row, b, j, g),
+                            advantage=float(problem.advantages[row, b, j]),
                             log_p=p[problem.packed_ids[row, slot]].log(),
                             entropy=-sum(float(x) * float(x.log()) for x in p.detach()),
                             kl=kl,
@@ -192,14 +192,14 @@ def expected_loss(problem: Problem) -> Tensor:
     kl = {token.key: float(token.kl.detach()) for token in tokens}
     n, G = problem.case.layout.samples, problem.case.layout.horizon
 
-    def later_cost(row: int, j: int, b: int, g: int) -> float:
-        return sum(kl.get((row, j, b, later), 0.0) for later in range(g + 1, G))
+    def later_cost(row: int, b: int, j: int, g: int) -> float:
+        return sum(kl.get((row, b, j, later), 0.0) for later in range(g + 1, G))
 
     for token in tokens:
-        row, j, b, g = token.key
-        cost = later_cost(row, j, b, g)
+        row, b, j, g = token.key
+        cost = later_cost(row, b, j, g)
         if n > 1:
-            cost -= sum(later_cost(row, i, b, g) for i in range(n) if i != j) / (n - 1)
+            cost -= sum(later_cost(row, b, i, g) for i in range(n) if i != j) / (n - 1)
         loss = loss + problem.kl_weight / N * (token.kl + cost * token.log_p)
     return loss
 
@@ -216,8 +216,8 @@ def check(problem: Problem, chunk_rows: int | None = None) -> None:
     assert int(found.generated_tokens) == len(tokens)
     assert int(found.truth_tokens) == len(losses)
     for token in tokens:
-        row, j, b, g = token.key
-        assert float(found.log_probs[row, j, b, g]) == pytest.approx(float(token.log_p.detach()), rel=1e-6)
+        row, b, j, g = token.key
+        assert float(found.log_probs[row, b, j, g]) == pytest.approx(float(token.log_p.detach()), rel=1e-6)
     policy = sum(-t.advantage * float(t.log_p.detach()) for t in tokens) / N
     assert float(found.policy) == pytest.approx(policy, rel=1e-5, abs=1e-5)
     assert float(found.entropy) == pytest.approx(sum(t.entropy for t in tokens) / N, rel=1e-5, abs=1e-5)
@@ -299,8 +299,8 @@ def test_dropped_anchors_and_tokens_after_the_end_have_no_influence() -> None:
             for j in range(n):
                 first = T + (b * n + j) * G
                 if anchor is None:
-                    advantages[row, j, b] = 1e3
-                counted = 0 if anchor is None else int(lengths[row, j, b])
+                    advantages[row, b, j] = 1e3
+                counted = 0 if anchor is None else int(lengths[row, b, j])
                 for slot in range(first + counted, first + G):
                     ids[row, slot] = torch.randint(0, V, (), generator=other)
                 # The state of the last token that counts predicts what does not.
@@ -310,10 +310,10 @@ def test_dropped_anchors_and_tokens_after_the_end_have_no_influence() -> None:
 
 
 def test_counted_tokens() -> None:
-    lengths = torch.tensor([[[1, 2, 2]] * 3, [[2, 1, 1]] * 3])
+    lengths = torch.tensor([[[1] * 3, [2] * 3, [2] * 3], [[2] * 3, [1] * 3, [1] * 3]])
     counted = counted_tokens(CASES["documents and padding"].layout, 2, lengths)
-    assert counted[0, 0].tolist() == [[True, False], [False, False], [True, True]]
-    assert counted[1, 2].tolist() == [[True, True], [True, False], [False, False]]
+    assert counted[0, :, 0].tolist() == [[True, False], [False, False], [True, True]]
+    assert counted[1, :, 2].tolist() == [[True, True], [True, False], [False, False]]
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])

@@ -21,7 +21,7 @@ DOCUMENTS = torch.tensor([[0] * 9 + [1] * 11, [0] * 17 + [-1] * 3])
 
 def some_batch(layout: PackedLayout, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    shape = (2, layout.samples, layout.num_anchors, layout.horizon)
+    shape = (2, layout.num_anchors, layout.samples, layout.horizon)
     return torch.randint(VOCABULARY, (2, T), generator=generator), torch.randint(VOCABULARY, shape, generator=generator)
 
 
@@ -131,10 +131,10 @@ def test_completions_end_at_their_end_token(pooling: str) -> None:
     plain = untouched(model)
     layout = StridedLayout(T, 5, 4, 2)
     ids, completions = some_batch(layout)
-    lengths = torch.randint(1, 6, (2, 2, layout.num_anchors), generator=torch.Generator().manual_seed(1))
+    lengths = torch.randint(1, 6, (2, layout.num_anchors, 2), generator=torch.Generator().manual_seed(1))
     generated, _ = FeatureNetwork(model, pooling=pooling)(layout.pack(ids, completions), layout, lengths)
     for place in places(ids, completions, layout):
-        length = int(lengths[place.row, place.sample, place.anchor_index])
+        length = int(lengths[place.row, place.anchor_index, place.sample])
         sequence = place.sequence[: len(place.sequence) - 5 + length]
         expected = brute_force(plain, sequence, length, (1, 2, 3), pooling, "per_layer")
         assert (generated[place.row, place.anchor_index, place.sample] - expected).abs().max() < 1e-5

@@ -70,7 +70,7 @@ def test_compiled_flex_equals_a_float32_reference(family: str, dtype: torch.dtyp
     reference, _ = copy_in_dtype(model, torch.float32)
     for layer in decoder_of(reference).layers:
         layer.__class__ = type(layer).__mro__[1]  # not compiled
-    packed = layout(0).pack(some_ids(0), torch.randint(VOCABULARY, (2, 3, layout(0).num_anchors, 5))).cuda()
+    packed = layout(0).pack(some_ids(0), torch.randint(VOCABULARY, (2, layout(0).num_anchors, 3, 5))).cuda()
     found, expected = log_probs_of(model, packed, 0, "flex"), log_probs_of(reference, packed, 0, "sdpa")
     assert error(found[0], expected[0]) < tolerance
     assert error(found[1], expected[1]) < 3 * tolerance
@@ -85,7 +85,7 @@ def test_a_replayed_rollout_is_the_rollout(family: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(rollout_module, "_LAUNCH_BOUND", 0)
     for i, found in enumerate(captured):
         expected = rollout(model, some_ids(i).cuda(), layout(i), seeds=seeds, backend="flex")
-        valid = layout(i).anchor_mask[:, None].expand(-1, 3, -1)
+        valid = layout(i).anchor_mask[..., None].expand(-1, -1, 3)
         assert torch.equal(found[valid], expected[valid])
 
 

@@ -204,11 +204,11 @@ def test_lengths_cut_at_equal_shorter_rollouts() -> None:
     network = FeatureNetwork(tiny_model("gpt2", seed=2))
     ids = torch.randint(VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(0))
     long = StridedLayout(20, 6, 5, 2)
-    completions = torch.randint(VOCABULARY, (2, 2, long.num_anchors, 6), generator=torch.Generator().manual_seed(1))
+    completions = torch.randint(VOCABULARY, (2, long.num_anchors, 2, 6), generator=torch.Generator().manual_seed(1))
     found = network.at_lengths(long.pack(ids, completions), long, [2, 6])
     short = StridedLayout(20, 2, 5, 2)
-    begun = torch.zeros(2, 2, short.num_anchors, 2, dtype=torch.long)
-    begun[:, :, : long.num_anchors] = completions[..., :2]
+    begun = torch.zeros(2, short.num_anchors, 2, 2, dtype=torch.long)
+    begun[:, : long.num_anchors] = completions[..., :2]
     expected = network(short.pack(ids, begun), short)
     for mine, theirs in zip(found[0], expected, strict=True):
         torch.testing.assert_close(mine, theirs[:, : long.num_anchors], atol=1e-5, rtol=1e-5)

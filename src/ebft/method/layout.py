@@ -156,10 +156,9 @@ class PackedLayout:
 
     @property
     def completion_slots(self) -> Tensor:
-        """LongTensor [n, B, G]: where token g of sample j at anchor b stands in the packed sequence."""
-        T, G, n, B = self.context_length, self.horizon, self.samples, self.num_anchors
-        slots = torch.arange(T, self.packed_length, device=self.device)
-        return slots.view(B, n, G).transpose(0, 1)
+        """LongTensor [B, n, G]: where token g of sample j at anchor b stands in the packed sequence."""
+        slots = torch.arange(self.context_length, self.packed_length, device=self.device)
+        return slots.view(self.num_anchors, self.samples, self.horizon)
 
     @property
     def truth_slots(self) -> Tensor:
@@ -218,13 +217,12 @@ class PackedLayout:
     # ---- packing and unpacking -------------------------------------------------------------------------------------
 
     def pack(self, context_ids: Tensor, completions: Tensor) -> Tensor:
-        """[b, T] and [b, n, B, G] -> [b, S]."""
-        return torch.cat([context_ids, completions.transpose(1, 2).flatten(1)], 1)
+        """[b, T] and [b, B, n, G] -> [b, S]."""
+        return torch.cat([context_ids, completions.flatten(1)], 1)
 
     def completions(self, packed: Tensor) -> Tensor:
-        """What stands in the completion slots of [b, S, ...], as a view [b, n, B, G, ...]."""
-        T, G, n, B = self.context_length, self.horizon, self.samples, self.num_anchors
-        return packed[:, T:].unflatten(1, (B, n, G)).transpose(1, 2)
+        """What stands in the completion slots of [b, S, ...], as a view [b, B, n, G, ...]."""
+        return packed[:, self.context_length :].unflatten(1, (self.num_anchors, self.samples, self.horizon))
 
     def before_anchors(self, hidden: Tensor) -> Tensor:
         """The rows of [b, T or more, D] that predict the first token of every completion: [b, B, D]."""

@@ -28,7 +28,7 @@ class LossTerms:
     policy: Tensor  # -mean(A log p); ~0 at every step, since the advantages of a context sum to zero
     cross_entropy: Tensor  # mean over truth tokens at temperature 1; NaN if gamma is 0
     kl: Tensor | None  # mean over generated tokens
-    log_probs: Tensor  # [b, n, B, G] of the sampled tokens at the sampling temperature
+    log_probs: Tensor  # [b, B, n, G] of the sampled tokens at the sampling temperature
     entropy: Tensor  # mean over generated tokens, of the distribution they were drawn from
     generated_tokens: Tensor  # how many count
     truth_tokens: Tensor
@@ -54,10 +54,10 @@ def ebft_loss(
     Args:
         hidden: last hidden states [b, S, D], after the final norm.
         packed_ids: [b, S].
-        advantages: [b, n, B]; constants here.
+        advantages: [b, B, n]; constants here.
         temperature: the one the completions were drawn at.
         gamma: weight of the cross-entropy on truth tokens.
-        completion_lengths: [b, n, B], tokens that count; all G if None.
+        completion_lengths: [b, B, n], tokens that count; all G if None.
         reference: hidden states [b, S, D] and head of the frozen model q; with `kl_weight` = 1/beta.
         generated_tokens, truth_tokens: what to divide the two sums by, where a batch is part of a larger one
             (gradient accumulation, several processes). Default: this batch's own counts.
@@ -68,7 +68,7 @@ def ebft_loss(
     layout.check_batch(b)
     device = hidden.device
     layout = layout.to(device)
-    counted = counted_tokens(layout, b, completion_lengths)  # [b, n, B, G]
+    counted = counted_tokens(layout, b, completion_lengths)  # [b, B, n, G]
     truth_mask = layout.truth_mask.expand(b, T)[:, 1:]
     count_generated, count_truth = counted.sum(), truth_mask.sum()
     per_generated = _inverse(count_generated if generated_tokens is None else generated_tokens, device)
@@ -139,33 +139,32 @@ class _Predictors:
         layout, D = self.layout, hidden.shape[-1]
         parts = [
             layout.before_anchors(hidden).flatten(0, 1),
-            layout.completions(hidden)[:, :, :, :-1].transpose(1, 2).reshape(-1, D),
+            layout.completions(hidden)[..., :-1, :].reshape(-1, D),
         ]
         if self.with_truth:
             parts.append(hidden[:, : layout.context_length - 1].reshape(-1, D))
         return torch.cat(parts)
 
     def per_row(self, per_token: Tensor, per_truth: Tensor | None = None) -> Tensor:
-        """Values of generated tokens [b, n, B, G] and truth tokens [b, T-1] -> [R, n]."""
+        """Values of generated tokens [b, B, n, G] and truth tokens [b, T-1] -> [R, n]."""
         n = self.layout.samples
-        by_anchor = per_token.transpose(1, 2)  # [b, B, n, G]
-        single = by_anchor[..., 1:].reshape(-1, 1)
+        single = per_token[..., 1:].reshape(-1, 1)
         if self.with_truth:
             per_truth = (
                 per_truth if per_truth is not None else per_token.new_zeros(self.b, self.layout.context_length - 1)
             )
             single = torch.cat([single, per_truth.reshape(-1, 1).to(per_token.dtype)])
         unused = single.new_zeros(single.shape[0], n - 1)
-        return torch.cat([by_anchor[..., 0].flatten(0, 1), torch.cat([single, unused], 1)])
+        return torch.cat([per_token[..., 0].flatten(0, 1), torch.cat([single, unused], 1)])
 
     def per_token(self, per_row: Tensor) -> Tensor:
-        """[R, n], or [R] for what a row has once, -> [b, n, B, G]."""
+        """[R, n], or [R] for what a row has once, -> [b, B, n, G]."""
         n, B, G = self.layout.samples, self.layout.num_anchors, self.layout.horizon
         if per_row.dim() == 1:
             per_row = per_row[:, None].expand(-1, n)
         first = per_row[: self.anchor_rows].view(self.b, B, n, 1)
         rest = per_row[self.anchor_rows : self.policy_rows, 0].view(self.b, B, n, G - 1)
-        return torch.cat([first, rest], -1).transpose(1, 2)
+        return torch.cat([first, rest], -1)
 
     def truth_log_probs(self, per_row: Tensor) -> Tensor:
         return per_row[self.policy_rows :, 0].view(self.b, -1)
@@ -178,7 +177,7 @@ class _Predictors:
 
 
 def _kl_to_go(kl: Tensor, counted: Tensor) -> Tensor:
-    """What a token's choice does to the divergence of the tokens after it: sum_{g' > g} KL_g', [b, n, B, G].
+    """What a token's choice does to the divergence of the tokens after it: sum_{g' > g} KL_g', [b, B, n, G].
 
     The divergence of whole completions is E sum_g KL_g, and the distribution of later prefixes depends on earlier
     tokens: without this part its gradient would be biased. The mean over the other samples of the anchor is taken
@@ -186,14 +185,14 @@ def _kl_to_go(kl: Tensor, counted: Tensor) -> Tensor:
     """
     kl = kl * counted
     to_go = kl.flip(-1).cumsum(-1).flip(-1) - kl
-    n = kl.shape[1]
-    return to_go if n == 1 else to_go - (to_go.sum(1, keepdim=True) - to_go) / (n - 1)
+    n = kl.shape[2]
+    return to_go if n == 1 else to_go - (to_go.sum(2, keepdim=True) - to_go) / (n - 1)
 
 
 def counted_tokens(layout: PackedLayout, batch_size: int, completion_lengths: Tensor | None = None) -> Tensor:
-    """bool [b, n, B, G]: tokens of valid anchors, up to the end token of their completion."""
+    """bool [b, B, n, G]: tokens of valid anchors, up to the end token of their completion."""
     n, B, G = layout.samples, layout.num_anchors, layout.horizon
-    counted = layout.anchor_mask.expand(batch_size, B)[:, None, :, None].expand(-1, n, -1, G)
+    counted = layout.anchor_mask.expand(batch_size, B)[..., None, None].expand(-1, -1, n, G)
     if completion_lengths is not None:
         counted = counted & (torch.arange(G, device=counted.device) < completion_lengths[..., None])
     return counted

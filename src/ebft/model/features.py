@@ -155,7 +155,7 @@ class FeatureNetwork(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Features of packed sequences [b, S]: generated [b, B, n, D] and truth [b, B, D], float32.
 
-        completion_lengths [b, n, B] ends completions at their end token: the last token is that one, and a mean
+        completion_lengths [b, B, n] ends completions at their end token: the last token is that one, and a mean
         stops there. Features of anchors that a row drops mean nothing.
         """
         return self.at_lengths(packed_ids, layout, [layout.horizon], completion_lengths)[0]
@@ -257,12 +257,12 @@ def _pooled_rows(
     """
     B, n, G, device = layout.num_anchors, layout.samples, longest, layout.device
     first = torch.cat(
-        [layout.completion_slots[..., 0].t().reshape(1, -1).expand(b, -1), layout.anchors.expand(b, B)], 1
+        [layout.completion_slots[..., 0].reshape(1, -1).expand(b, -1), layout.anchors.expand(b, B)], 1
     )
     if completion_lengths is None:
         of_completions = torch.full((b, B * n), G, device=device)
     else:
-        of_completions = completion_lengths.transpose(1, 2).reshape(b, B * n).clamp(max=G)
+        of_completions = completion_lengths.flatten(1).clamp(max=G)
     lengths = torch.cat([of_completions, layout.truth_lengths.expand(b, B).clamp(min=1, max=G)], 1)
     if pooling == "last":
         return (first + lengths - 1)[..., None], torch.ones(1, 1, 1, 1, device=device)

@@ -45,7 +45,7 @@ def rollout(
     end_token_ids: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Completions, LongTensor [b, n, B, G].
+    """Completions, LongTensor [b, B, n, G].
 
     Args:
         model: any decoder-only transformers model with rotary or absolute positions, with or without adapters.
@@ -86,7 +86,6 @@ def rollout(
         completions = _GRAPHS.setdefault(base, Graphs()).run(key, generate, (input_ids, uniform, *tensors))
     else:
         completions = _generate(base, layout, input_ids, uniform, *options)
-    completions = completions.transpose(1, 2)
     return completions if end_token_ids is None else repeat_end_token(completions, layout, end_token_ids)
 
 

@@ -36,11 +36,11 @@ def table(step: int, example: dict[str, Tensor], tokenizer: Any) -> str:
             "|---|---|---|---|---|",
             f"| truth | {_text(truth, tokenizer)} | | | |",
         ]
-        for sample, completion in enumerate(example["completions"][:, place]):
+        for sample, completion in enumerate(example["completions"][place]):
             numbers = (
                 example["alignment"][place, sample],
                 example["diversity"][place, sample],
-                example["advantages"][sample, place],
+                example["advantages"][place, sample],
             )
             cells = " | ".join(f"{float(x):+.3f}" for x in numbers)
             lines.append(f"| sample {sample + 1} | {_text(completion, tokenizer)} | {cells} |")
