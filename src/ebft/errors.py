@@ -23,3 +23,7 @@ def nearest(word: str, options: Iterable[str]) -> str:
 def first_line(error: BaseException) -> str:
     """Libraries explain at length; the first line is what happened."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+class TrainingDiverged(RuntimeError):
+    """Loss or reward are no longer numbers to learn from; the message says what to try."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ebft.data.store import cache_directory
 from ebft.errors import ConfigError, nearest
+from ebft.runtime.files import cache_directory
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,18 @@
-"""The first half of an iteration, for a whole accumulation window: rollouts, features, rewards, advantages."""
+"""The first half of an iteration: rollouts, features, rewards and advantages, for a batch or an accumulation window."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ebft.config.method import MethodConfig
 from ebft.config.training import EBFTConfig
-from ebft.data.packing import PADDING, OnHost
+from ebft.data.packing import PADDING, OnHost, SequenceDataset, collate
+from ebft.errors import ConfigError, DataError
 from ebft.method.advantages import leave_one_out_advantages
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.losses import counted_tokens
@@ -24,17 +27,20 @@ from ebft.runtime.timing import Clock
 
 @dataclass
 class Scores:
-    """Everything known about the rollouts of a batch; n samples at B anchors of b sequences."""
+    """Everything known about the rollouts of a batch: n samples at B anchors of b sequences."""
 
-    layout: PackedLayout
     packed_ids: Tensor  # [b, S]
     completions: Tensor  # [b, B, n, G]
     completion_lengths: Tensor | None  # [b, B, n]
-    generated: Tensor  # features [b, B, n, D]
-    truth: Tensor  # [b, B, D]
-    groups: Tensor  # [b, B, n]
+    groups: Tensor  # [b, B, n], equal completions have equal numbers
     alignment: Tensor  # [b, B, n]
     diversity: Tensor  # [b, B, n]
+    cfm: Tensor | None  # [b, B], the unbiased feature-matching loss of every context; None for a single sample
+
+    @classmethod
+    def join(cls, parts: Sequence[Scores]) -> Scores:
+        columns: dict[str, Any] = {f.name: [getattr(part, f.name) for part in parts] for f in fields(cls)}
+        return cls(**{name: None if part[0] is None else torch.cat(part) for name, part in columns.items()})
 
 
 @dataclass
@@ -47,11 +53,18 @@ class Window:
     tokens: Tensor  # of the contexts, padding left out
     metrics: dict[str, Tensor | float]
     example: dict[str, Tensor]  # the first sequence, for the table of samples
-    parts: dict[str, Tensor] = field(default_factory=dict)  # sums over the micro-batches so far, of this process
+    loss_sums: dict[str, Tensor] = field(default_factory=dict)  # over the micro-batches so far, of this process
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add a micro-batch's part of a sum over the window."""
+        self.loss_sums[name] = self.loss_sums[name] + value.detach() if name in self.loss_sums else value.detach()
 
 
-def make_layout(on_host: OnHost, config: EBFTConfig, samples: int) -> PackedLayout:
-    """The layout of a batch under the run's settings. Shapes do not depend on the data with strided anchors."""
+def make_layout(on_host: OnHost, config: MethodConfig, samples: int, round_up: bool = False) -> PackedLayout:
+    """The layout of a batch under the method's settings. Shapes do not depend on the data with strided anchors.
+
+    round_up: few different shapes also with anchors at answer starts, for code that is compiled for each of them.
+    """
     documents = on_host.document_ids
     answers = on_host.answer_mask if config.answer_only or config.anchors == "answer_start" else None
     padding = documents == PADDING
@@ -65,10 +78,37 @@ def make_layout(on_host: OnHost, config: EBFTConfig, samples: int) -> PackedLayo
     }
     if config.anchors == "answer_start":
         assert answers is not None
-        on_gpu = config.device.type == "cuda"
-        return PackedLayout.at_answer_starts(answers, config.horizon, samples, round_up=on_gpu, **given)
+        return PackedLayout.at_answer_starts(answers, config.horizon, samples, round_up=round_up, **given)
     return StridedLayout(
         config.context_length, config.horizon, config.stride, samples, answer_mask=answers, fixed_shape=True, **given
+    )
+
+
+def check_sequences(dataset: SequenceDataset, config: MethodConfig) -> None:
+    """At least one anchor must fit somewhere."""
+    if dataset.context_length != config.context_length:
+        raise ConfigError(
+            f"the dataset has sequences of {dataset.context_length} tokens, context_length is {config.context_length}"
+        )
+    if len(dataset) == 0:
+        raise DataError("the dataset holds no tokens")
+    needed = 2 if config.anchors == "answer_start" else config.horizon + 1
+    longest = int(dataset.lengths.max())
+    if config.packing and not config.document_masks:
+        longest = min(dataset.total_tokens, config.context_length)
+    if longest < needed:
+        raise DataError(
+            f"all documents are shorter than one anchor needs: the longest has {longest} tokens, "
+            f"horizon={config.horizon} needs {needed}; use a smaller horizon, longer documents, or "
+            "packing without document_masks"
+        )
+    for row in range(min(len(dataset), 2000)):
+        batch = collate([dataset[row]])
+        if bool(make_layout(batch["on_host"], config, config.samples).anchor_mask.any()):
+            return
+    raise DataError(
+        "no valid anchor in the data: every truth window leaves its document or its answer; use a smaller horizon or "
+        "stride, or answer_only=false"
     )
 
 
@@ -78,30 +118,31 @@ def score(
     input_ids: Tensor,
     layout: PackedLayout,
     seeds: Tensor,
-    config: EBFTConfig,
+    config: MethodConfig,
     end_token_ids: Tensor | None,
     clock: Clock | None = None,
 ) -> Scores:
     """Roll out, look at the rollouts with the frozen network, and compute both terms of the reward."""
-    backend: Any = config.attention_backend
     clock = clock or Clock(input_ids.device)
     with clock.phase("rollout"):
         completions = rollout(
-            model, input_ids, layout, config.temperature, seeds=seeds, end_token_ids=end_token_ids, backend=backend
+            model,
+            input_ids,
+            layout,
+            config.temperature,
+            seeds=seeds,
+            end_token_ids=end_token_ids,
+            backend=config.attention_backend,
         )
         lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
         packed_ids = layout.pack(input_ids, completions)
-    # A moving average keeps float32 weights and still computes in bf16; any other network is in bf16 as a whole.
-    autocast = torch.autocast(
-        input_ids.device.type, torch.bfloat16, enabled=config.bf16 and features.source == "average"
-    )
-    with clock.phase("features"), autocast:
+    with clock.phase("features"):
         generated, truth = features(packed_ids, layout, lengths)
     with clock.phase("rewards"):
         groups = token_groups(completions)
-        whitening: Any = config.whitening
-        alignment, diversity = feature_matching_rewards(generated, truth, whitening, groups)
-    return Scores(layout, packed_ids, completions, lengths, generated, truth, groups, alignment, diversity)
+        alignment, diversity = feature_matching_rewards(generated, truth, config.whitening, groups)
+        cfm = conditional_feature_matching_loss(generated, truth) if layout.samples > 1 else None
+    return Scores(packed_ids, completions, lengths, groups, alignment, diversity, cfm)
 
 
 def prepare_window(
@@ -122,87 +163,95 @@ def prepare_window(
     rows, device = input_ids.shape[0], input_ids.device
     seeds = sequence_seeds(config.seed, step, torch.cat([batch["sequence_id"] for batch in batches]))
     on_host = OnHost.joined([batch["on_host"] for batch in batches])
-    layout = make_layout(on_host, config, config.samples).to(device)
+    layout = make_layout(on_host, config, config.samples, round_up=device.type == "cuda").to(device)
     at_once = config.rollout_batch_size or rows
-    parts = [
-        score(model, features, input_ids[at], layout.select_rows(at), seeds[at], config, end_token_ids, clock)
-        for at in (slice(start, min(start + at_once, rows)) for start in range(0, rows, at_once))
-    ]
-    packed_ids = torch.cat([part.packed_ids for part in parts])
-    alignment = torch.cat([part.alignment for part in parts])
-    diversity = torch.cat([part.diversity for part in parts])
-    advantages = leave_one_out_advantages(alignment, diversity, config.alpha)
-    lengths = None
-    if parts[0].completion_lengths is not None:
-        lengths = torch.cat([part.completion_lengths for part in parts if part.completion_lengths is not None])
-    # On the host, without asking the device: rows that are only there to fill up a process's part hold no token.
-    sequences = int((on_host.document_ids != PADDING).any(1).sum())
-    totals = sum_over_processes(
-        {
-            "generated_tokens": counted_tokens(layout, rows, lengths).sum(),
-            "truth_tokens": layout.truth_mask.expand(rows, -1)[:, 1:].sum(),
-            "sequences": torch.full((), sequences, device=device),
-            "tokens": torch.full((), int((on_host.document_ids != PADDING).sum()), device=device),
-            "contexts": layout.anchor_mask.expand(rows, -1).sum(),
-            "packed_tokens": torch.full((), sequences * packed_ids.shape[1], device=device),
-            **_metrics(parts, layout, alignment, diversity, config),
-        }
+    scores = Scores.join(
+        [
+            score(model, features, input_ids[at], layout.select_rows(at), seeds[at], config, end_token_ids, clock)
+            for at in (slice(start, min(start + at_once, rows)) for start in range(0, rows, at_once))
+        ]
     )
-    generated_tokens, truth_tokens = totals.pop("generated_tokens"), totals.pop("truth_tokens")
-    total_sequences, contexts = totals.pop("sequences"), totals.pop("contexts")
-    packed_tokens, tokens = totals.pop("packed_tokens"), totals.pop("tokens")
+    advantages = leave_one_out_advantages(scores.alignment, scores.diversity, config.alpha)
+    sums = _metric_sums(scores, layout, config.alpha)
+    totals = sum_over_processes(_counts(on_host, layout, scores) | sums)
+    contexts = totals["contexts"].clamp(min=1)
+    metrics: dict[str, Tensor | float] = {name: totals[name] / contexts for name in sums}
+    metrics["ebft/anchors"] = totals["contexts"] / totals["sequences"]
+    metrics["ebft/packed_tokens"] = totals["packed_tokens"]
+    return Window(
+        _micro_batches(batches, scores, layout, advantages, totals),
+        totals["generated_tokens"],
+        totals["sequences"],
+        totals["tokens"],
+        metrics,
+        _example(input_ids, scores, layout, advantages),
+    )
 
-    micro_batches, start = [], 0
-    for batch in batches:
-        at = slice(start, start + batch["input_ids"].shape[0])
-        start = at.stop
-        micro_batches.append(
-            {
-                "input_ids": packed_ids[at],
-                "layout": layout.select_rows(at),
-                "advantages": advantages[at],
-                "completion_lengths": None if lengths is None else lengths[at],
-                "generated_tokens": generated_tokens,
-                "truth_tokens": truth_tokens,
-            }
-        )
-    metrics: dict[str, Tensor | float] = {name: total / contexts.clamp(min=1) for name, total in totals.items()}
-    metrics["ebft/anchors"] = contexts / total_sequences
-    metrics["ebft/packed_tokens"] = packed_tokens
-    example = {
-        "input_ids": input_ids[0],
-        "completions": parts[0].completions[0],
-        "alignment": alignment[0],
-        "diversity": diversity[0],
-        "advantages": advantages[0],
-        "anchors": layout.anchors.expand(rows, -1)[0],
-        "anchor_mask": layout.anchor_mask.expand(rows, -1)[0],
-        "truth_lengths": layout.truth_lengths.expand(rows, -1)[0],
+
+def _counts(on_host: OnHost, layout: PackedLayout, scores: Scores) -> dict[str, Tensor]:
+    """Of this process's part of the window. What the host knows is not asked of the device."""
+    rows, device = scores.packed_ids.shape[0], scores.packed_ids.device
+    real = on_host.document_ids != PADDING
+    sequences = int(real.any(1).sum())  # rows that only fill up a process's part hold no token
+    on_device = {"sequences": sequences, "tokens": int(real.sum()), "packed_tokens": sequences * layout.packed_length}
+    return {
+        "generated_tokens": counted_tokens(layout, rows, scores.completion_lengths).sum(),
+        "truth_tokens": layout.truth_mask.expand(rows, -1)[:, 1:].sum(),
+        "contexts": layout.anchor_mask.expand(rows, -1).sum(),
+        **{name: torch.full((), count, device=device) for name, count in on_device.items()},
     }
-    return Window(micro_batches, generated_tokens, total_sequences, tokens, metrics, example)
 
 
-def _metrics(
-    parts: list[Scores], layout: PackedLayout, alignment: Tensor, diversity: Tensor, config: EBFTConfig
-) -> dict[str, Tensor]:
+def _metric_sums(scores: Scores, layout: PackedLayout, alpha: float) -> dict[str, Tensor]:
     """Sums over the anchors that count, as tensors: nothing waits for the device here. Logged as means over anchors."""
-    rows, n = alignment.shape[0], alignment.shape[-1]
+    rows, n = scores.alignment.shape[0], layout.samples
     valid = layout.anchor_mask.expand(rows, -1)  # [b, B]
 
     def total(per_context: Tensor) -> Tensor:
         return torch.where(valid, per_context, 0.0).sum()
 
-    reward = alignment - config.alpha * diversity
-    groups = torch.cat([part.groups for part in parts])
-    firsts = (groups == torch.arange(n, device=groups.device)).sum(-1)
-    metrics = {
+    reward = scores.alignment - alpha * scores.diversity
+    firsts = (scores.groups == torch.arange(n, device=scores.groups.device)).sum(-1)
+    sums = {
         "reward": total(reward.mean(-1)),
         "reward_std": total(reward.std(-1) if n > 1 else torch.zeros_like(reward[..., 0])),
-        "ebft/alignment": total(alignment.mean(-1)),
-        "ebft/diversity": total(diversity.mean(-1)),
+        "ebft/alignment": total(scores.alignment.mean(-1)),
+        "ebft/diversity": total(scores.diversity.mean(-1)),
         "ebft/distinct": total(firsts / n),
     }
-    if n > 1:
-        cfm = torch.cat([conditional_feature_matching_loss(part.generated, part.truth) for part in parts])
-        metrics["ebft/cfm"] = total(cfm)
-    return metrics
+    return sums if scores.cfm is None else sums | {"ebft/cfm": total(scores.cfm)}
+
+
+def _micro_batches(
+    batches: list[dict[str, Any]], scores: Scores, layout: PackedLayout, advantages: Tensor, totals: dict[str, Tensor]
+) -> list[dict[str, Any]]:
+    found, start = [], 0
+    for batch in batches:
+        at = slice(start, start + batch["input_ids"].shape[0])
+        start = at.stop
+        lengths = scores.completion_lengths
+        found.append(
+            {
+                "input_ids": scores.packed_ids[at],
+                "layout": layout.select_rows(at),
+                "advantages": advantages[at],
+                "completion_lengths": None if lengths is None else lengths[at],
+                "generated_tokens": totals["generated_tokens"],
+                "truth_tokens": totals["truth_tokens"],
+            }
+        )
+    return found
+
+
+def _example(input_ids: Tensor, scores: Scores, layout: PackedLayout, advantages: Tensor) -> dict[str, Tensor]:
+    rows = input_ids.shape[0]
+    return {
+        "input_ids": input_ids[0],
+        "completions": scores.completions[0],
+        "alignment": scores.alignment[0],
+        "diversity": scores.diversity[0],
+        "advantages": advantages[0],
+        "anchors": layout.anchors.expand(rows, -1)[0],
+        "anchor_mask": layout.anchor_mask.expand(rows, -1)[0],
+        "truth_lengths": layout.truth_lengths.expand(rows, -1)[0],
+    }

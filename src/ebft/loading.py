@@ -1,4 +1,4 @@
-"""The model that is evaluated: a folder, a hub name, or the folder of a LoRA adapter."""
+"""Models, adapters, tokenizers and feature networks, from a folder, a hub name, a checkpoint or a run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from ebft import fetch
+from ebft import adapters, fetch
+from ebft.config.method import MethodConfig
+from ebft.config.recipe import Recipe
+from ebft.config.training import EBFTConfig
 from ebft.data.formats import check_tokenizer
 from ebft.errors import ConfigError, first_line
 from ebft.model.backbone import embedding_size
+from ebft.model.features import FeatureNetwork
 from ebft.runtime import sharded_checkpoints
 
 ADAPTER_FILE = "adapter_config.json"
@@ -66,26 +70,31 @@ class Checkpoint:
             raise ConfigError(f"the tokenizer of model={self.name!r} cannot be loaded: {first_line(error)}") from None
 
     def load(self, tokenizer: Any, dtype: torch.dtype, device: torch.device, trust_remote_code: bool = False) -> Any:
+        """The model to evaluate, with its adapter on top."""
         try:
-            model = load_model(self.base, dtype, trust_remote_code)
+            model = load_pretrained(self.base, dtype, trust_remote_code)
         except (OSError, ValueError) as error:
             raise ConfigError(f"model={self.name!r} cannot be loaded: {first_line(error)}") from None
         if self.adapter is not None:
-            try:
-                from peft import PeftModel
-            except ImportError:
-                raise ConfigError(
-                    f"model={self.name!r} is an adapter, which needs peft; install it with `pip install ebft[peft]`"
-                ) from None
-            try:
-                model = PeftModel.from_pretrained(model, self.adapter)
-            except (RuntimeError, ValueError) as error:
-                raise ConfigError(f"the adapter {self.adapter} does not fit {self.base}: {first_line(error)}") from None
+            model = self.with_adapter(model)
         check_tokenizer(tokenizer, embedding_size(model))
         return model.to(device).eval().requires_grad_(False)
 
+    def with_adapter(self, base: Any) -> Any:
+        """The base model with the trained adapter on top, by peft."""
+        try:
+            from peft import PeftModel
+        except ImportError:
+            raise ConfigError(
+                f"model={self.name!r} is an adapter, which needs peft; install it with `pip install ebft[peft]`"
+            ) from None
+        try:
+            return PeftModel.from_pretrained(base, str(self.adapter))
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ConfigError(f"the adapter {self.adapter} does not fit {self.base}: {first_line(error)}") from None
 
-def load_model(name: str, dtype: torch.dtype, trust_remote_code: bool = False, **options: Any) -> Any:
+
+def load_pretrained(name: str, dtype: torch.dtype, trust_remote_code: bool = False, **options: Any) -> Any:
     """From a folder or a hub name, or from a checkpoint of a sharded run; `options` are for the former."""
     folder = Path(name).expanduser()
     try:
@@ -103,6 +112,106 @@ def model_like(name: str, dtype: torch.dtype, trust_remote_code: bool = False) -
     """Of the same shape, with other weights."""
     config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+
+
+# ---- what a recipe asks for ----------------------------------------------------------------------------------------
+
+
+def load_tokenizer(recipe: Recipe) -> Any:
+    field = "tokenizer" if recipe.model.tokenizer else "model"
+    name = fetch.resolve(recipe.model.tokenizer or recipe.model.model)
+    if name.startswith(("/", ".", "~")) and not Path(name).expanduser().is_dir():
+        raise ConfigError(f"{field}={name!r}: no such folder")
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=recipe.model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the tokenizer of {field}={name!r} cannot be loaded: {first_line(error)}") from None
+
+
+def load_model(recipe: Recipe) -> Any:
+    """The model to train, for EBFT or for a baseline."""
+    model, training, for_ebft = recipe.model, recipe.training, recipe.command == "train"
+    name, dtype = fetch.resolve(model.model), DTYPES[model.model_dtype]
+    if (Path(name).expanduser() / ADAPTER_FILE).is_file():
+        if model.load_in_4bit:
+            raise ConfigError(
+                f"model={name!r} is an adapter; make a model of it first: ebft export {name} --output ..."
+            )
+        return _merged(name, dtype, model.trust_remote_code)
+    if model.load_in_4bit and not for_ebft:
+        raise ConfigError("load_in_4bit=true is for ebft train only; leave it out")
+    if model.adapted and training.bf16 and for_ebft:
+        dtype = torch.bfloat16  # the base model does not train: it needs no float32 weights, not even on its way
+    options: dict[str, Any] = {}
+    if model.load_in_4bit:
+        adapters.check_four_bit(training)
+        options = adapters.four_bit(training.device)
+    try:
+        if training.sharding is not None and training.process_index > 0:
+            with torch.device("meta"):  # no weights: they come from the first process, a part of them
+                return model_like(name, dtype, model.trust_remote_code)
+        return load_pretrained(name, dtype, model.trust_remote_code, **options)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model={name!r} cannot be loaded: {first_line(error)}") from None
+
+
+def _merged(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    """A base model with a trained adapter merged into its weights: training begins anew from there."""
+    found = Checkpoint.find(name)
+    try:
+        base = load_pretrained(found.base, dtype, trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model={name!r} cannot be loaded: {first_line(error)}") from None
+    return found.with_adapter(base).merge_and_unload().requires_grad_(True)  # peft had frozen the base
+
+
+def feature_network(model: Any, config: EBFTConfig, tokenizer: Any) -> FeatureNetwork:
+    """The feature network that the settings ask for: another checkpoint, or made from the model as it is now."""
+    dtype = torch.bfloat16 if config.bf16 else None
+    if config.feature_model is not None:
+        return other_feature_network(config.feature_model, model, config, tokenizer, dtype or torch.float32)
+    source: Any = config.feature_source
+    if source == "auto":
+        source = "adapter_off" if hasattr(model, "disable_adapter") else "copy"
+    average = source == "average"  # moves in float32 and still computes in bf16
+    return FeatureNetwork(
+        model,
+        source=source,
+        decay=config.feature_decay,
+        seed=config.seed,
+        dtype=None if average else dtype,
+        autocast=dtype if average else None,
+        **tap_settings(config),
+    )
+
+
+def other_feature_network(
+    name: str, like: Any, config: MethodConfig, tokenizer: Any, dtype: torch.dtype, trust_remote_code: bool = False
+) -> FeatureNetwork:
+    """Another checkpoint as the feature network of a model with the same vocabulary."""
+    try:
+        return FeatureNetwork.from_pretrained(
+            fetch.resolve(name),
+            like=like,
+            tokenizer=tokenizer,
+            model_kwargs={"dtype": dtype, "trust_remote_code": trust_remote_code},
+            **tap_settings(config),
+        )
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"feature_model={name!r} cannot be loaded: {first_line(error)}") from None
+
+
+def tap_settings(config: MethodConfig) -> dict[str, Any]:
+    """What of the settings says how features are read off a network."""
+    return {
+        "layers": config.feature_taps,
+        "pooling": config.feature_pooling,
+        "normalize": config.feature_normalize,
+        "backend": config.attention_backend,
+    }
+
+
+# ---- looking at folders --------------------------------------------------------------------------------------------
 
 
 def _base_of(folder: Path, name: str) -> str:

@@ -1,7 +1,11 @@
-"""Validation: cross-entropy, feature-matching loss and whitened proxy, each with its standard error over sequences."""
+"""Validation: cross-entropy, feature-matching loss and whitened proxy, each with its standard error over sequences.
+
+The same measurement for EBFT, for the baselines and for `ebft eval`.
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -9,26 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ebft.config.method import MethodConfig, settings_that_change
 from ebft.config.training import EBFTConfig
-from ebft.data.packing import PADDING, to_device
+from ebft.data.packing import PADDING, SequenceDataset, to_device
 from ebft.iteration import make_layout, score
+from ebft.method.choices import Backend
 from ebft.method.cross_entropy import Rows, weighted_cross_entropy
 from ebft.method.layout import PackedLayout
-from ebft.method.metrics import (
-    Estimate,
-    conditional_feature_matching_loss,
-    mean_and_standard_error,
-    ratio_of_sums,
-    whitened_proxy,
-)
+from ebft.method.metrics import Estimate, mean_and_standard_error, ratio_of_sums, whitened_proxy
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import context_hidden_states, evaluating, output_head
 from ebft.model.features import FeatureNetwork
+from ebft.model.fingerprint import weight_fingerprint
 from ebft.runtime.processes import join_rows
 
 
 @torch.no_grad()
-def truth_log_probs(model: nn.Module, input_ids: Tensor, layout: PackedLayout, backend: Any = "auto") -> Tensor:
+def truth_log_probs(model: nn.Module, input_ids: Tensor, layout: PackedLayout, backend: Backend = "auto") -> Tensor:
     """log p(x_t | x_<t) at temperature 1, [b, T]; 0 at t = 0, which nothing predicts."""
     hidden = context_hidden_states(model, input_ids, layout, backend)[:, :-1]
     targets = input_ids[:, 1:].reshape(-1, 1)
@@ -43,13 +44,14 @@ def measure(
     model: nn.Module,
     features: FeatureNetwork,
     batch: dict[str, Any],
-    config: EBFTConfig,
+    config: MethodConfig,
     end_token_ids: Tensor | None,
 ) -> dict[str, Tensor]:
     """What each sequence of a batch contributes, [b] each: sums and counts of its tokens' log-probs, and means over
     its contexts, NaN for a sequence without any."""
     input_ids, document_ids = batch["input_ids"], batch["document_ids"]
-    layout = make_layout(batch["on_host"], config, config.eval_samples or config.samples).to(input_ids.device)
+    on_gpu = input_ids.device.type == "cuda"
+    layout = make_layout(batch["on_host"], config, config.eval_samples or config.samples, on_gpu).to(input_ids.device)
     found: dict[str, Tensor] = {}
     log_probs = truth_log_probs(model, input_ids, layout, config.attention_backend).double()
     real = document_ids != PADDING
@@ -62,10 +64,11 @@ def measure(
 
     seeds = sequence_seeds(config.eval_seed, 0, batch["sequence_id"])
     scores = score(model, features, input_ids, layout, seeds, config, end_token_ids)
+    assert scores.cfm is not None  # the settings ask for at least two samples
     valid = layout.anchor_mask.expand(input_ids.shape[0], -1)
     found["contexts"] = valid.sum(1)
     per_context = {
-        "cfm": conditional_feature_matching_loss(scores.generated, scores.truth),
+        "cfm": scores.cfm,
         "whitened_proxy": whitened_proxy(scores.alignment, scores.diversity),
         "reward": (scores.alignment - config.alpha * scores.diversity).mean(-1),
     }
@@ -90,11 +93,11 @@ def summarize(found: dict[str, Tensor]) -> dict[str, Estimate]:
 
 
 @torch.no_grad()
-def evaluate(
+def validate(
     model: nn.Module,
     features: FeatureNetwork,
     batches: Iterable[dict[str, Any]],
-    config: EBFTConfig,
+    config: MethodConfig,
     end_token_ids: Tensor | None,
     device: torch.device,
     rows: int,
@@ -115,3 +118,20 @@ def evaluate(
         results[name] = float(estimate.mean)
         results[f"{name}_se"] = float(estimate.standard_error)
     return results
+
+
+def identity(config: EBFTConfig, features: FeatureNetwork, dataset: SequenceDataset) -> dict[str, Any]:
+    """What the validation numbers of a run depend on, beside the model; `ebft compare` looks at it."""
+    settings = {name: getattr(config, name) for name in settings_that_change("text", "features", "proxy")}
+    settings["eval_samples"] = settings["eval_samples"] or settings["samples"]
+    tokens = 0
+    for row in range(len(dataset)):
+        for name in ("input_ids", "document_ids", "answer_mask"):
+            tokens = zlib.crc32(dataset[row][name].numpy().tobytes(), tokens)
+    return {
+        **settings,
+        "network": "moving average" if features.source == "average" else weight_fingerprint(features.decoder),
+        "validation": f"{tokens:08x}",
+        "validation_sequences": len(dataset),
+        "bf16": bool(config.bf16),
+    }

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import pickle
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,13 +29,17 @@ from ebft.baselines import trainers
 from ebft.baselines.verifiable_rewards import COUNTS, RewardFunction, make_rewards
 from ebft.config.baseline_settings import RLVRSettings
 from ebft.config.recipe import Recipe
-from ebft.data.packing import DocumentIndex, SequenceDataset
+from ebft.data.packing import DocumentIndex
 from ebft.data.rows import Row, read_rows
-from ebft.data.store import cache_directory
-from ebft.errors import ConfigError, DataError
+from ebft.errors import ConfigError, DataError, TrainingDiverged
 from ebft.runtime import processes
-from ebft.train.ruler import Spent
-from ebft.train.trainer import TrainingDiverged
+from ebft.runtime.files import cache_directory
+from ebft.train.costs import CostTracker
+from ebft.train.dry_run import columns
+from ebft.train.samples import table_cell
+from ebft.train.training_method import Loaded, TrainingMethod
+
+logger = logging.getLogger(__name__)
 
 PROMPT_CHARACTERS = 1000  # of a prompt in the table of samples
 
@@ -89,7 +93,7 @@ class Prompts:
 
 class MeasuredRLVR(trainers.Measured, GRPOTrainer):
     def __init__(self, *args: Any, judge: Judge, **kwargs: Any) -> None:
-        self.spent, self.judge = Spent(), judge
+        self.costs, self.judge = CostTracker(), judge
         judge.trainer = self
         functions: list[Any] = [*judge.functions()]
         super().__init__(*args, **{**kwargs, "reward_funcs": functions})
@@ -112,7 +116,7 @@ class MeasuredRLVR(trainers.Measured, GRPOTrainer):
 
 
 class Judge:
-    """Hands answers to the reward functions, keeps the last ones for the table of samples, counts what was spent."""
+    """Hands answers to the reward functions, keeps the last ones for the table of samples, counts costs."""
 
     def __init__(self, rewards: Sequence[RewardFunction], prompts: Prompts, settings: RLVRSettings) -> None:
         self.rewards, self.prompts, self.settings = rewards, prompts, settings
@@ -145,7 +149,7 @@ class Judge:
     def _count(self, numbers: Sequence[int], completion_ids: Sequence[Any]) -> None:
         """Drawing an answer is a pass over it and its prompt; then the updates. One more pass each: with a KL, by the
         frozen model; where answers are not used up in one step, or come from vLLM, for their log-probs when drawn."""
-        passes, args = self.trainer.passes, self.trainer.args
+        counter, args = self.trainer.flops, self.trainer.args
         counts = {
             "prompted": sum(self.prompts.lengths[number] for number in numbers),
             "generated": sum(len(ids) for ids in completion_ids),
@@ -155,16 +159,16 @@ class Judge:
         kept = args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) != 0
         kept = kept or (args.use_vllm and args.vllm_importance_sampling_correction)
         # Logits are needed for answers only.
-        flops = passes.over(prompted + generated, generated)
-        self.trainer.spent.add(
+        flops = counter.over(prompted + generated, generated)
+        self.trainer.costs.add(
             tokens=prompted / args.num_generations,
             generated_tokens=generated,
-            flops=flops * (1 + bool(args.beta) + kept + passes.update * args.num_iterations),
+            flops=flops * (1 + bool(args.beta) + kept + counter.update * args.num_iterations),
         )
 
 
 class RewardCounts(TrainerCallback):
-    """Keeps what the judge counts in checkpoints, so that a run that goes on counts on."""
+    """Keeps what the judge counts in checkpoints, so that a resumed run counts on."""
 
     FILE = "reward_counts.json"
 
@@ -207,19 +211,15 @@ class AnswerSamples(TrainerCallback):
         lines = [
             f"# Samples at step {step}",
             "",
-            f"Prompt: {_cell(asked[-PROMPT_CHARACTERS:])}",
+            f"Prompt: {table_cell(asked[-PROMPT_CHARACTERS:])}",
             "",
             f"| answer | {' | '.join(names)} |",
             "|---" * (1 + len(names)) + "|",
         ]
         for place in shown:
             scores = " | ".join(f"{last['rewards'][name][place]:.3f}" for name in names)
-            lines.append(f"| {_cell(last['texts'][place])} | {scores} |")
+            lines.append(f"| {table_cell(last['texts'][place])} | {scores} |")
         return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return "`" + repr(text)[1:-1].replace("|", "\\|").replace("`", "'") + "`"
 
 
 def text_of(completion: Any) -> str:
@@ -292,10 +292,10 @@ def load_prompts(recipe: Recipe, index: DocumentIndex, rewards: Sequence[RewardF
         raise DataError(f"none of the {total} documents can be used: {reason}")
     first = processes.rank() == 0
     if unusable and first:
-        print(f"note: {len(unusable)} of {total} documents are left out; the first: {unusable[0]}", file=sys.stderr)
+        logger.warning(f"{len(unusable)} of {total} documents are left out; the first: {unusable[0]}")
     if too_long and first:
         longer = f"prompts longer than max_prompt_tokens={settings.max_prompt_tokens}"
-        print(f"note: {too_long} of {total} documents with {longer} are left out", file=sys.stderr)
+        logger.warning(f"{too_long} of {total} documents with {longer} are left out")
     if len({isinstance(prompt, str) for prompt in found.prompts}) > 1:
         raise DataError("some prompts are texts and some are messages; train on one kind at a time")
     return found
@@ -310,23 +310,23 @@ def _tokens(prompt: Any, tokenizer: Any) -> int:
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _prepare(recipe: Recipe, train_set: SequenceDataset, tokenizer: Any) -> Judge:
-    settings: Any = recipe.training
+def _prepare(loaded: Loaded) -> Judge:
+    recipe, settings = loaded.recipe, loaded.recipe.training
+    assert isinstance(settings, RLVRSettings)
     trainers.check(recipe)
     rewards = make_rewards(settings, recipe.data.columns, Counter())
-    return Judge(rewards, load_prompts(recipe, train_set.index, rewards, tokenizer), settings)
+    return Judge(rewards, load_prompts(recipe, loaded.train_set.index, rewards, loaded.tokenizer), settings)
 
 
-def build(
-    recipe: Recipe, train_set: SequenceDataset, validation_set: SequenceDataset | None, model: Any, tokenizer: Any
-) -> MeasuredRLVR:
+def build(loaded: Loaded) -> MeasuredRLVR:
+    recipe, tokenizer, validation_set = loaded.recipe, loaded.tokenizer, loaded.validation_set
     settings: Any = recipe.training
     if settings.use_vllm:
         from importlib.util import find_spec
 
         if find_spec("vllm") is None:
             raise ConfigError("use_vllm=true needs vllm; install it with `pip install trl[vllm]`, or leave it out")
-    judge = _prepare(recipe, train_set, tokenizer)
+    judge = _prepare(loaded)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # what TRL would take; padding is masked by length
     arguments = trainers.trl_arguments(
@@ -350,11 +350,11 @@ def build(
             "per_device_train_batch_size or gradient_accumulation_steps, or give more data"
         )
     trainer = MeasuredRLVR(
-        model=model,
+        model=loaded.model,
         judge=judge,
         args=arguments,
         train_dataset=prompts,
-        # Never looked at: `evaluate` uses the ruler. transformers wants one where evaluation is asked for.
+        # Never looked at: `evaluate` validates as EBFT does. transformers wants one where evaluation is asked for.
         eval_dataset=None if validation_set is None else prompts.select([0]),
         processing_class=tokenizer,
         peft_config=peft_config(recipe),
@@ -364,26 +364,24 @@ def build(
     return trainer
 
 
-def plan(
-    recipe: Recipe, train_set: SequenceDataset, validation_set: SequenceDataset | None, model: Any, tokenizer: Any
-) -> None:
-    settings: Any = recipe.training
-    prompts = _prepare(recipe, train_set, tokenizer).prompts
+def plan(loaded: Loaded) -> list[str]:
+    settings: Any = loaded.recipe.training
+    prompts = _prepare(loaded).prompts
     per_step = settings.rows_per_step // settings.generations
     an_epoch = len(prompts.rows) // per_step  # TRL leaves out what does not fill a step
-    trainers.show(
+    lines = columns(
         {
-            "model": f"{recipe.model.model}, {sum(p.numel() for p in model.parameters()):,} parameters",
-            "prompts": f"{len(prompts.rows):,} of {len(train_set.index):,} documents, "
+            "model": f"{loaded.recipe.model.model}, {sum(p.numel() for p in loaded.model.parameters()):,} parameters",
+            "prompts": f"{len(prompts.rows):,} of {len(loaded.train_set.index):,} documents, "
             f"{sum(prompts.lengths) / len(prompts.lengths):.1f} tokens on average",
             "rewards": ", ".join(settings.rewards),
             "answers per step": f"{settings.rows_per_step}: {settings.generations} to each of {per_step} prompts, at "
             f"most {settings.max_new_tokens} tokens at temperature {settings.generation_temperature}",
-            "validation sequences": f"{len(validation_set):,}" if validation_set is not None else "none",
+            "validation sequences": "none" if loaded.validation_set is None else f"{len(loaded.validation_set):,}",
             "steps": f"{trainers.steps_of(settings, an_epoch):,} ({an_epoch:,} an epoch)",
         }
     )
-    print(f"\nOne prompt:\n  {prompts.prompts[0]!r}"[:2000])
+    return [*lines, "", "One prompt:", f"  {prompts.prompts[0]!r}"[:2000]]
 
 
 def details(recipe: Recipe) -> str:
@@ -396,11 +394,12 @@ def details(recipe: Recipe) -> str:
     )
 
 
-METHOD = trainers.Method(
+METHOD = TrainingMethod(
     "rlvr",
     "reinforcement learning from verifiable rewards (TRL's GRPOTrainer)",
-    RLVRSettings,
+    "[ebft, trl, rlvr]",
     {"reward": "reward", "reward_counts/timeouts": "timeouts", "reward_counts/raised": "raised"},
+    False,
     build,
     plan,
     details,

@@ -6,8 +6,8 @@ mask of answers is ebft's own, the same for all formats of data.
 
 from __future__ import annotations
 
+import logging
 import math
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,11 @@ from ebft.config.recipe import Recipe
 from ebft.data.packing import PADDING, SequenceDataset
 from ebft.errors import DataError
 from ebft.runtime import processes
-from ebft.train.ruler import Spent, wide
+from ebft.train.costs import CostTracker, wide
+from ebft.train.dry_run import columns
+from ebft.train.training_method import Loaded, TrainingMethod
+
+logger = logging.getLogger(__name__)
 
 IGNORED = -100
 
@@ -37,14 +41,14 @@ class SFTArguments(SFTConfig):
 
 class MeasuredSFT(trainers.Measured, SFTTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.spent = Spent()
+        self.costs = CostTracker()
         super().__init__(*args, **kwargs)
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         counts = {"tokens": inputs["attention_mask"].sum(), "targets": (inputs["labels"][:, 1:] != IGNORED).sum()}
         tokens, targets = processes.sum_over_processes(counts).values()
         # TRL computes logits only where a label counts.
-        self.spent.add(tokens=tokens, flops=self.passes.over(wide(tokens), wide(targets)) * self.passes.update)
+        self.costs.add(tokens=tokens, flops=self.flops.over(wide(tokens), wide(targets)) * self.flops.update)
         return super().training_step(model, inputs, num_items_in_batch)
 
 
@@ -79,19 +83,17 @@ def training_rows(recipe: Recipe, dataset: SequenceDataset) -> Dataset:
     settings = recipe.training
     assert isinstance(settings, SFTSettings)
     sequences = SequenceDataset(dataset.index, settings.max_length, settings.pack_training, dataset.pad_token_id)
-    rows = token_rows(sequences, settings.answers_only)
+    rows = token_rows(sequences, settings.trains_on_answers)
     if (left_out := len(sequences) - len(rows)) and processes.rank() == 0:
-        print(
-            f"note: {left_out} of {len(sequences)} training sequences are left out: no token to train on within "
-            f"max_length={settings.max_length}",
-            file=sys.stderr,
+        logger.warning(
+            f"{left_out} of {len(sequences)} training sequences are left out: no token to train on within "
+            f"max_length={settings.max_length}"
         )
     return rows
 
 
-def build(
-    recipe: Recipe, train_set: SequenceDataset, validation_set: SequenceDataset | None, model: Any, tokenizer: Any
-) -> MeasuredSFT:
+def build(loaded: Loaded) -> MeasuredSFT:
+    recipe, tokenizer, validation_set = loaded.recipe, loaded.tokenizer, loaded.validation_set
     settings: Any = recipe.training
     trainers.check(recipe)
     if tokenizer.pad_token is None:
@@ -106,41 +108,39 @@ def build(
         eval_tasks_every=settings.eval_tasks_every,
     )
     trainer = MeasuredSFT(
-        model=model,
+        model=loaded.model,
         args=arguments,
-        train_dataset=training_rows(recipe, train_set),
-        # Never looked at: `evaluate` uses the ruler. transformers wants one where evaluation is asked for.
+        train_dataset=training_rows(recipe, loaded.train_set),
+        # Never looked at: `evaluate` validates as EBFT does. transformers wants one where evaluation is asked for.
         eval_dataset=None if validation_set is None else token_rows(validation_set, False),
         processing_class=tokenizer,
         peft_config=peft_config(recipe),
     )
     trainers.equip(trainer, recipe, validation_set, tokenizer)
-    trainer.add_callback(trainers.RulerSamples(trainer, settings.samples_every))
+    trainer.add_callback(trainers.ValidationSamples(trainer, settings.samples_every))
     return trainer
 
 
-def plan(
-    recipe: Recipe, train_set: SequenceDataset, validation_set: SequenceDataset | None, model: Any, tokenizer: Any
-) -> None:
-    settings: Any = recipe.training
-    rows = training_rows(recipe, train_set)
+def plan(loaded: Loaded) -> list[str]:
+    settings: Any = loaded.recipe.training
+    rows = training_rows(loaded.recipe, loaded.train_set)
     per_step = settings.rows_per_step
     an_epoch = math.ceil(len(rows) / per_step)
     first = rows[0]
     tokens = sum(len(row) for row in rows["input_ids"])
     targets = sum(label != IGNORED for row in rows["labels"] for label in row[1:])
-    trainers.show(
+    lines = columns(
         {
-            "model": f"{recipe.model.model}, {sum(p.numel() for p in model.parameters()):,} parameters",
-            "documents": f"{len(train_set.index):,}",
+            "model": f"{loaded.recipe.model.model}, {sum(p.numel() for p in loaded.model.parameters()):,} parameters",
+            "documents": f"{len(loaded.train_set.index):,}",
             "training sequences": f"{len(rows):,} of at most {settings.max_length} tokens, {tokens:,} tokens in all",
             "tokens with a loss": f"{targets:,}",
-            "validation sequences": f"{len(validation_set):,}" if validation_set is not None else "none",
+            "validation sequences": "none" if loaded.validation_set is None else f"{len(loaded.validation_set):,}",
             "steps": f"{trainers.steps_of(settings, an_epoch):,} ({an_epoch:,} an epoch) of {per_step} sequences",
         }
     )
-    print("\nOne sequence; what the loss counts is between [ and ]:")
-    print("  " + repr(_marked(first["input_ids"], first["labels"], tokenizer))[1:-1][:2000])
+    marked = repr(_marked(first["input_ids"], first["labels"], loaded.tokenizer))[1:-1][:2000]
+    return [*lines, "", "One sequence; what the loss counts is between [ and ]:", f"  {marked}"]
 
 
 def _marked(tokens: list[int], labels: list[int], tokenizer: Any) -> str:
@@ -157,16 +157,17 @@ def details(recipe: Recipe) -> str:
     settings: Any = recipe.training
     return (
         f"{settings.rows_per_step} sequences of at most {settings.max_length} tokens; loss on "
-        f"{'answers only' if settings.answers_only else 'all tokens'}, learning rate {settings.learning_rate} "
+        f"{'answers only' if settings.trains_on_answers else 'all tokens'}, learning rate {settings.learning_rate} "
         f"({getattr(settings.lr_scheduler_type, 'value', settings.lr_scheduler_type)}), seed {settings.seed}."
     )
 
 
-METHOD = trainers.Method(
+METHOD = TrainingMethod(
     "sft",
     "supervised fine-tuning (TRL's SFTTrainer)",
-    SFTSettings,
+    "[ebft, trl, sft]",
     {"loss": "loss", "mean_token_accuracy": "accuracy"},
+    False,
     build,
     plan,
     details,

@@ -5,11 +5,11 @@ TRL is imported only when a baseline runs; without it the error says what to ins
 
 from __future__ import annotations
 
+import logging
 import math
-import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,37 +18,26 @@ from typing import Any
 from torch import Tensor
 from transformers import TrainerCallback, TrainingArguments
 
+from ebft.baselines.validator import Validator
 from ebft.config.recipe import Recipe
-from ebft.config.training import EBFTConfig
 from ebft.data.packing import SequenceDataset
-from ebft.errors import ConfigError, nearest
+from ebft.errors import ConfigError, TrainingDiverged, nearest
 from ebft.model.backbone import evaluating
 from ebft.runtime import processes
-from ebft.runtime.timing import Watch
+from ebft.runtime.deferred import DeferredChecks
 from ebft.train import callbacks
+from ebft.train.costs import CostTracker, FlopCounter
 from ebft.train.eval_callback import EvalTasks
-from ebft.train.ruler import Passes, Ruler, Spent
 from ebft.train.samples import write_table
-from ebft.train.trainer import TrainingDiverged
+from ebft.train.training_method import TrainingMethod
+
+logger = logging.getLogger(__name__)
 
 # Settings of `ebft train` that say how EBFT trains and not how validation measures.
 _ONLY_EBFT = ("gamma", "kl_weight", "rollout_batch_size", "max_reward", "compile_layers", "disable_dropout")
 
 
-@dataclass(frozen=True)
-class Method:
-    """How `run.train` trains by something else than EBFT."""
-
-    name: str
-    words: str  # for the model card
-    settings: type[EBFTConfig]
-    shown: Mapping[str, str]  # metrics beside the progress bar
-    build: Callable[[Recipe, SequenceDataset, SequenceDataset | None, Any, Any], Any]
-    plan: Callable[[Recipe, SequenceDataset, SequenceDataset | None, Any, Any], None]
-    details: Callable[[Recipe], str]
-
-
-def method(name: str) -> Method:
+def method(name: str) -> TrainingMethod:
     """`sft` or `rlvr`, if TRL is there."""
     if find_spec("trl") is None:
         raise ConfigError(f"ebft {name} needs trl; install it with `pip install ebft[baselines]`")
@@ -67,18 +56,14 @@ def check(recipe: Recipe) -> None:
     """What no baseline can do, said before a trainer is built."""
     _no_telemetry()
     args = recipe.training
-    if args.n_gpu > 1:
-        raise ConfigError(
-            f"one process sees {args.n_gpu} GPUs; start one process per GPU (--launch {args.n_gpu}, torchrun, "
-            "accelerate launch), or show it only one (CUDA_VISIBLE_DEVICES=0)"
-        )
+    processes.check_one_gpu(args.n_gpu)
     if args.sharding is not None:
         raise ConfigError("fsdp works with `ebft train` only; leave it out")
     if args.feature_source == "average":
         raise ConfigError("feature_source='average' moves with the model, so it cannot measure baselines; use auto")
     idle = [name for name in _ONLY_EBFT if name in recipe.given]
     if idle and processes.rank() == 0:
-        print(f"note: only EBFT trains by {', '.join(idle)}; nothing changes here", file=sys.stderr)
+        logger.warning("only EBFT trains by %s; nothing changes here", ", ".join(idle))
 
 
 def trl_arguments(cls: Any, settings: Any, **own: Any) -> Any:
@@ -103,16 +88,16 @@ def trl_arguments(cls: Any, settings: Any, **own: Any) -> Any:
 def equip(
     trainer: Any, recipe: Recipe, validation_set: SequenceDataset | None, tokenizer: Any, *state: TrainerCallback
 ) -> Any:
-    """Give a trainer of TRL what `ebft train` has: ruler, counters, metrics file, whole checkpoints, tasks.
+    """Give a trainer of TRL what `ebft train` has: validation, counters, metrics file, complete checkpoints, tasks.
 
-    `state` are callbacks that write something into checkpoints: before these are marked as whole.
+    `state` are callbacks that write something into checkpoints: before these are marked as complete.
     """
-    trainer.watch = Watch()
-    trainer.passes = Passes(trainer.model)
-    for callback in (callbacks.MetricsFile(), trainer.spent, *state, callbacks.Checkpoints(trainer)):
+    trainer.deferred_checks = DeferredChecks()
+    trainer.flops = FlopCounter(trainer.model)
+    for callback in (callbacks.MetricsFile(), trainer.costs, *state, callbacks.Checkpoints(trainer)):
         trainer.add_callback(callback)
     if validation_set is not None:
-        trainer.ruler = Ruler(trainer.model, recipe.training, validation_set, tokenizer, trainer.args.device)
+        trainer.validator = Validator(trainer.model, recipe.training, validation_set, tokenizer, trainer.args.device)
     elif recipe.training.eval_tasks:
         raise ConfigError("eval_tasks needs validation data; set validation_split or validation_dataset")
     if recipe.training.eval_tasks:
@@ -121,30 +106,29 @@ def equip(
 
 
 class Measured:
-    """Goes before a trainer of TRL in a class: evaluates with the ruler, logs what is spent, stops when it diverges."""
+    """Goes before a trainer of TRL in a class: evaluates as EBFT does, logs its costs, stops when it diverges."""
 
-    ruler: Ruler | None = None
-    spent: Spent
-    passes: Passes
-    watch: Watch
+    validator: Validator | None = None
+    costs: CostTracker
+    flops: FlopCounter
+    deferred_checks: DeferredChecks
     evaluated: tuple[int, dict[str, float]] = (-1, {})  # the last evaluation, and after which step
 
     def training_step(self: Any, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
-        self.watch.look()
+        self.deferred_checks.run()
         # The sum, so that all processes stop or none does.
-        self.watch.add(
-            processes.sum_over_processes({"loss": loss.detach()})["loss"], _finite(self.state.global_step + 1)
-        )
+        total = processes.sum_over_processes({"loss": loss.detach()})["loss"]
+        self.deferred_checks.add(total, _finite(self.state.global_step + 1))
         return loss
 
     def evaluate(
         self: Any, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        if self.ruler is None:
+        if self.validator is None:
             raise ConfigError("evaluation needs validation data; set validation_split or validation_dataset")
         start = time.perf_counter()
-        found = self.ruler.measure(self.model)
+        found = self.validator.measure(self.model)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
         with evaluating(self.model):  # TRL asks the model whether this is about training
@@ -154,7 +138,7 @@ class Measured:
         return metrics
 
     def log(self: Any, logs: dict[str, float], start_time: float | None = None) -> None:
-        logs.update(self.spent.totals())
+        logs.update(self.costs.totals())
         super().log(logs, start_time)  # type: ignore[misc]
 
     def get_batch_samples(self: Any, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
@@ -164,13 +148,13 @@ class Measured:
             return [], None
         return super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
 
-    def computing(self: Any) -> Any:
+    def compute_model(self: Any) -> Any:
         """The model to compute with, for `eval_tasks`."""
         return self.model
 
     @property
     def features(self) -> Any:
-        return self.ruler.features if self.ruler is not None else None
+        return self.validator.features if self.validator is not None else None
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """TRL would write one into the output folder at every checkpoint; ebft writes its own at the end."""
@@ -186,7 +170,7 @@ def _finite(step: int) -> Callable[[float], None]:
     return check
 
 
-class RulerSamples(TrainerCallback):
+class ValidationSamples(TrainerCallback):
     """The table of samples that `ebft train` writes, from rollouts in the first validation sequence."""
 
     def __init__(self, trainer: Any, every: int) -> None:
@@ -194,20 +178,14 @@ class RulerSamples(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         due = self.every and (state.global_step % self.every == 0 or state.global_step == 1)
-        if due and self.trainer.ruler is not None:
-            example = self.trainer.ruler.example(self.trainer.model, state.global_step)  # all processes take part
+        if due and self.trainer.validator is not None:
+            example = self.trainer.validator.example(self.trainer.model, state.global_step)  # all processes take part
             if state.is_world_process_zero:
                 folder = Path(args.output_dir) / "samples"
                 write_table(folder, state.global_step, example, self.trainer.processing_class)
-        self.trainer.spent.pause()
+        self.trainer.costs.pause()
 
 
 def steps_of(config: TrainingArguments, an_epoch: int) -> int:
     """Steps of the run, from those of an epoch."""
     return config.max_steps if config.max_steps > 0 else math.ceil(an_epoch * config.num_train_epochs)
-
-
-def show(lines: Mapping[str, str]) -> None:
-    width = max(map(len, lines))
-    for name, value in lines.items():
-        print(f"{name:<{width}}  {value}")

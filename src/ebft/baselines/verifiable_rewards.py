@@ -14,6 +14,7 @@ import ast
 import hashlib
 import importlib
 import json
+import logging
 import math
 import os
 import sys
@@ -25,11 +26,13 @@ from typing import Any
 
 from ebft.config.baseline_settings import RLVRSettings
 from ebft.data.rows import Row
-from ebft.errors import ConfigError, DataError
+from ebft.errors import ConfigError, DataError, nearest
 from ebft.problems.code import Attempt, Problem, humaneval_problem, mbpp_problem, run_many
 from ebft.problems.records import Record
 from ebft.sandbox.isolated_tests import ERROR, TIMEOUT, Outcome
 from ebft.sandbox.isolation import Limits, Sandbox, SandboxError
+
+logger = logging.getLogger(__name__)
 
 CACHED = 200_000  # scores kept; beyond, the oldest go
 
@@ -57,7 +60,7 @@ class RewardFunction:
         if not self._told:  # the first one in words, the others as a number
             self._told = True
             message = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            print(f"note: the reward {self.name} raised {message}; such answers get 0 and are counted", file=sys.stderr)
+            logger.warning(f"the reward {self.name} raised {message}; such answers get 0 and are counted")
         return 0.0
 
 
@@ -210,8 +213,6 @@ def import_function(name: str) -> Callable[[str, Row], float]:
 
 
 def make_rewards(settings: RLVRSettings, columns: dict[str, str], counts: Counter[str]) -> list[RewardFunction]:
-    from ebft.errors import nearest
-
     made: list[RewardFunction] = []
     for name in settings.rewards:
         if name == "unit_tests":

@@ -7,75 +7,29 @@ and the feature network say how validation measures, so that a recipe can be sha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from ebft.config.training import EBFTConfig, _option
+from ebft.config.baseline_options import RLVROptions, SFTOptions
+from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
-
-TRL_HELP = "further settings of TRL's {name} by its own names, such as {example}; only in a recipe"
 
 
 @dataclass
-class SFTSettings(EBFTConfig):
-    max_length: int = _option(
-        2048, "tokens of a training sequence; longer documents are cut. context_length is validation's", "sft"
-    )
-    pack_training: bool = _option(
-        False,
-        "fill training sequences with documents one after the other, without masks between them; otherwise one "
-        "document a row, as TRL does",
-        "sft",
-    )
-    loss_on_answers: bool | None = _option(
-        None,
-        "loss on answer tokens only; default: as answer_only, which also says where validation's anchors are",
-        "sft",
-    )
-    trl_options: dict[str, Any] = _option({}, TRL_HELP.format(name="SFTConfig", example="{loss_type: dft}"), "sft")
-
+class SFTSettings(SFTOptions, EBFTConfig):
     # ---- the paper's values
     learning_rate: float = field(default=1e-5, metadata={"help": "learning rate of AdamW"})
     num_train_epochs: float = field(default=5.0, metadata={"help": "passes over the data"})
 
     @property
-    def answers_only(self) -> bool:
+    def trains_on_answers(self) -> bool:
         return self.answer_only if self.loss_on_answers is None else self.loss_on_answers
 
     def __post_init__(self) -> None:
-        if self.max_length < 2:
-            raise ConfigError(f"max_length={self.max_length} must be at least 2: a token and one to predict")
+        self.check_options()
         super().__post_init__()
 
 
 @dataclass
-class RLVRSettings(EBFTConfig):
-    rewards: list[str] = _option(
-        [], "reward functions: unit_tests, bleu, or module:function of your own; their rewards are added", "rlvr"
-    )
-    reward_weights: list[float] = _option([], "weights of the rewards, one each; default: 1", "rlvr")
-    generations: int = _option(8, "n: answers drawn to every prompt", "rlvr")
-    generation_temperature: float = _option(
-        1.0, "sampling temperature of the answers; temperature is that of validation's rollouts", "rlvr"
-    )
-    max_new_tokens: int = _option(1024, "answers are cut after so many tokens", "rlvr")
-    max_prompt_tokens: int = _option(1024, "documents with longer prompts are left out", "rlvr")
-    kl_coefficient: float = _option(
-        0.0, "weight of the divergence from the model at the start (beta); 0 is off", "rlvr"
-    )
-    use_vllm: bool = _option(False, "draw answers with vLLM (needs `pip install trl[vllm]` and a GPU)", "rlvr")
-    reward_timeout: float = _option(10.0, "seconds that one answer's unit tests may take", "rlvr")
-    reward_workers: int | None = _option(None, "answers tested at once; default: one for each core", "rlvr")
-    unsafe_exec: bool = _option(False, "run unit tests without a sandbox, with your own rights", "rlvr")
-    tests_column: str = _option(
-        "test_list", "column of unit tests: a list of assert statements, or a text of Python", "rlvr"
-    )
-    reference_column: str | None = _option(
-        None, "column of reference answers for bleu; default: completion_column", "rlvr"
-    )
-    trl_options: dict[str, Any] = _option(
-        {}, TRL_HELP.format(name="GRPOConfig", example="{loss_type: grpo, scale_rewards: none}"), "rlvr"
-    )
-
+class RLVRSettings(RLVROptions, EBFTConfig):
     # ---- the paper's values; a row is one answer, so 256 are 32 prompts with 8 answers each
     num_train_epochs: float = field(default=1.0, metadata={"help": "passes over the data"})
     gradient_accumulation_steps: int = field(
@@ -83,25 +37,7 @@ class RLVRSettings(EBFTConfig):
     )
 
     def __post_init__(self) -> None:
-        if not self.rewards:
-            raise ConfigError("no reward: set `rewards` to unit_tests, bleu or module:function")
-        if self.reward_weights and len(self.reward_weights) != len(self.rewards):
-            raise ConfigError(f"reward_weights has {len(self.reward_weights)} values for {len(self.rewards)} rewards")
-        if self.generations < 2:
-            raise ConfigError(
-                f"generations={self.generations} must be at least 2: answers are judged against each other"
-            )
-        for name in ("max_new_tokens", "max_prompt_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        if not self.generation_temperature > 0:
-            raise ConfigError(f"generation_temperature={self.generation_temperature} must be above 0")
-        if self.kl_coefficient < 0:
-            raise ConfigError(f"kl_coefficient={self.kl_coefficient} must not be negative")
-        if not 0 < self.reward_timeout <= 86400:
-            raise ConfigError(f"reward_timeout={self.reward_timeout} must be a positive number of seconds")
-        if self.reward_workers is not None and self.reward_workers < 1:
-            raise ConfigError(f"reward_workers={self.reward_workers} must be at least 1, or none")
+        self.check_options()
         super().__post_init__()
         if self.rows_per_step % self.generations:
             several = f" times {self.world_size} processes" if self.world_size > 1 else ""

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import Field, fields
 from typing import Any
 
 from ebft.config.baseline_settings import RLVRSettings, SFTSettings
-from ebft.config.training import DataConfig, EBFTConfig, ModelConfig, own_fields
-
-GROUPS = {
-    "model": "The model",
-    "data": "The data",
-    "method": "The method",
-    "features": "The frozen feature network",
-    "running": "Running",
-}
-REQUIRED = ("model", "dataset", "rewards")
+from ebft.config.fields import default_of
+from ebft.config.help import GROUPS, REQUIRED
+from ebft.config.recipe import sections
+from ebft.config.training import EBFTConfig
 
 INTRODUCTION = """# Settings
 
@@ -50,19 +44,16 @@ BASELINES = """These come on top of all the others, or have another default. [ba
 
 def settings_page() -> str:
     """The text of docs/settings.md."""
-    by_group: dict[str, list[Field[Any]]] = {group: [] for group in GROUPS}
-    own = set(own_fields(EBFTConfig))
-    for section in (ModelConfig, DataConfig, EBFTConfig):
-        for f in fields(section):
-            if section is not EBFTConfig or f.name in own:
-                by_group[f.metadata["group"]].append(f)
+    settings = [f for section in sections() for f in fields(section) if f.init]
     parts = [INTRODUCTION]
     for group, title in GROUPS.items():
-        parts.append(f"## {title}\n\n{_table(by_group[group])}")
-    redefined = [f for f in fields(EBFTConfig) if f.init and f.name in EBFTConfig.__annotations__ and f.name not in own]
+        if found := [f for f in settings if f.metadata.get("group") == group]:
+            parts.append(f"## {title}\n\n{_table(found)}")
+    redefined = [f for f in fields(EBFTConfig) if f.init and f.name in EBFTConfig.__annotations__]
     parts.append(f"{TRANSFORMERS}\n{_table(redefined)}")
     for title, section in (("`ebft sft`", SFTSettings), ("`ebft rlvr`", RLVRSettings)):
-        added = [f for f in fields(section) if f.name in section.__annotations__]
+        own = section.__name__.removesuffix("Settings").lower()
+        added = [f for f in fields(section) if f.metadata.get("group") == own or f.name in section.__annotations__]
         parts.append(f"## {title}\n\n{BASELINES}\n{_table(added)}")
     return "\n".join(parts)
 
@@ -78,7 +69,7 @@ def _table(settings: Iterable[Field[Any]]) -> str:
 def _default(f: Field[Any]) -> str:
     if f.name in REQUIRED:
         return "must be given"
-    value = f.default_factory() if f.default_factory is not MISSING else f.default
+    value = default_of(f)
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -106,6 +106,19 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
             return len(self.index)
         return max(-(-self.total_tokens // self.context_length) - (self.total_tokens % self.context_length == 1), 0)
 
+    def first(self, rows: int) -> SequenceDataset:
+        """The documents that fill the first so many rows, and no more rows than these."""
+        if len(self) <= rows:
+            return self
+        tokens = rows * self.context_length
+        documents = int((self.ends < tokens).sum()) + 1 if self.packing else rows
+        part = SequenceDataset(
+            self.index.select(np.arange(documents)), self.context_length, self.packing, self.pad_token_id
+        )
+        if self.packing:
+            part.total_tokens = min(part.total_tokens, tokens)
+        return part
+
     def __getitem__(self, row: int) -> dict[str, Tensor]:
         if not 0 <= row < len(self):
             raise IndexError(row)
@@ -134,6 +147,20 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
             "answer_mask": torch.from_numpy(answers),
             "sequence_id": torch.tensor(row),
         }
+
+
+def pad_token_id(tokenizer: Any) -> int:
+    """What stands in the place of padding. Which one does not matter: padding is known by position, never by value."""
+    if tokenizer is None:
+        return 0
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+
+
+def end_token_ids(tokenizer: Any, document_masks: bool, device: torch.device | str = "cpu") -> Tensor | None:
+    """What ends a completion; without document masks nothing does, as in the released code."""
+    if tokenizer is None or not document_masks:
+        return None
+    return torch.tensor([tokenizer.eos_token_id], device=device)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import atexit
 import hashlib
 import itertools
 import json
-import os
 import shutil
 import tempfile
 import zlib
@@ -25,12 +24,9 @@ from numpy.typing import NDArray
 from ebft.data.formats import Document, encode
 from ebft.data.rows import Row, fingerprint, read_rows
 from ebft.errors import DataError
+from ebft.runtime.files import cache_directory
 
 FORMAT_VERSION = 1
-
-
-def cache_directory() -> Path:
-    return Path(os.environ.get("EBFT_CACHE") or Path.home() / ".cache" / "ebft").expanduser()
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_PER_ROW = ("_anchors", "_valid", "_truths", "_truth_mask", "_positions", "_visible", "_packed_documents")
+from ebft.method.anchors import (
+    answer_starts,
+    at_least_one,
+    common_batch_size,
+    document_begin,
+    document_starts,
+    documents_and_padding,
+    truth_lengths,
+    why_no_anchor,
+)
+
+_PER_ROW = ("_anchors", "_valid", "_truths", "_truth_mask", "row_positions", "visible_context", "packed_documents")
 
 
 class PackedLayout:
@@ -54,6 +65,12 @@ class PackedLayout:
         anchor_mask: bool [B] or [b, B], False where a row drops the anchor.
         truth_lengths: [B] or [b, B], tokens of truth per anchor: G where the window is whole, 0 where dropped.
         truth_mask: bool [T] or [b, T], tokens that count as targets of the cross-entropy.
+
+    What the mask rule compares, for attention kernels; R is b, or 1 if nothing differs by row:
+        visible_context: [R, S], how many leading context tokens a packed token may look back to.
+        completion_index: [S], the number of its completion; -1 for context tokens.
+        packed_documents: [R, S], or None without documents.
+        row_positions: [R, S].
     """
 
     def __init__(
@@ -69,26 +86,26 @@ class PackedLayout:
         drop_unused: bool = False,
         allow_empty: bool = False,
     ) -> None:
-        self.context_length = T = _at_least_one("context_length", context_length)
-        self.horizon = _at_least_one("horizon", horizon)
-        self.samples = _at_least_one("samples", samples)
-        self.batch_size = _common_batch_size(T, anchors, document_ids, answer_mask, lengths)
+        self.context_length = T = at_least_one("context_length", context_length)
+        self.horizon = at_least_one("horizon", horizon)
+        self.samples = at_least_one("samples", samples)
+        self.batch_size = common_batch_size(T, anchors, document_ids, answer_mask, lengths)
         # Inside, every tensor has a row dimension R: one row if nothing differs by row, else the batch's.
         R = self.batch_size or 1
-        documents_RT, padding_RT = _documents_and_padding(R, T, document_ids, lengths)
+        documents_RT, padding_RT = documents_and_padding(R, T, document_ids, lengths)
         answers_RT = (
             torch.ones(R, T, dtype=torch.bool) if answer_mask is None else answer_mask.bool().cpu().expand(R, T)
         )
-        starts_RT = _document_starts(documents_RT)
+        starts_RT = document_starts(documents_RT)
         anchors_RB = anchors.to("cpu", torch.long).expand(R, -1)
 
         inside_RB = (anchors_RB >= 1) & (anchors_RB < T)
         anchors_RB = torch.where(inside_RB, anchors_RB, 1).clamp(max=T - 1)
-        truth_RB = _truth_lengths(starts_RT, padding_RT | ~answers_RT).gather(1, anchors_RB).clamp(max=horizon)
+        truth_RB = truth_lengths(starts_RT, padding_RT | ~answers_RT).gather(1, anchors_RB).clamp(max=horizon)
         has_context_RB = ~starts_RT.gather(1, anchors_RB)
         valid_RB = inside_RB & has_context_RB & (truth_RB >= (horizon if whole_truth else 1))
         if not allow_empty and not bool(valid_RB.any()):
-            raise ValueError(_why_no_anchor(document_ids, answer_mask, lengths))
+            raise ValueError(why_no_anchor(document_ids, answer_mask, lengths))
         used = valid_RB.any(0) if drop_unused else torch.ones(anchors_RB.shape[1], dtype=torch.bool)
 
         self._anchors = anchors_RB[:, used]
@@ -115,19 +132,17 @@ class PackedLayout:
         index_T = torch.arange(T)
         positions_RT = index_T.expand(R, -1)
         if documents_RT is not None:
-            positions_RT = positions_RT - _document_begin(documents_RT)
+            positions_RT = positions_RT - document_begin(documents_RT)
         last_context_RB = self._anchors - 1
         first_position_RB = positions_RT.gather(1, last_context_RB) + 1
         steps = torch.arange(G).repeat(B * n)
-        self._positions = torch.cat([positions_RT, to_completions(first_position_RB) + steps], 1)
-        # How many leading context tokens a packed token may look back to.
-        self._visible = torch.cat([(index_T + 1).expand(R, -1), to_completions(self._anchors)], 1)
-        # -1 for context tokens, else the number of the completion.
-        self._completion = torch.cat([torch.full((T,), -1), torch.arange(B * n).repeat_interleave(G)])
-        self._packed_documents: Tensor | None = None
+        self.row_positions = torch.cat([positions_RT, to_completions(first_position_RB) + steps], 1)
+        self.visible_context = torch.cat([(index_T + 1).expand(R, -1), to_completions(self._anchors)], 1)
+        self.completion_index = torch.cat([torch.full((T,), -1), torch.arange(B * n).repeat_interleave(G)])
+        self.packed_documents: Tensor | None = None
         if documents_RT is not None:
             of_completions = to_completions(documents_RT.gather(1, last_context_RB))
-            self._packed_documents = torch.cat([documents_RT, of_completions], 1)
+            self.packed_documents = torch.cat([documents_RT, of_completions], 1)
         # Plain integers, so that attention over chunks of anchors can leave out the context after them without
         # asking the device.
         self.furthest_context: list[int] = self._anchors.amax(0).tolist()
@@ -152,7 +167,7 @@ class PackedLayout:
 
     @property
     def position_ids(self) -> Tensor:
-        return self._squeeze(self._positions)
+        return self._squeeze(self.row_positions)
 
     @property
     def completion_slots(self) -> Tensor:
@@ -180,18 +195,18 @@ class PackedLayout:
     @property
     def mask_rows(self) -> Tensor:
         """The rows that have masks of their own: 0 alone if all rows see the same."""
-        return torch.arange(1 if self.rows_alike else self._visible.shape[0], device=self.device)
+        return torch.arange(1 if self.rows_alike else self.visible_context.shape[0], device=self.device)
 
     def allowed(self, row: Tensor | int, query: Tensor, key: Tensor, window: int | None = None) -> Tensor:
         """The one mask rule, elementwise on packed indices. `row` counts the batch, 0 if rows are alike."""
-        in_context = (key < self.context_length) & (key < self._visible[row, query])
-        own = (self._completion[query] == self._completion[key]) & (key <= query)
+        in_context = (key < self.context_length) & (key < self.visible_context[row, query])
+        own = (self.completion_index[query] == self.completion_index[key]) & (key <= query)
         # Two context tokens share the "completion" -1; for them both conditions say the same thing.
         result = in_context | own
-        if self._packed_documents is not None:
-            result = result & (self._packed_documents[row, query] == self._packed_documents[row, key])
+        if self.packed_documents is not None:
+            result = result & (self.packed_documents[row, query] == self.packed_documents[row, key])
         if window is not None:
-            result = result & (self._positions[row, query] - self._positions[row, key] < window)
+            result = result & (self.row_positions[row, query] - self.row_positions[row, key] < window)
         return result
 
     def allowed_context(self, queries: Tensor, window: int | None = None) -> Callable[[Any, Any, Tensor], Tensor]:
@@ -199,8 +214,8 @@ class PackedLayout:
 
         The same rule with less to look up per pair, for attention kernels that ask it in their innermost loop.
         """
-        visible = self._visible[:, queries].contiguous()
-        documents, positions = self._packed_documents, self._positions
+        visible = self.visible_context[:, queries].contiguous()
+        documents, positions = self.packed_documents, self.row_positions
         documents_of_queries = None if documents is None else documents[:, queries].contiguous()
         positions_of_queries = positions[:, queries].contiguous()
 
@@ -276,7 +291,7 @@ class PackedLayout:
     def compact(self) -> PackedLayout:
         """The same rule on 32-bit integers: half the bytes to read in the middle of an attention kernel."""
         narrow = copy.copy(self)
-        for name in ("_visible", "_completion", "_packed_documents", "_positions"):
+        for name in ("visible_context", "completion_index", "packed_documents", "row_positions"):
             value = getattr(self, name)
             setattr(narrow, name, None if value is None else value.to(torch.int32))
         return narrow
@@ -314,22 +329,13 @@ class PackedLayout:
         code that is compiled for each of them.
         """
         T = answer_mask.shape[-1] if answer_mask.dim() else 0
-        batch_size = _common_batch_size(T, None, document_ids, answer_mask, lengths)
+        batch_size = common_batch_size(T, None, document_ids, answer_mask, lengths)
         R = batch_size or 1
-        documents_RT, padding_RT = _documents_and_padding(R, T, document_ids, lengths)
+        documents_RT, padding_RT = documents_and_padding(R, T, document_ids, lengths)
         answers_RT = answer_mask.bool().cpu().expand(R, T) & ~padding_RT
-        begins_RT = answers_RT.clone()
-        begins_RT[:, 1:] &= ~answers_RT[:, :-1] | _document_starts(documents_RT)[:, 1:]
-        begins_RT[:, 0] = False  # no context before it
-        most = int(begins_RT.sum(1).max())
-        if most == 0 and not allow_empty:
+        anchors = answer_starts(answers_RT, documents_RT, round_up)
+        if not allow_empty and not bool(anchors.any()):
             raise ValueError("no valid anchor: no answer starts after a context; answer_mask must mark the answers")
-        places = max(most, 1)
-        if round_up:
-            places = 1 << (places - 1).bit_length()
-        # The positions of the True entries of each row, in order and without a loop; empty places become 0.
-        positions = torch.where(begins_RT, torch.arange(T), T).sort(1).values[:, :places]
-        anchors = torch.where(positions == T, 0, positions)
         anchors = anchors if batch_size else anchors[0]
         return cls(T, horizon, samples, anchors, document_ids, answer_mask, lengths, allow_empty=allow_empty)
 
@@ -355,9 +361,9 @@ class StridedLayout(PackedLayout):
         fixed_shape: bool = False,
         allow_empty: bool = False,
     ) -> None:
-        _at_least_one("context_length", context_length)
-        _at_least_one("horizon", horizon)
-        self.stride = _at_least_one("stride", stride)
+        at_least_one("context_length", context_length)
+        at_least_one("horizon", horizon)
+        self.stride = at_least_one("stride", stride)
         grid = (context_length - horizon) // stride
         if grid < 1:
             longest = context_length - stride
@@ -383,87 +389,3 @@ class StridedLayout(PackedLayout):
     def anchors(self) -> Tensor:
         """[B]: the grid is the same for all rows."""
         return self._anchors[0]
-
-
-def _at_least_one(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
-    return value
-
-
-def _common_batch_size(
-    context_length: int,
-    anchors: Tensor | None,
-    document_ids: Tensor | None,
-    answer_mask: Tensor | None,
-    lengths: Tensor | None,
-) -> int | None:
-    """The number of rows that the arguments given per row agree on; None if nothing differs by row."""
-    sizes = {}
-    if lengths is not None:
-        if lengths.dim() != 1:
-            raise ValueError(f"lengths must have 1 dimension, one number per sequence, not {lengths.dim()}")
-        sizes["lengths"] = lengths.shape[0]
-    for name, value in (("anchors", anchors), ("document_ids", document_ids), ("answer_mask", answer_mask)):
-        if value is None:
-            continue
-        if value.dim() not in (1, 2):
-            raise ValueError(f"{name} must have 1 or 2 dimensions, not {value.dim()}")
-        if value.dim() == 2:
-            sizes[name] = value.shape[0]
-        if name != "anchors" and value.shape[-1] != context_length:
-            raise ValueError(f"{name} has {value.shape[-1]} entries per sequence, context_length is {context_length}")
-    if len(set(sizes.values())) > 1:
-        raise ValueError(f"batch sizes differ: {', '.join(f'{k} has {v} rows' for k, v in sizes.items())}")
-    return next(iter(sizes.values()), None)
-
-
-def _documents_and_padding(
-    R: int, T: int, document_ids: Tensor | None, lengths: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Documents numbered by runs of equal ids, and where padding is: both [R, T]."""
-    padding_RT = torch.zeros(R, T, dtype=torch.bool)
-    if lengths is not None:
-        padding_RT = torch.arange(T) >= lengths.cpu()[:, None]
-    if document_ids is None:
-        return torch.zeros(R, T, dtype=torch.long), padding_RT
-    ids_RT = document_ids.cpu().expand(R, T)
-    padding_RT = padding_RT | (ids_RT < 0)
-    changes = torch.zeros(R, T, dtype=torch.bool)
-    # Padding tokens are documents of their own, one each: they see themselves, so that no softmax is empty.
-    changes[:, 1:] = (ids_RT[:, 1:] != ids_RT[:, :-1]) | padding_RT[:, 1:] | padding_RT[:, :-1]
-    return changes.long().cumsum(1), padding_RT
-
-
-def _document_starts(documents_RT: Tensor) -> Tensor:
-    starts = torch.ones_like(documents_RT, dtype=torch.bool)
-    starts[:, 1:] = documents_RT[:, 1:] != documents_RT[:, :-1]
-    return starts
-
-
-def _document_begin(documents_RT: Tensor) -> Tensor:
-    """For every token, the index of the first token of its document."""
-    index_T = torch.arange(documents_RT.shape[1])
-    return torch.where(_document_starts(documents_RT), index_T, 0).cummax(1).values
-
-
-def _truth_lengths(starts_RT: Tensor, unusable_RT: Tensor) -> Tensor:
-    """How many tokens of truth begin at every position: up to the next document or unusable token."""
-    T = starts_RT.shape[1]
-    index_T = torch.arange(T)
-    stops_RT = torch.where(starts_RT | unusable_RT, index_T, T)
-    # The first stop after t, for all t at once: a running minimum from the right.
-    after_RT = torch.cat([stops_RT[:, 1:], torch.full_like(stops_RT[:, :1], T)], 1)
-    next_stop_RT = after_RT.flip(1).cummin(1).values.flip(1)
-    return torch.where(unusable_RT, 0, next_stop_RT - index_T)
-
-
-def _why_no_anchor(document_ids: Tensor | None, answer_mask: Tensor | None, lengths: Tensor | None) -> str:
-    reasons = {
-        "every truth window crosses a document boundary or padding": document_ids,
-        "no truth window lies inside an answer": answer_mask,
-        "the sequences are too short": lengths,
-    }
-    why = [reason for reason, given in reasons.items() if given is not None]
-    why = why or ["every anchor is at the very start or past the end"]
-    return f"no valid anchor: {' or '.join(why)}; use a smaller horizon or stride, or longer texts"

@@ -15,20 +15,19 @@ reference  2 sign((K^{dagger/2} 1)_j) (K^{dagger/2} k)_j / (sqrt(P_jj) |psi|)   
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from ebft.method.choices import Whitening
 from ebft.method.whitening import gram, whiten
-
-Whitening = Literal["none", "plain", "paper", "both", "truth", "reference"]
 
 
 def feature_matching_rewards(
     generated: Tensor,
     truth: Tensor,
-    whitening: Whitening = "paper",
+    whitening: Whitening = "reference",
     groups: Tensor | None = None,
     truth_group: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:

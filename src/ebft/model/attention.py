@@ -16,8 +16,7 @@ chunk's last anchor. `flex` (CUDA) hands the rule to FlexAttention as a block ma
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,10 +26,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from ebft.method.choices import Backend
 from ebft.method.layout import PackedLayout
 from ebft.model import flex
+from ebft.model.scores import ScoreRule
 
-Backend = Literal["auto", "sdpa", "flex"]
 ATTENTION_NAME = "ebft"
 
 # Attention scores alive at once in the sdpa backend, in elements: small enough for a CPU's cache.
@@ -60,7 +60,7 @@ class _Pass:
             self.masks[key] = build(self.layout, *arguments)
         return self.masks[key]
 
-    def _attend_context(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
+    def _attend_context(self, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
         """The sdpa backend among the context tokens: torch's own kernels, where they can."""
         layout, T = self.layout, self.layout.context_length
         grouped = q.shape[1] != k.shape[1]
@@ -76,7 +76,7 @@ class _Pass:
 class PackedPass(_Pass):
     """The whole packed sequence in one forward pass."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
         """[b, heads, S, d] queries, [b, kv_heads, S, d] keys and values -> [b, heads, S, d]."""
         layout, T = self.layout, self.layout.context_length
         if self._use_flex(q):
@@ -104,7 +104,7 @@ class CachedPass(_Pass):
         self.context: dict[int, tuple[Tensor, Tensor]] = {}
         self.own: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
         """Queries [b, heads, T, d] of the context, later [b, heads, B*n, d] of one token of every completion."""
         layout = self.layout
         if self.step < 0:
@@ -132,19 +132,6 @@ class CachedPass(_Pass):
         return attend_completions(q, context_k, context_v, own_k, own_v, layout, rule, self.step).flatten(2, 4)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """What a layer asks of its attention beyond who sees whom."""
-
-    scale: float
-    window: int | None
-    softcap: float | None
-
-    def scores(self, products: Tensor) -> Tensor:
-        scores = products.to(torch.promote_types(products.dtype, torch.float32)) * self.scale
-        return self.softcap * torch.tanh(scores / self.softcap) if self.softcap is not None else scores
-
-
 def by_completion(x: Tensor, layout: PackedLayout) -> Tensor:
     """[b, heads, B*n*G, d] -> [b, heads, B, n, G, d]."""
     return x.unflatten(2, (layout.num_anchors, layout.samples, layout.horizon))
@@ -157,7 +144,7 @@ def attend_completions(
     own_k: Tensor,
     own_v: Tensor,
     layout: PackedLayout,
-    rule: Rule,
+    rule: ScoreRule,
     first_step: int = 0,
 ) -> Tensor:
     """Queries [b, heads, B, n, g, d], steps first_step.. of their completions, over context [b, kv, T, d] and
@@ -204,7 +191,7 @@ def _attend_chunk(
     own_v: Tensor,
     sees_context: Tensor,
     sees_own: Tensor,
-    rule: Rule,
+    rule: ScoreRule,
 ) -> Tensor:
     rows = q.shape[2:6]
     on_context = q.flatten(2, 5) @ context_k.transpose(-1, -2)  # all queries of a kv head share its keys
@@ -246,7 +233,7 @@ def _dense_context_mask(layout: PackedLayout, window: int | None) -> Tensor:
     return layout.allowed(layout.mask_rows[:, None, None], tokens[:, None], tokens, window)[:, None]
 
 
-def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, rule: Rule, dropout: float = 0.0) -> Tensor:
+def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, rule: ScoreRule, dropout: float = 0.0) -> Tensor:
     """Written out, for the soft-capped scores that torch's own attention lacks."""
     scores = rule.scores(q.unflatten(1, (k.shape[1], -1)) @ k[:, :, None].transpose(-1, -2))
     # The lowest finite number, not minus infinity: a padding row that sees nothing must stay finite all the same.
@@ -283,12 +270,12 @@ def _attention_function(
         raise ValueError(f"{type(module).__name__} uses attention sinks, which ebft does not support")
     if kwargs.get("position_bias") is not None:
         raise ValueError(f"{type(module).__name__} adds a position bias to attention, which ebft does not support")
-    return _attend(module, query, key, value, Rule(scale, sliding_window, softcap), ebft_pass), None
+    return _attend(module, query, key, value, ScoreRule(scale, sliding_window, softcap), ebft_pass), None
 
 
 @torch.compiler.disable  # who sees whom changes with every batch; FlexAttention is compiled on its own
 def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rule: Rule, ebft_pass: PackedPass | CachedPass
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule, ebft_pass: PackedPass | CachedPass
 ) -> Tensor:
     # Under autocast rotary embeddings leave queries and keys in float32 while values are in bf16.
     query, key = query.to(value.dtype), key.to(value.dtype)
@@ -319,7 +306,7 @@ def _plain_attention(
     if mask is None:
         queries, keys = query.shape[2], key.shape[2]
         mask = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
-    return _attend_plainly(query, key, value, mask, Rule(scale, None, softcap), dropout).transpose(1, 2), None
+    return _attend_plainly(query, key, value, mask, ScoreRule(scale, None, softcap), dropout).transpose(1, 2), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention_function)

@@ -35,7 +35,7 @@ def classify_blocks(layout: PackedLayout, queries: Tensor, keys: int, window: in
         low_k, high_k = _range(values[:, :keys])
         return low_q[..., None], high_q[..., None], low_k[:, None], high_k[:, None]
 
-    seen_low, seen_high, _, _ = ranges(layout._visible[rows])
+    seen_low, seen_high, _, _ = ranges(layout.visible_context[rows])
     first_key = (torch.arange(-(-keys // BLOCK), device=layout.device) * BLOCK)[None, None]
     last_key = first_key + BLOCK - 1
     of_context = (first_key < T) & (first_key < seen_high)
@@ -43,19 +43,19 @@ def classify_blocks(layout: PackedLayout, queries: Tensor, keys: int, window: in
 
     # A completion's own tokens: causal, and only within the completion.
     first_query, last_query = (x[..., None] for x in _range(queries[None]))
-    own_low_q, own_high_q, own_low_k, own_high_k = ranges(layout._completion[None])
+    own_low_q, own_high_q, own_low_k, own_high_k = ranges(layout.completion_index[None])
     own = (last_key >= T) & (own_high_q >= 0) & (own_low_q <= own_high_k) & (own_low_k <= own_high_q)
     own = own & (first_key <= last_query)
     one_completion = (own_low_q == own_high_q) & (own_low_k == own_high_k) & (own_low_q == own_low_k) & (own_low_q >= 0)
     possible = of_context | own
     whole = whole | (one_completion & (last_key <= first_query))
 
-    if layout._packed_documents is not None:
-        low_q, high_q, low_k, high_k = ranges(layout._packed_documents[rows])
+    if layout.packed_documents is not None:
+        low_q, high_q, low_k, high_k = ranges(layout.packed_documents[rows])
         possible = possible & (low_q <= high_k) & (low_k <= high_q)
         whole = whole & (low_q == high_q) & (low_k == high_k) & (low_q == low_k)
     if window is not None:
-        low_q, high_q, low_k, high_k = ranges(layout._positions[rows])
+        low_q, high_q, low_k, high_k = ranges(layout.row_positions[rows])
         possible = possible & (low_q - high_k < window)
         whole = whole & (high_q - low_k < window)
     # Blocks that stick out over the end are never whole: the kernel has to look at every entry.

@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ebft.method.choices import Backend, Normalize, Pooling
 from ebft.method.layout import PackedLayout
-from ebft.model.attention import Backend, PackedPass, resolve_backend
+from ebft.model.attention import PackedPass, resolve_backend
 from ebft.model.backbone import (
     check_packed_ids,
     compile_layers,
@@ -36,8 +37,6 @@ from ebft.model.backbone import (
 )
 from ebft.model.working_copy import copy_in_dtype
 
-Pooling = Literal["last", "mean"]
-Normalize = Literal["per_layer", "joint"]
 Source = Literal["copy", "shared", "adapter_off", "random", "average"]
 
 
@@ -59,6 +58,7 @@ class FeatureNetwork(nn.Module):
             "average": starts as a copy; `update_average(model)` moves it towards the trained model.
         decay: of the moving average.
         dtype: of the copied weights; None keeps the model's.
+        autocast: compute in this precision; None: in that of the weights.
         backend: attention backend, "auto", "sdpa" or "flex".
 
     Another checkpoint is loaded by `FeatureNetwork.from_pretrained(path, like=model)`.
@@ -74,6 +74,7 @@ class FeatureNetwork(nn.Module):
         decay: float = 0.999,
         seed: int = 0,
         dtype: torch.dtype | None = None,
+        autocast: torch.dtype | None = None,
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
@@ -91,7 +92,7 @@ class FeatureNetwork(nn.Module):
         decoder = decoder_of(base)
         self.taps = resolve_taps(layers, len(decoder_layers(decoder)[1]))
         self.pooling, self.normalize, self.source = pooling, normalize, source
-        self.decay, self.backend = decay, backend
+        self.decay, self.autocast, self.backend = decay, autocast, backend
         self.vocabulary_size = embedding_size(base)
         if source == "adapter_off" and not hasattr(model, "disable_adapter"):
             raise ValueError("source='adapter_off' needs a peft model; use source='copy' for a plain one")
@@ -141,13 +142,18 @@ class FeatureNetwork(nn.Module):
             model = model.to(device=input_embeddings(like).device)
         features = cls(model, source="shared", **kwargs)
         # Nobody else holds this model: keep its lower layers here, so that `.to(device)` moves them.
-        features.network = features._network[0].requires_grad_(False).eval()
+        features.network = features.decoder.requires_grad_(False).eval()
         return features
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The layers that compute, wherever their weights belong."""
+        return self._network[0]
 
     @property
     def width(self) -> int:
         """D, the length of a feature vector."""
-        return len(self.taps) * decoder_config(self._network[0]).hidden_size
+        return len(self.taps) * decoder_config(self.decoder).hidden_size
 
     @torch.no_grad()
     def forward(
@@ -174,14 +180,15 @@ class FeatureNetwork(nn.Module):
         """
         if not lengths or min(lengths) < 1 or max(lengths) > layout.horizon:
             raise ValueError(f"lengths={list(lengths)} must lie between 1 and the horizon of {layout.horizon} tokens")
-        network = self._network[0]
+        network = self.decoder
         check_packed_ids(packed_ids, layout, self.vocabulary_size)
         layout = layout.to(packed_ids.device)
         b, B, n = packed_ids.shape[0], layout.num_anchors, layout.samples
         places = [_pooled_rows(layout, b, completion_lengths, self.pooling, length) for length in lengths]
         packed_pass = PackedPass(layout, resolve_backend(self.backend, packed_ids.device))
         adapter_off = self._adapted[0].disable_adapter() if self._adapted else nullcontext()
-        with evaluating(network), adapter_off, _tapped(network, self.taps, places) as tapped:
+        precision = torch.autocast(packed_ids.device.type, self.autocast, enabled=self.autocast is not None)
+        with evaluating(network), adapter_off, precision, _tapped(network, self.taps, places) as tapped:
             run_decoder(network, packed_ids, layout.position_ids, packed_pass)
         found = []
         for place in range(len(lengths)):
@@ -194,7 +201,7 @@ class FeatureNetwork(nn.Module):
         return found
 
     def compile_layers(self) -> None:
-        compile_layers(self._network[0])
+        compile_layers(self.decoder)
 
     @torch.no_grad()
     def update_average(self, model: nn.Module) -> None:
@@ -256,9 +263,7 @@ def _pooled_rows(
     Of completions and truths only the first `longest` tokens count.
     """
     B, n, G, device = layout.num_anchors, layout.samples, longest, layout.device
-    first = torch.cat(
-        [layout.completion_slots[..., 0].reshape(1, -1).expand(b, -1), layout.anchors.expand(b, B)], 1
-    )
+    first = torch.cat([layout.completion_slots[..., 0].reshape(1, -1).expand(b, -1), layout.anchors.expand(b, B)], 1)
     if completion_lengths is None:
         of_completions = torch.full((b, B * n), G, device=device)
     else:

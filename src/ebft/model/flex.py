@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,10 +13,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from ebft.method.compiling import compiled
 from ebft.method.layout import PackedLayout
 from ebft.model.blocks import BLOCK, classify_blocks, ordered
-
-if TYPE_CHECKING:
-    from ebft.model.attention import Rule
-
+from ebft.model.scores import ScoreRule
 
 # FlexAttention's own limit; narrower heads (toy models) go through the sdpa backend.
 SMALLEST_HEAD = 16
@@ -75,7 +72,7 @@ def _block_mask(
     )
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, rule: Rule, context_length: int) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, rule: ScoreRule, context_length: int) -> Tensor:
     # Only where a backward pass will come.
     if torch.is_grad_enabled() and q.shape[1] != k.shape[1] and _starves(k, context_length):
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
@@ -115,7 +112,7 @@ def attend_step(
     own_k: Tensor,
     own_v: Tensor,
     mask: BlockMask,
-    rule: Rule,
+    rule: ScoreRule,
     step: int,
 ) -> Tensor:
     """One token of every completion, [b, heads, B*n, d]: the context by FlexAttention, its own few tokens by a small

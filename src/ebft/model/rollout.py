@@ -104,7 +104,7 @@ def _generate(
     n, B, G = layout.samples, layout.num_anchors, layout.horizon
     decoder = decoder_of(base)
     cached = CachedPass(layout, backend)
-    positions = layout._positions.expand(b, -1)
+    positions = layout.position_ids.expand(b, -1)
     completions = torch.empty(b, B, n, G, dtype=torch.long, device=input_ids.device)
     with evaluating(base):
         hidden = run_decoder(decoder, input_ids, positions[:, :T], cached)

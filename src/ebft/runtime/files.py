@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
+
+
+def cache_directory() -> Path:
+    """Where tokens and fetched models are kept: EBFT_CACHE, or a folder in the home."""
+    return Path(os.environ.get("EBFT_CACHE") or Path.home() / ".cache" / "ebft").expanduser()
 
 
 def write_text(file: Path, text: str) -> None:

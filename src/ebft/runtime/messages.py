@@ -1,8 +1,8 @@
 """What ebft says while it works. Library code logs to `ebft.*`; commands choose what of it reaches the terminal.
 
-    logger = logging.getLogger(__name__)
-    logger.info("shown as it is")
-    logger.warning("shown behind `note: `")
+logger = logging.getLogger(__name__)
+logger.info("shown as it is")
+logger.warning("shown behind `note: `")
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
-class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
+class _Stderr(logging.StreamHandler):
     """Writes to whatever standard error is at the time, on a line of its own below any progress bar."""
 
     def __init__(self) -> None:

@@ -16,20 +16,17 @@ Everything here does nothing in a run of one process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate.data_loader import SeedableRandomSampler, prepare_data_loader
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, SequentialSampler
 
-from ebft.config.training import EBFTConfig
-from ebft.data.packing import PADDING, SequenceDataset, collate
 from ebft.errors import ConfigError
 
-NOTHING = -1  # a row that is not there: only padding, no anchors, no truth tokens
 _BUCKET = 2**25  # elements that are summed in one go
 
 
@@ -44,6 +41,29 @@ def rank() -> int:
 def barrier() -> None:
     if count() > 1:
         dist.barrier()
+
+
+def start(config: Any) -> None:
+    """Where a run starts: join the processes that were launched together, and set up this one's device.
+
+    `config` is an EBFTConfig. On CPUs transformers would forget the timeout; on GPUs it does not, and joins itself.
+    `accelerate launch --use_fsdp` is heard by the settings (`config.parallel`): accelerate must not shard once more.
+    """
+    os.environ.pop("ACCELERATE_USE_FSDP", None)
+    on_cpu = config.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1")
+    several = {"RANK", "MASTER_ADDR"} <= os.environ.keys() and int(os.environ.get("WORLD_SIZE") or 1) > 1
+    if on_cpu and several and not dist.is_initialized():
+        dist.init_process_group(config.ddp_backend or "gloo", timeout=timedelta(seconds=config.ddp_timeout))
+    _ = config.device
+
+
+def check_one_gpu(gpus: int) -> None:
+    """transformers would wrap the model in torch's DataParallel."""
+    if gpus > 1:
+        raise ConfigError(
+            f"one process sees {gpus} GPUs; start one process per GPU (--launch {gpus}, torchrun, accelerate launch), "
+            "or show it only one (CUDA_VISIBLE_DEVICES=0)"
+        )
 
 
 def join_alone(device: torch.device) -> None:
@@ -161,91 +181,3 @@ def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         size += gradient.numel()
     if bucket:
         yield bucket
-
-
-class PartOfBatches(BatchSampler):
-    """One process's part of every global micro-batch of `batch_size` x processes rows.
-
-    Global batches are consecutive stretches of one order that all processes know, as one process would take them.
-    The rows of a short last one are shared out as evenly as they go; where there is none left for a process it gets
-    NOTHING, so that all make the same number of passes of the same size and no row is seen twice. (accelerate would
-    fill up with rows from the start of the epoch, which then count twice.)
-    """
-
-    def __init__(self, sampler: Sampler[int], batch_size: int, process: int, processes: int, drop_last: bool) -> None:
-        super().__init__(sampler, batch_size, drop_last)
-        self.process, self.processes = process, processes
-        self._global = BatchSampler(sampler, batch_size * processes, drop_last)
-
-    def set_epoch(self, epoch: int) -> None:
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return len(self._global)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for rows in self._global:
-            yield part_of(rows, self.process, self.processes)
-
-
-def part_of(rows: Sequence[int], process: int, processes: int) -> list[int]:
-    share = -(-len(rows) // processes)
-    mine = list(rows[process * share : (process + 1) * share])
-    return mine + [NOTHING] * (share - len(mine))
-
-
-class WithNothing(Dataset[dict[str, Tensor]]):
-    """A dataset that also has the row NOTHING."""
-
-    def __init__(self, dataset: SequenceDataset) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, row: int) -> dict[str, Tensor]:
-        if row != NOTHING:
-            return self.dataset[row]
-        T = self.dataset.context_length
-        return {
-            "input_ids": torch.full((T,), self.dataset.pad_token_id, dtype=torch.long),
-            "document_ids": torch.full((T,), PADDING, dtype=torch.long),
-            "answer_mask": torch.zeros(T, dtype=torch.bool),
-            "sequence_id": torch.tensor(NOTHING),
-        }
-
-
-def train_loader(config: EBFTConfig, dataset: Any) -> DataLoader:
-    """This process's part of the very batches, in the very order, that one process would take."""
-    order: Any
-    if config.train_sampling_strategy == "random":
-        order = SeedableRandomSampler(dataset, data_seed=config.data_seed)  # as accelerate has it in one process
-    elif config.train_sampling_strategy == "sequential":
-        order = SequentialSampler(dataset)
-    else:
-        raise ConfigError(
-            f"train_sampling_strategy={config.train_sampling_strategy!r} does not work on several processes; use "
-            "random or sequential"
-        )
-    batches = PartOfBatches(
-        order, config.per_device_train_batch_size, rank(), count(), drop_last=config.dataloader_drop_last
-    )
-    loader: DataLoader = DataLoader(
-        WithNothing(dataset),
-        batch_sampler=batches,
-        collate_fn=collate,
-        num_workers=config.dataloader_num_workers,
-        pin_memory=config.dataloader_pin_memory,
-        persistent_workers=config.dataloader_persistent_workers,
-        prefetch_factor=config.dataloader_prefetch_factor,
-    )
-    # The batches are shared out already: for accelerate, which puts them on the device, there is one process.
-    return prepare_data_loader(loader, config.device, num_processes=1, process_index=0, put_on_device=True)
-
-
-def evaluation_loader(config: EBFTConfig, dataset: Any) -> DataLoader:
-    """Every k-th row for each of k processes (`join_rows` puts them together), the same number for all of them."""
-    rows: Any = list(range(rank(), len(dataset), count()))
-    rows += [NOTHING] * (-(-len(dataset) // count()) - len(rows))
-    return DataLoader(WithNothing(dataset), config.per_device_eval_batch_size, sampler=rows, collate_fn=collate)

@@ -8,9 +8,9 @@ ebft never calls the causal language model, which would make logits of every tok
 with the head's weight itself, in chunks. So the model gets a method that runs its decoder (`_DECODE`) and counts as one
 of its forward passes: embeddings, norm and head are gathered before it and stay so until the backward pass has used
 them, or until `release`. A gradient of the head's weight arrives at the gathered weight like any other, and is summed
-and shared out at the end of the backward pass with those of the embeddings.
+and sharded at the end of the backward pass with those of the embeddings.
 
-torch takes means of gradients over processes. Ours are parts of a sum (`train.processes`), so they are only added up.
+torch takes means of gradients over processes. Ours are parts of a sum (`runtime.processes`), so they are only added up.
 
 Every call gathers, which takes all processes: all must run the same passes, whatever data they have.
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,36 +32,45 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ebft.model.backbone import base_model, decoder_layers, decoder_of
-
 _DECODE = "ebft_decode"
 
 
-def shard(model: nn.Module, device: torch.device, processes: int, dtype: torch.dtype | None, reshard: bool) -> None:
-    """Share the first process's causal language model out over all of them, in place.
+@dataclass(frozen=True)
+class ShardGroup:
+    """The processes that share a model.
 
     dtype: of the gathered weights, which compute; None is that of the shards, which are trained. Gradients are added
         up in float32 in any case, and buffers (the frequencies of rotary embeddings) stay what they are.
+    """
+
+    device: torch.device
+    processes: int
+    dtype: torch.dtype | None = None
+
+
+def shard_model(
+    model: nn.Module, decoder: nn.Module, layers: Iterable[nn.Module], group: ShardGroup, reshard: bool
+) -> None:
+    """Shard the first process's causal language model over all of them, in place.
+
     reshard: free the weights of a layer after each of its forward passes; otherwise they stay until the backward pass.
     """
-    base = base_model(model)
-    decoder = decoder_of(base)
-    _fully_shard(base, decoder, device, processes, dtype, reshard, reshard_root=False)
+    _fully_shard(model, layers, group, reshard, reshard_root=False)
     # Of some models hidden states are a view. Nothing here writes into them.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-    setattr(base, _DECODE, _run)
-    register_fsdp_forward_method(base, _DECODE)
-    call_through(decoder, base)
+    setattr(model, _DECODE, _run)
+    register_fsdp_forward_method(model, _DECODE)
+    call_through(decoder, model)
 
 
-def shard_network(network: nn.Module, device: torch.device, processes: int) -> None:
-    """Share out a decoder that is called itself and has no head: the frozen feature network."""
-    _fully_shard(network, network, device, processes, None, True, reshard_root=True)
+def shard_decoder(decoder: nn.Module, layers: Iterable[nn.Module], group: ShardGroup) -> None:
+    """Shard a decoder that is called itself and has no head: the frozen feature network."""
+    _fully_shard(decoder, layers, group, reshard=True, reshard_root=True)
 
 
 def call_through(decoder: nn.Module, model: nn.Module) -> None:
     """From now on `run_decoder` runs this decoder, or a cut of it, by the sharded model it belongs to."""
-    decoder.called_by = getattr(base_model(model), _DECODE)
+    decoder.called_by = getattr(model, _DECODE)
 
 
 def _run(decoder: nn.Module, **inputs: Any) -> Any:
@@ -69,22 +78,17 @@ def _run(decoder: nn.Module, **inputs: Any) -> Any:
 
 
 def _fully_shard(
-    root: nn.Module,
-    decoder: nn.Module,
-    device: torch.device,
-    processes: int,
-    dtype: torch.dtype | None,
-    reshard: bool,
-    reshard_root: bool,
+    root: nn.Module, layers: Iterable[nn.Module], group: ShardGroup, reshard: bool, reshard_root: bool
 ) -> None:
     # Inputs are not cast: with weights in bf16, everything between the layers is in bf16 already, or not for a reason.
-    policy = MixedPrecisionPolicy(dtype, torch.float32 if dtype is not None else None, cast_forward_inputs=False)
-    wrap = partial(fully_shard, mesh=init_device_mesh(device.type, (processes,)), mp_policy=policy)
+    reduce_dtype = torch.float32 if group.dtype is not None else None
+    policy = MixedPrecisionPolicy(group.dtype, reduce_dtype, cast_forward_inputs=False)
+    mesh = init_device_mesh(group.device.type, (group.processes,))
     weights = [parameter.detach() for parameter in root.parameters()]
-    for layer in decoder_layers(decoder)[1]:
-        wrap(layer, reshard_after_forward=reshard)
-    wrap(root, reshard_after_forward=reshard_root)
-    _send_out(root, weights, device)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_root)
+    _send_out(root, weights, group.device)
     for module in _pieces(root):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo knows no other

@@ -1,15 +1,14 @@
-"""Seconds per phase, and values to keep an eye on, without making the host wait for a GPU."""
+"""Seconds per phase, without making the host wait for a GPU."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 
 class Clock:
@@ -49,29 +48,3 @@ class Clock:
         self._events.clear()
         self._seconds.clear()
         return found
-
-
-class Watch:
-    """Checks on numbers that may still be under way on a GPU, made once they have arrived, at the latest on demand.
-
-    A check raises an error. On a CPU it is made at once.
-    """
-
-    def __init__(self) -> None:
-        self._pending: deque[tuple[Tensor, Any, Callable[[float], None]]] = deque()
-
-    def add(self, value: Tensor, check: Callable[[float], None]) -> None:
-        value = value.detach()
-        if not value.is_cuda:
-            return check(float(value))
-        arrived = torch.empty((), dtype=value.dtype, pin_memory=True)
-        arrived.copy_(value, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        self._pending.append((arrived, event, check))
-
-    def look(self, wait: bool = False) -> None:
-        while self._pending and (wait or self._pending[0][1].query()):
-            arrived, event, check = self._pending.popleft()
-            event.synchronize()
-            check(float(arrived))

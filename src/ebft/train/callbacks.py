@@ -1,35 +1,29 @@
-"""What happens beside training: metrics file, checkpoint marks, moving average, samples, progress."""
+"""What happens beside training, EBFT's or a baseline's: metrics file, checkpoint marks, moving average, samples."""
 
 from __future__ import annotations
 
 import json
-import math
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
-from transformers import ProgressCallback, TrainerCallback
+from transformers import TrainerCallback
 
 from ebft.config.training import EBFTConfig
 from ebft.runtime import processes, sharded_checkpoints
+from ebft.runtime.files import json_ready, write_text
 from ebft.runtime.sharding import is_sharded
 from ebft.train import checkpoints
 from ebft.train.eval_callback import EvalTasks
 from ebft.train.samples import write_table
 
-if TYPE_CHECKING:
-    from ebft.train.trainer import EBFTTrainer
-
 AVERAGE_FILE = "feature_average.safetensors"
 
 
-def standard(trainer: EBFTTrainer, args: EBFTConfig) -> list[TrainerCallback]:
+def standard(trainer: Any, args: EBFTConfig) -> list[TrainerCallback]:
     own = [
         MetricsFile(),
-        trainer.spent,
+        trainer.costs,
         Checkpoints(trainer),
         FeatureAverage(trainer),
         Samples(trainer),
@@ -53,12 +47,12 @@ class MetricsFile(TrainerCallback):
                 continue  # the line a killed run was writing
             if entry["step"] <= state.global_step:
                 kept.append(line)
-        file.write_text("".join(f"{line}\n" for line in kept))
+        write_text(file, "".join(f"{line}\n" for line in kept))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs:
             return
-        entry = {"step": state.global_step, **plain(logs)}
+        entry = {"step": state.global_step, **json_ready(logs)}
         folder = Path(args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "metrics.jsonl").open("a") as file:
@@ -68,7 +62,7 @@ class MetricsFile(TrainerCallback):
 class Checkpoints(TrainerCallback):
     """Marks a checkpoint as whole after it is written, then deletes old ones; asks for log-spaced ones."""
 
-    def __init__(self, trainer: EBFTTrainer) -> None:
+    def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.limit: int | None = None
 
@@ -82,7 +76,7 @@ class Checkpoints(TrainerCallback):
         if args.save_log_spaced and step & (step - 1) == 0:
             control.should_save = True
         if control.should_save or step >= state.max_steps:
-            self.trainer.watch.look(wait=True)  # a model that has diverged is not worth keeping
+            self.trainer.deferred_checks.run(wait=True)  # a model that has diverged is not worth keeping
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -101,13 +95,13 @@ class Checkpoints(TrainerCallback):
         if args.save_log_spaced:
             keep |= {p for p in checkpoints.complete_checkpoints(args.output_dir) if _is_power_of_two(p)}
         checkpoints.rotate(args.output_dir, self.limit, keep)
-        self.trainer.spent.pause()
+        self.trainer.costs.pause()
 
 
 class FeatureAverage(TrainerCallback):
     """Moves the feature network after the model, with feature_source=average, and restores it on resume."""
 
-    def __init__(self, trainer: EBFTTrainer) -> None:
+    def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -128,11 +122,11 @@ class FeatureAverage(TrainerCallback):
 class Samples(TrainerCallback):
     """A table of contexts, truths and completions, every `samples_every` steps."""
 
-    def __init__(self, trainer: EBFTTrainer) -> None:
+    def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        window = self.trainer._window
+        window = self.trainer.window
         due = args.samples_every and (state.global_step % args.samples_every == 0 or state.global_step == 1)
         if due and window is not None and state.is_world_process_zero:
             write_table(
@@ -143,7 +137,7 @@ class Samples(TrainerCallback):
 class OptimizerTime(TrainerCallback):
     """The optimiser's step, timed beside the phases that the trainer times itself."""
 
-    def __init__(self, trainer: EBFTTrainer) -> None:
+    def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -153,74 +147,6 @@ class OptimizerTime(TrainerCallback):
         self.trainer.clock.add("optimizer", self.start)
 
 
-# Seconds between two drawings of the progress bar where it is not redrawn in place; lines tell of the steps.
-_BAR_IN_A_FILE = 60
-
-SHOWN = {"reward": "reward", "ebft/cfm": "cfm", "ebft/cross_entropy": "ce", "ebft/distinct": "distinct"}
-
-
-def step_lines(step: int, logs: Mapping[str, Any], shown: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """What a log entry has of the metrics to show, and the lines that say it."""
-    found = {short: _number(logs[name]) for name, short in shown.items() if name in logs}
-    lines = [f"step {step}: " + ", ".join(f"{name} {value}" for name, value in found.items())] if found else []
-    evaluated = {k.removeprefix("eval_"): v for k, v in logs.items() if k.startswith("eval_") and not k.endswith("_se")}
-    if "cfm" in evaluated:
-        parts = [f"{name} {value:.4f}" for name, value in evaluated.items() if name != "runtime"]
-        lines.append(f"step {step}: " + ", ".join(parts))
-    return found, lines
-
-
-def _number(value: Any) -> str:
-    return str(value) if isinstance(value, int) else f"{float(value):.3f}"
-
-
-class LiveProgress(ProgressCallback):
-    """One progress bar with the terms that matter beside it, instead of a dictionary per line."""
-
-    def __init__(self, shown: Mapping[str, str]) -> None:
-        super().__init__()
-        self.shown = shown
-        self.in_terminal = sys.stderr.isatty()
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        super().on_train_begin(args, state, control, **kwargs)
-        if self.training_bar is not None and not self.in_terminal:
-            self.training_bar.mininterval = _BAR_IN_A_FILE
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if not state.is_world_process_zero or self.training_bar is None or not logs:
-            return
-        shown, lines = step_lines(state.global_step, logs, self.shown)
-        if shown:
-            self.training_bar.set_postfix(shown, refresh=self.in_terminal)
-        if self.in_terminal:
-            for line in lines[1:] if shown else lines:  # the bar says the first
-                self.training_bar.write(line, file=sys.stderr)
-        elif lines:
-            self.training_bar.clear()
-            print("\n".join(lines), file=sys.stderr)
-
-
-class StepLines(TrainerCallback):
-    """Without a progress bar: a short line for every log entry."""
-
-    def __init__(self, shown: Mapping[str, str]) -> None:
-        self.shown = shown
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            for line in step_lines(state.global_step, logs or {}, self.shown)[1]:
-                print(line, file=sys.stderr)
-
-
 def _is_power_of_two(checkpoint: Path) -> bool:
     step = checkpoints.step_of(checkpoint)
     return step > 0 and step & (step - 1) == 0
-
-
-def plain(value: Any) -> Any:
-    """What JSON can hold: numbers instead of tensors, nothing instead of NaN."""
-    if isinstance(value, dict):
-        return {name: plain(part) for name, part in value.items()}
-    value = value.item() if isinstance(value, torch.Tensor) else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value

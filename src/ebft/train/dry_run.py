@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +17,10 @@ from ebft.planning import memory
 from ebft.train.samples import CONTEXT_TOKENS
 
 
-def show(
+def describe(
     recipe: Recipe, train_set: SequenceDataset, validation_set: SequenceDataset | None, model: Any, tokenizer: Any
-) -> None:
+) -> list[str]:
+    """The lines that `--dry-run` prints."""
     config = recipe.training
     layout = make_layout(collate([train_set[0]])["on_host"], config, config.samples)
     per_step = config.rows_per_step
@@ -39,10 +41,7 @@ def show(
         "compute per step": f"{flops_per_step(parameters, per_step, packed) / 1e9:,.0f} GFLOP (estimate)",
         "memory": f"{memory_of(recipe, model, layout.num_anchors).peak / 2**20:,.0f} MiB (estimate)",
     }
-    width = max(map(len, lines))
-    for name, value in lines.items():
-        print(f"{name:<{width}}  {value}")
-    print("\nOne sequence, with some of its anchors (| marks where rollouts begin):")
+    shown = [*columns(lines), "", "One sequence, with some of its anchors (| marks where rollouts begin):"]
     row = collate([train_set[0]])
     valid = torch.atleast_2d(layout.anchor_mask)[0].nonzero().flatten().tolist()
     anchors = torch.atleast_2d(layout.anchors)[0]
@@ -50,9 +49,14 @@ def show(
         a = int(anchors[place])
         before = tokenizer.decode(row["input_ids"][0, max(0, a - CONTEXT_TOKENS) : a].tolist())
         after = tokenizer.decode(row["input_ids"][0, a : a + config.horizon].tolist())
-        print(f"  token {a}: ...{before!r} | {after!r}")
-    if not valid:
-        print("  (no anchor in this sequence)")
+        shown.append(f"  token {a}: ...{before!r} | {after!r}")
+    return shown if valid else [*shown, "  (no anchor in this sequence)"]
+
+
+def columns(lines: Mapping[str, str]) -> list[str]:
+    """Names and values, one below the other."""
+    width = max(map(len, lines))
+    return [f"{name:<{width}}  {value}" for name, value in lines.items()]
 
 
 def anchors_per_sequence(dataset: SequenceDataset, config: Any, looked_at: int = 200) -> float:

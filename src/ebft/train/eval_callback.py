@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback
 
 from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
 from ebft.runtime import processes
-
-if TYPE_CHECKING:
-    from ebft.train.trainer import EBFTTrainer
 
 # Options that training itself decides.
 _TAKEN = ("model", "tasks", "output", "compare", "feature_model", "backend", "dtype", "device", "overwrite")
@@ -27,12 +24,10 @@ _TAKEN = ("model", "tasks", "output", "compare", "feature_model", "backend", "dt
 class EvalTasks(TrainerCallback):
     """Reads all problems when it is made, so that a mistake shows before the first step."""
 
-    def __init__(self, trainer: EBFTTrainer, args: EBFTConfig) -> None:
+    def __init__(self, trainer: Any, args: EBFTConfig) -> None:
         from ebft.config.evaluation import EvalOptions
         from ebft.tasks.run_task import problem_sets
 
-        if args.eval_tasks_every is not None and args.eval_tasks_every < 1:
-            raise ConfigError(f"eval_tasks_every={args.eval_tasks_every} must be at least 1, or none")
         for name in args.eval_task_options:
             if name in _TAKEN:
                 raise ConfigError(f"eval_task_options holds {name!r}, which training decides itself; take it out")
@@ -63,7 +58,7 @@ class EvalTasks(TrainerCallback):
         trainer = self.trainer
         step = state.global_step
         subject = LoadedSubject(
-            trainer.computing(), trainer.processing_class, trainer.features, f"step {step}", self.options.batch_size
+            trainer.compute_model(), trainer.processing_class, trainer.features, f"step {step}", self.options.batch_size
         )
         folder = Path(args.output_dir) / "eval_tasks" / f"step-{step:06d}"
         logs: dict[str, float] = {}
@@ -78,5 +73,5 @@ class EvalTasks(TrainerCallback):
                 if entry["standard_error"] is not None:
                     logs[f"{key}_se"] = entry["standard_error"]
             logs[f"eval_{task}_runtime"] = time.perf_counter() - start
-        trainer.spent.pause()
+        trainer.costs.pause()
         return logs

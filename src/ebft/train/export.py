@@ -15,7 +15,7 @@ import torch
 
 from ebft import adapters
 from ebft.errors import ConfigError, first_line, nearest
-from ebft.loading import DTYPES, Checkpoint, load_model
+from ebft.loading import DTYPES, Checkpoint, load_pretrained
 from ebft.train import checkpoints
 
 
@@ -58,22 +58,16 @@ def _load(found: Checkpoint, trust_remote_code: bool) -> Any:
         dtype = torch.bfloat16 if settings.get("bf16") else torch.float32
         options = {"dtype": dtype, **adapters.four_bit(torch.device("cpu"))}
     try:
-        model = load_model(found.base, trust_remote_code=trust_remote_code, **options)
+        model = load_pretrained(found.base, trust_remote_code=trust_remote_code, **options)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{found.base} cannot be loaded: {first_line(error)}") from None
     if found.adapter is None:
         return model
-    try:
-        from peft import PeftModel
-    except ImportError:
-        raise ConfigError(
-            f"{found.name} is an adapter, which needs peft; install it with `pip install ebft[peft]`"
-        ) from None
     if four_bit:
         # The adapter has learnt to correct the 4-bit weights, so it is these that it is merged into, as they are.
         model = model.dequantize(torch.float32).float()
+    adapted = found.with_adapter(model).eval()
     try:
-        adapted: Any = PeftModel.from_pretrained(model, found.adapter).eval()
         expected = _probe(adapted)
         merged = adapted.merge_and_unload(safe_merge=True)
     except (RuntimeError, ValueError, AttributeError) as error:

@@ -8,16 +8,14 @@ import platform
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
 
-import ebft
 from ebft.config.recipe import Recipe
-
-if TYPE_CHECKING:
-    from ebft.baselines.trainers import Method
+from ebft.train.training_method import TrainingMethod
+from ebft.version import __version__
 
 PANELS = (
     ("eval_cfm", "feature-matching loss (validation)"),
@@ -91,41 +89,29 @@ def with_error(value: float | None, error: float | None) -> str:
     return f"{value:.4f}" if error is None or math.isnan(error) else f"{value:.4f} ± {error:.4f}"
 
 
-def _details(recipe: Recipe) -> str:
-    config = recipe.training
-    return (
-        f"{config.rows_per_step} sequences of "
-        f"{config.context_length} tokens; rollouts of {config.horizon} tokens every {config.stride}, "
-        f"{config.samples} samples at temperature {config.temperature}; whitening {config.whitening}, "
-        f"alpha {config.alpha}, gamma {config.gamma}, learning rate {config.learning_rate}, seed {config.seed}."
-    )
-
-
 def _header(key: str, names: Sequence[str]) -> list[str]:
     """Lines of the card's header that link to the hub: names there, not files and folders here."""
     hub = [name.partition(":")[0] for name in names if name.count("/") == 1 and not Path(name).expanduser().exists()]
     return [f"{key}: [{', '.join(hub)}]"] if hub else []
 
 
-def model_card(
-    output: Path, recipe: Recipe, results: dict[str, Any], command: Sequence[str], method: Method | None = None
+def write(
+    output: Path, recipe: Recipe, results: dict[str, Any], command: Sequence[str], method: TrainingMethod
 ) -> Path:
-    words = "Energy-Based Fine-Tuning" if method is None else method.words
-    details = _details(recipe) if method is None else method.details(recipe)
-    tags = "[ebft, energy-based-fine-tuning]" if method is None else f"[ebft, trl, {method.name}]"
+    """`final/README.md`: what the model is, what it was measured at, and how it was made."""
     table = [f"| {name} | {old} | {new} |" for name, old, new in before_and_after(results)]
     text = "\n".join(
         [
             "---",
             "library_name: transformers" if not recipe.model.adapted else "library_name: peft",
-            f"tags: {tags}",
+            f"tags: {method.tags}",
             *_header("base_model", [recipe.model.model]),
             *_header("datasets", recipe.data.dataset),
             "---",
             "",
             f"# {output.name}",
             "",
-            f"`{recipe.model.model}` fine-tuned with {words} on {', '.join(recipe.data.dataset)}.",
+            f"`{recipe.model.model}` fine-tuned with {method.title} on {', '.join(recipe.data.dataset)}.",
             "",
             "```bash",
             shlex.join(command),
@@ -135,11 +121,11 @@ def model_card(
             "|---|---|---|",
             *table,
             "",
-            f"{results.get('steps')} steps of {details}",
+            f"{results.get('steps')} steps of {method.details(recipe)}",
             "",
             "![curves](curves.png)",
             "",
-            f"ebft {ebft.__version__}, torch {torch.__version__}, transformers {transformers.__version__}, "
+            f"ebft {__version__}, torch {torch.__version__}, transformers {transformers.__version__}, "
             f"Python {platform.python_version()}.",
             "",
         ]

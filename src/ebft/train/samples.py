@@ -49,8 +49,12 @@ def table(step: int, example: dict[str, Tensor], tokenizer: Any) -> str:
 
 
 def _text(tokens: Tensor, tokenizer: Any) -> str:
-    """On one line, safe inside a Markdown table."""
+    """The tokens as text, or as numbers without a tokenizer."""
     if tokenizer is None:
         return " ".join(map(str, tokens.tolist()))
-    text = tokenizer.decode(tokens.tolist())
+    return table_cell(tokenizer.decode(tokens.tolist()))
+
+
+def table_cell(text: str) -> str:
+    """Any text as code on one line, safe inside a Markdown table."""
     return "`" + repr(text)[1:-1].replace("|", "\\|").replace("`", "'") + "`"

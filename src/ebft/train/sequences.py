@@ -1,55 +1,40 @@
-"""What a run asks of its tokenizer and sequences, whoever trains or measures."""
+"""The training and validation sequences that a recipe asks for."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from ebft.config.training import EBFTConfig
-from ebft.data.packing import SequenceDataset, collate
-from ebft.errors import ConfigError, DataError
-from ebft.iteration import make_layout
+from ebft.config.recipe import Recipe
+from ebft.data.packing import DocumentIndex, SequenceDataset, mix, pad_token_id
+from ebft.data.store import tokenize_source
+from ebft.errors import DataError
+from ebft.iteration import check_sequences
 
 
-def pad_token_id(tokenizer: Any) -> int:
-    """What stands in the place of padding. Which one does not matter: padding is known by position, never by value."""
-    if tokenizer is None:
-        return 0
-    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+def load_data(
+    recipe: Recipe, tokenizer: Any, needs_anchors: bool = True
+) -> tuple[SequenceDataset, SequenceDataset | None]:
+    """Training and validation sequences. EBFT needs an anchor somewhere in the training text; baselines do not."""
+    data, training = recipe.data, recipe.training
 
+    def tokenized(source: str, split: str) -> DocumentIndex:
+        return DocumentIndex.of(tokenize_source(source, tokenizer, split, data.columns, data.limit_documents))
 
-def end_token_ids(tokenizer: Any, document_masks: bool, device: torch.device | str = "cpu") -> Tensor | None:
-    """What ends a completion; without document masks nothing does, as in the released code."""
-    if tokenizer is None or not document_masks:
-        return None
-    return torch.tensor([tokenizer.eos_token_id], device=device)
+    def sequences(index: DocumentIndex) -> SequenceDataset:
+        return SequenceDataset(index, training.context_length, training.packing, pad_token_id(tokenizer))
 
-
-def check_sequences(dataset: SequenceDataset, args: EBFTConfig) -> None:
-    """At least one anchor must fit somewhere."""
-    if dataset.context_length != args.context_length:
-        raise ConfigError(
-            f"the dataset has sequences of {dataset.context_length} tokens, context_length is {args.context_length}"
-        )
-    if len(dataset) == 0:
-        raise DataError("the dataset holds no tokens")
-    needed = 2 if args.anchors == "answer_start" else args.horizon + 1
-    longest = int(dataset.lengths.max())
-    if args.packing and not args.document_masks:
-        longest = min(dataset.total_tokens, args.context_length)
-    if longest < needed:
-        raise DataError(
-            f"all documents are shorter than one anchor needs: the longest has {longest} tokens, "
-            f"horizon={args.horizon} needs {needed}; use a smaller horizon, longer documents, or "
-            "packing without document_masks"
-        )
-    for row in range(min(len(dataset), 2000)):
-        batch = collate([dataset[row]])
-        if bool(make_layout(batch["on_host"], args, args.samples).anchor_mask.any()):
-            return
-    raise DataError(
-        "no valid anchor in the data: every truth window leaves its document or its answer; use a smaller horizon or "
-        "stride, or answer_only=false"
-    )
+    indices = [tokenized(source, data.dataset_split) for source in data.dataset]
+    index = indices[0]
+    if len(indices) > 1:
+        index = mix(indices, data.dataset_weights or [len(i) for i in indices], data.split_seed)
+    validation: DocumentIndex | None = None
+    if data.validation_dataset is not None:
+        validation = tokenized(data.validation_dataset, data.validation_dataset_split)
+    elif data.validation_split:
+        if len(index) < 2:
+            raise DataError("one document cannot be split; set validation_split=0 or give a validation_dataset")
+        index, validation = index.split(data.validation_split, data.split_seed)
+    train_set = sequences(index)
+    if needs_anchors:
+        check_sequences(train_set, training)
+    return train_set, None if validation is None else sequences(validation).first(data.validation_sequences)

@@ -1,12 +1,13 @@
-"""What a trainer saves and loads when every process has a part of the model (`model.sharding`).
+"""How a trainer keeps, saves and loads its model when every process has a part of the model (`runtime.sharding`).
 
-A checkpoint holds everybody's shards (`model.sharded_checkpoints`), and can be read by any number of processes. A model
-that is saved for others is an ordinary one, put together by the first process. Without `fsdp` all of this is
+A checkpoint holds everybody's shards (`runtime.sharded_checkpoints`), and can be read by any number of processes. A
+model that is saved for others is an ordinary one, put together by the first process. Without `fsdp` all of this is
 transformers' own.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from transformers import Trainer
 from transformers.trainer import SCHEDULER_NAME
 
-from ebft.runtime import sharded_checkpoints, sharding
+from ebft.runtime import processes, sharded_checkpoints, sharding
 from ebft.train import checkpoints
 
 
@@ -24,6 +25,16 @@ class ShardedTrainer(Trainer):
     model: Any
     lr_scheduler: Any
     sharded = False
+
+    def keep_unwrapped(self) -> None:
+        """Have accelerate leave the model alone: it sees plain data parallelism, and ebft adds gradients up itself."""
+        if self.sharded:  # on its device already, and wants neither a wrapper nor autocast
+            self.accelerator.prepare_model = lambda model, *args, **kwargs: model
+            self.accelerator.clip_grad_norm_ = sharding.clip_gradients
+        elif self.args.world_size > 1:
+            # No wrapper: `runtime.processes` says why. accelerate still puts the model on its device.
+            self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
+            processes.copy_from_first(self.model)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """An ordinary model, put together by the first process; in a checkpoint, everybody's shards."""

@@ -5,10 +5,9 @@ rewards and advantages for all of them at once (`iteration.prepare_window`), and
 micro-batch by micro-batch (`compute_loss`). Both sums of the loss are divided by the window's token counts, so that k
 micro-batches give the gradient of one batch of k times the size. Every rollout is seeded by (run, step, sequence).
 
-With several processes the window is spread over them, and counts, metrics and gradients are added up (`processes`): k
-processes do the same steps as one with the same number of sequences per step. With `fsdp` each of them holds only a
-part of the model, of the frozen networks and of the optimiser's state (`model.sharding`); to transformers and
-accelerate it still looks like plain data parallelism.
+With several processes the window is split between them, and counts, metrics and gradients are added up
+(`runtime.processes`): k processes do the same steps as one with the same number of sequences per step. With `fsdp` each
+holds only a part of the networks; to transformers and accelerate it still looks like plain data parallelism.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,35 +26,27 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 from transformers.integrations import TensorBoardCallback
 
-from ebft import adapters, validation
+from ebft import adapters
 from ebft.config.training import EBFTConfig
+from ebft.data import loaders
 from ebft.data.formats import check_tokenizer
-from ebft.data.packing import DocumentIndex, SequenceDataset, collate
+from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token_ids, pad_token_id
 from ebft.data.store import tokenize_rows
-from ebft.errors import ConfigError
-from ebft.iteration import Window, prepare_window
+from ebft.errors import ConfigError, TrainingDiverged
+from ebft.iteration import Window, check_sequences, prepare_window
 from ebft.method.cross_entropy import Reference
 from ebft.method.losses import ebft_loss
 from ebft.model.attention import resolve_backend
-from ebft.model.backbone import (
-    compile_layers,
-    decoder_of,
-    embedding_size,
-    output_head,
-    packed_hidden_states,
-    prepare_model,
-)
-from ebft.model.working_copy import WorkingCopy, copy_in_dtype
+from ebft.model.backbone import embedding_size, output_head, packed_hidden_states
+from ebft.model.features import FeatureNetwork
 from ebft.runtime import processes, sharding
-from ebft.runtime.timing import Clock, Watch
+from ebft.runtime.deferred import DeferredChecks
+from ebft.runtime.timing import Clock
 from ebft.train import callbacks as standard_callbacks
-from ebft.train.ruler import Passes, Spent, frozen_network, wide
-from ebft.train.sequences import check_sequences, end_token_ids, pad_token_id
+from ebft.train.costs import CostTracker, wide
+from ebft.train.networks import Networks, disable_dropout
 from ebft.train.sharded_trainer import ShardedTrainer
-
-
-class TrainingDiverged(RuntimeError):
-    """Loss or reward left the realm of sense; the message says what to try."""
+from ebft.validation import validate
 
 
 class EBFTTrainer(ShardedTrainer):
@@ -87,13 +77,9 @@ class EBFTTrainer(ShardedTrainer):
         callbacks: list[TrainerCallback] | None = None,
         **kwargs: Any,
     ) -> None:
-        if args is None:
-            args = EBFTConfig(output_dir="ebft-output")
-        if args.n_gpu > 1:
-            raise ConfigError(
-                f"one process sees {args.n_gpu} GPUs; start one process per GPU (`ebft train --launch {args.n_gpu}`, "
-                "torchrun, accelerate launch), or show it only one (CUDA_VISIBLE_DEVICES=0)"
-            )
+        args = args or EBFTConfig(output_dir="ebft-output")
+        processes.start(args)
+        processes.check_one_gpu(args.n_gpu)
         if isinstance(model, str):
             processing_class = processing_class or AutoTokenizer.from_pretrained(model)
             model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -104,17 +90,16 @@ class EBFTTrainer(ShardedTrainer):
             model = adapters.add(model, peft_config)
         if args.disable_dropout:
             disable_dropout(model)
-        backend: Any = args.attention_backend
-        resolve_backend(backend, args.device)  # an error here costs nothing yet
+        resolve_backend(args.attention_backend, args.device)  # an error here costs nothing yet
         self.pad_token_id = pad_token_id(processing_class)
         self.end_token_ids = end_token_ids(processing_class, args.document_masks, args.device)
-        self.clock, self.watch, self.spent = Clock(args.device), Watch(), Spent()
-        self._observed: dict[str, list[Tensor | float]] = defaultdict(list)
-        self._window: Window | None = None
+        self.clock, self.deferred_checks, self.costs = Clock(args.device), DeferredChecks(), CostTracker()
+        self.window: Window | None = None
         self.evaluated: tuple[int, dict[str, float]] = (-1, {})  # the last evaluation, and after which step
+        self._observed: dict[str, list[Tensor | float]] = defaultdict(list)
         self.sharded = args.sharding is not None
-        if self.sharded:
-            self._share_out(model, args, processing_class)  # before it is put on a device as a whole
+        if self.sharded:  # before the model is put on a device as a whole
+            self.networks = Networks(model, args, processing_class)
         super().__init__(
             model=model,
             args=args,
@@ -125,13 +110,7 @@ class EBFTTrainer(ShardedTrainer):
             callbacks=[*standard_callbacks.standard(self, args), *(callbacks or [])],
             **kwargs,
         )
-        if self.sharded:
-            self.accelerator.prepare_model = _as_it_is
-            self.accelerator.clip_grad_norm_ = sharding.clip_gradients
-        elif args.world_size > 1:
-            # No wrapper: `processes` says why. The model is still given to accelerate, which puts it on its device.
-            self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
-            processes.copy_from_first(self.model)
+        self.keep_unwrapped()
         for callback in self.callback_handler.callbacks:
             # An evaluation before training would otherwise open the log in the working directory.
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
@@ -139,75 +118,19 @@ class EBFTTrainer(ShardedTrainer):
         # compute_loss divides by the counts of the whole window: the Trainer must not divide by the accumulation again.
         self.model_accepts_loss_kwargs = True
         if not self.sharded:
-            self._make_networks(self.model, args, self.processing_class)
-        compiling = args.compile_layers
-        if compiling is None:
-            compiling = args.torch_compile or args.device.type == "cuda"
-        if compiling:
-            compile_layers(decoder_of(self.model if self.working is None else self.working.model))
-            self.features.compile_layers()
+            self.networks = Networks(self.model, args, self.processing_class)
+        self.networks.compile()
 
-    def _make_networks(self, model: Any, args: EBFTConfig, tokenizer: Any) -> None:
-        """Everything that is made from the model as it is at the start."""
-        prepare_model(model)
-        self.working = self._working_copy(model, args)
-        self.features = frozen_network(model, args, tokenizer)
-        self.passes = Passes(model)
-        self.reference = self._reference_model(model, args)
+    @property
+    def features(self) -> FeatureNetwork:
+        return self.networks.features
 
-    def _share_out(self, model: Any, args: EBFTConfig, tokenizer: Any) -> None:
-        """Each process keeps its part of the model and of the frozen networks, which are made first: there is no
-        copying shards."""
-        if getattr(model, "is_quantized", False):
-            raise ConfigError("fsdp with a quantised model is not supported; load it in float32 or bfloat16")
-        processes.join_alone(args.device)
-        if not processes.same_on_all([(name, p.shape, p.dtype) for name, p in model.named_parameters()]):
-            raise ConfigError(
-                "the processes have loaded different models, which cannot be shared out; load the same one"
-            )
-        processes.all_or_none(lambda: prepare_model(model))  # not all may have the weights to look at
-        self._make_networks(model, args, tokenizer)
-        assert args.sharding is not None
-        group = (args.device, processes.count())
-        computing = torch.bfloat16 if args.bf16 and not hasattr(model, "disable_adapter") else None
-        sharding.shard(model, *group, computing, args.sharding.reshard_after_forward)
-        if self.features.source == "adapter_off":
-            sharding.call_through(self.features._network[0], model)
-        else:
-            sharding.shard_network(self.features._network[0], *group)
-        if self.reference is not None:
-            sharding.shard(self.reference, *group, None, reshard=True)
-
-    # ---- which weights compute -----------------------------------------------------------------------------------
-
-    def _working_copy(self, model: Any, args: EBFTConfig) -> WorkingCopy | None:
-        """With bf16, full fine-tuning computes on a bf16 copy of the float32 weights; shards are gathered in bf16."""
-        if not args.bf16:
-            return None
-        if hasattr(model, "disable_adapter"):
-            # Under an adapter the base model does not train: it needs no float32 weights. Adapters are small: autocast.
-            for parameter in model.parameters():
-                if not parameter.requires_grad and parameter.is_floating_point():  # 4 bits stay 4 bits
-                    parameter.data = parameter.data.to(torch.bfloat16)
-            return None
-        if self.sharded or next(model.parameters()).dtype == torch.bfloat16:
-            return None
-        working = WorkingCopy(model)
-        if args.gradient_checkpointing:
-            working.model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
-        return working
-
-    def computing(self) -> Any:
+    def compute_model(self) -> Any:
         """The model to compute with, up to date with the one that is trained."""
-        if self.working is None:
-            return self.model
-        self.working.refresh()
-        return self.working.model
+        return self.networks.compute_model()
 
     def compute_loss_context_manager(self) -> Any:
-        # The working copy is in bf16 as a whole, and gathered weights are; autocast would only lift parts to float32.
-        in_bf16 = self.working is not None or (self.sharded and not hasattr(self.model, "disable_adapter"))
-        return nullcontext() if in_bf16 else super().compute_loss_context_manager()
+        return nullcontext() if self.networks.computes_in_bf16 else super().compute_loss_context_manager()
 
     # ---- one iteration -----------------------------------------------------------------------------------------
 
@@ -221,34 +144,19 @@ class EBFTTrainer(ShardedTrainer):
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not batches:
             return batches, None
+        step = self.state.global_step
         with self.compute_loss_context_manager():
             window = prepare_window(
-                self.computing(),
-                self.features,
-                batches,
-                self.args,
-                self.state.global_step,
-                self.end_token_ids,
-                self.clock,
+                self.compute_model(), self.features, batches, self.args, step, self.end_token_ids, self.clock
             )
-        self.watch.look()
-        self.watch.add(window.sequences, self._count_tokens)
-        self.watch.add(torch.as_tensor(window.metrics["reward"]), self._reward_check(self.state.global_step + 1))
+        self.deferred_checks.run()
+        self.deferred_checks.add(window.sequences, self._count_tokens)
+        self.deferred_checks.add(torch.as_tensor(window.metrics["reward"]), self._reward_check(step + 1))
         for name, value in window.metrics.items():
             self._observed[name].append(value)
-        self._window = window
-        self._count(window)
+        self.window = window
+        self._count_costs(window)
         return window.micro_batches, window.generated_tokens
-
-    def _count(self, window: Window) -> None:
-        """One pass over everything to roll out, one of the frozen network, the update, one more for the KL term."""
-        passes = self.passes
-        packed = wide(torch.as_tensor(window.metrics["ebft/packed_tokens"]))
-        generated, text = wide(window.generated_tokens), wide(window.tokens)
-        rows = generated + text if self.args.gamma else generated  # with logits
-        flops = passes.over(packed, generated) + packed * passes.features(self.features)
-        flops = flops + passes.over(packed, rows) * (passes.update + bool(self.args.kl_weight))
-        self.spent.add(tokens=window.tokens, generated_tokens=window.generated_tokens, flops=flops)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         with self.clock.phase("update"):
@@ -258,32 +166,17 @@ class EBFTTrainer(ShardedTrainer):
         # What is returned is only logged, as the mean over processes; these are parts of a sum.
         return loss * self.args.world_size
 
-    def _finish_window(self) -> None:
-        """Add up what all micro-batches of all processes found: the gradients, and what is logged about the loss."""
-        if self.args.world_size > 1 and not self.sharded:  # shards are summed by the backward pass
-            with self.clock.phase("exchange"):
-                processes.sum_gradients(self.model)
-        if self._window is None or not self._window.parts:
-            return
-        totals = processes.sum_over_processes(self._window.parts)
-        # The same number in all processes, so that all of them stop or none does.
-        self.watch.add(totals.pop("loss"), self._loss_check(self.state.global_step + 1))
-        for name, value in totals.items():
-            self._observed[name].append(value)
-        self._window.parts = {}
-
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        packed_ids, layout = inputs["input_ids"], inputs["layout"]
-        backend: Any = self.args.attention_backend
-        if self.working is not None:
-            model = self.working.model.train(model.training)
+        packed_ids, layout, backend = inputs["input_ids"], inputs["layout"], self.args.attention_backend
+        if self.networks.working is not None:
+            model = self.networks.working.model.train(model.training)
         hidden = packed_hidden_states(model, packed_ids, layout, backend)
         reference = None
         if self.args.kl_weight:
-            with torch.no_grad(), self._reference_context():
-                frozen = self.reference if self.reference is not None else model
+            frozen, context = self.networks.frozen_reference()
+            with torch.no_grad(), context:
                 states = packed_hidden_states(frozen, packed_ids, layout, backend)
                 reference = Reference(states, output_head(frozen))
         terms = ebft_loss(
@@ -300,25 +193,44 @@ class EBFTTrainer(ShardedTrainer):
             generated_tokens=inputs["generated_tokens"],
             truth_tokens=inputs["truth_tokens"],
         )
-        sharding.release(self.reference)
-        # These are this micro-batch's parts of sums over the window: added up, not averaged.
-        self._add("loss", terms.loss)
-        self._add("ebft/policy_loss", terms.policy)
-        self._add("entropy", terms.entropy)
-        if self.args.gamma:
-            self._add("ebft/cross_entropy", terms.cross_entropy)
-        if terms.kl is not None:
-            self._add("kl", terms.kl)
+        sharding.release(self.networks.reference)
+        if self.window is not None:
+            parts = {"loss": terms.loss, "ebft/policy_loss": terms.policy, "entropy": terms.entropy, "kl": terms.kl}
+            if self.args.gamma:
+                parts["ebft/cross_entropy"] = terms.cross_entropy
+            for name, value in parts.items():
+                if value is not None:
+                    self.window.add(name, value)
         return (terms.loss, terms) if return_outputs else terms.loss
 
-    def _add(self, name: str, value: Tensor) -> None:
-        """Add to what the current window has so far."""
-        if self._window is not None:
-            parts = self._window.parts
-            parts[name] = parts[name] + value.detach() if name in parts else value.detach()
+    def _finish_window(self) -> None:
+        """Add up what all micro-batches of all processes found: the gradients, and what is logged about the loss."""
+        if self.args.world_size > 1 and not self.sharded:  # shards are summed by the backward pass
+            with self.clock.phase("exchange"):
+                processes.sum_gradients(self.model)
+        if self.window is None or not self.window.loss_sums:
+            return
+        totals = processes.sum_over_processes(self.window.loss_sums)
+        # The same number in all processes, so that all of them stop or none does.
+        self.deferred_checks.add(totals.pop("loss"), self._loss_check(self.state.global_step + 1))
+        for name, value in totals.items():
+            self._observed[name].append(value)
+        self.window.loss_sums = {}
+
+    # ---- counts and checks -------------------------------------------------------------------------------------
 
     def _count_tokens(self, sequences: float) -> None:
         self.state.num_input_tokens_seen += int(sequences) * self.args.context_length
+
+    def _count_costs(self, window: Window) -> None:
+        """One pass over everything to roll out, one of the frozen network, the update, one more for the KL term."""
+        flops = self.networks.flops
+        packed = wide(torch.as_tensor(window.metrics["ebft/packed_tokens"]))
+        generated, text = wide(window.generated_tokens), wide(window.tokens)
+        rows = generated + text if self.args.gamma else generated  # with logits
+        total = flops.over(packed, generated) + packed * flops.of_features(self.features)
+        total = total + flops.over(packed, rows) * (flops.update + bool(self.args.kl_weight))
+        self.costs.add(tokens=window.tokens, generated_tokens=window.generated_tokens, flops=total)
 
     def _loss_check(self, step: int) -> Callable[[float], None]:
         def check(loss: float) -> None:
@@ -343,9 +255,9 @@ class EBFTTrainer(ShardedTrainer):
     # ---- what is logged ----------------------------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        logs.update(self.spent.totals())
+        logs.update(self.costs.totals())
         if "loss" in logs and self._observed:
-            self.watch.look(wait=True)
+            self.deferred_checks.run(wait=True)
             for name, values in self._observed.items():
                 logs[name] = float(sum(float(v) for v in values) / len(values))
             steps = max(len(self._observed["reward"]), 1)
@@ -372,10 +284,16 @@ class EBFTTrainer(ShardedTrainer):
         if dataset is None:
             raise ValueError("evaluation needs an eval_dataset")
         start = time.perf_counter()
-        loader = processes.evaluation_loader(self.args, dataset)
+        loader = loaders.evaluation_loader(self.args, dataset)
         with torch.no_grad(), self.compute_loss_context_manager():
-            found = validation.evaluate(
-                self.computing(), self.features, loader, self.args, self.end_token_ids, self.args.device, len(dataset)
+            found = validate(
+                self.compute_model(),
+                self.features,
+                loader,
+                self.args,
+                self.end_token_ids,
+                self.args.device,
+                len(dataset),
             )
         sharding.release(self.model)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
@@ -385,12 +303,12 @@ class EBFTTrainer(ShardedTrainer):
         self.evaluated = (self.state.global_step, metrics)
         return metrics
 
+    # ---- data --------------------------------------------------------------------------------------------------
+
     def get_train_dataloader(self) -> DataLoader:
         if self.args.world_size == 1 or self.train_dataset is None:
             return super().get_train_dataloader()
-        return processes.train_loader(self.args, self.train_dataset)
-
-    # ---- building ----------------------------------------------------------------------------------------------
+        return loaders.train_loader(self.args, self.train_dataset)
 
     def _sequences(self, dataset: Any, args: EBFTConfig, tokenizer: Any) -> SequenceDataset | None:
         if dataset is None or isinstance(dataset, SequenceDataset):
@@ -403,25 +321,3 @@ class EBFTTrainer(ShardedTrainer):
         if found is not None:
             check_sequences(found, args)
         return found
-
-    def _reference_model(self, model: Any, args: EBFTConfig) -> nn.Module | None:
-        """The frozen q of the KL term; with an adapter, the base model serves and nothing is copied."""
-        if not args.kl_weight or hasattr(model, "disable_adapter"):
-            return None
-        return copy_in_dtype(model, torch.bfloat16 if args.bf16 else None)[0].requires_grad_(False).eval()
-
-    def _reference_context(self) -> Any:
-        return self.model.disable_adapter() if self.reference is None else nullcontext()
-
-
-def _as_it_is(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """For accelerate: a sharded model is on its device, and wants neither a wrapper nor autocast."""
-    return model
-
-
-def disable_dropout(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        elif isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0  # type: ignore[assignment]

@@ -1,0 +1,89 @@
+"""What is trained, and on what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ebft.config.fields import check_choices, option
+from ebft.errors import ConfigError
+
+
+@dataclass
+class ModelConfig:
+    model: str = option(
+        "",
+        "folder or hub name of the model to train, or the output folder of a run, whose final model is meant; "
+        "`smollm2-135m` after `ebft fetch smollm2-135m`",
+        "model",
+    )
+    tokenizer: str | None = option(None, "folder or hub name of the tokenizer; default: the model's", "model")
+    model_dtype: Literal["float32", "bfloat16", "float16"] = option(
+        "float32",
+        "precision of the weights that are trained. Keep float32: a bf16 weight does not move at lr 1e-6",
+        "model",
+    )
+    trust_remote_code: bool = option(False, "run code that comes with a model from the hub", "model")
+    lora: bool = option(False, "train a LoRA adapter instead of the whole model (needs peft)", "model")
+    lora_r: int = option(16, "rank of the adapter", "model")
+    lora_alpha: int = option(32, "scale of the adapter", "model")
+    lora_dropout: float = option(0.0, "dropout of the adapter; EBFT needs 0", "model")
+    lora_target_modules: str = option("all-linear", "modules to adapt, separated by commas", "model")
+    peft: str | dict[str, Any] | None = option(
+        None,
+        "train any other adapter of peft: a mapping such as {peft_type: IA3, target_modules: all-linear}, or an "
+        "adapter_config.json or its folder",
+        "model",
+    )
+    load_in_4bit: bool = option(
+        False, "keep the frozen base model under an adapter in 4 bits: QLoRA (needs bitsandbytes)", "model"
+    )
+
+    def __post_init__(self) -> None:
+        check_choices(self, ModelConfig)
+        if self.lora and self.peft is not None:
+            raise ConfigError("lora=true and peft exclude each other; give one of them")
+        if self.load_in_4bit and not self.adapted:
+            raise ConfigError(
+                "load_in_4bit=true needs an adapter to train, since 4 bits do not move; set lora=true or peft"
+            )
+
+    @property
+    def adapted(self) -> bool:
+        """Whether an adapter is trained instead of the model."""
+        return self.lora or self.peft is not None
+
+
+@dataclass
+class DataConfig:
+    dataset: list[str] = option(
+        [], "file, folder, hub name or built-in (stdlib-code, stdlib-functions); several are mixed", "data"
+    )
+    dataset_weights: list[float] = option(
+        [], "proportions of a mixture, one per dataset; default: all of everything", "data"
+    )
+    dataset_split: str = option("train", "split of a hub dataset or of a folder with files named by split", "data")
+    validation_dataset: str | None = option(None, "where validation rows come from, if not from the dataset", "data")
+    validation_dataset_split: str = option("validation", "its split", "data")
+    validation_split: float = option(0.02, "share (below 1) or number of documents held out; 0: no validation", "data")
+    validation_sequences: int = option(64, "at most so many sequences in an evaluation", "data")
+    limit_documents: int | None = option(None, "read at most so many documents of each dataset", "data")
+    split_seed: int = option(0, "seed of the split and of mixtures", "data")
+    text_column: str = option("text", "column of plain text", "data")
+    prompt_column: str = option("prompt", "column of prompts", "data")
+    completion_column: str = option("completion", "column of completions", "data")
+    messages_column: str = option("messages", "column of conversations", "data")
+
+    def __post_init__(self) -> None:
+        if self.validation_split < 0:
+            raise ConfigError(f"validation_split={self.validation_split} must be 0 (none), a share below 1 or a number")
+        if self.validation_sequences < 1:
+            raise ConfigError(
+                f"validation_sequences={self.validation_sequences} must be at least 1; for none, set validation_split=0"
+            )
+        if self.limit_documents is not None and self.limit_documents < 1:
+            raise ConfigError(f"limit_documents={self.limit_documents} must be at least 1, or none")
+
+    @property
+    def columns(self) -> dict[str, str]:
+        return {name: getattr(self, f"{name}_column") for name in ("text", "prompt", "completion", "messages")}

@@ -1,0 +1,38 @@
+"""How a run behaves beyond what transformers' settings say: compiling, saving, evaluation tasks, safety."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ebft.config.fields import at_least, option
+
+_running = partial(option, group="running")
+
+
+@dataclass
+class RunningConfig:
+    bf16_if_fast: bool = _running(
+        False, "bf16=true where the hardware has units for it (GPUs since Ampere, CPUs with AMX)"
+    )
+    compile_layers: bool | None = _running(
+        None, "compile the model's layers with torch.compile; default: on a GPU, or with torch_compile"
+    )
+    rollout_batch_size: int | None = _running(
+        None, "sequences rolled out at once; default: a whole accumulation window"
+    )
+    disable_dropout: bool = _running(True, "set the model's dropouts to 0: EBFT needs the log-probs it sampled from")
+    save_log_spaced: bool = _running(False, "also save checkpoints at steps 1, 2, 4, 8, ...")
+    samples_every: int = _running(50, "write a table of contexts, truths and completions every so many steps; 0: never")
+    max_reward: float = _running(1e4, "stop if the mean reward grows beyond this")
+    eval_tasks: list[str] = _running(
+        [], "tasks of `ebft eval` to run while training: calibration, humaneval, mbpp, multipl-e, translation"
+    )
+    eval_tasks_every: int | None = _running(None, "run eval_tasks every so many steps; default: at every evaluation")
+    eval_task_options: dict[str, Any] = _running(
+        {}, "options of `ebft eval` for eval_tasks, such as {limit: 20, samples: 0}; only in a recipe"
+    )
+
+    def check_running(self) -> None:
+        at_least(self, 1, "rollout_batch_size", "eval_tasks_every")

@@ -1,0 +1,31 @@
+"""What `ebft --help` and `ebft plan --help` say, and which commands there are."""
+
+from __future__ import annotations
+
+COMMANDS = ("train", "sft", "rlvr", "plan", "sweep", "compare", "export", "eval", "score", "fetch", "env")
+
+USAGE = """usage: ebft COMMAND [options]
+
+Energy-Based Fine-Tuning of language models.
+
+  ebft train --config recipe.yaml [--setting value ...]   fine-tune a model (ebft train --help lists the settings)
+  ebft sft --config recipe.yaml [--setting value ...]     the baseline: supervised fine-tuning on the same data
+  ebft rlvr --config recipe.yaml [--setting value ...]    the baseline: reinforcement learning with a checked reward
+  ebft plan --config recipe.yaml --gpus 8 --gpu-memory 80 what a run needs of every GPU, by DDP, FSDP2, LoRA and QLoRA
+  ebft sweep --config recipe.yaml --set gamma=0,0.1       many runs, on the GPUs of this machine or with Slurm
+  ebft compare RUN RUN ... [--output DIR]                 a table and overlaid curves of runs of any of the three
+  ebft export RUN --output DIR                            an ordinary model folder; an adapter is merged
+  ebft eval --model M --tasks calibration,humaneval --output DIR   evaluate a checkpoint or an adapter
+  ebft score humaneval --problems F --samples F --output F   score completions made elsewhere, no model needed
+  ebft fetch smollm2-135m                                 get a small pretrained model without a model hub
+  ebft env                                                versions and hardware, for bug reports
+  ebft --version
+"""
+
+PLAN = """usage: ebft plan --config recipe.yaml --gpus N --gpu-memory GIB [--json] [--setting value ...]
+
+What a run needs of every GPU, part by part, and what would fit. Only the model's config.json is read.
+  --gpus N          processes, one on each GPU
+  --gpu-memory GIB  of each GPU; an H100 of "80 GB" has 80
+  --json            everything in bytes, for programs
+Any setting of ebft train may be given as well, and wins over the recipe."""

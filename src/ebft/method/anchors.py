@@ -1,0 +1,109 @@
+"""Where a batch's documents, answers and paddings are, and how much truth follows every position.
+
+Everything that decides which anchors a row keeps, as functions on [R, T] tensors: R is the batch's rows, or 1 if
+nothing differs by row. `layout` turns the answer into a packed sequence.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def at_least_one(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+    return value
+
+
+def common_batch_size(
+    context_length: int,
+    anchors: Tensor | None,
+    document_ids: Tensor | None,
+    answer_mask: Tensor | None,
+    lengths: Tensor | None,
+) -> int | None:
+    """The number of rows that the arguments given per row agree on; None if nothing differs by row."""
+    sizes = {}
+    if lengths is not None:
+        if lengths.dim() != 1:
+            raise ValueError(f"lengths must have 1 dimension, one number per sequence, not {lengths.dim()}")
+        sizes["lengths"] = lengths.shape[0]
+    for name, value in (("anchors", anchors), ("document_ids", document_ids), ("answer_mask", answer_mask)):
+        if value is None:
+            continue
+        if value.dim() not in (1, 2):
+            raise ValueError(f"{name} must have 1 or 2 dimensions, not {value.dim()}")
+        if value.dim() == 2:
+            sizes[name] = value.shape[0]
+        if name != "anchors" and value.shape[-1] != context_length:
+            raise ValueError(f"{name} has {value.shape[-1]} entries per sequence, context_length is {context_length}")
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"batch sizes differ: {', '.join(f'{k} has {v} rows' for k, v in sizes.items())}")
+    return next(iter(sizes.values()), None)
+
+
+def documents_and_padding(R: int, T: int, document_ids: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Documents numbered by runs of equal ids, and where padding is: both [R, T]."""
+    padding_RT = torch.zeros(R, T, dtype=torch.bool)
+    if lengths is not None:
+        padding_RT = torch.arange(T) >= lengths.cpu()[:, None]
+    if document_ids is None:
+        return torch.zeros(R, T, dtype=torch.long), padding_RT
+    ids_RT = document_ids.cpu().expand(R, T)
+    padding_RT = padding_RT | (ids_RT < 0)
+    changes = torch.zeros(R, T, dtype=torch.bool)
+    # Padding tokens are documents of their own, one each: they see themselves, so that no softmax is empty.
+    changes[:, 1:] = (ids_RT[:, 1:] != ids_RT[:, :-1]) | padding_RT[:, 1:] | padding_RT[:, :-1]
+    return changes.long().cumsum(1), padding_RT
+
+
+def document_starts(documents_RT: Tensor) -> Tensor:
+    starts = torch.ones_like(documents_RT, dtype=torch.bool)
+    starts[:, 1:] = documents_RT[:, 1:] != documents_RT[:, :-1]
+    return starts
+
+
+def document_begin(documents_RT: Tensor) -> Tensor:
+    """For every token, the index of the first token of its document."""
+    index_T = torch.arange(documents_RT.shape[1])
+    return torch.where(document_starts(documents_RT), index_T, 0).cummax(1).values
+
+
+def truth_lengths(starts_RT: Tensor, unusable_RT: Tensor) -> Tensor:
+    """How many tokens of truth begin at every position: up to the next document or unusable token."""
+    T = starts_RT.shape[1]
+    index_T = torch.arange(T)
+    stops_RT = torch.where(starts_RT | unusable_RT, index_T, T)
+    # The first stop after t, for all t at once: a running minimum from the right.
+    after_RT = torch.cat([stops_RT[:, 1:], torch.full_like(stops_RT[:, :1], T)], 1)
+    next_stop_RT = after_RT.flip(1).cummin(1).values.flip(1)
+    return torch.where(unusable_RT, 0, next_stop_RT - index_T)
+
+
+def answer_starts(answers_RT: Tensor, documents_RT: Tensor, round_up: bool) -> Tensor:
+    """The first token of every answer that has a context: [R, places], 0 where a row has fewer.
+
+    round_up: make the number of places a power of two, so that batches have few different shapes.
+    """
+    T = answers_RT.shape[1]
+    begins_RT = answers_RT.clone()
+    begins_RT[:, 1:] &= ~answers_RT[:, :-1] | document_starts(documents_RT)[:, 1:]
+    begins_RT[:, 0] = False  # no context before it
+    places = max(int(begins_RT.sum(1).max()), 1)
+    if round_up:
+        places = 1 << (places - 1).bit_length()
+    # The positions of the True entries of each row, in order and without a loop.
+    positions = torch.where(begins_RT, torch.arange(T), T).sort(1).values[:, :places]
+    return torch.where(positions == T, 0, positions)
+
+
+def why_no_anchor(document_ids: Tensor | None, answer_mask: Tensor | None, lengths: Tensor | None) -> str:
+    reasons = {
+        "every truth window crosses a document boundary or padding": document_ids,
+        "no truth window lies inside an answer": answer_mask,
+        "the sequences are too short": lengths,
+    }
+    why = [reason for reason, given in reasons.items() if given is not None]
+    why = why or ["every anchor is at the very start or past the end"]
+    return f"no valid anchor: {' or '.join(why)}; use a smaller horizon or stride, or longer texts"

@@ -1,0 +1,107 @@
+"""What a run has cost so far in seconds, tokens and FLOPs: runs compare at equal data or at equal compute."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from ebft.model.backbone import base_model, decoder_layers, decoder_of, input_embeddings
+from ebft.model.features import FeatureNetwork
+from ebft.runtime.files import read_json, write_json
+
+COSTS_FILE = "spent.json"  # in every checkpoint
+
+
+class FlopCounter:
+    """FLOPs of a pass over one token: 2 for every parameter that is multiplied with, by the usual count.
+
+    `body` is the decoder's part, `head` that of one row of logits: EBFT and GRPO need logits for some tokens only.
+    Not counted: padding, attention's products between tokens, the optimiser, evaluation, and what gradient
+    checkpointing computes again.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        base = base_model(model)
+        total = _count(model)
+        embeddings = input_embeddings(base)
+        head: Any = base.get_output_embeddings()
+        # Looking up an embedding multiplies nothing; a head that shares the matrix does.
+        looked_up = 0 if getattr(head, "weight", None) is embeddings else embeddings.numel()
+        self.head = 2.0 * sum(p.numel() for p in head.parameters())
+        self.body = 2.0 * (total - looked_up) - self.head
+        # Backward costs as much for the inputs and once more for the weights; a frozen base has no second part.
+        frozen = any(not p.requires_grad for n, p in model.named_parameters() if "lora_" not in n)
+        self.update = 2.0 if frozen else 3.0  # in forward passes
+        layers = decoder_layers(decoder_of(base))[1]
+        self._per_layer = 2.0 * _count(layers) / len(layers)
+
+    def over(self, tokens: Any, logits: Any) -> Any:
+        """FLOPs of a forward pass over so many tokens, with so many rows of logits."""
+        return tokens * self.body + logits * self.head
+
+    def of_features(self, network: FeatureNetwork) -> float:
+        """FLOPs of the frozen network for one token."""
+        if network.source in ("copy", "adapter_off", "average", "random"):
+            return self._per_layer * max(network.taps)
+        return 2.0 * _count(decoder_layers(network.decoder)[1])
+
+
+def _count(module: nn.Module) -> int:
+    """Parameters; of a matrix in 4 bits, two stand in every byte."""
+    return sum(p.numel() * (2 if hasattr(p, "quant_state") else 1) for p in module.parameters())
+
+
+def wide(count: Tensor) -> Tensor:
+    """Counts grow beyond what float32 can count; Apple's GPUs have nothing wider."""
+    return count.float() if count.device.type == "mps" else count.double()
+
+
+class CostTracker(TrainerCallback):
+    """Seconds, tokens and FLOPs of training so far, evaluation and saving left out. Continues after a resume."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._counts: dict[str, Any] = {"tokens": 0.0, "generated_tokens": 0.0, "flops": 0.0}
+        self._mark: float | None = None
+
+    def add(self, **counts: Any) -> None:
+        """Numbers, or tensors that may still be under way on a GPU: nothing waits for them here."""
+        for name, value in counts.items():
+            self._counts[name] = self._counts[name] + (wide(value.detach()) if torch.is_tensor(value) else value)
+
+    def totals(self) -> dict[str, float]:
+        return {"spent/seconds": self._seconds, **{f"spent/{k}": float(v) for k, v in self._counts.items()}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        saved = read_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / COSTS_FILE)
+        if state.global_step and saved is not None:
+            self._seconds = saved.pop("seconds")
+            self._counts.update(saved)
+        self._mark = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # Work that the GPU still has to do belongs to the step, not to the evaluation behind it.
+        pause = control.should_evaluate or control.should_save or control.should_log
+        if torch.cuda.is_available() and pause:
+            torch.cuda.synchronize()
+        self._seconds += time.perf_counter() - (self._mark or time.perf_counter())
+        self._mark = time.perf_counter()
+
+    def pause(self) -> None:
+        """What came since the end of the step was not training."""
+        self._mark = time.perf_counter()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.pause()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and folder.exists():
+            saved = {"seconds": self._seconds, **{k: float(v) for k, v in self._counts.items()}}
+            write_json(folder / COSTS_FILE, saved)
+        self.pause()

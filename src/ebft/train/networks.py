@@ -1,0 +1,122 @@
+"""The networks of a run: the weights that compute, the frozen feature network, and the KL term's reference model.
+
+All are made from the model as it is at the start. With bf16, full fine-tuning computes on a bf16 copy of the float32
+weights (`model.working_copy`). With `fsdp` every process keeps a part of each network (`runtime.sharding`), and shards
+are gathered in bf16.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from ebft.config.training import EBFTConfig
+from ebft.errors import ConfigError
+from ebft.loading import feature_network
+from ebft.model.backbone import base_model, compile_layers, decoder_layers, decoder_of, prepare_model
+from ebft.model.working_copy import WorkingCopy, copy_in_dtype
+from ebft.runtime import processes, sharding
+from ebft.train.costs import FlopCounter
+
+
+class Networks:
+    def __init__(self, model: Any, args: EBFTConfig, tokenizer: Any) -> None:
+        self.model, self.args = model, args
+        self.adapted = hasattr(model, "disable_adapter")
+        self.sharded = args.sharding is not None
+        if self.sharded:
+            _check_shardable(model, args.device)
+        else:
+            prepare_model(model)
+        self.working = self._working_copy()
+        self.features = feature_network(model, args, tokenizer)
+        self.flops = FlopCounter(model)
+        # The frozen q of the KL term; with an adapter, the base model serves and nothing is copied.
+        self.reference: Any = None
+        if args.kl_weight and not self.adapted:
+            copied, _ = copy_in_dtype(model, torch.bfloat16 if args.bf16 else None)
+            self.reference = copied.requires_grad_(False).eval()
+        if self.sharded:
+            self._shard()  # last: shards are not copied
+
+    def _working_copy(self) -> WorkingCopy | None:
+        args, model = self.args, self.model
+        if not args.bf16:
+            return None
+        if self.adapted:
+            # Under an adapter the base model does not train: it needs no float32 weights. Adapters are small: autocast.
+            for parameter in model.parameters():
+                if not parameter.requires_grad and parameter.is_floating_point():  # 4 bits stay 4 bits
+                    parameter.data = parameter.data.to(torch.bfloat16)
+            return None
+        if self.sharded or next(model.parameters()).dtype == torch.bfloat16:
+            return None
+        working = WorkingCopy(model)
+        if args.gradient_checkpointing:
+            working.model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
+        return working
+
+    def _shard(self) -> None:
+        """Each process keeps its part of the model and of the frozen networks."""
+        assert self.args.sharding is not None
+        group = sharding.ShardGroup(self.args.device, processes.count())
+        in_bf16 = torch.bfloat16 if self.args.bf16 and not self.adapted else None
+        base, frozen = base_model(self.model), self.features.decoder
+        decoder = decoder_of(base)
+        trained = sharding.ShardGroup(group.device, group.processes, in_bf16)
+        layers = decoder_layers(decoder)[1]
+        sharding.shard_model(base, decoder, layers, trained, self.args.sharding.reshard_after_forward)
+        if self.features.source == "adapter_off":
+            sharding.call_through(frozen, base)
+        else:
+            sharding.shard_decoder(frozen, decoder_layers(frozen)[1], group)
+        if self.reference is not None:
+            decoder = decoder_of(self.reference)
+            sharding.shard_model(self.reference, decoder, decoder_layers(decoder)[1], group, reshard=True)
+
+    def compile(self) -> None:
+        """Compile the layers of what computes, on a GPU or where the settings ask for it."""
+        wanted = self.args.compile_layers
+        if wanted is None:
+            wanted = self.args.torch_compile or self.args.device.type == "cuda"
+        if wanted:
+            compile_layers(decoder_of(self.model if self.working is None else self.working.model))
+            self.features.compile_layers()
+
+    def compute_model(self) -> Any:
+        """The model to compute with, up to date with the one that is trained."""
+        if self.working is None:
+            return self.model
+        self.working.refresh()
+        return self.working.model
+
+    @property
+    def computes_in_bf16(self) -> bool:
+        """Whether the weights that compute are in bf16 as a whole: autocast would only lift parts to float32."""
+        return self.working is not None or (self.sharded and not self.adapted)
+
+    def frozen_reference(self) -> tuple[Any, AbstractContextManager[Any]]:
+        """The frozen model q, and a context to run it in."""
+        if self.reference is not None:
+            return self.reference, nullcontext()
+        return self.model, self.model.disable_adapter()
+
+
+def _check_shardable(model: Any, device: torch.device) -> None:
+    if getattr(model, "is_quantized", False):
+        raise ConfigError("fsdp with a quantised model is not supported; load it in float32 or bfloat16")
+    processes.join_alone(device)
+    if not processes.same_on_all([(name, p.shape, p.dtype) for name, p in model.named_parameters()]):
+        raise ConfigError("the processes have loaded different models, which cannot be sharded; load the same one")
+    processes.all_or_none(lambda: prepare_model(model))  # not all may have the weights to look at
+
+
+def disable_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0  # type: ignore[assignment]

@@ -1,0 +1,129 @@
+"""The output folder of a run: whose it is, what it holds, and whether a run may be resumed in it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ebft.config.recipe import Recipe, as_given
+from ebft.data.packing import SequenceDataset
+from ebft.errors import ConfigError
+from ebft.runtime.files import json_ready, read_json, write_json, write_text
+from ebft.train import checkpoints
+
+logger = logging.getLogger(__name__)
+
+RECIPE_FILE = "recipe.yaml"  # what was set, by file and flags
+RESOLVED_FILE = "resolved.json"  # every setting as the run had it
+DATA_FILE = "data.json"  # documents, tokens and checksums
+RESULTS_FILE = "results.json"  # validation before and after, and what they depend on
+
+# What may change when a run is resumed: how long, and what it shows and keeps.
+_MAY_CHANGE = ("output_dir", "max_steps", "num_train_epochs", "samples_every", "disable_tqdm", "report_to", "run_name")
+# How a model is sharded may change too; whether it is, the checkpoint says.
+_MAY_CHANGE_PREFIXES = ("log_", "logging_", "save_", "eval_", "per_device_eval_", "ddp_", "fsdp")
+# These may change with the number of processes, as long as their product with it stays.
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+
+
+class RunFolder:
+    def __init__(self, recipe: Recipe) -> None:
+        self.path = Path(recipe.training.output_dir or "")
+        self.recipe = recipe
+
+    @property
+    def final(self) -> Path:
+        return self.path / "final"
+
+    def read_results(self) -> dict[str, Any]:
+        return read_json(self.path / RESULTS_FILE) or {}
+
+    def write_results(self, results: dict[str, Any]) -> None:
+        write_json(self.path / RESULTS_FILE, json_ready(results))
+
+    def claim(self, resume: bool, method: str) -> Path | None:
+        """Make sure the folder is ours to write in; returns the checkpoint to resume from."""
+        output, training = self.path, self.recipe.training
+        used = (output / RECIPE_FILE).exists() or bool(checkpoints.all_checkpoints(output))
+        if used and not resume:
+            raise ConfigError(
+                f"output_dir={output} already holds a run; continue it with --resume, or choose another folder"
+            )
+        if not used and output.is_dir() and any(output.iterdir()):
+            raise ConfigError(f"output_dir={output} is not empty and holds no run; choose another folder")
+        if not used:
+            return None
+        made_by = self.read_results().get("method", "ebft")
+        if made_by != method:
+            raise ConfigError(f"output_dir={output} holds a run of {made_by}, not of {method}; choose another folder")
+        self._check_same_settings()
+        first = training.process_index == 0
+        for cut_off in checkpoints.remove_incomplete(output) if first else ():
+            logger.info("%s was cut off while it was written; it is not used", cut_off.name)
+        last = checkpoints.last_checkpoint(output)
+        if last is not None:
+            checkpoints.check_kind(last, training.sharding is not None)
+        if first:
+            logger.info(f"resuming from {last}" if last else "no complete checkpoint yet: starting from the beginning")
+        return last
+
+    def _check_same_settings(self) -> None:
+        """With another model, other data or another method it would be a different run under the same name."""
+        file, training, given = self.path / RECIPE_FILE, self.recipe.training, self.recipe.given
+        before = yaml.safe_load(file.read_text()) if file.exists() else None
+        if not isinstance(before, dict):
+            return
+        old_batch = (read_json(self.path / RESOLVED_FILE) or {}).get("sequences_per_step")
+        if old_batch not in (None, batch := training.rows_per_step):
+            raise ConfigError(
+                f"output_dir={self.path} holds a run of {old_batch} sequences per step, not {batch}; choose "
+                f"per_device_train_batch_size x gradient_accumulation_steps x processes ({training.world_size} here) "
+                f"so that it is {old_batch}, or choose another folder"
+            )
+        for name in sorted(before.keys() | given.keys()):
+            if name in _MAY_CHANGE or name.startswith(_MAY_CHANGE_PREFIXES):
+                continue
+            if name in _BATCH and old_batch is not None:
+                continue
+            old, new = (as_given(name, values, self.recipe.command) for values in (before, given))
+            if old != new:
+                raise ConfigError(
+                    f"output_dir={self.path} holds a run with {name}={old!r}, not {new!r}; resume with the same "
+                    "settings, or choose another folder"
+                )
+
+    def check_same_data(self, train_set: SequenceDataset) -> None:
+        """The same name may stand for other data by now; a run resumed with them would be neither run."""
+        now = _describe(train_set)
+        before = read_json(self.path / DATA_FILE) or now
+        if before != now:
+            raise ConfigError(
+                f"the dataset has changed since the run in output_dir={self.path} began: {before['documents']} "
+                f"documents and {before['tokens']} tokens then, {now['documents']} and {now['tokens']} now, or other "
+                "text; put the old data back, or choose another folder"
+            )
+
+    def describe_run(self, train_set: SequenceDataset) -> None:
+        """What the run is, for people and for resuming: its recipe, every setting, its data."""
+        recipe, training = self.recipe, self.recipe.training
+        self.path.mkdir(parents=True, exist_ok=True)
+        resolved = {**asdict(recipe.model), **asdict(recipe.data), **training.to_dict()}
+        resolved["sequences_per_step"] = training.rows_per_step
+        resolved["sharding"] = None if training.sharding is None else asdict(training.sharding)
+        text = "# What was set, by recipe and flags.\n" + yaml.safe_dump(recipe.given, sort_keys=False)
+        write_text(self.path / RECIPE_FILE, text)
+        write_text(self.path / RESOLVED_FILE, json.dumps(resolved, indent=1, default=str))
+        write_json(self.path / DATA_FILE, _describe(train_set))
+
+
+def _describe(train_set: SequenceDataset) -> dict[str, Any]:
+    return {
+        "documents": len(train_set.index),
+        "tokens": train_set.total_tokens,
+        "checksums": [store.checksum() for store in train_set.index.stores],
+    }
