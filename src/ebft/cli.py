@@ -343,17 +343,15 @@ def _compare(arguments: list[str]) -> int:
 
 def _eval(arguments: list[str]) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers.utils import logging
-
     from ebft.config import evaluation
     from ebft.evaluate import eval_command
+    from ebft.runtime.messages import show_messages
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    show_messages()
     parser = _Parser(
         prog="ebft eval",
         usage="ebft eval --model M --tasks calibration,humaneval,... --output DIR [options]",
-        description="Evaluate checkpoints. Started again, it goes on where it stopped.",
+        description="Evaluate checkpoints. The same command resumes where it stopped.",
     )
     try:
         chosen = evaluation.parse(arguments, parser)
@@ -361,7 +359,7 @@ def _eval(arguments: list[str]) -> int:
     except ValueError as error:
         return _complain(str(error))
     except KeyboardInterrupt:
-        return _complain("stopped; the same command goes on from here", INTERRUPTED)
+        return _complain("stopped; the same command resumes from here", INTERRUPTED)
     except OSError as error:
         return _complain(f"{error.filename or chosen.output}: {error.strerror or error}", FAILED)
     _print_table(table)
@@ -371,9 +369,12 @@ def _eval(arguments: list[str]) -> int:
 
 def _score(arguments: list[str]) -> int:
     from ebft.evaluate import score_command
+    from ebft.runtime.messages import show_messages
     from ebft.sandbox.isolation import SandboxError
 
-    parser = _Parser(prog="ebft score", description="Score completions made elsewhere. Started again, it goes on.")
+    show_messages()
+    description = "Score completions made elsewhere. The same command resumes where it stopped."
+    parser = _Parser(prog="ebft score", description=description)
     score_command.add_arguments(parser)
     options = parser.parse_args(arguments)
     try:
@@ -383,7 +384,7 @@ def _score(arguments: list[str]) -> int:
     except SandboxError as error:
         return _complain(str(error))
     except KeyboardInterrupt:
-        return _complain("stopped; the same command goes on from here", INTERRUPTED)
+        return _complain("stopped; the same command resumes from here", INTERRUPTED)
     except OSError as error:
         return _complain(f"{error.filename or options.output}: {error.strerror or error}", FAILED)
     for note in results.get("notes", []):

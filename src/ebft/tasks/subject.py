@@ -1,12 +1,12 @@
 """What a task is run on: a model with its tokenizer, a generator over it, and the feature network that looks at it.
 
 `LoadedSubject` wraps a model that is there already (in training); `CheckpointSubject` loads one when a task first
-needs it, so that going on with an evaluation that is complete loads nothing.
+needs it, so that resuming an evaluation that is complete loads nothing.
 """
 
 from __future__ import annotations
 
-import sys
+import logging
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -19,11 +19,13 @@ from ebft.model.features import FeatureNetwork
 from ebft.tasks.calibration import feature_identity
 from ebft.tasks.generation import Generator, TransformersGenerator
 
+logger = logging.getLogger(__name__)
+
 
 class Subject(Protocol):
-    identity: Any  # tells weights apart, for going on
+    identity: Any  # tells weights apart, for resuming
     feature_name: str
-    feature_source: Any  # tells feature networks apart, for going on
+    feature_source: Any  # tells feature networks apart, for resuming
 
     @property
     def tokenizer(self) -> Any: ...
@@ -63,6 +65,11 @@ class CheckpointSubject:
             "device": str(self.device),
         }
 
+    def unload(self) -> None:
+        """Frees the memory of model, features and generator; they are loaded again when needed."""
+        for name in ("model", "features", "generator"):
+            vars(self).pop(name, None)
+
     @cached_property
     def tokenizer(self) -> Any:
         return self.checkpoint.load_tokenizer(self.options.trust_remote_code)
@@ -95,10 +102,9 @@ class CheckpointSubject:
             "normalize": options.feature_normalize,
         }
         if options.feature_model is None:
-            print(
+            logger.info(
                 f"calibration: no --feature-model, so features are those of {self.feature_checkpoint.base}; results "
-                "compare only with others in the same space",
-                file=sys.stderr,
+                "compare only with others in the same space"
             )
         if self.feature_checkpoint.base == self.checkpoint.base:  # the weights are here already
             source: Any = "shared" if self.checkpoint.adapter is None else "adapter_off"

@@ -29,7 +29,7 @@ class EvalTasks(TrainerCallback):
 
     def __init__(self, trainer: EBFTTrainer, args: EBFTConfig) -> None:
         from ebft.config.evaluation import EvalOptions
-        from ebft.tasks.run_task import problem_sets
+        from ebft.tasks.registry import problem_sets
 
         if args.eval_tasks_every is not None and args.eval_tasks_every < 1:
             raise ConfigError(f"eval_tasks_every={args.eval_tasks_every} must be at least 1, or none")
