@@ -33,7 +33,8 @@ def code_sets(task: str, options: EvalOptions) -> list[ProblemSet]:
             for language in options.languages
         ]
     else:
-        sets = [_set(task, options.humaneval if task == "humaneval" else options.mbpp, None, options, sandbox)]
+        source = {"humaneval": options.humaneval, "mbpp": options.mbpp}[task]
+        sets = [_set(task, source, None, options, sandbox)]
     if any(problems.skipped is None for problems in sets):
         try:  # before hours of generation, not after
             sandbox.check()
