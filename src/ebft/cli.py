@@ -241,7 +241,7 @@ def _sweep(arguments: list[str]) -> int:
     parser = _Parser(
         prog="ebft sweep",
         usage="ebft sweep --config recipe.yaml --set name=value,value ... [--launcher slurm] [--setting value ...]",
-        description="Every combination of some settings' values. Started again, it continues where it stopped.",
+        description="Every combination of some settings' values. The same command resumes where it stopped.",
     )
     sweep.add_arguments(parser)
     options, rest = parser.parse_known_args(arguments)
@@ -310,10 +310,9 @@ def _eval(arguments: list[str]) -> int:
     parser = _Parser(
         prog="ebft eval",
         usage="ebft eval --model M --tasks calibration,humaneval,... --output DIR [options]",
-        description="Evaluate checkpoints. Started again, it continues where it stopped.",
+        description="Evaluate checkpoints. The same command resumes where it stopped.",
     )
     options = evaluation.parse(arguments, parser)
-    _quiet_libraries()
     from ebft.evaluate import eval_command
 
     with _file_errors(options.output) as failure:
@@ -328,7 +327,8 @@ def _eval(arguments: list[str]) -> int:
 def _score(arguments: list[str]) -> int:
     from ebft.evaluate import score_command
 
-    parser = _Parser(prog="ebft score", description="Score completions made elsewhere. Started again, it continues.")
+    description = "Score completions made elsewhere. The same command resumes where it stopped."
+    parser = _Parser(prog="ebft score", description=description)
     score_command.add_arguments(parser)
     options = parser.parse_args(arguments)
     with _file_errors(options.output) as failure:
@@ -404,7 +404,7 @@ def _file_errors(output: str = "") -> Iterator[list[int]]:
     except SandboxError as error:
         failure.append(_print_error(str(error)))
     except KeyboardInterrupt:
-        failure.append(_print_error("stopped; the same command continues from here", INTERRUPTED))
+        failure.append(_print_error("stopped; the same command resumes from here", INTERRUPTED))
     except OSError as error:
         failure.append(_print_error(f"{error.filename or output}: {error.strerror or error}", FAILED))
 

@@ -39,8 +39,11 @@ class Scores:
 
     @classmethod
     def join(cls, parts: Sequence[Scores]) -> Scores:
-        columns: dict[str, Any] = {f.name: [getattr(part, f.name) for part in parts] for f in fields(cls)}
-        return cls(**{name: None if part[0] is None else torch.cat(part) for name, part in columns.items()})
+        joined: dict[str, Any] = {}
+        for name in (f.name for f in fields(cls)):
+            column = [getattr(part, name) for part in parts]
+            joined[name] = None if column[0] is None else torch.cat(column)
+        return cls(**joined)
 
 
 @dataclass

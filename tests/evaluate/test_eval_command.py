@@ -15,12 +15,11 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from ebft import cli, loading
-from ebft.config.evaluation import EvalOptions
-from ebft.errors import ConfigError
 from ebft.evaluate import tables
 from ebft.sandbox.isolation import Sandbox, SandboxError
 from ebft.tasks.generation import Completion, TransformersGenerator
-from ebft.tasks.record_files import Records
+from ebft.tasks.resumable_records import ResumableRecords
+from tests.sandbox.sandboxed import needs_sandbox
 from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
 
 PAIRS = [{"de": f"Haus {n}" + "!" * n, "en": f"house {n}"} for n in range(6)]
@@ -135,20 +134,20 @@ def test_the_same_seed_gives_the_same_numbers(run: Run, tmp_path: Path) -> None:
     assert other["translation"][0]["best_of_4_chrf"] != first["translation"][0]["best_of_4_chrf"]
 
 
-class TestGoingOn:
+class TestResuming:
     @pytest.fixture
     def stop_after(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
         def arm(batches: int) -> None:
             left = [batches]
-            original = Records.append
+            original = ResumableRecords.append
 
-            def append(self: Records, rows: Any) -> None:
+            def append(self: ResumableRecords, rows: Any) -> None:
                 if left[0] == 0:
                     raise KeyboardInterrupt
                 left[0] -= 1
                 original(self, rows)
 
-            monkeypatch.setattr(Records, "append", append)
+            monkeypatch.setattr(ResumableRecords, "append", append)
 
         yield arm
         monkeypatch.undo()
@@ -185,7 +184,7 @@ class TestGoingOn:
         run(tmp_path / "out", "translation", "--seed", 1)
         run(tmp_path / "out", "translation", "--seed", 2, code=2)
         said = capfd.readouterr().err.splitlines()[-1]
-        assert "was made with seed=1, not 2; go on with the same settings, choose another --output" in said
+        assert "was made with seed=1, not 2; resume with the same settings, choose another --output" in said
         results = run(tmp_path / "out", "translation", "--seed", 2, "--overwrite")
         assert metrics(results) == metrics(run(tmp_path / "other", "translation", "--seed", 2))
 
@@ -266,36 +265,6 @@ class TestSeveral:
         assert "evaluate both with the same --feature-model" in said
         assert not (tmp_path / "both").exists()
 
-    def test_curves_are_drawn_with_the_papers_axes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        import matplotlib.pyplot as plt
-
-        drawn: list[Any] = []
-        monkeypatch.setattr(plt, "close", drawn.append)
-        entry = lambda value: {"value": value, "standard_error": 0.1, "count": 2}  # noqa: E731
-        results = {
-            name: {
-                "tasks": {
-                    "calibration": {"metrics": {}, "profile": [{"length": g, **entry(g * s)} for g in (1, 8, 128)]}
-                }
-            }
-            for name, s in (("base", 1), ("ebft", 2))
-        }
-        tables.profile_plot(results, tmp_path / "plot.png")
-        axis = drawn[0].axes[0]
-        assert (axis.get_xlabel(), axis.get_ylabel()) == (
-            "completion length (tokens)",
-            "conditional feature-matching loss",
-        )
-        assert [line.get_label() for line in axis.lines] == ["base", "ebft"]
-        assert [list(line.get_ydata()) for line in axis.lines] == [[1, 8, 128], [2, 16, 256]]
-        assert list(axis.lines[0].get_xdata()) == [1, 8, 128]
-        assert [text.get_text() for text in axis.get_legend().get_texts()] == ["base", "ebft"]
-
-    def test_labels_tell_models_apart(self) -> None:
-        assert tables.labels(["runs/a/final", "runs/b/final"]) == ["a/final", "b/final"]
-        assert tables.labels(["x/y", "org/z"]) == ["y", "z"]
-        assert tables.labels(["m", "m"]) == ["m (1)", "m (2)"]
-
 
 PROBLEMS = [
     {
@@ -307,14 +276,6 @@ PROBLEMS = [
     }
     for n in range(3)
 ]
-
-
-def without_sandbox() -> str | None:
-    try:
-        Sandbox().check()
-    except SandboxError as error:
-        return str(error)
-    return None
 
 
 class TestCode:
@@ -339,7 +300,7 @@ class TestCode:
         monkeypatch.setattr(TransformersGenerator, "stream", stream)
         return asked
 
-    @pytest.mark.skipif(without_sandbox() is not None, reason=f"no sandbox: {without_sandbox()}")
+    @needs_sandbox
     def test_completions_reach_the_sandbox_and_are_counted(
         self, run: Run, problems: Path, answering: list[Any], tmp_path: Path
     ) -> None:
@@ -400,31 +361,6 @@ class TestCode:
         run(tmp_path / "out", "humaneval", "--humaneval", problems, code=2)
         assert answering == []
         assert not (tmp_path / "out").exists()
-
-    def test_the_hub_is_asked_for_the_datasets_by_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import datasets
-
-        from ebft.tasks.run_task import problem_sets
-
-        asked: list[Any] = []
-
-        def load_dataset(name: str, configuration: str | None, split: str) -> list[dict[str, Any]]:
-            asked.append((name, configuration, split))
-            return PROBLEMS
-
-        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-        monkeypatch.setattr(Sandbox, "check", lambda self: None)
-        sets = problem_sets("humaneval", EvalOptions(limit=2))
-        assert sets[0].keys == ["Test/0", "Test/1"]
-        with pytest.raises(ValueError, match=r"test_list|text"):
-            problem_sets("mbpp", EvalOptions())
-        with pytest.raises(ValueError, match="field"):
-            problem_sets("multipl-e", EvalOptions(languages=["rs"]))
-        assert asked == [
-            ("openai/openai_humaneval", None, "test"),
-            ("google-research-datasets/mbpp", "full", "test"),
-            ("nuprl/MultiPL-E", "humaneval-rs", "test"),
-        ]
 
 
 class TestBadInput:
@@ -512,18 +448,6 @@ class TestBadInput:
         assert "is a file; choose a folder" in capfd.readouterr().err
         assert cli.main(["eval", "--model", str(model), "--tasks", "humaneval"]) == 2
         assert "no output folder: give --output" in capfd.readouterr().err
-
-
-def test_records_without_settings_are_nobodys(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text('{"a": 1}\n')
-    with pytest.raises(ConfigError, match=r"x.jsonl is there without x.settings.json"):
-        Records(tmp_path, "x", {})
-    kept = Records(tmp_path, "y", {"a": (1, 2)})
-    kept.append([{"text": "one\u2028two"}])  # a line separator inside a text is not the end of a record
-    assert Records(tmp_path, "y", {"a": [1, 2]}).rows == [{"text": "one\u2028two"}]
-    (tmp_path / "y.jsonl").write_text("nonsense\n")
-    with pytest.raises(ConfigError, match=r"y.jsonl is damaged"):
-        Records(tmp_path, "y", {"a": [1, 2]})
 
 
 def test_help_lists_every_option() -> None:

@@ -1,7 +1,9 @@
-"""`ebft score` from the command line: results, what it leaves on disk, going on, and one clear line for bad input."""
+"""`ebft score` from the command line: results, what it leaves on disk, resuming, and one clear line for bad input."""
 
 from __future__ import annotations
 
+import argparse
+import gzip
 import json
 import os
 import signal
@@ -15,8 +17,12 @@ import pytest
 
 from ebft import cli
 from ebft.evaluate import score_command
+from ebft.tasks import scoring
+from ebft.tasks.scoring import outcomes_file_of
+from tests.problems.pairs import GUESSES, PAIRS, REFERENCES, SOURCES, write
 from tests.sandbox.attacks.others import PROBLEMS, RIGHT
 from tests.sandbox.sandboxed import HEAD, TESTS, needs_language, needs_sandbox
+from tests.tasks.sacrebleu_command import sacrebleu
 
 ADD = {
     "task_id": "Own/0",
@@ -34,14 +40,13 @@ NEGATE = {
 }
 
 
-def write(file: Path, rows: list[Any]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
+def write_file(file: Path, rows: list[Any]) -> Path:
+    return Path(write(file, rows))
 
 
 @pytest.fixture
 def problems(tmp_path: Path) -> Path:
-    return write(tmp_path / "problems.jsonl", [ADD, NEGATE])
+    return write_file(tmp_path / "problems.jsonl", [ADD, NEGATE])
 
 
 def sample(task_id: Any, completion: Any, **more: Any) -> dict[str, Any]:
@@ -66,7 +71,7 @@ def run(task: str, problems: Path, samples: Path, output: Path, *more: str) -> i
 @needs_sandbox
 def test_results(problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "new" / "results.json"
-    samples = write(tmp_path / "samples.jsonl", SAMPLES)
+    samples = write_file(tmp_path / "samples.jsonl", SAMPLES)
     assert run("humaneval", problems, samples, output, "--timeout", "5", "--k", "1,2,3,4") == 0
     results = json.loads(output.read_text())
     # Own/0 has 1 of 3, Own/1 2 of 3: pass@2 is the mean of 1 - 1/3 and 1.
@@ -100,26 +105,26 @@ def test_results(problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @needs_sandbox
-def test_it_goes_on(problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_resumes(problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was run under the same settings is not run again; a changed sample, and a cut line, are."""
     output = tmp_path / "results.json"
-    samples = write(tmp_path / "samples.jsonl", SAMPLES[:4])
+    samples = write_file(tmp_path / "samples.jsonl", SAMPLES[:4])
     assert run("humaneval", problems, samples, output) == 0
     first = json.loads(output.read_text())
     ran: list[str] = []
-    real = score_command.run_many
+    real = scoring.run_many
 
     def counted(attempts: Any, *rest: Any) -> Any:
         listed = list(attempts)
         ran.extend(attempt.answer for attempt in listed)
         return real(listed, *rest)
 
-    monkeypatch.setattr(score_command, "run_many", counted)
-    kept = score_command.samples_file(output)
+    monkeypatch.setattr(scoring, "run_many", counted)
+    kept = outcomes_file_of(output)
     lines = kept.read_text().splitlines()
     kept.write_text("\n".join(lines[:3]) + "\n" + lines[3][:40])
     changed = [SAMPLES[0], sample("Own/0", "    return (a + b)\n"), *SAMPLES[2:4]]
-    assert run("humaneval", problems, write(tmp_path / "samples.jsonl", changed), output) == 0
+    assert run("humaneval", problems, write_file(tmp_path / "samples.jsonl", changed), output) == 0
     assert sorted(ran) == sorted([changed[1]["completion"], SAMPLES[3]["completion"]])
     second = json.loads(output.read_text())
     assert second["counts"]["samples_passed"] == first["counts"]["samples_passed"] + 1
@@ -132,19 +137,19 @@ def test_it_goes_on(problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_stopped_and_started_again(problems: Path, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     slow = sample("Own/1", "    import time\n    time.sleep(600)\n")
-    samples = write(tmp_path / "samples.jsonl", [SAMPLES[0], slow])
+    samples = write_file(tmp_path / "samples.jsonl", [SAMPLES[0], slow])
     command = [sys.executable, "-m", "ebft.cli", "score", "humaneval", "--problems", str(problems)]
     command += ["--samples", str(samples), "--output", str(output), "--timeout", "500", "--workers", "1"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    kept = score_command.samples_file(output)
+    kept = outcomes_file_of(output)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (kept.is_file() and '"passed": true' in kept.read_text()):
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=60)
     assert running.returncode == cli.INTERRUPTED
-    assert "goes on from here" in said
+    assert "resumes from here" in said
     assert not output.exists()
     assert '"passed": true' in kept.read_text()
 
@@ -152,7 +157,7 @@ def test_stopped_and_started_again(problems: Path, tmp_path: Path) -> None:
 @needs_sandbox
 def test_problems_without_samples(problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "results.json"
-    samples = write(tmp_path / "samples.jsonl", [sample("Own/1", "    return -a\n")])
+    samples = write_file(tmp_path / "samples.jsonl", [sample("Own/1", "    return -a\n")])
     assert run("humaneval", problems, samples, output) == 0
     results = json.loads(output.read_text())
     assert results["problems_without_samples"] == ["Own/0"]
@@ -168,11 +173,11 @@ def test_mbpp_ids(tmp_path: Path) -> None:
         "code": "def add(a, b):\n    return a + b",
         "test_list": ["assert add(1, 2) == 3"],
     }
-    problems = write(tmp_path / "problems.jsonl", [row])
+    problems = write_file(tmp_path / "problems.jsonl", [row])
     rows = [sample(name, row["code"]) for name in (11, "11", "MBPP/11", "Mbpp/11")]
     rows.append({"name": "11", "completion": "def add(a, b):\n    return 4"})
     output = tmp_path / "results.json"
-    assert run("mbpp", problems, write(tmp_path / "samples.jsonl", rows), output, "--k", "1,4,5") == 0
+    assert run("mbpp", problems, write_file(tmp_path / "samples.jsonl", rows), output, "--k", "1,4,5") == 0
     results = json.loads(output.read_text())
     assert results["pass@1"] == pytest.approx(0.8)
     assert results["pass@4"] == results["pass@5"] == 1.0
@@ -184,12 +189,12 @@ def test_several_languages_and_a_missing_one(tmp_path: Path, monkeypatch: pytest
     from ebft.sandbox import languages
 
     rows = [{"name": "own", "language": name, **PROBLEMS[name]} for name in ("js", "php")]
-    problems = write(tmp_path / "problems.jsonl", rows)
+    problems = write_file(tmp_path / "problems.jsonl", rows)
     samples = [{"name": "own", "language": name, "completion": RIGHT[name][0]} for name in ("js", "php")]
     real = languages.Language.missing
     monkeypatch.setattr(languages.Language, "missing", lambda self: "no php here" if self.name == "php" else real(self))
     output = tmp_path / "results.json"
-    assert run("multipl-e", problems, write(tmp_path / "samples.jsonl", samples), output) == 0
+    assert run("multipl-e", problems, write_file(tmp_path / "samples.jsonl", samples), output) == 0
     results = json.loads(output.read_text())
     assert results["skipped_languages"] == {"php": "no php here"}
     assert results["statuses"]["skipped"] == 1
@@ -199,7 +204,7 @@ def test_several_languages_and_a_missing_one(tmp_path: Path, monkeypatch: pytest
     assert results["versions"]["node"].startswith("v")
     one = tmp_path / "one.json"
     both = [samples[0]]
-    assert run("multipl-e", problems, write(tmp_path / "js.jsonl", both), one, "--language", "JavaScript") == 0
+    assert run("multipl-e", problems, write_file(tmp_path / "js.jsonl", both), one, "--language", "JavaScript") == 0
     assert json.loads(one.read_text())["counts"]["problems"] == 1
 
 
@@ -229,7 +234,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input(name: str, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, arguments, message = BAD[name]
-    samples = write(tmp_path / "samples.jsonl", rows)
+    samples = write_file(tmp_path / "samples.jsonl", rows)
     output = tmp_path / "results.json"
     before = sorted(tmp_path.iterdir())
     assert run(arguments[0], problems, samples, output, *arguments[1:]) == cli.BAD_INPUT
@@ -253,7 +258,7 @@ def test_bad_input(name: str, problems: Path, tmp_path: Path, capsys: pytest.Cap
 def test_bad_problems(content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     problems = tmp_path / "problems.jsonl"
     problems.write_bytes(content)
-    samples = write(tmp_path / "samples.jsonl", SAMPLES)
+    samples = write_file(tmp_path / "samples.jsonl", SAMPLES)
     assert run("humaneval", problems, samples, tmp_path / "results.json") == cli.BAD_INPUT
     said = capsys.readouterr().err
     assert message in said
@@ -262,7 +267,7 @@ def test_bad_problems(content: bytes, message: str, tmp_path: Path, capsys: pyte
 
 
 def test_files_that_are_not_there(problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    samples = write(tmp_path / "samples.jsonl", SAMPLES)
+    samples = write_file(tmp_path / "samples.jsonl", SAMPLES)
     assert run("humaneval", tmp_path / "no.jsonl", samples, tmp_path / "out.json") == cli.BAD_INPUT
     assert "no.jsonl: no such file" in capsys.readouterr().err
     assert run("humaneval", problems, tmp_path / "no.jsonl", tmp_path / "out.json") == cli.BAD_INPUT
@@ -271,7 +276,7 @@ def test_files_that_are_not_there(problems: Path, tmp_path: Path, capsys: pytest
     assert "is a folder" in capsys.readouterr().err
     assert run("humaneval", problems, samples, samples) == cli.BAD_INPUT
     assert "would overwrite the samples" in capsys.readouterr().err
-    own = write(tmp_path / "out.samples.jsonl", SAMPLES)  # where the outcomes would go
+    own = write_file(tmp_path / "out.samples.jsonl", SAMPLES)  # where the outcomes would go
     assert run("humaneval", problems, own, tmp_path / "out.json") == cli.BAD_INPUT
     assert "would overwrite the samples" in capsys.readouterr().err
 
@@ -280,7 +285,7 @@ def test_without_a_sandbox_nothing_runs(
     problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    samples = write(tmp_path / "samples.jsonl", SAMPLES)
+    samples = write_file(tmp_path / "samples.jsonl", SAMPLES)
     assert run("humaneval", problems, samples, tmp_path / "out.json") == cli.BAD_INPUT
     said = capsys.readouterr().err
     assert "apt install bubblewrap" in said
@@ -290,7 +295,7 @@ def test_without_a_sandbox_nothing_runs(
 
 
 def test_unsafe(problems: Path, tmp_path: Path) -> None:
-    samples = write(tmp_path / "samples.jsonl", SAMPLES[:3])
+    samples = write_file(tmp_path / "samples.jsonl", SAMPLES[:3])
     output = tmp_path / "results.json"
     assert run("humaneval", problems, samples, output, "--unsafe-exec") == 0
     results = json.loads(output.read_text())
@@ -303,8 +308,104 @@ def test_hostile_text_stays_text(problems: Path, tmp_path: Path, capsys: pytest.
     """Messages come from programs: no control characters, one line, short."""
     loud = '    raise ValueError("\\x1b[31m\\n" + "x" * 5000 + "\\u2028")\n'
     output = tmp_path / "results.json"
-    assert run("humaneval", problems, write(tmp_path / "samples.jsonl", [sample("Own/0", loud)]), output) == 0
-    [row] = [json.loads(line) for line in score_command.samples_file(output).read_text().split("\n") if line]
+    assert run("humaneval", problems, write_file(tmp_path / "samples.jsonl", [sample("Own/0", loud)]), output) == 0
+    [row] = [json.loads(line) for line in outcomes_file_of(output).read_text().split("\n") if line]
     assert row["status"] == "failed"
     assert len(row["message"]) <= 300
     assert row["message"].isprintable()
+
+
+def scored(problems: str, samples: str) -> dict[str, Any]:
+    """The results of `ebft score translation`; `out.json` is beside the samples."""
+    parser = argparse.ArgumentParser()
+    score_command.add_arguments(parser)
+    output = str(Path(samples).with_name("out.json"))
+    command = ["translation", "--problems", problems, "--samples", samples, "--output", output]
+    return score_command.score(parser.parse_args(command))
+
+
+class TestTranslation:
+    @pytest.fixture
+    def problems(self, tmp_path: Path) -> str:
+        return write(
+            tmp_path / "problems.jsonl", [{"task_id": p.key, "src": p.source, "ref": p.references[0]} for p in PAIRS]
+        )
+
+    def test_one_sample_each(self, problems: str, tmp_path: Path) -> None:
+        rows = [{"name": p.key, "completion": g} for p, g in zip(PAIRS, GUESSES, strict=True)][::-1]
+        samples = write(tmp_path / "samples.jsonl", rows)
+        found = scored(problems, samples)
+        sentences = [json.loads(line) for line in (tmp_path / "out.samples.jsonl").read_text().splitlines()]
+        expected = sacrebleu(tmp_path, GUESSES, [REFERENCES], "-m", "bleu")
+        assert round(found["metrics"]["bleu"]["value"], 12) == expected["score"]
+        assert found["metrics"]["bleu"]["standard_error"] > 0
+        assert [row["task_id"] for row in sentences] == ["1", "2", "3", "4"]
+        assert sentences[0]["sentence_bleu"] == pytest.approx(100)
+        assert found["counts"] == {"problems": 4, "samples": 4}
+
+    def test_several_samples_give_best_of_k(self, problems: str, tmp_path: Path) -> None:
+        rows = [{"task_id": p.key, "completion": g} for p in PAIRS for g in [*GUESSES, p.references[0]]]
+        found = scored(problems, write(tmp_path / "samples.jsonl", rows))["metrics"]
+        assert found["best_of_1_sentence_bleu"]["value"] < found["best_of_4_sentence_bleu"]["value"] < 100
+        assert "best_of_16_bleu" not in found
+        assert "bleu" not in found
+
+    def test_problems_without_ids_go_by_line(self, tmp_path: Path) -> None:
+        file = tmp_path / "problems.jsonl"
+        file.write_text('{"src": "a", "ref": "b"}\n\n{"src": "c", "ref": "d"}\n')
+        samples = write(tmp_path / "s.jsonl", [{"task_id": 1, "completion": "b"}, {"task_id": "3", "completion": "d"}])
+        assert scored(str(file), samples)["metrics"]["chrf"]["value"] == pytest.approx(100)
+
+    def test_gzipped_problems(self, problems: str, tmp_path: Path) -> None:
+        packed = tmp_path / "problems.jsonl.gz"
+        packed.write_bytes(gzip.compress(Path(problems).read_bytes()))
+        samples = write(tmp_path / "s.jsonl", [{"task_id": p.key, "completion": "x"} for p in PAIRS])
+        assert scored(str(packed), samples)["metrics"] == scored(problems, samples)["metrics"]
+
+    def test_scores_without_naming_fields(self, tmp_path: Path) -> None:
+        problems, samples = tmp_path / "test.en-zh.jsonl", tmp_path / "samples.jsonl"
+        problems.write_text(json.dumps({"en": "Hello there", "zh": "你好世界和平"}) + "\n", encoding="utf-8")
+        samples.write_text(json.dumps({"task_id": "1", "completion": "你好世界和平"}) + "\n", encoding="utf-8")
+        found = scored(str(problems), str(samples))
+        assert found["metrics"]["bleu"]["value"] == pytest.approx(100)
+        assert found["settings"]["target_language"] == "zh"  # sacrebleu's tokenizer for Chinese
+
+
+def test_translation_from_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    problems = write(tmp_path / "pairs.jsonl", [{"de": s, "en": r} for s, r in zip(SOURCES, REFERENCES, strict=True)])
+    samples = write(tmp_path / "samples.jsonl", [{"task_id": n, "completion": g} for n, g in enumerate(GUESSES, 1)])
+    fields = ["--source-field", "de", "--target-field", "en"]
+    command = [
+        "score",
+        "translation",
+        "--problems",
+        problems,
+        "--samples",
+        samples,
+        "--output",
+        str(tmp_path / "out.json"),
+    ]
+    assert cli.main([*command, *fields]) == 0
+    found = json.loads((tmp_path / "out.json").read_text())
+    command_line = sacrebleu(tmp_path, GUESSES, [REFERENCES], "-m", "bleu")
+    assert round(found["metrics"]["bleu"]["value"], 12) == command_line["score"]
+    assert found["signatures"]["bleu"] == command_line["signature"]
+    rows = [json.loads(line) for line in (tmp_path / "out.samples.jsonl").read_text().splitlines()]
+    assert [row["task_id"] for row in rows] == ["1", "2", "3", "4"]
+    assert cli.main(command) == 0  # two texts in a row: the pair is clear
+    assert json.loads((tmp_path / "out.json").read_text())["metrics"] == found["metrics"]
+    write(tmp_path / "pairs.jsonl", [{"de": s, "en": r, "fr": r} for s, r in zip(SOURCES, REFERENCES, strict=True)])
+    capfd.readouterr()
+    assert cli.main(command) == 2
+    said = capfd.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "line 1 has none of the fields src, source, source_text; it has 'de', 'en', 'fr': name one with" in said
+
+
+def test_an_error_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys, ebft.evaluate.score_command\n"
+        "print([m for m in ('torch', 'transformers', 'datasets', 'sacrebleu') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,16 +1,19 @@
-"""What the tests of code evaluation share: whether a sandbox is there, and a small problem."""
+"""What the tests of code evaluation share: whether a sandbox is there, a small problem, and processes by name."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ebft.problems.code import HumanEvalProblem
+from ebft.problems.humaneval import HumanEvalProblem
+from ebft.sandbox.command import Limits
 from ebft.sandbox.isolated_tests import Outcome
 from ebft.sandbox.isolation import Sandbox, SandboxError
 from ebft.sandbox.languages import LANGUAGES
@@ -26,6 +29,7 @@ def check(candidate):
     assert not candidate(0, 0)
     assert candidate(1, 0)
 """
+SMALL = Limits(seconds=1.5, memory_mib=256, processes=16, disk_mib=16, output_kib=64)
 ADD = HumanEvalProblem("Own/0", "python", HEAD, "add", TESTS, "    return a + b\n")
 
 
@@ -63,3 +67,29 @@ def in_background(request: pytest.FixtureRequest, run: Callable[[dict[str, Any]]
             if isinstance(item, pytest.Function) and item.module is request.module and "background" in item.fixturenames
         }
         pool.shutdown(cancel_futures=True)
+
+
+def processes_of(marker: str) -> list[int]:
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            try:
+                command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if marker in command:
+                found.append(int(entry))
+    return found
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def gone(marker: str) -> bool:
+    return wait_for(lambda: not processes_of(marker))

@@ -22,7 +22,7 @@ from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout
 from ebft.tasks import calibration
 from ebft.tasks.calibration import Profile, estimates, feature_identity, measure_sequences
-from ebft.tasks.run_task import calibration_settings
+from ebft.tasks.calibration_task import calibration_settings
 from tests.models import VOCABULARY, tiny_model
 from tests.plain import places, plain_hidden_states, plain_logits, untouched
 

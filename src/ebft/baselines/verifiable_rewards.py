@@ -27,10 +27,13 @@ from typing import Any
 from ebft.config.baseline_settings import RLVRSettings
 from ebft.data.rows import Row
 from ebft.errors import ConfigError, DataError, nearest
-from ebft.problems.code import Attempt, Problem, humaneval_problem, mbpp_problem, run_many
+from ebft.problems.humaneval import humaneval_problem
+from ebft.problems.mbpp import mbpp_problem
+from ebft.problems.problem import Attempt, Problem, run_many
 from ebft.problems.records import Record
+from ebft.sandbox.command import Limits
 from ebft.sandbox.isolated_tests import ERROR, TIMEOUT, Outcome
-from ebft.sandbox.isolation import Limits, Sandbox, SandboxError
+from ebft.sandbox.isolation import Sandbox, SandboxError
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +166,7 @@ class Bleu(RewardFunction):
         return f"{where} has no text in the column {self.column!r}, which bleu compares with; set reference_column"
 
     def score(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
-        from ebft.tasks.translation import one_line
+        from ebft.problems.translation import one_line
 
         scores = []
         for text, row in zip(texts, rows, strict=True):

@@ -1,22 +1,27 @@
-"""`ebft eval`: tasks on checkpoints, with results that can be stopped, gone on with, and compared."""
+"""`ebft eval`: tasks on checkpoints, with results that can be resumed and compared."""
 
 from __future__ import annotations
 
+import logging
 import re
-import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ebft.config.evaluation import EvalOptions
 from ebft.data.rows import fingerprint as source_fingerprint
 from ebft.errors import ConfigError
 from ebft.evaluate import tables
 from ebft.runtime.environment import describe
-from ebft.tasks.record_files import write_json
-from ebft.tasks.run_task import ProblemSet, fingerprint, problem_sets, run_task
-from ebft.tasks.subject import CheckpointSubject, Subject
+from ebft.runtime.files import write_json, write_text
+from ebft.tasks.problem_set import ProblemSet
+from ebft.tasks.registry import problem_sets
+from ebft.tasks.resumable_records import fingerprint
+
+if TYPE_CHECKING:  # they bring in torch, which an error in the options does not wait for
+    from ebft.tasks.subject import CheckpointSubject, Subject
+
+logger = logging.getLogger(__name__)
 
 PLOT_FILE, TABLE_FILE = "profile.png", "results.md"
 # Which options a task's numbers depend on: its groups' and the seed and limit, but not how fast it is made.
@@ -46,19 +51,29 @@ def run(options: EvalOptions, command: Sequence[str]) -> list[tuple[str, ...]]:
         raise ConfigError("no task: give --tasks, such as --tasks calibration,humaneval")
     # What can be wrong with data and settings shows before a model is loaded or a folder made.
     sets = {task: problem_sets(task, options) for task in options.tasks}
+    return present(_evaluate_models(options, sets, output, command), output)
+
+
+def _evaluate_models(
+    options: EvalOptions, sets: dict[str, list[ProblemSet]], output: Path, command: Sequence[str]
+) -> dict[str, tables.Results]:
+    from transformers.utils import logging as transformers_logging
+
+    from ebft.tasks.subject import CheckpointSubject
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     subjects = [CheckpointSubject(name, options) for name in options.model]
+    labels = tables.labels(options.model)
     if len(subjects) == 1:
-        results = {tables.labels(options.model)[0]: evaluate(options, sets, subjects[0], output, command)}
-    else:
-        results = {}
-        for label, subject in zip(tables.labels(options.model), subjects, strict=True):
-            folder = output / re.sub(r"[^\w.-]+", "-", label).strip("-.")
-            print(f"{label} -> {folder}", file=sys.stderr)
-            results[label] = evaluate(options, sets, subject, folder, command)
-            vars(subject).pop("model", None)  # room for the next one
-            vars(subject).pop("features", None)
-            vars(subject).pop("generator", None)
-    return present(results, output)
+        return {labels[0]: evaluate(options, sets, subjects[0], output, command)}
+    results = {}
+    for label, subject in zip(labels, subjects, strict=True):
+        folder = output / re.sub(r"[^\w.-]+", "-", label).strip("-.")
+        logger.info(f"{label} -> {folder}")
+        results[label] = evaluate(options, sets, subject, folder, command)
+        subject.unload()  # room for the next one
+    return results
 
 
 def evaluate(
@@ -69,6 +84,8 @@ def evaluate(
     command: Sequence[str],
 ) -> tables.Results:
     """All tasks on one model. Written after every task, so that a stopped run keeps what it has."""
+    from ebft.tasks.run_task import run_task
+
     try:
         results = tables.read_results(folder)
     except ConfigError:
@@ -84,7 +101,7 @@ def evaluate(
     for task in options.tasks:
         mark = task_mark(task, options, subject, sets[task])
         if finished.get(task, {}).get("mark") == mark:
-            print(f"{task}: already in {folder / tables.RESULTS_FILE}", file=sys.stderr)
+            logger.info(f"{task}: already in {folder / tables.RESULTS_FILE}")
             continue
         results["tasks"][task] = {
             **run_task(task, options, subject, folder, sets[task]),
@@ -92,7 +109,7 @@ def evaluate(
             "mark": mark,
         }
         for note in results["tasks"][task].get("notes", ()):
-            print(f"note: {task}: {note}", file=sys.stderr)
+            logger.warning(f"{task}: {note}")
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / tables.RESULTS_FILE, results)
     return results
@@ -100,8 +117,8 @@ def evaluate(
 
 def task_settings(task: str, options: EvalOptions) -> dict[str, Any]:
     groups = _GROUPS.get(task, _CODE_GROUPS)
-    names = [f.name for f in fields(EvalOptions) if f.metadata["group"] in groups and f.name not in _SPEED_ONLY]
-    return {name: getattr(options, name) for name in ("seed", "limit", *names)}
+    found = {name: value for name, value in options.values(*groups).items() if name not in _SPEED_ONLY}
+    return {"seed": options.seed, "limit": options.limit, **found}
 
 
 def task_mark(task: str, options: EvalOptions, subject: Subject, sets: Sequence[ProblemSet]) -> str:
@@ -117,6 +134,6 @@ def task_mark(task: str, options: EvalOptions, subject: Subject, sets: Sequence[
 def present(results: dict[str, tables.Results], output: Path) -> list[tuple[str, ...]]:
     tables.check_same_space(results)
     output.mkdir(parents=True, exist_ok=True)
-    (output / TABLE_FILE).write_text(tables.markdown(results), encoding="utf-8")
+    write_text(output / TABLE_FILE, tables.markdown(results))
     tables.profile_plot(results, output / PLOT_FILE)
     return tables.table(results)

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 from ebft.errors import DataError
 from ebft.problems.answers import fenced_blocks
-from ebft.problems.code import Problem
+from ebft.problems.problem import Problem
 from ebft.problems.records import Record
-from ebft.sandbox import bridges, compiled
+from ebft.sandbox import bridges, language_runners
 from ebft.sandbox.bridges import Signature
+from ebft.sandbox.command import Limits
 from ebft.sandbox.isolated_tests import Outcome
-from ebft.sandbox.isolation import Limits, Sandbox
+from ebft.sandbox.isolation import Sandbox
 from ebft.sandbox.languages import LANGUAGES
 
 ALIASES = {
@@ -32,7 +33,8 @@ ALIASES = {
 CLOSED_BY_TESTS = ("cpp", "rs", "java", "cs")  # their tests begin with the function's closing bracket
 
 
-def language_name(name: str) -> str:
+def language_code(name: str) -> str:
+    """`cpp` for "C++" and for "cpp"."""
     name = ALIASES.get(name.lower(), name.lower())
     if name not in LANGUAGES:
         raise DataError(f"unknown language {name!r}; there is {', '.join(LANGUAGES)}")
@@ -61,7 +63,7 @@ class MultiPLEProblem(Problem):
 
     def run(self, answer: str, sandbox: Sandbox, limits: Limits) -> Outcome:
         sign = bridges.signature(self.language, self.head)
-        return compiled.run(self.language, sign, self.source(answer), self.tests, sandbox, limits)
+        return language_runners.run_program(self.language, sign, self.source(answer), self.tests, sandbox, limits)
 
     def unavailable(self) -> str | None:
         return LANGUAGES[self.language].missing()
@@ -98,13 +100,13 @@ class MultiPLEProblem(Problem):
         return padded[: min((at for stop in stops if (at := padded.find(stop)) >= 0), default=len(padded))]
 
 
-def problem(record: Record) -> MultiPLEProblem:
+def multipl_e_problem(record: Record) -> MultiPLEProblem:
     name = record.text("name" if "name" in record.row or "task_id" not in record.row else "task_id")
     language = record.text("language")
     if ALIASES.get(language.lower(), language.lower()) not in LANGUAGES:
         raise DataError(f"{record.where}: language={language!r} is not one of {', '.join(LANGUAGES)}")
     head, tests = record.text("prompt"), record.text("tests")
-    found = MultiPLEProblem(name, language_name(language), head, tests, tuple(record.texts("stop_tokens")))
+    found = MultiPLEProblem(name, language_code(language), head, tests, tuple(record.texts("stop_tokens")))
     try:
         bridges.signature(found.language, head)
     except bridges.NoSignature as error:

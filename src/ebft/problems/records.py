@@ -1,4 +1,4 @@
-"""Reading problems and samples: JSONL (also gzipped) with line numbers in every complaint, or a hub dataset."""
+"""Reading problems and samples: JSONL (also gzipped) with line numbers in every error message, or a hub dataset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ebft.errors import DataError
 
 @dataclass(frozen=True)
 class Record:
-    """One row and where it stands, for messages."""
+    """One row and its place in the source, for error messages."""
 
     where: str
     row: dict[str, Any]

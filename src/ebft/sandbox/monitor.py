@@ -1,4 +1,4 @@
-"""Watching running programs from outside: time, memory of all their processes, and what they write."""
+"""Monitoring running programs from outside: time, memory of all their processes, and what they write."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ class Ending:
     OUTPUT = "output"
 
 
-def watch(
-    main: subprocess.Popen[bytes],
-    others: Sequence[subprocess.Popen[bytes]],
+def monitor(
+    processes: Sequence[subprocess.Popen[bytes]],
     pipes: Sequence[int],
     seconds: float,
     memory_mib: int,
     output_kib: int,
 ) -> tuple[str, list[bytes]]:
-    """Waits for the end of `main`, reading what it writes into the pipes; ends nothing itself.
+    """Waits for the end of the first process, reading what it writes into the pipes; ends nothing itself.
 
-    `others` run along and count for the memory. Returns one of `Ending` and what each pipe carried.
+    The other processes run beside it and count for the memory. Returns one of `Ending` and what each pipe carried.
     """
     deadline = time.monotonic() + seconds
     read: dict[int, bytearray] = {pipe: bytearray() for pipe in pipes}
     room = output_kib * 1024
-    trees = [main.pid, *(process.pid for process in others)]
+    roots = [process.pid for process in processes]
     ending = Ending.EXITED
-    next_look = time.monotonic() + MEMORY_EVERY
+    next_check = time.monotonic() + MEMORY_EVERY
     with selectors.DefaultSelector() as selector:
         for pipe in pipes:
             os.set_blocking(pipe, False)
@@ -47,12 +46,12 @@ def watch(
             if now >= deadline:
                 ending = Ending.TIMEOUT
                 break
-            if now >= next_look:
-                next_look = now + MEMORY_EVERY
-                if memory_of(trees) > memory_mib * 2**20:
+            if now >= next_check:
+                next_check = now + MEMORY_EVERY
+                if memory_of(roots) > memory_mib * 2**20:
                     ending = Ending.MEMORY
                     break
-            for key, _ in selector.select(max(0.0, min(deadline, next_look) - now)):
+            for key, _ in selector.select(max(0.0, min(deadline, next_check) - now)):
                 chunk = os.read(key.fd, 65536)
                 if not chunk:
                     selector.unregister(key.fd)
@@ -64,11 +63,11 @@ def watch(
     # The pipes may be closed long before the program ends.
     while ending == Ending.EXITED:
         with suppress(subprocess.TimeoutExpired):
-            main.wait(min(MEMORY_EVERY, max(0.001, deadline - time.monotonic())))
+            processes[0].wait(min(MEMORY_EVERY, max(0.001, deadline - time.monotonic())))
             break
         if time.monotonic() >= deadline:
             ending = Ending.TIMEOUT
-        elif memory_of(trees) > memory_mib * 2**20:
+        elif memory_of(roots) > memory_mib * 2**20:
             ending = Ending.MEMORY
     return ending, [bytes(read[pipe][:room]) for pipe in pipes]
 

@@ -11,7 +11,6 @@ appendix on the profile); estimates of a model's loss need not be.
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ebft.config.training import EBFTConfig
+from ebft.config.method import MethodConfig
 from ebft.data.packing import SequenceDataset, collate, to_device
 from ebft.errors import ConfigError
 from ebft.iteration import make_layout
 from ebft.method.metrics import Estimate, conditional_feature_matching_loss, mean_and_standard_error
 from ebft.method.sampling import sequence_seeds
-from ebft.model.backbone import adapter_parameters, base_model, evaluating, input_embeddings, text_config
+from ebft.model.backbone import base_model, evaluating, input_embeddings, text_config
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout
 from ebft.validation import mean_over_contexts, measure, summarize
@@ -68,21 +67,17 @@ def measure_sequences(
     model: nn.Module,
     features: FeatureNetwork,
     dataset: SequenceDataset,
-    rows: Sequence[int],
-    config: EBFTConfig,
+    batches: Sequence[Sequence[int]],
+    config: MethodConfig,
     profile: Profile,
     end_token_ids: Tensor | None,
 ) -> Iterator[list[dict[str, Any]]]:
-    """A dictionary of numbers per sequence, `per_device_eval_batch_size` sequences at a time.
-
-    config: anchors, masks, rollouts and whitening as in training (`EBFTConfig`).
-    """
+    """A dictionary of numbers per sequence, for batches of rows of the dataset."""
     profile.check(config.context_length)
     device = input_embeddings(model).device
     with attention_restored(model):
-        for start in range(0, len(rows), config.per_device_eval_batch_size):
-            batch = collate([dataset[row] for row in rows[start : start + config.per_device_eval_batch_size]])
-            batch = to_device(batch, device)
+        for rows in batches:
+            batch = to_device(collate([dataset[row] for row in rows]), device)
             with torch.no_grad(), evaluating(model):
                 found = measure(model, features, batch, config, end_token_ids)
                 if profile.lengths:
@@ -98,7 +93,7 @@ def profile_of(
     model: nn.Module,
     features: FeatureNetwork,
     batch: dict[str, Any],
-    config: EBFTConfig,
+    config: MethodConfig,
     profile: Profile,
     end_token_ids: Tensor | None,
 ) -> dict[str, Tensor]:
@@ -106,14 +101,20 @@ def profile_of(
     settings = copy.copy(config)
     settings.horizon, settings.stride = max(profile.lengths), profile.stride
     input_ids = batch["input_ids"]
-    layout = make_layout(batch["on_host"], settings, config.eval_samples or config.samples).to(input_ids.device)
+    on_gpu = input_ids.device.type == "cuda"
+    layout = make_layout(batch["on_host"], settings, config.eval_samples or config.samples, on_gpu).to(input_ids.device)
     # Anchors at answer starts may have a shorter truth; a profile needs one that is whole at every length.
     whole = layout.anchor_mask & (layout.truth_lengths == settings.horizon)
     valid = whole.expand(input_ids.shape[0], -1)
     seeds = sequence_seeds(config.eval_seed, 1, batch["sequence_id"])
-    backend: Any = config.attention_backend
     completions = rollout(
-        model, input_ids, layout, config.temperature, seeds=seeds, end_token_ids=end_token_ids, backend=backend
+        model,
+        input_ids,
+        layout,
+        config.temperature,
+        seeds=seeds,
+        end_token_ids=end_token_ids,
+        backend=config.attention_backend,
     )
     lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
     at_lengths = features.at_lengths(layout.pack(input_ids, completions), layout, profile.lengths, lengths)
@@ -137,28 +138,6 @@ def estimates(records: Sequence[dict[str, Any]], lengths: Sequence[int]) -> tupl
         if len(values):
             points.append((length, mean_and_standard_error(values)))
     return metrics, points
-
-
-def feature_identity(features: FeatureNetwork, name: str) -> dict[str, Any]:
-    """What says whether two runs looked at their models in the same space: taps and a mark of the weights."""
-    mark = hashlib.sha256()
-    network = features._network[0]
-    adapter = adapter_parameters(network)
-    for parameter_name, parameter in network.named_parameters():
-        if id(parameter) in adapter:
-            continue  # off during the pass
-        parameter_name = parameter_name.replace(".base_layer", "").replace(".original_module", "")
-        values = parameter.detach().flatten()
-        # In bf16, so that one checkpoint loaded in two precisions has one mark.
-        some = values[:: max(1, len(values) // 64)].bfloat16().float().cpu().numpy()
-        mark.update(parameter_name.encode() + some.tobytes())
-    return {
-        "model": name,
-        "taps": list(features.taps),
-        "pooling": features.pooling,
-        "normalize": features.normalize,
-        "weights": mark.hexdigest()[:16],
-    }
 
 
 @contextmanager

@@ -211,7 +211,7 @@ class TransformersGenerator(Generator):
         finally:
             base.generation_config = own_settings
         return [
-            # Behind its own end a row holds padding for as long as others go on.
+            # After its own end a row holds padding for as long as others continue.
             self._read(prompt, row[longest : longest + length].tolist(), settings)
             for prompt, row, length in zip(prompts, output.cpu(), stopping.lengths, strict=True)
         ]

@@ -1,29 +1,30 @@
 """What a task is run on: a model with its tokenizer, a generator over it, and the feature network that looks at it.
 
 `LoadedSubject` wraps a model that is there already (in training); `CheckpointSubject` loads one when a task first
-needs it, so that going on with an evaluation that is complete loads nothing.
+needs it, so that resuming an evaluation that is complete loads nothing.
 """
 
 from __future__ import annotations
 
-import sys
+import logging
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 
 from ebft.config.evaluation import EvalOptions
-from ebft.errors import ConfigError, first_line
-from ebft.loading import DTYPES, Checkpoint
+from ebft.errors import ConfigError
+from ebft.loading import DTYPES, Checkpoint, other_feature_network, tap_settings
 from ebft.model.features import FeatureNetwork
-from ebft.tasks.calibration import feature_identity
 from ebft.tasks.generation import Generator, TransformersGenerator
+
+logger = logging.getLogger(__name__)
 
 
 class Subject(Protocol):
-    identity: Any  # tells weights apart, for going on
+    identity: Any  # tells weights apart, for resuming
     feature_name: str
-    feature_source: Any  # tells feature networks apart, for going on
+    feature_source: Any  # tells feature networks apart, for resuming
 
     @property
     def tokenizer(self) -> Any: ...
@@ -63,6 +64,11 @@ class CheckpointSubject:
             "device": str(self.device),
         }
 
+    def unload(self) -> None:
+        """Frees the memory of model, features and generator; they are loaded again when needed."""
+        for name in ("model", "features", "generator"):
+            vars(self).pop(name, None)
+
     @cached_property
     def tokenizer(self) -> Any:
         return self.checkpoint.load_tokenizer(self.options.trust_remote_code)
@@ -89,30 +95,22 @@ class CheckpointSubject:
     @cached_property
     def features(self) -> FeatureNetwork:
         options = self.options
-        settings: dict[str, Any] = {
-            "layers": [int(x) if float(x) > 1 else float(x) for x in options.feature_layers],
-            "pooling": options.feature_pooling,
-            "normalize": options.feature_normalize,
-        }
         if options.feature_model is None:
-            print(
+            logger.info(
                 f"calibration: no --feature-model, so features are those of {self.feature_checkpoint.base}; results "
-                "compare only with others in the same space",
-                file=sys.stderr,
+                "compare only with others in the same space"
             )
         if self.feature_checkpoint.base == self.checkpoint.base:  # the weights are here already
             source: Any = "shared" if self.checkpoint.adapter is None else "adapter_off"
-            return FeatureNetwork(self.model, source=source, **settings)
-        try:
-            return FeatureNetwork.from_pretrained(
-                self.feature_checkpoint.base,
-                like=self.model,
-                tokenizer=self.tokenizer,
-                model_kwargs={"dtype": self.dtype, "trust_remote_code": options.trust_remote_code},
-                **settings,
-            )
-        except OSError as error:
-            raise ConfigError(f"feature_model={self.feature_name!r} cannot be loaded: {first_line(error)}") from None
+            return FeatureNetwork(self.model, source=source, **tap_settings(options.method))
+        return other_feature_network(
+            self.feature_checkpoint.base,
+            self.model,
+            options.method,
+            self.tokenizer,
+            self.dtype,
+            options.trust_remote_code,
+        )
 
 
 def resolve_device(name: str) -> torch.device:
@@ -125,8 +123,3 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={name!r}: torch finds no CUDA device; use --device cpu")
     return device
-
-
-def space(subject: Subject) -> dict[str, Any]:
-    """The feature network, as results name it."""
-    return feature_identity(subject.features, subject.feature_name)

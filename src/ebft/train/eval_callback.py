@@ -26,7 +26,7 @@ class EvalTasks(TrainerCallback):
 
     def __init__(self, trainer: Any, args: EBFTConfig) -> None:
         from ebft.config.evaluation import EvalOptions
-        from ebft.tasks.run_task import problem_sets
+        from ebft.tasks.registry import problem_sets
 
         for name in args.eval_task_options:
             if name in _TAKEN:

@@ -6,6 +6,9 @@ The problem: `join_numbers(numbers, start)`, the start followed by the numbers, 
 
 from typing import Any
 
+from ebft.problems.multipl_e import MultiPLEProblem, multipl_e_problem
+from ebft.problems.records import Record
+
 PROBLEMS: dict[str, dict[str, Any]] = {
     "cpp": {
         "prompt": "#include<assert.h>\n#include<bits/stdc++.h>\n// The start, and each number doubled.\n"
@@ -223,3 +226,7 @@ ATTACKS = {
         "allocates forever": "    $x = [];\n    while (true) $x[] = str_repeat('x', 1 << 20);\n}\n",
     },
 }
+
+
+def own_problem(language: str) -> MultiPLEProblem:
+    return multipl_e_problem(Record("own", {"name": f"own_{language}", "language": language, **PROBLEMS[language]}))

@@ -52,7 +52,7 @@ class Server:
                 return self.decode(answer["value"])
 
             return callback
-        raise wire.ProtocolError("an impossible message")
+        raise wire.ProtocolError("a malformed message")
 
     def encode(self, value: Any) -> Any:
         return wire.encode(value, self.reference)

@@ -26,10 +26,10 @@ function exactly(count) {
 
 function receive() {
   const length = exactly(4).readUInt32BE(0);
-  if (length > LONGEST) stop('an impossible message');
+  if (length > LONGEST) stop('a malformed message');
   let message;
-  try { message = v8.deserialize(exactly(length)); } catch { stop('an impossible message'); }
-  if (typeof message !== 'object' || message === null) stop('an impossible message');
+  try { message = v8.deserialize(exactly(length)); } catch { stop('a malformed message'); }
+  if (typeof message !== 'object' || message === null) stop('a malformed message');
   if (Object.hasOwn(message, 'error')) throw new Error(String(message.error).slice(0, 500));
   return message.value;
 }

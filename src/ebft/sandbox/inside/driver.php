@@ -36,9 +36,9 @@ function ebft_exactly($count) {
 
 function ebft_receive() {
     $length = unpack('N', ebft_exactly(4))[1];
-    if ($length > 32 * 2 ** 20) ebft_stop('an impossible message');
+    if ($length > 32 * 2 ** 20) ebft_stop('a malformed message');
     $message = @unserialize(ebft_exactly($length), ['allowed_classes' => false, 'max_depth' => 256]);
-    if (!is_array($message)) ebft_stop('an impossible message');
+    if (!is_array($message)) ebft_stop('a malformed message');
     if (array_key_exists('error', $message)) {
         throw new Exception(is_string($message['error']) ? substr($message['error'], 0, 500) : 'an error');
     }

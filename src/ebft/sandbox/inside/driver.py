@@ -43,7 +43,7 @@ class Client:
     def reference(self, value: Any) -> list[Any]:
         if isinstance(value, Remote):
             return ["object", value._number]
-        if type(value) is Stand:
+        if type(value) is StandIn:
             return ["name", value.__name__]
         name = getattr(value, "__name__", "")
         if isinstance(value, (type, types.BuiltinFunctionType)) and getattr(builtins, name, None) is value:
@@ -60,7 +60,7 @@ class Client:
         def dereference(tag: str, content: Any) -> Remote:
             if tag in ("object", "iterator", "match") and type(content) is int:
                 return (made or Remote)(self, content, tag)
-            raise wire.ProtocolError("an impossible message")
+            raise wire.ProtocolError("a malformed message")
 
         return wire.decode(message, dereference)
 
@@ -79,7 +79,7 @@ class Client:
         self.calls += 1
         try:
             self.channel.send(request)
-            while "callback" in (answer := self._answer()):
+            while "callback" in (answer := self.receive()):
                 self.channel.send(self._call_back(answer))
             if "arguments" in answer:
                 changed = self.decode(answer["arguments"])
@@ -88,31 +88,31 @@ class Client:
                         _update(old, new)
             if "error" not in answer:
                 return self.decode(answer.get("value"), made)
-            error = self._error(answer["error"])
+            error = self.exception(answer["error"])
         except (wire.ProtocolError, RecursionError) as problem:
             error = ProgramEnded(str(problem))
         if isinstance(error, ProgramEnded):
             self.ended = str(error)
         raise error
 
-    def _answer(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         answer = self.channel.receive()
         if not isinstance(answer, dict):
-            raise wire.ProtocolError("an impossible message")
+            raise wire.ProtocolError("a malformed message")
         return answer
 
     def _call_back(self, answer: dict[str, Any]) -> dict[str, Any]:
         number, arguments = answer["callback"], self.decode(answer.get("arguments"))
         if type(number) is not int or not 0 <= number < len(self.callbacks) or not isinstance(arguments, list):
-            raise wire.ProtocolError("an impossible message")
+            raise wire.ProtocolError("a malformed message")
         try:
             return {"value": self.encode(self.callbacks[number](*arguments))}
         except Exception as error:
             return {"error": [type(error).__name__, str(error)[:500]]}
 
-    def _error(self, error: Any) -> BaseException:
+    def exception(self, error: Any) -> BaseException:
         if not (isinstance(error, list) and len(error) == 3 and all(isinstance(part, str) for part in error[:2])):
-            return ProgramEnded("an impossible message")
+            return ProgramEnded("a malformed message")
         name, message, ordinary = error
         if not ordinary:
             return ProgramEnded(f"{name}: {message}")
@@ -157,7 +157,8 @@ class Remote:
     """A value that stays with the program: an iterator, a function or a match of `re`.
 
     It offers no comparison, no arithmetic, no conversion and no attributes: each of these would let the program answer
-    a question of the test, some with the expected value in hand.
+    a question of the test, some with the expected value in hand. Its own attributes are underscored, and read by
+    `Client`, so that none is taken for one of the program's.
     """
 
     _client: Client
@@ -220,7 +221,7 @@ class Instance(Remote):
         return self._method("__repr__")
 
 
-class Stand:
+class StandIn:
     """Stands for a function of the program, or a class."""
 
     def __init__(self, client: Client, name: str, made: type[Remote] = Remote) -> None:
@@ -239,15 +240,15 @@ def run(job: dict[str, Any], channel: wire.Channel) -> dict[str, str]:
         with suppress(SyntaxError):
             exec(compile(job["prompt"], SETUP, "exec", dont_inherit=True), namespace)
     namespace |= {name: importlib.import_module(name) for name in job["modules"]}
-    namespace |= {name: Stand(client, name) for name in job["names"]}
-    namespace |= {name: Stand(client, name, Instance) for name in job["classes"]}
+    namespace |= {name: StandIn(client, name) for name in job["names"]}
+    namespace |= {name: StandIn(client, name, Instance) for name in job["classes"]}
     try:
         channel.send({"start": True})
-        defined = client._answer()
+        defined = client.receive()
     except wire.ProtocolError as error:
         return {"status": "failed", "message": str(error)}
     if "error" in defined:
-        return {"status": "failed", "message": describe(client._error(defined["error"]))}
+        return {"status": "failed", "message": describe(client.exception(defined["error"]))}
     try:
         exec(compile(job["setup"], SETUP, "exec", dont_inherit=True), namespace)
         exec(compile(job["tests"], TESTS, "exec", dont_inherit=True), namespace)

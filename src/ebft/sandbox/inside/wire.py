@@ -1,4 +1,4 @@
-"""What crosses the border between the tests and the program under test: frames of plain data.
+"""What crosses the process boundary between the tests and the program under test: frames of plain data.
 
 A frame is a length of four bytes and JSON. Values of builtin types and a few of the standard library travel by content
 and are rebuilt on the other side as exactly these types, so a class that claims to equal everything arrives as what it
@@ -45,11 +45,11 @@ class Channel:
     def receive(self) -> Any:
         length = int.from_bytes(self._exactly(4), "big")
         if length > LONGEST:
-            raise ProtocolError("an impossible message")
+            raise ProtocolError("a malformed message")
         try:
             return json.loads(self._exactly(length))
         except (ValueError, RecursionError):
-            raise ProtocolError("an impossible message") from None
+            raise ProtocolError("a malformed message") from None
 
     def _exactly(self, count: int) -> bytes:
         data = bytearray()
@@ -157,7 +157,7 @@ def decode(message: Any, dereference: Callable[[str, Any], Any]) -> Any:
     if isinstance(message, list):
         return [decode(item, dereference) for item in message]
     if not isinstance(message, dict) or len(message) != 1:
-        raise ProtocolError("an impossible message")
+        raise ProtocolError("a malformed message")
     [(tag, content)] = message.items()
     try:
         if tag in _COLLECT:
@@ -168,4 +168,4 @@ def decode(message: Any, dereference: Callable[[str, Any], Any]) -> Any:
             return _MAKE[tag](content)
         return dereference(tag, content)
     except (TypeError, ValueError, ArithmeticError, KeyError, IndexError, AttributeError):
-        raise ProtocolError("an impossible message") from None
+        raise ProtocolError("a malformed message") from None

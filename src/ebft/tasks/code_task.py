@@ -1,37 +1,43 @@
-"""Code problems as sets of prompts for `ebft eval`; reading, running and counting them is `code`'s and `score`'s."""
+"""The tasks `humaneval`, `mbpp` and `multipl-e` of `ebft eval`: prompts, and how their completions are scored."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import Any
 
 from ebft.config.evaluation import EvalOptions
 from ebft.errors import ConfigError, DataError
-from ebft.evaluate import score_command as scoring
-from ebft.problems.code import Problem, load_problems
+from ebft.problems.catalog import load_problems
 from ebft.sandbox.isolation import Sandbox, SandboxError
-from ebft.tasks.run_task import ProblemSet
+from ebft.tasks.problem_set import ProblemSet, Scored
+from ebft.tasks.scoring import (
+    MEMORY_MIB,
+    TIMEOUT,
+    K,
+    Sample,
+    outcomes_file_of,
+    program_limits,
+    score_samples,
+    write_results,
+)
 
 MAX_NEW_TOKENS = 512
-TIMEOUT, MEMORY_MIB = 10.0, 1024  # `ebft score`'s own
-K = (1, 4, 16)
 
 
 def code_sets(task: str, options: EvalOptions) -> list[ProblemSet]:
     """One set, or for MultiPL-E one for each language."""
-    if task == "humaneval":
-        sets = [_set(task, task, options.humaneval, None, options)]
-    elif task == "mbpp":
-        sets = [_set(task, task, options.mbpp, None, options)]
-    else:
+    limits = program_limits(options.timeout or TIMEOUT, MEMORY_MIB)
+    sandbox = Sandbox(unsafe=options.unsafe_exec, limits=limits)
+    if task == "multipl-e":
         sets = [
-            _set(task, f"{task}-{language}", _of_language(options.multipl_e, language), language, options)
+            _set(task, _of_language(options.multipl_e, language), language, options, sandbox)
             for language in options.languages
         ]
+    else:
+        source = {"humaneval": options.humaneval, "mbpp": options.mbpp}[task]
+        sets = [_set(task, source, None, options, sandbox)]
     if any(problems.skipped is None for problems in sets):
         try:  # before hours of generation, not after
-            Sandbox(unsafe=options.unsafe_exec).check()
+            sandbox.check()
         except SandboxError as error:
             raise ConfigError(str(error)) from None
     return sets
@@ -50,8 +56,8 @@ def _of_language(source: str, language: str) -> str:
     return f"{source}:humaneval-{language}"
 
 
-def _set(task: str, name: str, source: str, language: str | None, options: EvalOptions) -> ProblemSet:
-    problems: list[Problem] = load_problems(task, source)
+def _set(task: str, source: str, language: str | None, options: EvalOptions, sandbox: Sandbox) -> ProblemSet:
+    problems = load_problems(task, source)
     if language is not None:
         problems = [problem for problem in problems if problem.language == language]
     problems = problems[: options.limit]
@@ -59,29 +65,22 @@ def _set(task: str, name: str, source: str, language: str | None, options: EvalO
         raise DataError(f"{source}: no problems" + ("" if language is None else f" in {language}"))
     chat = options.prompt_style == "chat"
 
-    def score(texts: list[list[str]], file: Path) -> dict[str, Any]:
-        found = scoring.score(
-            argparse.Namespace(
-                task=task,
-                problems=source,
-                samples=str(file),
-                output=str(file.with_suffix(".scores.json")),
-                workers=options.workers,
-                timeout=options.timeout or TIMEOUT,
-                memory=MEMORY_MIB,
-                k=",".join(str(k) for k in K if k <= len(texts[0])),
-                language=language,
-                unsafe_exec=options.unsafe_exec,
-            )
-        )
-        if options.limit is not None:  # that the others have no samples is what was asked for
-            left_out = found["counts"]["problems_without_samples"]
-            found["notes"] = [note for note in found["notes"] if not note.startswith(f"{left_out} of ")]
-        kept = ("metrics", "counts", "statuses", "notes", "versions")
-        return {name: found[name] for name in kept if name in found}
+    def score(texts: list[list[str]], file: Path) -> Scored:
+        """Writes `<file>.scores.json`, as `ebft score` would, and the outcome of every program beside it."""
+        samples = [
+            Sample(problem, number, text)
+            for problem, of_problem in zip(problems, texts, strict=True)
+            for number, text in enumerate(of_problem)
+        ]
+        output = file.with_suffix(".scores.json")
+        ks = [k for k in K if k <= len(texts[0])]
+        found = score_samples(problems, samples, sandbox, outcomes_file_of(output), ks, options.workers)
+        found["settings"] = {"problems": source, "samples": str(file), "language": language, **found["settings"]}
+        write_results(output, {"task": task, **found})
+        return {name: found[name] for name in ("metrics", "counts", "statuses", "notes", "versions")}
 
     return ProblemSet(
-        name,
+        task if language is None else f"{task}-{language}",
         [problem.task_id for problem in problems],
         [problem.prompt("instruct" if chat else "raw") for problem in problems],
         () if chat else tuple(dict.fromkeys(stop for problem in problems for stop in problem.stop_strings)),

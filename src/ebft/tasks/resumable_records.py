@@ -1,20 +1,26 @@
-"""What an evaluation leaves on disk, so that it can be stopped and goes on: records as JSONL, and results.
+"""Records that an evaluation leaves on disk as JSONL, so that it can be stopped and resumed.
 
-Records are appended as they are made. Beside them stands what they were made with; going on with anything else is an
-error that says what differs, because the file would hold two things under one name.
+Records are appended as they are made. Beside them is a file with the settings that made them; resuming with other
+settings is an error that says what differs, because the file would hold two things under one name.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ebft.errors import ConfigError
+from ebft.runtime.files import read_json, write_json
 
 
-class Records:
+def fingerprint(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+class ResumableRecords:
     """An append-only JSONL file `<name>.jsonl`, made under the settings in `<name>.settings.json`."""
 
     def __init__(self, folder: Path, name: str, settings: dict[str, Any], overwrite: bool = False) -> None:
@@ -25,7 +31,7 @@ class Records:
         if overwrite:
             self.file.unlink(missing_ok=True)
             settings_file.unlink(missing_ok=True)
-        before = _read(settings_file)
+        before = read_json(settings_file)
         if before is not None and self.file.exists():
             _check_same(self.file, before, settings)
         elif self.file.exists():
@@ -37,17 +43,17 @@ class Records:
         self.rows = self._load()
 
     def _load(self) -> list[dict[str, Any]]:
-        """The whole lines; one that a killed run was writing is taken off."""
+        """The complete lines; one that a killed run was writing is removed."""
         if not self.file.exists():
             return []
         content = self.file.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
+        complete = content[: content.rfind(b"\n") + 1]
+        if len(complete) < len(content):
             with self.file.open("r+b") as file:
-                file.truncate(len(whole))
+                file.truncate(len(complete))
         try:
             # Not splitlines: JSON leaves line separators of other scripts inside its strings as they are.
-            return [json.loads(line) for line in whole.decode().split("\n") if line]
+            return [json.loads(line) for line in complete.decode().split("\n") if line]
         except json.JSONDecodeError:
             raise ConfigError(f"{self.file} is damaged; move it, or use --overwrite") from None
 
@@ -66,7 +72,7 @@ def _check_same(file: Path, before: dict[str, Any], now: dict[str, Any]) -> None
             if how.count("...") or _short(old) == _short(new):  # cut in the middle, it would tell nobody anything
                 how = f"another {name}"
             raise ConfigError(
-                f"{file} was made with {how}; go on with the same settings, choose another --output, or use "
+                f"{file} was made with {how}; resume with the same settings, choose another --output, or use "
                 "--overwrite to make it again"
             )
 
@@ -74,17 +80,3 @@ def _check_same(file: Path, before: dict[str, Any], now: dict[str, Any]) -> None
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None
-
-
-def write_json(file: Path, value: Any) -> None:
-    """Whole or not at all."""
-    partial = file.with_name(f"{file.name}.partial")
-    partial.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(file)

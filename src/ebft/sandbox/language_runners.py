@@ -1,8 +1,8 @@
 """Programs in other languages than Python: compiling, running, and what counts as a pass.
 
-JavaScript, TypeScript and PHP cross the same border as Python (`checker.py`). C++, Rust, Go, Java and C# are compiled
-as two units (`bridges.py`); a pass is exit code 0 and the secret that the unit with the tests prints at its end. The
-program's own unit is compiled in a sandbox where neither tests nor secret exist.
+JavaScript, TypeScript and PHP run in two processes, as Python does (`isolated_tests.py`). C++, Rust, Go, Java and C#
+are compiled as two units (`bridges.py`); a pass is exit code 0 and the secret that the unit with the tests prints at
+its end. The program's own unit is compiled in a sandbox where neither tests nor secret exist.
 """
 
 from __future__ import annotations
@@ -15,8 +15,18 @@ from dataclasses import replace
 
 from ebft.sandbox import bridges
 from ebft.sandbox.bridges import Signature
-from ebft.sandbox.isolated_tests import ERROR, FAILED, PASSED, TIMEOUT, Outcome, Side, across_the_border, one_line
-from ebft.sandbox.isolation import INSIDE, INSIDE_MOUNT, Finished, Limits, Sandbox
+from ebft.sandbox.command import Finished, Limits
+from ebft.sandbox.isolated_tests import (
+    ERROR,
+    FAILED,
+    PASSED,
+    TIMEOUT,
+    IsolatedProcess,
+    Outcome,
+    one_line,
+    run_isolated_tests,
+)
+from ebft.sandbox.isolation import Sandbox
 from ebft.sandbox.languages import JAVATUPLES, place, typescript
 from ebft.sandbox.monitor import Ending
 
@@ -25,17 +35,17 @@ COMPILING = Limits(
 )
 
 
-class Failure(Exception):
+class CompileFailure(Exception):
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.message)
         self.outcome = outcome
 
 
-def run(language: str, sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits) -> Outcome:
+def run_program(language: str, sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits) -> Outcome:
     """Whether `code`, a whole program unit that defines `sign.name`, passes its tests."""
     try:
-        return _RUN[language](sign, code, tests, sandbox, limits)
-    except Failure as failure:
+        return _RUNNERS[language](sign, code, tests, sandbox, limits)
+    except CompileFailure as failure:
         return failure.outcome
     except bridges.NoSignature as error:
         return Outcome(ERROR, str(error))
@@ -53,12 +63,12 @@ def _compile(sandbox: Sandbox, script: str, files: dict[str, str | bytes], *prog
     path = ":".join([*(f"{folder}/bin" for folder in folders), "/usr/local/bin", "/usr/bin", "/bin"])
     finished = sandbox.run(["sh", "-ec", script], contents, COMPILING, folders, {"PATH": path})
     if finished.ending == Ending.TIMEOUT:
-        raise Failure(Outcome(FAILED, f"compiling was not finished after {COMPILING.seconds:g} s"))
+        raise CompileFailure(Outcome(FAILED, f"compiling was not finished after {COMPILING.seconds:g} s"))
     if finished.ending != Ending.EXITED:
-        raise Failure(Outcome(FAILED, f"compiling used too much {finished.ending}"))
+        raise CompileFailure(Outcome(FAILED, f"compiling used too much {finished.ending}"))
     if finished.returncode != 0:
         said = finished.stderr.decode("utf-8", "replace")
-        raise Failure(Outcome(FAILED, one_line(f"does not compile: {_first_error(said)}")))
+        raise CompileFailure(Outcome(FAILED, one_line(f"does not compile: {_first_error(said)}")))
     return finished.stdout
 
 
@@ -189,11 +199,10 @@ def _js(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits
     # Node reserves address space by the gigabyte; its heap has a limit of its own.
     start = (node, f"--max-old-space-size={max(32, limits.memory_mib // 2)}", "--stack-size=3900")
     limits = replace(limits, processes=64, reserves_addresses=True)
-    scripts = str(INSIDE) if sandbox.unsafe else INSIDE_MOUNT
-    return across_the_border(
+    return run_isolated_tests(
         sandbox,
-        Side((*start, f"{scripts}/driver.js"), {"tests": tests, "name": sign.name}, folders),
-        Side((*start, f"{scripts}/candidate.js"), {"source": code, "name": sign.name}, folders),
+        IsolatedProcess((*start, f"{sandbox.scripts}/driver.js"), {"tests": tests, "name": sign.name}, folders),
+        IsolatedProcess((*start, f"{sandbox.scripts}/candidate.js"), {"source": code, "name": sign.name}, folders),
         limits,
     )
 
@@ -221,16 +230,15 @@ def _ts(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits
 def _php(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits) -> Outcome:
     php, folders = place("php")
     start = (php, "-n", "-d", f"memory_limit={max(32, limits.memory_mib // 2)}M", "-d", "display_errors=0")
-    scripts = str(INSIDE) if sandbox.unsafe else INSIDE_MOUNT
-    return across_the_border(
+    return run_isolated_tests(
         sandbox,
-        Side((*start, f"{scripts}/driver.php"), {"tests": tests, "name": sign.name}, folders),
-        Side((*start, f"{scripts}/candidate.php"), {"source": code, "name": sign.name}, folders),
+        IsolatedProcess((*start, f"{sandbox.scripts}/driver.php"), {"tests": tests, "name": sign.name}, folders),
+        IsolatedProcess((*start, f"{sandbox.scripts}/candidate.php"), {"source": code, "name": sign.name}, folders),
         limits,
     )
 
 
-_RUN: dict[str, Callable[[Signature, str, str, Sandbox, Limits], Outcome]] = {
+_RUNNERS: dict[str, Callable[[Signature, str, str, Sandbox, Limits], Outcome]] = {
     "cpp": _cpp,
     "rs": _rs,
     "go": _go,

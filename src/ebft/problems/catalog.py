@@ -1,0 +1,32 @@
+"""The benchmarks whose answers are programs, by name. A new one has a file of its own and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ebft.errors import DataError
+from ebft.problems.humaneval import humaneval_problem
+from ebft.problems.mbpp import mbpp_problem
+from ebft.problems.multipl_e import multipl_e_problem
+from ebft.problems.problem import Problem
+from ebft.problems.records import Record, read_records
+
+BENCHMARKS: dict[str, Callable[[Record], Problem]] = {
+    "humaneval": humaneval_problem,
+    "mbpp": mbpp_problem,
+    "multipl-e": multipl_e_problem,
+}
+
+
+def load_problems(benchmark: str, source: str) -> list[Problem]:
+    """The problems of one of BENCHMARKS, from a JSONL file or a hub dataset (`name` or `name:configuration`)."""
+    problems: list[Problem] = []
+    seen: dict[tuple[str, str], str] = {}
+    for record in read_records(source):
+        problem = BENCHMARKS[benchmark](record)
+        key = (problem.task_id, problem.language)
+        if key in seen:
+            raise DataError(f"{record.where}: the task {problem.task_id!r} is already in {seen[key]}")
+        seen[key] = record.where
+        problems.append(problem)
+    return problems

@@ -1,0 +1,98 @@
+"""A problem whose answers are programs, and running answers to it.
+
+`prompt` and `stop_strings` are for whoever generates answers; `run_tests` and `run_many` run them. `humaneval.py`,
+`mbpp.py` and `multipl_e.py` have the problems of each benchmark, `catalog.py` reads them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from ebft.problems import answers
+from ebft.sandbox.command import Limits
+from ebft.sandbox.isolated_tests import ERROR, FAILED, Outcome
+from ebft.sandbox.isolation import Sandbox, SandboxError
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem. Subclasses say how to ask for an answer and how to check one."""
+
+    task_id: str
+    language: str = "python"
+
+    def prompt(self, style: str = "raw") -> str:
+        """`raw`: text for a base model to continue. `instruct`: the message of a user to a chat model."""
+        raise NotImplementedError
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Where the generation of a raw answer may stop."""
+        raise NotImplementedError
+
+    def run(self, answer: str, sandbox: Sandbox, limits: Limits) -> Outcome:
+        raise NotImplementedError
+
+    def unavailable(self) -> str | None:
+        """Why answers cannot be run on this machine; None if they can."""
+        return None
+
+
+def run_tests(problem: Problem, answer: str, sandbox: Sandbox | None = None, limits: Limits | None = None) -> Outcome:
+    """The outcome of one answer to a problem. Raises SandboxError if nothing can be run here."""
+    sandbox = sandbox or _default_sandbox()
+    sandbox.check()
+    if len(answer) > answers.LONGEST:
+        return Outcome(FAILED, f"the answer has {len(answer)} characters; more than {answers.LONGEST} are not run")
+    try:
+        return problem.run(answer, sandbox, limits or sandbox.limits)
+    except SandboxError:
+        raise
+    except Exception as error:  # one answer must not end the scoring of the others
+        return Outcome(ERROR, f"{type(error).__name__}: {error}"[:300])
+
+
+@cache
+def _default_sandbox() -> Sandbox:
+    return Sandbox()
+
+
+@dataclass
+class Attempt:
+    """An answer to a problem, and a tag of the caller's."""
+
+    problem: Problem
+    answer: str
+    tag: Any = None
+
+
+def run_many(
+    attempts: Iterable[Attempt],
+    sandbox: Sandbox | None = None,
+    limits: Limits | None = None,
+    workers: int | None = None,
+) -> Iterator[tuple[Attempt, Outcome]]:
+    """Outcomes as they come, `workers` programs at a time."""
+    given = sandbox or _default_sandbox()
+    sandbox = Sandbox(given.unsafe, given.limits)  # of its own, to be stopped without stopping others
+    sandbox.check()
+    workers = workers or os.cpu_count() or 1
+    waiting = iter(attempts)
+    running: dict[Future[Outcome], Attempt] = {}
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            while True:
+                while len(running) < 2 * workers and (attempt := next(waiting, None)) is not None:
+                    running[pool.submit(run_tests, attempt.problem, attempt.answer, sandbox, limits)] = attempt
+                if not running:
+                    return
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(done), done.result()
+        finally:  # also when the caller, or Ctrl-C, ends this early
+            pool.shutdown(wait=False, cancel_futures=True)
+            sandbox.stop()

@@ -1,0 +1,80 @@
+"""Tests of Python programs, in two processes that run `inside/driver.py` and `inside/candidate.py`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from ebft.sandbox.command import Limits
+from ebft.sandbox.isolated_tests import IsolatedProcess, Outcome, run_isolated_tests
+from ebft.sandbox.isolation import Sandbox
+
+PACKAGES = ("numpy",)  # of the standard library all, of other packages these, where they are installed
+
+
+@dataclass(frozen=True)
+class PythonTests:
+    """Tests of a Python program.
+
+    Args:
+        variants: readings of the model's answer, best first, each a list of sources run one after the other.
+        tests: source of the tests; `setup` runs before.
+        names: what the tests call; `classes` are those of which the tests make objects.
+        modules: of the standard library, that the tests use without importing them.
+        prompt: source whose definitions the tests may use, as the problem gives them.
+        check: hand the program's function of this name to the tests' function `check`.
+    """
+
+    variants: tuple[tuple[str, ...], ...]
+    tests: str
+    setup: str = ""
+    names: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    prompt: str = ""
+    check: str = ""
+
+
+def run_python(sandbox: Sandbox, tests: PythonTests, limits: Limits) -> Outcome:
+    interpreter, folders, packages = _python_places()
+    start = (interpreter, "-I", "-S", "-B", "-X", "utf8")
+    # numpy's threads each want address space, and would only wait for each other.
+    environment = (("OPENBLAS_NUM_THREADS", "1"), ("OMP_NUM_THREADS", "1"))
+    program = {"variants": tests.variants, "names": [*tests.names, *tests.classes], "packages": packages}
+    driver = {
+        "prompt": tests.prompt,
+        "setup": tests.setup,
+        "tests": tests.tests,
+        "names": tests.names,
+        "classes": tests.classes,
+        "modules": tests.modules,
+        "check": tests.check,
+        "packages": packages,
+    }
+    return run_isolated_tests(
+        sandbox,
+        IsolatedProcess((*start, f"{sandbox.scripts}/driver.py"), driver, folders, environment),
+        IsolatedProcess((*start, f"{sandbox.scripts}/candidate.py"), program, folders, environment),
+        replace(limits, disk_mib=max(limits.disk_mib, 1)),
+    )
+
+
+@cache
+def _python_places() -> tuple[str, tuple[str, ...], list[str]]:
+    """The interpreter, the folders it needs besides /usr, and where further packages are to be found."""
+    interpreter = os.path.realpath(sys.executable)
+    folders = [] if sys.base_prefix.startswith("/usr") else [sys.base_prefix]
+    places: list[str] = []
+    for package in PACKAGES:
+        found = importlib.util.find_spec(package)
+        if found is None or found.origin is None:
+            continue
+        home = Path(found.origin).parent
+        places.append(str(home.parent))
+        beside = [path for path in (home, home.parent / f"{package}.libs") if path.is_dir()]
+        folders += [str(path) for path in beside if not str(path).startswith((f"{sys.base_prefix}/", "/usr/"))]
+    return interpreter, tuple(folders), places

@@ -1,0 +1,87 @@
+"""The task `calibration` of `ebft eval`: from its options to records on disk to numbers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from ebft.config.evaluation import EvalOptions
+from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, pad_token_id
+from ebft.data.rows import fingerprint as source_fingerprint
+from ebft.data.store import tokenize_source
+from ebft.iteration import check_sequences
+from ebft.method.metrics import Estimate
+from ebft.model.fingerprint import feature_space
+from ebft.tasks import calibration
+from ebft.tasks.problem_set import Scored
+from ebft.tasks.progress import progress
+from ebft.tasks.resumable_records import ResumableRecords
+from ebft.tasks.subject import Subject
+
+
+def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Scored:
+    config, profile = options.method, calibration_profile(options)
+    documents = calibration_documents(options, subject.tokenizer)
+    dataset = SequenceDataset(documents, config.context_length, config.packing, pad_token_id(subject.tokenizer))
+    check_sequences(dataset, config)
+    rows = range(min(len(dataset), options.sequences, options.limit or options.sequences))
+    made_with = {
+        "model": subject.identity,
+        "features": subject.feature_source,
+        "data": source_fingerprint(options.calibration_data or "", options.calibration_split),
+        "seed": options.seed,
+        **{k: v for k, v in options.values("calibration").items() if k not in _NOT_OF_A_SEQUENCE},
+    }
+    records = ResumableRecords(folder, "calibration", made_with, options.overwrite)
+    made = {row["sequence"] for row in records.rows}
+    wanted = [row for row in rows if row not in made]
+    end_tokens = end_token_ids(subject.tokenizer, config.document_masks)
+    features = feature_space(subject.features, subject.feature_name)
+    if wanted:
+        with progress("calibration", len(rows), len(rows) - len(wanted)) as advance:
+            batches = [
+                wanted[start : start + options.calibration_batch_size]
+                for start in range(0, len(wanted), options.calibration_batch_size)
+            ]
+            for batch in calibration.measure_sequences(
+                subject.model, subject.features, dataset, batches, config, profile, end_tokens
+            ):
+                records.append(batch)
+                advance(len(batch))
+    counted = [record for record in records.rows if record["sequence"] < len(rows)]
+    metrics, points = calibration.estimates(counted, profile.lengths)
+    return {
+        "metrics": {name: _entry(estimate, len(counted)) for name, estimate in metrics.items()},
+        "profile": [{"length": length, **_entry(estimate, len(counted))} for length, estimate in points],
+        "sequences": len(counted),
+        "tokens": int(sum(record["tokens"] for record in counted)),
+        "contexts": int(sum(record["contexts"] for record in counted)),
+        "profile_contexts": int(sum(record.get("profile_contexts", 0) for record in counted)),
+        "features": features,
+    }
+
+
+# Options of calibration that do not change the numbers of a sequence, or are told apart in another way.
+_NOT_OF_A_SEQUENCE = ("calibration_data", "calibration_split", "sequences", "feature_model", "calibration_batch_size")
+
+
+def calibration_profile(options: EvalOptions) -> calibration.Profile:
+    profile = calibration.Profile(tuple(sorted(options.profile_lengths)), options.profile_stride)
+    profile.check(options.method.context_length)
+    return profile
+
+
+def calibration_documents(options: EvalOptions, tokenizer: Any) -> DocumentIndex:
+    assert options.calibration_data is not None
+    data = options.data
+    store = tokenize_source(
+        options.calibration_data, tokenizer, options.calibration_split, data.columns, data.limit_documents
+    )
+    index = DocumentIndex.of(store)
+    return index.split(options.held_out, data.split_seed)[1] if options.held_out else index
+
+
+def _entry(estimate: Estimate, count: int) -> dict[str, Any]:
+    value, error = (x if math.isfinite(x) else None for x in map(float, estimate))  # JSON has no NaN
+    return {"value": value, "standard_error": error, "count": count}

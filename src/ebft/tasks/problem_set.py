@@ -1,0 +1,32 @@
+"""What a task asks a model: prompts with their keys, and how the completions are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Scored = dict[str, Any]  # {"metrics": {name: {"value", "standard_error", "count"}}, and what else is worth knowing}
+
+
+@dataclass(frozen=True)
+class ProblemSet:
+    """
+    Args:
+        name: the start of the names of its files.
+        keys: a key for each problem, unique in the set.
+        prompts: a prompt for each problem.
+        stop: strings that end a completion.
+        max_new_tokens: the default for its completions.
+        score: from the completions of each problem and the file they are in to metrics.
+        skipped: why its answers cannot be scored on this machine; None if they can.
+    """
+
+    name: str
+    keys: Sequence[str]
+    prompts: Sequence[str]
+    stop: tuple[str, ...]
+    max_new_tokens: int
+    score: Callable[[list[list[str]], Path], Scored]
+    skipped: str | None = None

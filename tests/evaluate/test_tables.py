@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebft.evaluate import tables
+
+
+def test_curves_are_drawn_with_the_papers_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib.pyplot as plt
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(plt, "close", drawn.append)
+    entry = lambda value: {"value": value, "standard_error": 0.1, "count": 2}  # noqa: E731
+    results = {
+        name: {
+            "tasks": {"calibration": {"metrics": {}, "profile": [{"length": g, **entry(g * s)} for g in (1, 8, 128)]}}
+        }
+        for name, s in (("base", 1), ("ebft", 2))
+    }
+    tables.profile_plot(results, tmp_path / "plot.png")
+    axis = drawn[0].axes[0]
+    assert (axis.get_xlabel(), axis.get_ylabel()) == (
+        "completion length (tokens)",
+        "conditional feature-matching loss",
+    )
+    assert [line.get_label() for line in axis.lines] == ["base", "ebft"]
+    assert [list(line.get_ydata()) for line in axis.lines] == [[1, 8, 128], [2, 16, 256]]
+    assert list(axis.lines[0].get_xdata()) == [1, 8, 128]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["base", "ebft"]
+
+
+def test_labels_tell_models_apart() -> None:
+    assert tables.labels(["runs/a/final", "runs/b/final"]) == ["a/final", "b/final"]
+    assert tables.labels(["x/y", "org/z"]) == ["y", "z"]
+    assert tables.labels(["m", "m"]) == ["m (1)", "m (2)"]

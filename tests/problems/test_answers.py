@@ -1,0 +1,68 @@
+"""Reading Python answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from ebft.problems.answers import fenced_blocks, python_variants
+from ebft.problems.problem import run_tests
+from ebft.sandbox.command import Limits
+from tests.sandbox.sandboxed import ADD, HEAD, needs_sandbox
+
+LONG = Limits(seconds=30.0)
+BODY = "    return a + b\n"
+FUNCTION = "def add(a, b):\n    return a + b\n"
+ANSWERS = {
+    "body": BODY,
+    "body without its first indentation": "return a + b\n",
+    "body of two lines without its first indentation": "total = a + b\n    return total\n",
+    "body at the margin": "total = a + b\nreturn total\n",
+    "body and more functions": BODY + "\ndef other():\n    return 1\n",
+    "body and prose": BODY + "\nThis function adds two numbers.\n",
+    "body and a closing fence": BODY + "```\n\nExplanation follows.\n",
+    "body and tests": BODY + "\nassert add(1, 1) == 2\n",
+    "function": FUNCTION,
+    "prompt repeated": HEAD + BODY,
+    "fenced function": f"Here you go:\n\n```python\n{FUNCTION}```\nIt adds.",
+    "fenced without language": f"```\n{FUNCTION}```",
+    "fence not closed": f"Sure!\n```python\n{FUNCTION}",
+    "fenced body": f"```python\n{BODY}```",
+    "fenced body at the margin": "```python\nreturn a + b\n```",
+    "tildes": f"~~~python\n{FUNCTION}~~~",
+    "second block has it": f"First install it:\n```bash\npip install nothing\n```\nThen:\n```python\n{FUNCTION}```",
+    "usage after it": f"```python\n{FUNCTION}```\nUse it:\n```python\nprint(add(1, 2))\n```",
+    "indented fence": "1. Do this:\n   ```python\n   def add(a, b):\n       return a + b\n   ```\n",
+    "windows lines": "```python\r\n" + FUNCTION.replace("\n", "\r\n") + "```\r\n",
+    "prose around": f"The function is\n\n{FUNCTION}\nand that is all.",
+    "future import": f"```python\nfrom __future__ import annotations\n{FUNCTION}```",
+    "main block": f"```python\n{FUNCTION}\nif __name__ == '__main__':\n    raise SystemExit(input())\n```",
+    "lambda": "```python\nadd = lambda a, b: a + b\n```",
+    "helper before it": "```python\ndef plus(a, b):\n    return a + b\n\ndef add(a, b):\n    return plus(a, b)\n```",
+    "begin and done": f"[BEGIN]\n{FUNCTION}[DONE]",
+}
+
+
+@needs_sandbox
+@pytest.mark.parametrize("name", ANSWERS)
+def test_answers_are_read(name: str) -> None:
+    outcome = run_tests(ADD, ANSWERS[name], limits=LONG)
+    assert outcome.passed, outcome
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "answer", ["", "    pass\n", "pass", "I cannot help.", "```python\n```", "def sub(a, b): return a + b"]
+)
+def test_answers_without_a_solution_fail(answer: str) -> None:
+    assert run_tests(ADD, answer, limits=LONG).status == "failed"
+
+
+def test_the_first_reading_is_prompt_and_completion() -> None:
+    assert python_variants(HEAD, BODY, "add")[0] == (HEAD + BODY,)
+
+
+def test_blocks() -> None:
+    assert fenced_blocks("none") == []
+    assert fenced_blocks("```a\n1\n```\n2\n```\n3\n```") == ["1", "3"]
+    assert fenced_blocks("x `y` ```not a fence``` z") == []
+    assert fenced_blocks("code\n```\n") == ["code"]

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ebft.errors import DataError
+from ebft.problems.humaneval import humaneval_problem
+from ebft.problems.problem import run_tests
+from ebft.problems.records import Record
+from ebft.sandbox.command import Limits
+from tests.problems.rows import HUMANEVAL
+from tests.sandbox.sandboxed import ADD, HEAD, needs_sandbox
+
+LONG = Limits(seconds=30.0)
+
+
+@needs_sandbox
+def test_helpers_of_the_prompt_are_the_problems_own() -> None:
+    head = "def half(x):\n    return x / 2\n\n\ndef double(x):\n    '''Undo half.'''\n"
+    tests = "def check(candidate):\n    for n in range(5):\n        assert half(candidate(n)) == n\n"
+    row = {"task_id": "Own/1", "prompt": head, "entry_point": "double", "test": tests}
+    problem = humaneval_problem(Record("own", row))
+    assert run_tests(problem, "    return 2 * x\n", limits=LONG).passed
+    cheat = "    return 7\n\ndef half(x):\n    import itertools\n    return next(half.n)\nhalf.n = iter(range(99))\n"
+    assert run_tests(problem, cheat, limits=LONG).status == "failed"
+    # An answer of the function only has the prompt's helpers, too.
+    uses = "```python\ndef double(x):\n    return x + 2 * half(x)\n```"
+    assert run_tests(problem, uses, limits=LONG).passed
+
+
+def test_prompts() -> None:
+    assert ADD.prompt("raw") == HEAD
+    assert HEAD.strip() in ADD.prompt("instruct")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"test": "def check(:"}, "'test' is not valid Python"),
+        ({"entry_point": "a b"}, "is not a name"),
+        ({"prompt": 5}, "'prompt' is a int, not a string"),
+    ],
+)
+def test_fields_that_cannot_be_used(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        humaneval_problem(Record("own", {**HUMANEVAL, **change}))

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from ebft.errors import DataError
+from ebft.problems.mbpp import mbpp_problem
+from ebft.problems.problem import run_tests
+from ebft.problems.records import Record
+from ebft.sandbox.command import Limits
+from tests.problems.rows import MBPP
+from tests.sandbox.sandboxed import needs_sandbox
+
+LONG = Limits(seconds=30.0)
+
+
+@needs_sandbox
+def test_mbpp_with_a_class_of_the_program() -> None:
+    problem = mbpp_problem(Record("own", MBPP))
+    assert (problem.names, problem.classes, problem.modules) == (("depth",), ("Node",), ("math",))
+    assert run_tests(problem, MBPP["code"], limits=LONG).passed
+    assert run_tests(problem, MBPP["code"].replace("1 +", "2 +"), limits=LONG).status == "failed"
+    assert run_tests(problem, "class Node:\n    pass\ndef depth(node):\n    return 3", limits=LONG).status == "failed"
+
+
+@needs_sandbox
+def test_mbpp_with_the_fields_of_the_sanitized_set() -> None:
+    row = {
+        "task_id": 8,
+        "prompt": "Write a function for the area of a circle.",
+        "code": "def area(r):\n    return 3.14159265 * r * r",
+        "test_imports": ["import math"],
+        "test_list": ["assert math.isclose(area(2), 12.566, rel_tol=0.001)"],
+    }
+    problem = mbpp_problem(Record("own", row))
+    assert run_tests(problem, str(row["code"]), limits=LONG).passed
+    forged = "class math:\n    isclose = staticmethod(lambda *a, **k: True)\ndef area(r):\n    return 0"
+    assert run_tests(problem, forged, limits=LONG).status == "failed"
+
+
+def test_mbpp_function_named_like_a_builtin() -> None:
+    row = {"task_id": 1, "text": "t", "code": "def sum(a, b):\n    return a", "test_list": ["assert sum(10, 15) == 6"]}
+    assert mbpp_problem(Record("own", row)).names == ("sum",)
+    assert mbpp_problem(Record("own", {**row, "code": ""})).names == ("sum",)
+
+
+def test_prompts() -> None:
+    mbpp = mbpp_problem(Record("own", MBPP))
+    assert mbpp.prompt("raw") == f'"""\n{MBPP["text"]}\n{MBPP["test_list"][0]}\n"""\n'
+    assert all(test in mbpp.prompt("instruct") for test in MBPP["test_list"])
+
+
+@pytest.mark.parametrize("field", ["task_id", "text", "test_list"])
+def test_missing_fields_of_mbpp_are_named(field: str) -> None:
+    with pytest.raises(DataError, match=f"has no field '{field}'"):
+        mbpp_problem(Record("own", {name: value for name, value in MBPP.items() if name != field}))
+
+
+def test_without_tests_there_is_no_problem() -> None:
+    with pytest.raises(DataError, match="test_list is empty"):
+        mbpp_problem(Record("own", {**MBPP, "test_list": []}))

@@ -1,0 +1,89 @@
+"""What crosses the process boundary between tests and program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ebft.sandbox.command import Limits
+from ebft.sandbox.isolated_tests import Outcome
+from ebft.sandbox.isolation import Sandbox
+from ebft.sandbox.python_tests import PythonTests, run_python
+from tests.sandbox.sandboxed import needs_sandbox
+
+LONG = Limits(seconds=30.0)
+
+
+def check(code: str, tests: str, **more: Any) -> Outcome:
+    names = more.pop("names", ("f",))
+    return run_python(Sandbox(), PythonTests(((code,),), tests, names=names, **more), LONG)
+
+
+ROUND_TRIP = """
+import datetime, decimal, fractions, collections, math
+values = [None, True, 0, -1, 2**200, -(2**60), 0.1, -0.0, float('inf'), 1e-320, 'text', '\\ud800', 'é\\n\\x00',
+    b'\\x00\\xff', bytearray(b'x'), 1 + 2j, (1,), (), [], [1, [2]], {1: 'a', (2, 3): {4}}, {}, {1, 2}, frozenset({3}),
+    range(1, 10, 2),
+    decimal.Decimal('1.10'), fractions.Fraction(1, 3), datetime.date(2020, 1, 2), datetime.time(1, 2),
+    datetime.datetime(2020, 1, 2, 3, 4, 5, 6), datetime.timedelta(1, 2, 3), collections.Counter('aab'),
+    collections.OrderedDict(a=1), collections.deque([1, 2]), ...]
+for value in values:
+    back = f(value)
+    assert back == value and type(back) is type(value), value
+assert math.isnan(f(float('nan')))
+assert math.copysign(1, f(-0.0)) == -1
+"""
+
+
+@needs_sandbox
+def test_values_cross_the_boundary_as_they_are() -> None:
+    outcome = check("def f(x): return x", ROUND_TRIP)
+    assert outcome.passed, outcome
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("code", "tests"),
+    [
+        ("def f(x):\n    yield from x", "assert list(f([1, 2])) == [1, 2]"),
+        ("def f(x):\n    while True: yield x", "g = f(3)\nassert next(g) == 3 and next(g) == 3"),
+        ("def f(x): return map(str, x)", "assert list(f([1])) == ['1']"),
+        ("def f(x): return x.keys()", "assert f({1: 2}) == {1} and list(f({3: 4})) == [3]"),
+        ("def f(x): x.sort()", "a = [[3, 1], 2]\nf(a[0])\nassert a == [[1, 3], 2]"),
+        ("def f(x): x['b'].append(1)", "a = {'b': []}\nb = a['b']\nf(a)\nassert b == [1] and a['b'] is b"),
+        ("def f(g, x): return g(x) + 1", "assert f(lambda v: v * 2, 4) == 9"),
+        ("def f(g, x): return [g(v) for v in x]", "assert f(len, ['ab']) == [2] and f(str, [1]) == ['1']"),
+        ("def f(n): return lambda x: x + n", "assert f(2)(3) == 5"),
+        (
+            "def f(x): raise ValueError('no')",
+            "try:\n    f(1)\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'no'",
+        ),
+        (
+            "class E(Exception): pass\ndef f(x): raise E('own')",
+            "try:\n    f(1)\nexcept Exception as e:\n    assert 'own' in str(e)",
+        ),
+        ("import re\ndef f(x): return re.match('a', x)", "assert f('ab')\nassert not f('b')\nassert f('b') is None"),
+        ("import collections\nP = collections.namedtuple('P', 'a b')\ndef f(): return P(1, 2)", "assert f() == (1, 2)"),
+        (
+            "import numpy\ndef f(): return numpy.float32(0.5), numpy.int64(3), numpy.bool_(True)",
+            "assert f() == (0.5, 3, True)",
+        ),
+        ("def f(a, *, b=1, **c): return (a, b, c)", "assert f(1, b=2, d=3) == (1, 2, {'d': 3})"),
+    ],
+)
+def test_what_tests_do_with_programs(code: str, tests: str) -> None:
+    outcome = check(code, tests)
+    assert outcome.passed, outcome
+
+
+@needs_sandbox
+def test_a_program_that_ends_does_not_count_as_an_expected_error() -> None:
+    tests = "for _ in range(2):\n    try:\n        f(1)\n    except:\n        pass"
+    assert check("def f(x): raise ValueError", tests).passed
+    assert not check("import os\ndef f(x): os._exit(0)", tests).passed
+
+
+@needs_sandbox
+def test_tests_that_test_nothing_do_not_pass() -> None:
+    assert check("def f(x): return 1", "assert True").status == "error"

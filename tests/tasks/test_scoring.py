@@ -1,0 +1,84 @@
+"""Scoring samples without a command line: what is counted, kept and run again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebft.errors import DataError
+from ebft.problems.humaneval import humaneval_problem
+from ebft.problems.records import Record
+from ebft.sandbox.command import Limits
+from ebft.sandbox.isolated_tests import Outcome
+from ebft.sandbox.isolation import Sandbox
+from ebft.tasks import scoring
+from ebft.tasks.scoring import Sample, outcomes_file_of, program_limits, score_samples
+from tests.problems.rows import HUMANEVAL
+
+PROBLEMS = [humaneval_problem(Record("own", {**HUMANEVAL, "task_id": name})) for name in ("a", "b", "c")]
+SAMPLES = [Sample(PROBLEMS[place], number, f"{place}{number}") for place in (0, 1) for number in range(2)]
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """In place of the sandbox: "00" and "11" pass, "10" is an error of the harness; what was run, in order."""
+    answers: list[str] = []
+
+    def run_many(attempts: Any, *rest: Any) -> Any:
+        for attempt in attempts:
+            answers.append(attempt.answer)
+            status = {"00": "passed", "11": "passed", "10": "error"}.get(attempt.answer, "failed")
+            yield attempt, Outcome(status, "")
+
+    monkeypatch.setattr(scoring, "run_many", run_many)
+    monkeypatch.setattr(Sandbox, "check", lambda self: None)
+    monkeypatch.setattr(scoring, "bubblewrap_version", lambda: (0, 8))
+    return answers
+
+
+def test_counts_and_means(ran: list[str], tmp_path: Path) -> None:
+    found = score_samples(PROBLEMS, SAMPLES, Sandbox(), tmp_path / "o.jsonl", ks=(1, 2, 3), workers=1)
+    assert found["metrics"]["pass@1"]["value"] == found["pass@1"] == 0.5
+    assert found["metrics"]["pass@2"]["value"] == 1.0
+    assert found["problems_without_samples"] == ["c"]
+    assert found["counts"] == {
+        "problems": 3,
+        "problems_scored": 2,
+        "problems_without_samples": 1,
+        "samples": 4,
+        "samples_passed": 2,
+    }
+    assert found["statuses"]["error"] == 1
+    assert [note.split()[0] for note in found["notes"]] == ["not", "1", "1"]
+    assert found["settings"] == {
+        "k": [1, 2, 3],
+        "timeout": 10.0,
+        "memory_mib": 1024,
+        "workers": 1,
+        "unsafe_exec": False,
+    }
+    rows = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+    assert [(row["task_id"], row["sample"]) for row in rows] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+
+
+def test_outcomes_are_kept_but_errors_are_tried_again(ran: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "o.jsonl"
+    first = score_samples(PROBLEMS, SAMPLES, Sandbox(), file)
+    ran.clear()
+    assert score_samples(PROBLEMS, SAMPLES, Sandbox(), file)["metrics"] == first["metrics"]
+    assert ran == ["10"]
+    ran.clear()
+    score_samples(PROBLEMS, SAMPLES, Sandbox(limits=Limits(seconds=3)), file)
+    assert len(ran) == 4, "other limits, other outcomes"
+
+
+def test_names_and_limits(tmp_path: Path) -> None:
+    assert outcomes_file_of(tmp_path / "x.scores.json") == tmp_path / "x.scores.samples.jsonl"
+    assert program_limits(5, 100) == Limits(seconds=5, memory_mib=100)
+    with pytest.raises(DataError, match="--timeout 0 must be a positive number"):
+        program_limits(0, 100)
+    with pytest.raises(DataError, match="--memory 3 is less than any interpreter needs"):
+        program_limits(5, 3)
