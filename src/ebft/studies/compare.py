@@ -17,7 +17,7 @@ from typing import Any
 
 from ebft.config.training import LARGER_IS_BETTER
 from ebft.errors import ConfigError
-from ebft.train.model_card import NAMES, with_error
+from ebft.train.metric_names import NAMES, with_error
 
 AXES = {
     "steps": ("step", "steps"),

@@ -14,7 +14,7 @@ from typing import Any
 from ebft.errors import ConfigError, nearest
 from ebft.studies import compare, local_launcher, slurm_launcher
 from ebft.studies.points import Point
-from ebft.train.model_card import NAMES, with_error
+from ebft.train.metric_names import NAMES, with_error
 
 LAUNCHERS = ("local", "slurm")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 import shlex
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import transformers
 
 import ebft
 from ebft.config.recipe import Recipe
+from ebft.train.metric_names import NAMES, with_error
 
 if TYPE_CHECKING:
     from ebft.baselines.trainers import Method
@@ -27,12 +27,6 @@ PANELS = (
     ("ebft/distinct", "share of distinct completions"),
     ("grad_norm", "gradient norm"),
 )
-NAMES = {
-    "cross_entropy": "cross-entropy, all tokens",
-    "answer_cross_entropy": "cross-entropy, answer tokens",
-    "cfm": "feature-matching loss",
-    "whitened_proxy": "whitened proxy (larger is better)",
-}
 
 
 def read_metrics(output: Path) -> list[dict[str, Any]]:
@@ -82,13 +76,6 @@ def before_and_after(results: dict[str, Any]) -> list[tuple[str, str, str]]:
             old, new = (with_error(r.get(f"eval_{key}"), r.get(f"eval_{key}_se")) for r in (before, after))
             rows.append((name, old, new))
     return rows
-
-
-def with_error(value: float | None, error: float | None) -> str:
-    """A value and its standard error, which one sequence alone does not have."""
-    if value is None:
-        return ""
-    return f"{value:.4f}" if error is None or math.isnan(error) else f"{value:.4f} ± {error:.4f}"
 
 
 def _details(recipe: Recipe) -> str:
