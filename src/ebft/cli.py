@@ -259,13 +259,14 @@ def _number(settings: dict[str, Any], name: str) -> float:
 def _sweep(arguments: list[str]) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from ebft.errors import nearest
-    from ebft.studies import sweep
-    from ebft.studies.points import points
+    from ebft.runtime.messages import show_messages
+    from ebft.studies import points, sweep
 
+    show_messages()
     parser = _Parser(
         prog="ebft sweep",
         usage="ebft sweep --config recipe.yaml --set name=value,value ... [--launcher slurm] [--setting value ...]",
-        description="Every combination of some settings' values. Started again, it goes on where it stopped.",
+        description="Every combination of some settings' values. Run again, it resumes where it stopped.",
     )
     sweep.add_arguments(parser)
     options, rest = parser.parse_known_args(arguments)
@@ -277,16 +278,22 @@ def _sweep(arguments: list[str]) -> int:
         settings = _flags(rest)[1]
         if "launch" in settings:
             raise ValueError("--launch is not for sweeps: every point of one runs in a single process")
-        found = points(options.config, settings, options.set, _settings_of(options.command))
-        failed = sweep.sweep(found, options)
-        if options.dry_run or (options.launcher == "slurm" and not all(point.finished for point in found)):
+        launcher = sweep.make_launcher(options)
+        points.parse_sets(options.set)  # errors of the command line come before the slow imports
+        found = points.points(options.config, settings, options.set, _settings_of(options.command))
+        if options.dry_run:
+            for line in sweep.preview(found, launcher):
+                print(line)
+            return 0
+        failed = sweep.sweep(found, launcher)
+        if failed is None:  # they run later
             return 0
         _print_table(sweep.table(found, failed))
-        comparison = sweep.compared(found)
+        comparison = sweep.compare_points(found)
     except ValueError as error:
         return _complain(str(error))
     except KeyboardInterrupt:
-        return _complain("stopped; the same command goes on from here", INTERRUPTED)
+        return _complain("stopped; the same command resumes from here", INTERRUPTED)
     except OSError as error:
         return _complain(f"{error.filename}: {error.strerror or error}", FAILED)
     for note in comparison.notes if comparison else ():
@@ -321,8 +328,10 @@ def _export(arguments: list[str]) -> int:
 
 
 def _compare(arguments: list[str]) -> int:
+    from ebft.runtime.messages import show_messages
     from ebft.studies import compare
 
+    show_messages()
     parser = _Parser(prog="ebft compare", description="A table and overlaid curves of finished or running runs.")
     compare.add_arguments(parser)
     options = parser.parse_args(arguments)
