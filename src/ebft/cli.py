@@ -219,18 +219,21 @@ def _plan(arguments: list[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(PLAN)
         return 0
-    from ebft.config.recipe import load_recipe
+    from ebft.planning import plan
+    from ebft.runtime.messages import show_messages
 
+    show_messages()
     try:
         file, settings = _flags([a for a in arguments if a != "--json"])
         if file is None:
             raise ValueError("ebft plan needs --config recipe.yaml")
         gpus, gpu_memory = (_number(settings, name) for name in ("gpus", "gpu_memory"))
-        from ebft.planning import plan
-
         if gpus != int(gpus):
             raise ValueError(f"--gpus {gpus:g} is not a whole number")
-        found = plan.plan(load_recipe(file, settings), int(gpus), gpu_memory)
+        hardware = plan.Hardware(int(gpus), gpu_memory)
+        from ebft.config.recipe import load_recipe  # slow: torch and transformers
+
+        found = plan.plan(load_recipe(file, settings), hardware)
     except ValueError as error:
         return _complain(str(error))
     if "--json" in arguments:

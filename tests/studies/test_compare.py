@@ -10,7 +10,7 @@ import pytest
 from ebft import cli
 from ebft.errors import ConfigError
 from ebft.studies import compare
-from tests.studies.commands import imports_torch
+from tests.imports import imports_torch
 from tests.studies.made_runs import make_run
 
 

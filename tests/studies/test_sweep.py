@@ -10,7 +10,8 @@ import pytest
 from ebft.config.training import EBFTConfig
 from ebft.studies.points import points
 from tests.baselines.runs import write_recipe
-from tests.studies.commands import attempts, imports_torch, sweep
+from tests.imports import imports_torch
+from tests.studies.commands import attempts, sweep
 
 pytestmark = pytest.mark.usefixtures("offline")
 
