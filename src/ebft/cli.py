@@ -207,11 +207,10 @@ def _plan(arguments: list[str]) -> int:
     if gpus != int(gpus):
         raise ConfigError(f"--gpus {gpus:g} is not a whole number")
     from ebft.config.recipe import load_recipe
-
-    recipe = load_recipe(file, settings)
     from ebft.planning import plan
 
-    found = plan.plan(recipe, int(gpus), gpu_memory)
+    hardware = plan.Hardware(int(gpus), gpu_memory)
+    found = plan.plan(load_recipe(file, settings), hardware)
     if "--json" in arguments:
         print(json.dumps(plan.as_json(found), indent=1))
         return 0
@@ -236,7 +235,7 @@ def _number(settings: dict[str, Any], name: str) -> float:
 
 
 def _sweep(arguments: list[str]) -> int:
-    from ebft.studies import sweep
+    from ebft.studies import points, sweep
 
     parser = _Parser(
         prog="ebft sweep",
@@ -252,13 +251,17 @@ def _sweep(arguments: list[str]) -> int:
     settings = _flags(rest)[1]
     if "launch" in settings:
         raise ConfigError("--launch is not for sweeps: every point of one runs in a single process")
+    launcher = sweep.make_launcher(options)
     with _file_errors() as failure:
-        found = sweep.points_of(options, settings)
-        failed = sweep.sweep(found, options)
-        if options.dry_run or (options.launcher == "slurm" and not all(point.finished for point in found)):
+        found = points.points(options.config, settings, options.set, options.command)
+        if options.dry_run:
+            print("\n".join(sweep.preview(found, launcher)))
+            return 0
+        failed = sweep.sweep(found, launcher)
+        if failed is None:  # they run later
             return 0
         _print_table(sweep.table(found, failed))
-        comparison = sweep.compared(found)
+        comparison = sweep.compare_points(found)
     if failure:
         return failure[0]
     for note in comparison.notes if comparison else ():

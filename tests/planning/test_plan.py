@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from ebft import cli
-from ebft.planning import memory
+from ebft.planning.model_shape import ModelShape, meta_model
 from tests.baselines.runs import write_recipe
+from tests.imports import imports_torch
 from tests.shapes import SHAPES, shape_folder
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -44,7 +45,8 @@ def test_a_7b_model_on_eight_gpus(
     # 28 layers of 4 attention matrices (biases in three), 3 of the feed-forward and 2 norms; two embeddings; a norm.
     layer = 2 * 3584**2 + 2 * 3584 * 512 + 3584 + 2 * 512 + 3 * 3584 * 18944 + 2 * 3584
     assert found["parameters"] == 28 * layer + 2 * 152064 * 3584 + 3584 == 7_615_616_512
-    ddp, fsdp2, lora, qlora = (found["ways"][way] for way in ("ddp", "fsdp2", "lora", "qlora"))
+    assert found["recipe_trains_by"] == "ddp"
+    ddp, fsdp2, lora, qlora = (found["ways"][name] for name in ("ddp", "fsdp2", "lora", "qlora"))
     resident = sum(ddp["bytes"][part] for part in ("weights", "master", "gradients", "optimizer"))
     assert resident == 18 * found["parameters"]
     pieces = sum(fsdp2["bytes"][part] for part in ("master", "gradients", "optimizer"))
@@ -76,23 +78,7 @@ def test_what_is_said_to_fit_fits(
         assert (again["peak"] <= 0.9 * 80 * 2**30) is fits
 
 
-@pytest.mark.parametrize(
-    ("settings", "way"),
-    [
-        ({}, "ddp"),
-        ({"lora": True}, "lora"),
-        ({"peft": {"r": 2}}, "lora"),
-        ({"lora": True, "load_in_4bit": True}, "qlora"),
-    ],
-)
-def test_how_the_recipe_itself_trains(
-    settings: dict[str, Any], way: str, tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = write_recipe(tmp_path, tiny, sums, **settings)
-    assert planned(recipe, capsys, "--gpus", 1, "--gpu-memory", 8)["recipe_trains_by"] == way
-
-
-def test_the_table_has_every_part_and_way(
+def test_the_table_has_every_part_and_strategy(
     tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = write_recipe(tmp_path, tiny, sums)
@@ -132,6 +118,13 @@ def test_errors_are_one_line(
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "arguments", [[], ["--gpus", "many", "--gpu-memory", "80"], ["--gpus", "0", "--gpu-memory", "80"]]
+)
+def test_errors_of_the_command_line_are_quick(arguments: list[str]) -> None:
+    assert not imports_torch("plan", "--config", "recipe.yaml", *arguments)
+
+
 def test_the_outputs_in_the_documentation_are_what_the_command_prints(
     shapes: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,16 +141,16 @@ def test_the_outputs_in_the_documentation_are_what_the_command_prints(
 
 @pytest.mark.parametrize("file", sorted((ROOT / "recipes" / "large").glob("*.yaml")), ids=lambda file: file.stem)
 def test_large_recipes_fit(file: Path, shapes: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """On as many H100s as their name says, by the way they are meant to be trained."""
+    """On as many H100s as their name says, by the strategy they are meant for."""
     model = yaml.safe_load(file.read_text())["model"]
     gpus = re.search(r"-(\d+)xh100", file.stem)
     assert gpus is not None
     found = planned(file, capsys, "--model", shapes[model], "--gpus", gpus.group(1), "--gpu-memory", 80)
-    way = "qlora" if found["recipe_trains_by"] == "qlora" else "fsdp2"
-    assert found["ways"][way]["fits"]
+    strategy = "qlora" if found["recipe_trains_by"] == "qlora" else "fsdp2"
+    assert found["ways"][strategy]["fits"]
     line = next(x for x in (ROOT / "docs" / "plan.md").read_text().splitlines() if f"[{file.name}]" in x)
-    assert line.endswith(f"| {found['ways'][way]['peak'] / 2**30:.1f} GiB |")
-    assert found["ways"][way]["peak"] < 0.75 * 80 * 2**30, "an estimate that is 15 % off would no longer fit"
+    assert line.endswith(f"| {found['ways'][strategy]['peak'] / 2**30:.1f} GiB |")
+    assert found["ways"][strategy]["peak"] < 0.75 * 80 * 2**30, "an estimate that is 15 % off would no longer fit"
 
 
 def test_a_larger_feature_network_is_counted(
@@ -165,5 +158,5 @@ def test_a_larger_feature_network_is_counted(
 ) -> None:
     recipe = write_recipe(tmp_path, tiny, sums, bf16=True, feature_model=str(shapes["Qwen/Qwen2.5-7B"]))
     found = planned(recipe, capsys, "--gpus", 1, "--gpu-memory", 80)
-    frozen = memory.Shape.of(memory.meta_model(SHAPES["Qwen/Qwen2.5-7B"]()), [0.25, 0.5, 0.75]).frozen
-    assert {way["bytes"]["frozen"] for way in found["ways"].values()} == {2 * frozen}
+    frozen = ModelShape.of(meta_model(SHAPES["Qwen/Qwen2.5-7B"]()), [0.25, 0.5, 0.75]).frozen
+    assert {planned["bytes"]["frozen"] for planned in found["ways"].values()} == {2 * frozen}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,36 +10,8 @@ import pytest
 from ebft import cli
 from ebft.errors import ConfigError
 from ebft.studies import compare
-
-RULER = {"context_length": 48, "network": "aa", "validation": "bb", "samples": 4, "whitening": "reference"}
-
-
-def make_run(
-    folder: Path, values: list[float], method: str = "ebft", finished: bool = True, spent: bool = True, **ruler: Any
-) -> Path:
-    folder.mkdir(parents=True)
-    lines = []
-    for place, value in enumerate(values):
-        entry: dict[str, Any] = {"step": 10 * place, "eval_cfm": value, "eval_cfm_se": 0.01}
-        entry |= {"eval_cross_entropy": value + 1, "eval_cross_entropy_se": 0.02, "eval_whitened_proxy": -value}
-        if spent:
-            entry |= {"spent/seconds": 2.0 * place, "spent/tokens": 100 * place, "spent/flops": 1e9 * place}
-        lines += [json.dumps({"step": 10 * place, "loss": 0.1}), json.dumps(entry)]
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    results: dict[str, Any] = {"method": method, "ruler": {**RULER, **ruler}}
-    if finished:
-        results["steps"] = 10 * (len(values) - 1)
-    (folder / "results.json").write_text(json.dumps(results))
-    return folder
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> list[str]:
-    one = make_run(tmp_path / "one", [1.3, 1.1, 1.2])
-    two = make_run(tmp_path / "two", [1.3, 1.25], "sft", finished=False)
-    with (two / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 20, "eval_cf')  # the line that a running run is writing
-    return [str(one), str(two)]
+from tests.imports import imports_torch
+from tests.studies.made_runs import make_run
 
 
 def test_the_table_has_best_and_last_with_standard_errors(runs: list[str]) -> None:
@@ -58,54 +28,6 @@ def test_the_table_has_best_and_last_with_standard_errors(runs: list[str]) -> No
     assert spent_two[:4] == ("two", "sft", "not finished", "10")
     assert found.notes == []
     assert found.files == []
-
-
-def test_pictures_and_a_page_that_needs_nothing_else(runs: list[str], tmp_path: Path) -> None:
-    output = tmp_path / "compared"
-    found = compare.compare(runs, str(output), "flops", ["a <b>", "c"])
-    assert (output / "compare.png").read_bytes().startswith(b"\x89PNG")
-    page = (output / "compare.html").read_text()
-    assert page.count("data:image/png;base64,") == 4
-    assert re.findall(r'id="x-(\w+)"( checked)?', page) == [
-        ("steps", ""),
-        ("tokens", ""),
-        ("seconds", ""),
-        ("flops", " checked"),
-    ]
-    assert "a &lt;b&gt;" in page
-    assert "<b>" not in page
-    assert not re.search(r"(?:src|href)=\"(?!data:)", page)
-    assert "<script" not in page
-    numbers = json.loads((output / "compare.json").read_text())["runs"]["c"]["metrics"]["cfm"]
-    assert numbers[1] == {
-        "step": 10,
-        "value": 1.25,
-        "standard_error": 0.01,
-        "steps": 10,
-        "tokens": 100,
-        "seconds": 2.0,
-        "FLOPs": 1e9,
-    }
-    assert len(found.files) == 3
-    compare.compare(runs, str(output))  # again, over its own files
-
-
-def test_the_axis_is_what_is_plotted(runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    import matplotlib.axes
-
-    seen: list[list[float]] = []
-    plot = matplotlib.axes.Axes.plot
-
-    def spy(self: Any, x: Any, y: Any, **kwargs: Any) -> Any:
-        seen.append(list(x))
-        return plot(self, x, y, **kwargs)
-
-    monkeypatch.setattr(matplotlib.axes.Axes, "plot", spy)
-    found = [compare.read_run(Path(run)) for run in runs]
-    for axis, expected in (("steps", [0, 10, 20]), ("tokens", [0, 100, 200]), ("seconds", [0.0, 2.0, 4.0])):
-        seen.clear()
-        compare._picture(found, ["cfm"], axis)
-        assert seen == [expected, expected[:2]]
 
 
 class TestNotes:
@@ -196,3 +118,6 @@ class TestBadInput:
         printed = capsys.readouterr().out
         assert "1.1000 ± 0.0100" in printed
         assert str(tmp_path / "out" / "compare.html") in printed
+
+    def test_comparing_is_quick(self, runs: list[str], tmp_path: Path) -> None:
+        assert not imports_torch("compare", *runs, "--output", str(tmp_path / "out"))

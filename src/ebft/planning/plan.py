@@ -1,22 +1,23 @@
-"""`ebft plan`: the memory of one GPU by part, for every way to train a recipe's model, and what would fit.
+"""`ebft plan`: the memory of one GPU by part, for every strategy to train a recipe's model, and what would fit.
 
 Only the model's configuration is read: a folder that holds nothing but config.json will do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import AutoConfig
-
-from ebft import adapters, fetch
-from ebft.config.recipe import Recipe
 from ebft.errors import ConfigError, first_line
-from ebft.planning import memory
-from ebft.planning.memory import ADAPTED, GIB, ROOM, WAYS, Memory, Shape, Way, Work
+from ebft.planning.memory import GIB, ROOM, Memory, estimate, largest_micro_batch, largest_rollout_batch
+from ebft.planning.strategies import STRATEGIES, Strategy, strategy_of
+from ebft.planning.workload import Workload
+
+if TYPE_CHECKING:  # torch and transformers are imported when there is a recipe to plan
+    from ebft.config.recipe import Recipe
 
 PARTS = {
     "weights": "weights that compute",
@@ -36,9 +37,24 @@ STAGES = {"rollout": "rollouts", "features": "features", "update": "update", "st
 
 
 @dataclass(frozen=True)
-class Planned:
-    """One way to train."""
+class Hardware:
+    gpus: int
+    gpu_memory_gib: float  # of each
 
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise ConfigError(f"gpus={self.gpus} must be at least 1")
+        if not self.gpu_memory_gib > 0:
+            raise ConfigError(f"gpu_memory={self.gpu_memory_gib} must be above 0, in GiB")
+
+    @property
+    def room(self) -> float:
+        """Bytes of a GPU that a run may use."""
+        return (1 - ROOM) * self.gpu_memory_gib * GIB
+
+
+@dataclass(frozen=True)
+class StrategyPlan:
     memory: Memory
     fits: bool
     largest_micro_batch: int
@@ -50,48 +66,48 @@ class Planned:
 class Plan:
     model: str
     parameters: int
-    gpus: int
-    gpu_memory_gib: float
-    work: Work
-    chosen: Way  # how the recipe itself trains
-    ways: dict[Way, Planned]
+    hardware: Hardware
+    work: Workload
+    chosen: Strategy  # how the recipe itself trains
+    strategies: dict[Strategy, StrategyPlan]
 
 
-def plan(recipe: Recipe, gpus: int, gpu_memory_gib: float) -> Plan:
-    if gpus < 1:
-        raise ConfigError(f"gpus={gpus} must be at least 1")
-    if not gpu_memory_gib > 0:
-        raise ConfigError(f"gpu_memory={gpu_memory_gib} must be above 0, in GiB")
+def plan(recipe: Recipe, hardware: Hardware) -> Plan:
+    from ebft import adapters
+    from ebft.planning.model_shape import ModelShape, meta_model
+
     training = recipe.training
-    model = memory.meta_model(_model_config(recipe, "model", recipe.model.model))
-    shape = Shape.of(model, training.feature_layers)
-    work = Work.of(recipe, gpus)
+    model = meta_model(_model_config(recipe, "model", recipe.model.model))
+    shape = ModelShape.of(model, training.feature_taps)
+    work = Workload.of(recipe, hardware.gpus)
     if training.feature_model is not None:
-        other = memory.meta_model(_model_config(recipe, "feature_model", training.feature_model))
-        work = replace(work, other_features=Shape.of(other, training.feature_layers).frozen)
-    room = (1 - ROOM) * gpu_memory_gib * GIB
+        other = meta_model(_model_config(recipe, "feature_model", training.feature_model))
+        work = replace(work, other_features=ModelShape.of(other, training.feature_taps).frozen)
     adapter = 0
     if find_spec("peft") is not None:
         asked = recipe if recipe.model.adapted else replace(recipe, model=replace(recipe.model, lora=True))
         adapter = adapters.count_parameters(model, adapters.peft_config(asked))
-    ways: dict[Way, Planned] = {}
-    for way in WAYS:
-        adapted = way in ADAPTED
-        if adapted and not adapter:
+    strategies: dict[Strategy, StrategyPlan] = {}
+    for strategy in STRATEGIES:
+        if strategy.adapter and not adapter:
             continue  # peft, which knows the adapter's size, is not installed
-        this = replace(work, adapter=adapter if adapted else 0)
-        needed = memory.estimate(shape, this, way)
-        ways[way] = Planned(
-            needed,
-            needed.peak <= room,
-            memory.largest_micro_batch(shape, this, way, room),
-            memory.largest_rollout_batch(shape, this, way, room),
-            this.adapter,
+        this = replace(work, adapter=adapter if strategy.adapter else 0)
+        needed = estimate(shape, this, strategy)
+        strategies[strategy] = StrategyPlan(
+            memory=needed,
+            fits=needed.peak <= hardware.room,
+            largest_micro_batch=largest_micro_batch(shape, this, strategy, hardware.room),
+            largest_rollout_batch=largest_rollout_batch(shape, this, strategy, hardware.room),
+            adapter_parameters=this.adapter,
         )
-    return Plan(recipe.model.model, shape.parameters, gpus, gpu_memory_gib, work, memory.way_of(recipe), ways)
+    return Plan(recipe.model.model, shape.parameters, hardware, work, strategy_of(recipe), strategies)
 
 
 def _model_config(recipe: Recipe, field: str, name: str) -> Any:
+    from transformers import AutoConfig
+
+    from ebft import fetch
+
     place = fetch.resolve(name)
     if name.startswith(("/", ".", "~")) and not Path(place).expanduser().is_dir():
         raise ConfigError(f"{field}={name!r}: no such folder")
@@ -102,44 +118,42 @@ def _model_config(recipe: Recipe, field: str, name: str) -> Any:
 
 
 def table(found: Plan) -> list[tuple[str, ...]]:
-    """GiB on each GPU, or MiB if that is more than a small model needs."""
-    small = max(planned.memory.peak for planned in found.ways.values()) < GIB
-    unit, size = ("MiB", 2**20) if small else ("GiB", GIB)
+    """GiB on each GPU, or MiB if no strategy needs a GiB."""
+    plans = list(found.strategies.values())
+    unit, size = ("MiB", 2**20) if max(p.memory.peak for p in plans) < GIB else ("GiB", GIB)
 
-    def row(title: str, values: Any) -> tuple[str, ...]:
-        return (title, *(values(planned) for planned in found.ways.values()))
+    def shown(values: Iterable[float]) -> list[str]:
+        return [f"{value / size:.1f}" for value in values]
 
-    def shown(value: float) -> str:
-        return f"{value / size:.1f}"
-
-    rows: list[tuple[str, ...]] = [(f"{unit} on each GPU", *found.ways)]
-    rows += [row(title, lambda p, name=name: shown(getattr(p.memory, name))) for name, title in PARTS.items()]
-    rows.append(("",) * len(rows[0]))
-    rows += [
-        row(f"during {title}", lambda p, name=name: shown(p.memory.stages()[name])) for name, title in STAGES.items()
+    parts = [(title, *shown(p.memory.parts()[part] for p in plans)) for part, title in PARTS.items()]
+    stages = [(f"during {title}", *shown(p.memory.stages()[stage] for p in plans)) for stage, title in STAGES.items()]
+    return [
+        (f"{unit} on each GPU", *(strategy.name for strategy in found.strategies)),
+        *parts,
+        ("",) * (1 + len(plans)),
+        *stages,
+        ("peak", *shown(p.memory.peak for p in plans)),
+        ("fits", *("yes" if p.fits else "no" for p in plans)),
+        ("largest per_device_train_batch_size", *(str(p.largest_micro_batch or "none fits") for p in plans)),
+        ("largest rollout_batch_size", *(str(p.largest_rollout_batch or "none fits") for p in plans)),
     ]
-    rows.append(row("peak", lambda p: shown(p.memory.peak)))
-    rows.append(row("fits", lambda p: "yes" if p.fits else "no"))
-    rows.append(row("largest per_device_train_batch_size", lambda p: str(p.largest_micro_batch or "none fits")))
-    rows.append(row("largest rollout_batch_size", lambda p: str(p.largest_rollout_batch or "none fits")))
-    return rows
 
 
 def introduction(found: Plan) -> list[str]:
-    work = found.work
+    work, gpus = found.work, found.hardware.gpus
     lines = [
-        f"{found.model}: {found.parameters:,} parameters, {found.gpus} GPU{'s' if found.gpus > 1 else ''} of "
-        f"{found.gpu_memory_gib:g} GiB. Computed, not run.",
+        f"{found.model}: {found.parameters:,} parameters, {gpus} GPU{'s' if gpus > 1 else ''} of "
+        f"{found.hardware.gpu_memory_gib:g} GiB. Computed, not run.",
         f"Packed sequences of {work.packed:,} tokens ({work.context:,} of text), {work.micro_batch} in a micro-batch, "
         f"{work.rows} rolled out at once, {'bf16' if work.bf16 else 'float32'}, {work.optimizer}, gradient "
         f"checkpointing {'on' if work.checkpointing else 'off'}.",
     ]
-    adapter = max(planned.adapter_parameters for planned in found.ways.values())
+    adapter = max(planned.adapter_parameters for planned in found.strategies.values())
     if adapter:
         lines.append(f"The adapter of lora and qlora has {adapter:,} parameters.")
     else:
         lines.append("Adapters are left out: install peft with `pip install ebft[peft]`.")
-    loaded = [f"{bytes_ * found.parameters / GIB:,.0f} GiB" for bytes_ in (work.trained_bytes, work.number)]
+    loaded = [f"{bytes_ * found.parameters / GIB:,.0f} GiB" for bytes_ in (work.trained_bytes, work.compute_bytes)]
     lines.append(
         f"A process that loads the whole model needs {loaded[0]} of its machine's memory, with lora {loaded[1]}."
     )
@@ -152,14 +166,14 @@ def as_json(found: Plan) -> dict[str, Any]:
     return {
         "model": found.model,
         "parameters": found.parameters,
-        "gpus": found.gpus,
-        "gpu_memory_bytes": found.gpu_memory_gib * GIB,
+        "gpus": found.hardware.gpus,
+        "gpu_memory_bytes": found.hardware.gpu_memory_gib * GIB,
         "room": ROOM,
         "settings": asdict(found.work),
-        "recipe_trains_by": found.chosen,
+        "recipe_trains_by": found.chosen.name,
         "computed": True,
         "ways": {
-            way: {
+            strategy.name: {
                 "bytes": planned.memory.parts(),
                 "stages": planned.memory.stages(),
                 "peak": planned.memory.peak,
@@ -168,6 +182,6 @@ def as_json(found: Plan) -> dict[str, Any]:
                 "largest_rollout_batch_size": planned.largest_rollout_batch,
                 "adapter_parameters": planned.adapter_parameters,
             }
-            for way, planned in found.ways.items()
+            for strategy, planned in found.strategies.items()
         },
     }

@@ -1,1 +1,1 @@
-"""Many runs at once."""
+"""Sweeps of many runs, and comparisons of runs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import logging
 import os
 import signal
 import subprocess
@@ -10,56 +12,65 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ebft.runtime.launch import ENTRY, LAUNCHED
 from ebft.studies.points import Point
 
-_LOOK_EVERY = 0.2  # seconds
+logger = logging.getLogger(__name__)
+_POLL_SECONDS = 0.2
 
 
 @dataclass
-class Running:
+class RunningPoint:
     point: Point
     process: subprocess.Popen[bytes]
-    place: str | None  # the GPU it has to itself
+    gpu: str | None  # the GPU it has to itself
     started: float
-    log_from: int  # where in the log this attempt begins
+    log_start: int  # where in the log this attempt begins
 
 
-def run_points(points: Sequence[Point], command: str, jobs: int | None = None, use_cpu: bool = False) -> list[Point]:
-    """Run all points, whatever becomes of the others; returns those that failed."""
-    free: list[str | None] = list(gpus() if not use_cpu else [])
-    on_cpu = not free
-    free = free[:jobs] if free else [None] * (jobs or 1)
-    cores = max(1, (os.cpu_count() or 1) // len(free))
-    waiting, failed = list(points), []
-    running: list[Running] = []
-    try:
-        while waiting or running:
-            while waiting and free:
-                running.append(_start(waiting.pop(0), command, free.pop(0), cores if on_cpu else None))
-            time.sleep(_LOOK_EVERY)
-            for ended in [r for r in running if r.process.poll() is not None]:
-                running.remove(ended)
-                free.append(ended.place)
-                if not _report(ended):
-                    failed.append(ended.point)
-    except KeyboardInterrupt:
-        for one in running:
-            one.process.send_signal(signal.SIGINT)
-        for one in running:
-            one.process.wait()
-        raise
-    finally:
-        for one in running:
-            if one.process.poll() is None:
-                one.process.terminate()
-    return failed
+class LocalLauncher:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.command, self.jobs = options.command, options.jobs
+
+    def preview(self, points: Sequence[Point]) -> list[str]:
+        return [f"{point.name}: {'finished' if point.finished else 'to do'}" for point in points]
+
+    def launch(self, unfinished: Sequence[Point]) -> list[Point]:
+        """Run all points to their ends, also after some have failed; returns those that failed."""
+        for point in unfinished:
+            point.write()
+        gpus = [] if unfinished[0].given.get("use_cpu") else visible_gpus()
+        free: list[str | None] = [*gpus[: self.jobs]] if gpus else [None] * (self.jobs or 1)
+        threads = None if gpus else max(1, (os.cpu_count() or 1) // len(free))
+        waiting, failed = list(unfinished), []
+        running: list[RunningPoint] = []
+        try:
+            while waiting or running:
+                while waiting and free:
+                    running.append(_start(waiting.pop(0), self.command, free.pop(0), threads))
+                time.sleep(_POLL_SECONDS)
+                for ended in [r for r in running if r.process.poll() is not None]:
+                    running.remove(ended)
+                    free.append(ended.gpu)
+                    if not _report(ended):
+                        failed.append(ended.point)
+        except KeyboardInterrupt:
+            for one in running:
+                one.process.send_signal(signal.SIGINT)
+            for one in running:
+                one.process.wait()
+            raise
+        finally:
+            for one in running:
+                if one.process.poll() is None:
+                    one.process.terminate()
+        return failed
 
 
-def gpus() -> list[str]:
+def visible_gpus() -> list[str]:
     """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
+    import torch
+
     count = torch.cuda.device_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
@@ -67,41 +78,38 @@ def gpus() -> list[str]:
     return [name.strip() for name in named.split(",") if name.strip()][:count]
 
 
-def command_of(point: Point, command: str) -> list[str]:
-    """--resume starts from the beginning where there is no checkpoint."""
-    return [sys.executable, *ENTRY, command, "--config", str(point.recipe), "--resume"]
-
-
-def _start(point: Point, command: str, place: str | None, cores: int | None) -> Running:
+def _start(point: Point, command: str, gpu: str | None, threads: int | None) -> RunningPoint:
     environment = {**os.environ, LAUNCHED: "1"}  # ends with this process, if that is killed
-    if place is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = place
-    if cores is not None:
-        environment.setdefault("OMP_NUM_THREADS", str(cores))
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
+    if threads is not None:
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
     point.log.parent.mkdir(parents=True, exist_ok=True)
     with point.log.open("ab") as log:
-        log_from = log.tell()
-        # In a session of its own: Ctrl-C is passed on once, by us.
+        log_start = log.tell()
         process = subprocess.Popen(
-            command_of(point, command),
+            # --resume starts from the beginning where there is no checkpoint.
+            [sys.executable, *ENTRY, command, "--config", str(point.recipe), "--resume"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C is passed on once, by us
         )
-    where = f" on GPU {place}" if place is not None else ""
-    print(f"{point.name}: started{where}, log in {point.log}", file=sys.stderr, flush=True)
-    return Running(point, process, place, time.monotonic(), log_from)
+    where = f" on GPU {gpu}" if gpu is not None else ""
+    logger.info(f"{point.name}: started{where}, log in {point.log}")
+    return RunningPoint(point, process, gpu, time.monotonic(), log_start)
 
 
-def _report(ended: Running) -> bool:
+def _report(ended: RunningPoint) -> bool:
+    """Whether it succeeded."""
     point, code, seconds = ended.point, ended.process.returncode, time.monotonic() - ended.started
     if code == 0:
-        print(f"{point.name}: finished after {seconds:.0f} s", file=sys.stderr, flush=True)
+        logger.info(f"{point.name}: finished after {seconds:.0f} s")
         return True
-    lines = point.log.read_bytes()[ended.log_from :].decode(errors="replace").strip().splitlines()
-    said = next((line for line in lines if line.startswith("ebft: ")), lines[-1] if lines else "")  # the first: why
+    lines = point.log.read_bytes()[ended.log_start :].decode(errors="replace").strip().splitlines()
+    # The first error message is the cause; the last line, if there is none.
+    reason = next((line for line in lines if line.startswith("ebft: ")), lines[-1] if lines else "")
     how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
-    print(f"{point.name}: failed ({how}): {said.removeprefix('ebft: ')}", file=sys.stderr, flush=True)
+    logger.info(f"{point.name}: failed ({how}): {reason.removeprefix('ebft: ')}")
     return False

@@ -6,7 +6,6 @@ Everything is checked before anything starts: names, types, and each point as a 
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,22 +14,23 @@ from typing import Any
 
 import yaml
 
-from ebft.config.recipe import convert, field_types, load_recipe, read_values
-from ebft.config.training import EBFTConfig
+from ebft.config.convert import convert
+from ebft.config.recipe import field_types, load_recipe, read_values
 from ebft.errors import ConfigError, nearest
+from ebft.runtime.files import read_json, write_text
 
 SECTION = "sweep"  # of a recipe
 POINTS, LOGS = "points", "logs"
-# Every point has a folder of its own, and is one run.
+# Every point is one run, in a folder of its own.
 _FIXED = ("output_dir", SECTION)
-_LONGEST = 120
+_LONGEST_NAME = 120
 
 
 @dataclass(frozen=True)
 class Point:
     name: str
-    settings: dict[str, Any]  # what is its own
-    given: dict[str, Any]  # everything, as its recipe
+    settings: dict[str, Any]  # the swept ones
+    given: dict[str, Any]  # all settings of its recipe
     folder: Path  # of the sweep
 
     @property
@@ -46,15 +46,11 @@ class Point:
         return self.folder / LOGS / f"{self.name}.log"
 
     def results(self) -> dict[str, Any]:
-        file = self.run / "results.json"
-        try:
-            return json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError):
-            return {}
+        return read_json(self.run / "results.json") or {}
 
     @property
     def finished(self) -> bool:
-        """Whether this very recipe has run to its end; one with more steps, say, still has to go on."""
+        """Whether this very recipe has run to its end; after a change, such as more steps, it has to continue."""
         if "steps" not in self.results():
             return False
         before = yaml.safe_load((self.run / "recipe.yaml").read_text(encoding="utf-8"))
@@ -64,15 +60,15 @@ class Point:
         self.recipe.parent.mkdir(parents=True, exist_ok=True)
         shown = ", ".join(f"{name}={value}" for name, value in self.settings.items())
         text = f"# The point {shown} of a sweep.\n" + yaml.safe_dump(self.given, sort_keys=False)
-        self.recipe.write_text(text, encoding="utf-8")
+        write_text(self.recipe, text)
 
 
 def points(
-    file: str | Path | None, overrides: dict[str, Any], sets: Sequence[str], training: type[EBFTConfig] = EBFTConfig
+    file: str | Path | None, overrides: dict[str, Any], sets: Sequence[str], command: str = "train"
 ) -> list[Point]:
     """The points of a recipe's `sweep:` section and of `--set name=value,value`, which wins."""
     values = {**(read_values(file) if file is not None else {}), **overrides}
-    grid = _checked({**_section(values.pop(SECTION, {})), **_flags(sets)}, training)
+    grid = _checked({**_section(values.pop(SECTION, {})), **parse_sets(sets)}, command)
     output = values.get("output_dir")
     if not isinstance(output, str) or not output:
         raise ConfigError("no output folder: set `output_dir`, in which every point gets a folder of its own")
@@ -83,7 +79,7 @@ def points(
         name = _name(settings)
         whole = {**values, **settings, "output_dir": str(folder / name)}
         try:
-            recipe = load_recipe(None, whole, training)
+            recipe = load_recipe(None, whole, command)
         except ValueError as error:
             raise ConfigError(f"{name}: {error}") from None
         found.append(Point(name, settings, recipe.given, folder))
@@ -98,8 +94,9 @@ def _section(given: Any) -> dict[str, list[Any]]:
     return given
 
 
-def _flags(sets: Sequence[str]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+def parse_sets(sets: Sequence[str]) -> dict[str, list[str]]:
+    """The values of `--set name=value,value` by name."""
+    found: dict[str, list[str]] = {}
     for text in sets:
         name, equals, values = text.partition("=")
         if not equals or not values:
@@ -111,10 +108,10 @@ def _flags(sets: Sequence[str]) -> dict[str, list[Any]]:
     return found
 
 
-def _checked(grid: dict[str, list[Any]], training: type[EBFTConfig]) -> dict[str, list[Any]]:
-    types = field_types(training)
+def _checked(grid: dict[str, list[Any]], command: str) -> dict[str, list[Any]]:
     if not grid:
         raise ConfigError(f"nothing to sweep: give --set name=value,value, or a `{SECTION}:` section in the recipe")
+    types = field_types(command)
     checked = {}
     for name, values in grid.items():
         if name in _FIXED:
@@ -128,9 +125,9 @@ def _checked(grid: dict[str, list[Any]], training: type[EBFTConfig]) -> dict[str
 
 
 def _name(settings: dict[str, Any]) -> str:
-    """What a folder may be called: `learning_rate=1e-06,gamma=0.1`."""
+    """A name that is safe for a folder: `learning_rate=1e-06,gamma=0.1`."""
     shown = ",".join(f"{name}={_shown(value)}" for name, value in settings.items())
-    return re.sub(r"[^\w.,=+-]+", "-", shown)[:_LONGEST]
+    return re.sub(r"[^\w.,=+-]+", "-", shown)[:_LONGEST_NAME]
 
 
 def _shown(value: Any) -> str:
@@ -139,7 +136,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, str):
-        return value.rstrip("/").rpartition("/")[2]  # of a path or hub name, what tells it apart
+        return value.rstrip("/").rpartition("/")[2]  # the last part of a path or hub name
     if isinstance(value, list):
         return "+".join(_shown(item) for item in value)
     return str(value)

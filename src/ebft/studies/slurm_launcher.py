@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import logging
 import re
 import shlex
 import subprocess
@@ -10,15 +12,45 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ebft.errors import ConfigError
+from ebft.runtime.files import write_text
 from ebft.runtime.launch import ENTRY
 from ebft.studies.points import LOGS, Point
 
+logger = logging.getLogger(__name__)
 JOB_FILE, ID_FILE = "sweep.sbatch", "slurm-job"
 # What a job asks for unless `--slurm name=value` says otherwise.
 DEFAULTS = {"job-name": "ebft-sweep", "ntasks": "1", "gpus-per-task": "1", "requeue": "", "signal": "B:USR1@120"}
 
 
-def options_of(given: Sequence[str]) -> dict[str, str]:
+class SlurmLauncher:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.command, self.jobs = options.command, options.jobs
+        self.sbatch_options = parse_options(options.slurm)
+
+    def preview(self, points: Sequence[Point]) -> list[str]:
+        unfinished = [point for point in points if not point.finished]
+        if unfinished:
+            file = self._write(unfinished)
+            logger.info(f"{file}: written and not submitted; `sbatch {file}` does")
+        return []
+
+    def launch(self, unfinished: Sequence[Point]) -> None:
+        """Submit them as one job and return at once."""
+        if job := queued_job(unfinished[0].folder):
+            raise ConfigError(f"job {job} of this sweep is still in the queue; wait for it, or `scancel {job}`")
+        file = self._write(unfinished)
+        logger.info(f"{file}: submitted as job {submit(file)}; the same command shows the table later")
+
+    def _write(self, points: Sequence[Point]) -> Path:
+        folder = points[0].folder
+        for point in points:
+            point.write()
+        (folder / LOGS).mkdir(parents=True, exist_ok=True)
+        write_text(folder / JOB_FILE, job_script(points, self.command, self.sbatch_options, self.jobs))
+        return folder / JOB_FILE
+
+
+def parse_options(given: Sequence[str]) -> dict[str, str]:
     """`partition=gpu`, `requeue`: options of sbatch without their dashes; `no-requeue` takes the default away."""
     options = dict(DEFAULTS)
     for text in given:
@@ -35,8 +67,8 @@ def options_of(given: Sequence[str]) -> dict[str, str]:
     return options
 
 
-def job_file(points: Sequence[Point], command: str, options: dict[str, str], jobs: int | None = None) -> str:
-    """The text of the array job. A task that is started again goes on from its last checkpoint."""
+def job_script(points: Sequence[Point], command: str, options: dict[str, str], jobs: int | None) -> str:
+    """The text of the array job. A task that is started again resumes from its last checkpoint."""
     folder = points[0].folder.resolve()
     at_once = f"%{jobs}" if jobs else ""
     asked = {**options, "array": f"0-{len(points) - 1}{at_once}", "output": f"{folder / LOGS}/%A_%a.log"}
@@ -48,20 +80,13 @@ def job_file(points: Sequence[Point], command: str, options: dict[str, str], job
     lines += [
         ")",
         f"cd {shlex.quote(str(Path.cwd()))}",
-        "# Slurm gives notice before time is up: back into the queue, to go on from the last checkpoint.",
+        "# Slurm gives notice before time is up: back into the queue, to resume from the last checkpoint.",
         """trap 'scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' USR1""",
         f'{python} {command} --config "${{points[$SLURM_ARRAY_TASK_ID]}}" --resume &',
         "wait $!",
         "",
     ]
     return "\n".join(lines)
-
-
-def write(points: Sequence[Point], text: str) -> Path:
-    file = points[0].folder / JOB_FILE
-    (points[0].folder / LOGS).mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
-    return file
 
 
 def submit(file: Path) -> str:
@@ -76,12 +101,12 @@ def submit(file: Path) -> str:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise ConfigError(f"sbatch refused {file}: {reason}")
     job = done.stdout.strip().partition(";")[0]
-    (file.parent / ID_FILE).write_text(job + "\n", encoding="utf-8")
+    write_text(file.parent / ID_FILE, job + "\n")
     return job
 
 
-def still_queued(folder: Path) -> str | None:
-    """The number of an array job of this sweep that waits or runs, so that no point is started twice."""
+def queued_job(folder: Path) -> str | None:
+    """The number of this sweep's array job, if it waits or runs."""
     file = folder / ID_FILE
     if not file.is_file():
         return None

@@ -1,22 +1,42 @@
-"""`ebft sweep`: all points of a grid, and a table of what came of them.
+"""`ebft sweep`: runs every point of a grid with a launcher, and makes a table of the results.
 
-Started again, it skips points that are finished and goes on with the others; when nothing is left to do, it shows the
-table.
+Run again, it skips points that are finished and resumes the others; when nothing is left to do, it shows the table.
+
+A new launcher is a class like `LocalLauncher` in a file of its own, and a line in `LAUNCHERS`.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
+import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 from ebft.errors import ConfigError, nearest
-from ebft.studies import compare, local_launcher, slurm_launcher
+from ebft.studies import compare
+from ebft.studies.local_launcher import LocalLauncher
 from ebft.studies.points import Point
-from ebft.train.model_card import NAMES, with_error
+from ebft.studies.runs import METRICS_FILE
+from ebft.studies.slurm_launcher import SlurmLauncher
+from ebft.train.metric_names import NAMES, with_error
 
-LAUNCHERS = ("local", "slurm")
+logger = logging.getLogger(__name__)
+
+
+class Launcher(Protocol):
+    """Where the points of a sweep are run."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """From the options of the command; raises ConfigError if one is wrong. Nothing is started yet."""
+
+    def preview(self, points: Sequence[Point]) -> list[str]:
+        """What `--dry-run` does: start nothing; returns lines to print."""
+
+    def launch(self, unfinished: Sequence[Point]) -> list[Point] | None:
+        """Run these points, of which there is at least one. Returns those that failed; None if they run later."""
+
+
+LAUNCHERS: dict[str, type[Launcher]] = {"local": LocalLauncher, "slurm": SlurmLauncher}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="show the points; with slurm, write the job file and do not submit it")
 
 
-def sweep(points: Sequence[Point], options: Any) -> list[Point]:
-    """Run or submit what is left to do; the points that failed."""
+def make_launcher(options: argparse.Namespace) -> Launcher:
     if options.launcher not in LAUNCHERS:
         raise ConfigError(
             f"--launcher {options.launcher} is not one of {', '.join(LAUNCHERS)}{nearest(options.launcher, LAUNCHERS)}"
@@ -40,33 +59,25 @@ def sweep(points: Sequence[Point], options: Any) -> list[Point]:
         raise ConfigError(f"--jobs {options.jobs} must be at least 1")
     if options.slurm and options.launcher != "slurm":
         raise ConfigError("--slurm is for --launcher slurm; leave it out")
-    left = [point for point in points if not point.finished]
-    print(f"points: {len(points)}, {len(points) - len(left)} of them finished", file=sys.stderr)
-    if options.launcher == "local":
-        if options.dry_run:
-            for point in points:
-                print(f"{point.name}: {'finished' if point not in left else 'to do'}")
-            return []
-        for point in left:
-            point.write()
-        return local_launcher.run_points(left, options.command, options.jobs, bool(points[0].given.get("use_cpu")))
-    if not left:
-        return []
-    if not options.dry_run and (job := slurm_launcher.still_queued(points[0].folder)):
-        raise ConfigError(f"job {job} of this sweep is still in the queue; wait for it, or `scancel {job}`")
-    for point in left:
-        point.write()
-    file = slurm_launcher.write(
-        left, slurm_launcher.job_file(left, options.command, slurm_launcher.options_of(options.slurm), options.jobs)
-    )
-    if options.dry_run:
-        print(f"{file}: written and not submitted; `sbatch {file}` does", file=sys.stderr)
-    else:
-        print(
-            f"{file}: submitted as job {slurm_launcher.submit(file)}; the same command shows the table later",
-            file=sys.stderr,
-        )
-    return []
+    return LAUNCHERS[options.launcher](options)
+
+
+def preview(points: Sequence[Point], launcher: Launcher) -> list[str]:
+    """`--dry-run`: lines to print."""
+    _unfinished(points)
+    return launcher.preview(points)
+
+
+def sweep(points: Sequence[Point], launcher: Launcher) -> list[Point] | None:
+    """Run or submit the points that are not finished. Returns those that failed; None if they run later."""
+    unfinished = _unfinished(points)
+    return launcher.launch(unfinished) if unfinished else []
+
+
+def _unfinished(points: Sequence[Point]) -> list[Point]:
+    unfinished = [point for point in points if not point.finished]
+    logger.info(f"points: {len(points)}, {len(points) - len(unfinished)} of them finished")
+    return unfinished
 
 
 def table(points: Sequence[Point], failed: Sequence[Point] = ()) -> list[tuple[str, ...]]:
@@ -83,10 +94,11 @@ def table(points: Sequence[Point], failed: Sequence[Point] = ()) -> list[tuple[s
     return rows
 
 
-def compared(points: Sequence[Point]) -> compare.Comparison | None:
+def compare_points(points: Sequence[Point]) -> compare.Comparison | None:
     """`ebft compare` of the points that have been evaluated: curves, page and numbers in the sweep's folder."""
-    runs = [point for point in points if (point.run / "metrics.jsonl").is_file()]
-    runs = [point for point in runs if any(point.results().get(key) for key in ("before", "after"))]
-    if not runs:
-        return None
-    return compare.compare([str(p.run) for p in runs], str(points[0].folder / compare.FOLDER))
+    evaluated = [
+        str(point.run)
+        for point in points
+        if (point.run / METRICS_FILE).is_file() and any(point.results().get(key) for key in ("before", "after"))
+    ]
+    return compare.compare(evaluated, str(points[0].folder / compare.FOLDER)) if evaluated else None

@@ -13,7 +13,10 @@ from ebft import adapters
 from ebft.config.recipe import Recipe
 from ebft.data.packing import SequenceDataset, collate
 from ebft.iteration import make_layout
-from ebft.planning import memory
+from ebft.planning.memory import Memory, estimate
+from ebft.planning.model_shape import ModelShape, meta_model
+from ebft.planning.strategies import strategy_of
+from ebft.planning.workload import Workload
 from ebft.train.samples import CONTEXT_TOKENS
 
 
@@ -72,11 +75,10 @@ def flops_per_step(parameters: int, sequences: int, packed_tokens: int) -> float
     return 2.0 * parameters * sequences * packed_tokens * (1 + 0.75 + 3)
 
 
-def memory_of(recipe: Recipe, model: Any, anchors: int) -> memory.Memory:
+def memory_of(recipe: Recipe, model: Any, anchors: int) -> Memory:
     """Of one process of this run, on the device it would run on."""
-    empty = memory.meta_model(model.config)
-    config, way = recipe.training, memory.way_of(recipe)
-    work = memory.Work.of(recipe, config.world_size, anchors, "cuda" if config.device.type == "cuda" else "cpu")
+    empty, config = meta_model(model.config), recipe.training
+    work = Workload.of(recipe, config.world_size, anchors, "cuda" if config.device.type == "cuda" else "cpu")
     if recipe.model.adapted:
         work = replace(work, adapter=adapters.count_parameters(empty, adapters.peft_config(recipe)))
-    return memory.estimate(memory.Shape.of(empty, config.feature_layers), work, way)
+    return estimate(ModelShape.of(empty, config.feature_taps), work, strategy_of(recipe))

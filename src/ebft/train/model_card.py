@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 import shlex
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import torch
 import transformers
 
 from ebft.config.recipe import Recipe
+from ebft.train.metric_names import NAMES, with_error
 from ebft.train.training_method import TrainingMethod
 from ebft.version import __version__
 
@@ -25,12 +25,6 @@ PANELS = (
     ("ebft/distinct", "share of distinct completions"),
     ("grad_norm", "gradient norm"),
 )
-NAMES = {
-    "cross_entropy": "cross-entropy, all tokens",
-    "answer_cross_entropy": "cross-entropy, answer tokens",
-    "cfm": "feature-matching loss",
-    "whitened_proxy": "whitened proxy (larger is better)",
-}
 
 
 def read_metrics(output: Path) -> list[dict[str, Any]]:

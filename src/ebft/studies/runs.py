@@ -1,0 +1,96 @@
+"""Output folders of training runs, finished or not, read from `metrics.jsonl` and `results.json` alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ebft.errors import ConfigError
+
+METRICS_FILE = "metrics.jsonl"
+# What a run has cost when a metric was measured: names in metrics.jsonl, and in compare.json.
+COSTS = {"step": "steps", "spent/tokens": "tokens", "spent/seconds": "seconds", "spent/flops": "FLOPs"}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One value of a validation metric."""
+
+    step: int
+    value: float
+    error: float | None  # standard error
+    costs: dict[str, float]
+
+
+@dataclass
+class Run:
+    name: str
+    folder: Path
+    method: str  # ebft, sft or rlvr
+    finished: bool
+    validation: dict[str, Any] | None  # how its validation measures; unknown for runs of old versions
+    entries: list[dict[str, Any]]  # lines of metrics.jsonl
+
+    def measurements(self, metric: str) -> list[Measurement]:
+        """Values of a validation metric by step; of two at one step, the later."""
+        found: dict[int, Measurement] = {}
+        for entry in self.entries:
+            value = entry.get(f"eval_{metric}")
+            if value is not None:
+                costs = {key: float(entry[key]) for key in COSTS if entry.get(key) is not None}
+                found[entry["step"]] = Measurement(entry["step"], value, entry.get(f"eval_{metric}_se"), costs)
+        return [found[step] for step in sorted(found)]
+
+    def metrics(self) -> set[str]:
+        """Names of the validation metrics that have a value."""
+        names = {key.removeprefix("eval_") for entry in self.entries for key in entry if key.startswith("eval_")}
+        return {name for name in names if not name.endswith(("_se", "runtime")) and self.measurements(name)}
+
+    def total_costs(self) -> dict[str, float]:
+        """The last known value of `step` and of everything under `spent/`."""
+        return {
+            key: value
+            for entry in self.entries
+            for key, value in entry.items()
+            if key == "step" or key.startswith("spent/")
+        }
+
+
+def read_run(folder: Path) -> Run:
+    folder = folder.expanduser()
+    if folder.name == "final" and not (folder / METRICS_FILE).exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such run")
+    if not (folder / METRICS_FILE).is_file():
+        raise ConfigError(
+            f"{folder} holds no {METRICS_FILE}, so it is not the output folder of a run, or nothing is logged yet"
+        )
+    results = {}
+    if (folder / "results.json").is_file():
+        try:
+            results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{folder}/results.json is not valid JSON ({error.msg})") from None
+    return Run(
+        name=folder.resolve().name,
+        folder=folder,
+        method=results.get("method", "ebft"),
+        finished="steps" in results,
+        validation=results.get("ruler"),
+        entries=_read_entries(folder / METRICS_FILE),
+    )
+
+
+def _read_entries(file: Path) -> list[dict[str, Any]]:
+    entries = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the line that is being written
+        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+            entries.append(entry)
+    return entries

@@ -1,0 +1,19 @@
+"""Validation metrics in tables and pictures: their names, and a value with its standard error."""
+
+from __future__ import annotations
+
+import math
+
+NAMES = {
+    "cross_entropy": "cross-entropy, all tokens",
+    "answer_cross_entropy": "cross-entropy, answer tokens",
+    "cfm": "feature-matching loss",
+    "whitened_proxy": "whitened proxy (larger is better)",
+}
+
+
+def with_error(value: float | None, error: float | None) -> str:
+    """A value and its standard error, which one sequence alone does not have."""
+    if value is None:
+        return ""
+    return f"{value:.4f}" if error is None or math.isnan(error) else f"{value:.4f} ± {error:.4f}"

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ebft.studies import local_launcher, slurm_launcher
+from tests.studies.made_runs import make_run
+
+STUB = Path(__file__).with_name("stub_run.py")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[str]:
+    one = make_run(tmp_path / "one", [1.3, 1.1, 1.2])
+    two = make_run(tmp_path / "two", [1.3, 1.25], "sft", finished=False)
+    with (two / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 20, "eval_cf')  # the line that a running run is writing
+    return [str(one), str(two)]
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_launcher, "ENTRY", (str(STUB),))
+    monkeypatch.setattr(slurm_launcher, "ENTRY", (str(STUB),))
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    file = tmp_path / "recipe.yaml"
+    values = {"model": "some/model", "dataset": ["rows.jsonl"], "use_cpu": True, "output_dir": str(tmp_path / "out")}
+    file.write_text(yaml.safe_dump(values))
+    return file

@@ -1,0 +1,121 @@
+"""Points as an array job of Slurm, with a fake sbatch and squeue on PATH."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.studies.commands import sweep
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """sbatch runs every task of the array at once; squeue says what is in the file `queue`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    log = tmp_path / "cluster"
+    log.mkdir()
+    (folder / "sbatch").write_text(
+        f"""#!/bin/bash
+echo "$@" >> {log}/submitted
+[ -e {log}/refuse ] && echo "sbatch: error: invalid partition" >&2 && exit 1
+last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$2")
+for task in $(seq 0 "$last"); do (cd / && SLURM_ARRAY_TASK_ID=$task bash "$2" >> {log}/output 2>&1); done
+echo "4711;cluster"
+"""
+    )
+    (folder / "scontrol").write_text(f'#!/bin/bash\necho "$@" >> {log}/requeued\n')
+    (folder / "squeue").write_text(f"#!/bin/bash\ncat {log}/queue 2>/dev/null\nexit 0\n")
+    for file in folder.iterdir():
+        file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return log
+
+
+@pytest.mark.usefixtures("stub")
+def test_an_array_job_runs_what_is_left(
+    recipe: Path, tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--launcher", "slurm", "--set", "learning_rate=1,2", "--set", "run_name=good,once")
+    arguments += ("--slurm", "partition=gpu", "--slurm", "time=08:00:00", "--jobs", 3)
+    assert sweep(recipe, *arguments) == 0
+    assert "submitted as job 4711" in capsys.readouterr().err
+    text = (tmp_path / "out" / "sweep.sbatch").read_text()
+    assert "#SBATCH --array=0-3%3\n" in text
+    assert "#SBATCH --partition=gpu\n" in text
+    assert "#SBATCH --requeue\n" in text
+    # The second time only those that failed are in the array; a third time there is nothing to submit but a table.
+    assert sweep(recipe, *arguments) == 0
+    assert "#SBATCH --array=0-1%3\n" in (tmp_path / "out" / "sweep.sbatch").read_text()
+    capsys.readouterr()
+    assert sweep(recipe, *arguments) == 0
+    assert len((cluster / "submitted").read_text().splitlines()) == 2
+    printed = capsys.readouterr()
+    assert "points: 4, 4 of them finished" in printed.err
+    assert sum("finished" in line for line in printed.out.splitlines()) == 4
+
+
+@pytest.mark.usefixtures("stub")
+def test_the_job_file_can_be_written_and_not_submitted(
+    recipe: Path, tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(recipe, "--launcher", "slurm", "--set", "learning_rate=1,2", "--dry-run") == 0
+    file = tmp_path / "out" / "sweep.sbatch"
+    assert f"`sbatch {file}` does" in capsys.readouterr().err
+    assert not (cluster / "submitted").exists()
+    checked = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert shlex.quote(str(tmp_path / "out" / "points" / "learning_rate=2.yaml")) in file.read_text()
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_task_whose_time_is_up_goes_back_into_the_queue(recipe: Path, tmp_path: Path, cluster: Path) -> None:
+    assert sweep(recipe, "--launcher", "slurm", "--set", "run_name=wait", "--dry-run") == 0
+    variables = {**os.environ, "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
+    job = ["bash", str(tmp_path / "out" / "sweep.sbatch")]
+    with subprocess.Popen(job, env=variables, start_new_session=True) as process:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "out" / "run_name=wait" / "attempts.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGUSR1)
+        process.wait(30)
+        os.killpg(process.pid, signal.SIGTERM)  # as Slurm ends what it takes back
+    assert (cluster / "requeued").read_text() == "requeue 4711_0\n"
+
+
+@pytest.mark.usefixtures("stub")
+def test_nothing_is_submitted_twice(
+    recipe: Path, tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--launcher", "slurm", "--set", "run_name=fail", "--set", "learning_rate=1")
+    assert sweep(recipe, *arguments) == 0
+    (cluster / "queue").write_text("4711_0 gpu ebft-sweep R\n")
+    assert sweep(recipe, *arguments) == 2
+    assert "job 4711 of this sweep is still in the queue" in capsys.readouterr().err
+    (cluster / "queue").unlink()
+    assert sweep(recipe, *arguments) == 0
+    assert len((cluster / "submitted").read_text().splitlines()) == 2
+
+
+@pytest.mark.usefixtures("stub")
+def test_what_sbatch_says_is_passed_on(recipe: Path, cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (cluster / "refuse").touch()
+    assert sweep(recipe, "--launcher", "slurm", "--set", "learning_rate=1") == 2
+    assert "sbatch: error: invalid partition" in capsys.readouterr().err
+
+
+def test_without_sbatch_the_file_is_there(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert sweep(recipe, "--launcher", "slurm", "--set", "learning_rate=1") == 2
+    assert "there is no sbatch here" in capsys.readouterr().err
+    assert (tmp_path / "out" / "sweep.sbatch").exists()
