@@ -66,8 +66,9 @@ def _decodings(problems: ProblemSet, options: EvalOptions) -> dict[str, Generati
     )
     found = {"greedy": greedy} if options.greedy else {}
     if options.samples:
-        sampled = {"temperature": options.temperature, "top_p": options.top_p, "samples": options.samples}
-        found["samples"] = replace(greedy, **sampled)
+        found["samples"] = replace(
+            greedy, temperature=options.temperature, top_p=options.top_p, samples=options.samples
+        )
     return found
 
 

@@ -76,13 +76,6 @@ def before_and_after(results: dict[str, Any]) -> list[tuple[str, str, str]]:
     return rows
 
 
-def with_error(value: float | None, error: float | None) -> str:
-    """A value and its standard error, which one sequence alone does not have."""
-    if value is None:
-        return ""
-    return f"{value:.4f}" if error is None or math.isnan(error) else f"{value:.4f} ± {error:.4f}"
-
-
 def _header(key: str, names: Sequence[str]) -> list[str]:
     """Lines of the card's header that link to the hub: names there, not files and folders here."""
     hub = [name.partition(":")[0] for name in names if name.count("/") == 1 and not Path(name).expanduser().exists()]
