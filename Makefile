@@ -32,6 +32,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 # Two at a time, each on one thread: the tensors of the tests are too small to share one between cores.
 test: lint
