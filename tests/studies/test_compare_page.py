@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ebft.studies import compare, compare_page
-from ebft.studies.runs import read_run
+from ebft.studies.run_reader import read_run
 
 
 def test_pictures_and_a_page_that_needs_nothing_else(runs: list[str], tmp_path: Path) -> None:

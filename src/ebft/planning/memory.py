@@ -11,7 +11,7 @@ Not counted: what CUDA, its graphs and NCCL keep for themselves, and fragmentati
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ebft.errors import ConfigError
@@ -68,9 +68,6 @@ class Memory:
     @property
     def peak(self) -> float:
         return max(self.stages().values())
-
-    def parts(self) -> dict[str, float]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 def estimate(shape: ModelShape, work: Workload, strategy: Strategy) -> Memory:

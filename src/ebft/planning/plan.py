@@ -125,7 +125,7 @@ def table(found: Plan) -> list[tuple[str, ...]]:
     def shown(values: Iterable[float]) -> list[str]:
         return [f"{value / size:.1f}" for value in values]
 
-    parts = [(title, *shown(p.memory.parts()[part] for p in plans)) for part, title in PARTS.items()]
+    parts = [(title, *shown(getattr(p.memory, part) for p in plans)) for part, title in PARTS.items()]
     stages = [(f"during {title}", *shown(p.memory.stages()[stage] for p in plans)) for stage, title in STAGES.items()]
     return [
         (f"{unit} on each GPU", *(strategy.name for strategy in found.strategies)),
@@ -174,7 +174,7 @@ def as_json(found: Plan) -> dict[str, Any]:
         "computed": True,
         "ways": {
             strategy.name: {
-                "bytes": planned.memory.parts(),
+                "bytes": asdict(planned.memory),
                 "stages": planned.memory.stages(),
                 "peak": planned.memory.peak,
                 "fits": planned.fits,

@@ -16,7 +16,7 @@ from ebft.config.method import settings_that_change
 from ebft.errors import ConfigError
 from ebft.runtime.files import write_json, write_text
 from ebft.studies.compare_page import AXES, draw, has_axis, html_page
-from ebft.studies.runs import COSTS, METRICS_FILE, Measurement, Run, read_run
+from ebft.studies.run_reader import COSTS, METRICS_FILE, Measurement, Run, read_run
 from ebft.train.metric_names import NAMES, with_error
 
 PNG, HTML, TABLE = "compare.png", "compare.html", "compare.json"

@@ -8,7 +8,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from ebft.studies.runs import Run
+from ebft.studies.run_reader import Run
 from ebft.train.metric_names import NAMES
 
 # Names of horizontal axes: the key in metrics.jsonl, and the label.

@@ -16,7 +16,7 @@ from ebft.errors import ConfigError, nearest
 from ebft.studies import compare
 from ebft.studies.local_launcher import LocalLauncher
 from ebft.studies.points import Point
-from ebft.studies.runs import METRICS_FILE
+from ebft.studies.run_reader import METRICS_FILE
 from ebft.studies.slurm_launcher import SlurmLauncher
 from ebft.train.metric_names import NAMES, with_error
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ebft.errors import ConfigError
-from ebft.studies.runs import read_run
+from ebft.studies.run_reader import read_run
 from tests.studies.made_runs import VALIDATION, make_run
 
 
