@@ -257,7 +257,7 @@ def test_prompts_are_the_training_documents_of_the_same_split(
     from ebft.train.run import load_data, load_tokenizer
 
     file = write_recipe(tmp_path, tiny, sums, rewards="bleu", max_prompt_tokens=4)
-    recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, RLVRSettings)
+    recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, "rlvr")
     tokenizer = load_tokenizer(recipe)
     train_set, validation_set = load_data(recipe, tokenizer)
     reward = make_rewards(recipe.training, recipe.data.columns, Counter())  # type: ignore[arg-type]

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 pytest.importorskip("trl")
 
 from ebft.baselines import sft, trainers
-from ebft.config.baseline_settings import SFTSettings
 from ebft.config.recipe import load_recipe
 from ebft.data.formats import encode
 from ebft.data.packing import DocumentIndex, SequenceDataset
@@ -101,7 +100,7 @@ class TestMasks:
     ) -> None:
         """After everything TRL does to them: the labels in the batches of the trainer itself."""
         file = write_recipe(tmp_path, tiny, sums, **changes)
-        recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, SFTSettings)
+        recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, "sft")
         tokenizer = load_tokenizer(recipe)
         train_set, validation_set = load_data(recipe, tokenizer)
         trainer = sft.build(recipe, train_set, validation_set, load_model(recipe), tokenizer)
@@ -287,7 +286,7 @@ def test_an_adapter_is_trained_and_can_be_a_start(tiny: Path, sums: Path, tmp_pa
 
 def test_evaluation_without_validation_data(tiny: Path, sums: Path, tmp_path: Path) -> None:
     file = write_recipe(tmp_path, tiny, sums, validation_split=0, eval_strategy="no")
-    recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, SFTSettings)
+    recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, "sft")
     tokenizer = load_tokenizer(recipe)
     train_set, validation_set = load_data(recipe, tokenizer)
     trainer = sft.build(recipe, train_set, validation_set, load_model(recipe), tokenizer)
@@ -335,7 +334,7 @@ def test_a_loss_that_is_no_number_stops_the_run(
     with torch.no_grad():
         model.lm_head.weight[0] = float("nan")
     recipe = write_recipe(tmp_path, tiny, sums, validation_split=0, eval_strategy="no")
-    loaded = load_recipe(recipe, {"output_dir": str(broken)}, SFTSettings)
+    loaded = load_recipe(recipe, {"output_dir": str(broken)}, "sft")
     tokenizer = load_tokenizer(loaded)
     trainer = sft.build(loaded, load_data(loaded, tokenizer)[0], None, model, tokenizer)
     with pytest.raises(TrainingDiverged, match="try a lower learning_rate"):

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ebft import EBFTTrainer, cli
-from ebft.config.training import DataConfig, EBFTConfig, ModelConfig, own_fields
-from ebft.train.trainer import TrainingDiverged
+from ebft.config.method import MethodConfig
+from ebft.config.model_and_data import DataConfig, ModelConfig
+from ebft.config.running import RunningConfig
+from ebft.errors import TrainingDiverged
 from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
 
 ROWS = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}, that is all"} for a in range(6) for b in range(6)]
@@ -154,7 +156,7 @@ class TestCommands:
         titles = ["The model", "The data", "The method", "The frozen feature network", "Running", "Everything of"]
         places = [text.index(f"\n{title}") for title in titles]
         assert places == sorted(places)
-        own = [*own_fields(EBFTConfig), *own_fields(ModelConfig), *own_fields(DataConfig)]
+        own = [f.name for cls in (MethodConfig, RunningConfig, ModelConfig, DataConfig) for f in fields(cls)]
         for name in [*own, "output_dir", "learning_rate", "max_steps", "report_to"]:
             assert f"  --{name} " in text, name
         for flag in ("--resume", "--dry-run", "--config"):

@@ -15,12 +15,13 @@ import torch
 from ebft import cli, iteration, validation
 from ebft.baselines import verifiable_rewards
 from ebft.config import evaluation as eval_options
-from ebft.config.baseline_settings import RLVRSettings, SFTSettings
+from ebft.config.method import settings_that_change
 from ebft.config.recipe import load_recipe, read_values
 from ebft.config.settings_page import settings_page
 from ebft.config.training import EBFTConfig
 from ebft.studies import compare, points, sweep
-from ebft.train import ruler, trainer
+from ebft.train import trainer
+from ebft.train.costs import CostTracker
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,14 +36,16 @@ def test_settings_page_is_what_the_dataclasses_say() -> None:
 def logged_names() -> set[str]:
     """Names of metrics, read from the source that logs them."""
     steps, training = inspect.getsource(iteration), inspect.getsource(trainer)
-    names = set(re.findall(r'"([\w/]+)":', inspect.getsource(iteration._metrics)))
+    names = set(re.findall(r'"([\w/]+)":', inspect.getsource(iteration._metric_sums)))
     names |= set(re.findall(r'metrics\["([\w/]+)"\]', steps))
-    names |= set(re.findall(r'logs\["([\w/]+)"\]', training)) | set(re.findall(r'_add\("([\w/]+)"', training))
+    names |= set(re.findall(r'(?:logs|parts)\["([\w/]+)"\]', training)) | set(
+        re.findall(r'"([\w/]+)": terms\.', training)
+    )
     names |= {f"ebft/seconds_{name}" for name in re.findall(r'clock\.phase\("(\w+)"', steps + training)}
     evaluated = inspect.getsource(validation.measure) + inspect.getsource(validation.summarize)
     logged = set(re.findall(r'"(\w+)":', evaluated)) | set(re.findall(r'estimates\["(\w+)"\]', evaluated))
     names |= {f"eval_{name}{ending}" for name in logged for ending in ("", "_se")}
-    names |= {*ruler.Spent().totals(), *(f"reward_counts/{name}" for name in verifiable_rewards.COUNTS)}
+    names |= {*CostTracker().totals(), *(f"reward_counts/{name}" for name in verifiable_rewards.COUNTS)}
     return names | {"eval_runtime", "loss", "grad_norm", "learning_rate", "epoch"}
 
 
@@ -56,8 +59,9 @@ def test_every_metric_is_explained() -> None:
     assert not missing, f"not explained in docs/metrics.md: {missing}"
 
 
-def settings_of(file: Path) -> type[EBFTConfig]:
-    return {"sft": SFTSettings, "rlvr": RLVRSettings}.get(file.stem.split("_")[0], EBFTConfig)
+def command_of(file: Path) -> str:
+    first = file.stem.split("_")[0]
+    return first if first in ("sft", "rlvr") else "train"
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: str(file.relative_to(ROOT / "recipes")))
@@ -65,7 +69,7 @@ def test_recipes_load(file: Path, tmp_path: Path) -> None:
     overrides: dict[str, Any] = {"output_dir": str(tmp_path)}
     if not torch.cuda.is_available():
         overrides["use_cpu"] = True  # transformers refuses bf16 without a GPU otherwise
-    recipe = load_recipe(file, overrides, settings_of(file))
+    recipe = load_recipe(file, overrides, command_of(file))
     assert recipe.model.model
     assert recipe.training.output_dir == str(tmp_path)
 
@@ -84,19 +88,17 @@ def test_paper_recipes_hold_the_papers_settings(name: str, horizon: int, stride:
     assert config.bf16
 
 
-BASELINES = [file for file in RECIPES if settings_of(file) is not EBFTConfig]
+BASELINES = [file for file in RECIPES if command_of(file) != "train"]
 
 
 @pytest.mark.parametrize("file", BASELINES, ids=lambda file: file.stem)
 def test_baselines_are_measured_as_ebft_is(file: Path, tmp_path: Path) -> None:
-    """The same validation text and the same ruler as the EBFT recipe of the same task."""
+    """The same validation text and the same measurement as the EBFT recipe of the same task."""
     task = next(t for t in ("qa_code", "unstructured_code", "translation") if t in file.stem)
     overrides = {"output_dir": str(tmp_path), "use_cpu": True}
-    mine, ebft = load_recipe(file, overrides, settings_of(file)), load_recipe(file.with_name(f"{task}.yaml"), overrides)
+    mine, ebft = load_recipe(file, overrides, command_of(file)), load_recipe(file.with_name(f"{task}.yaml"), overrides)
     for name in (
-        *ruler.TEXT_SETTINGS,
-        *ruler.FEATURE_SETTINGS,
-        *ruler.PROXY_SETTINGS,
+        *settings_that_change("text", "features", "proxy"),
         "bf16",
         "eval_steps",
         "eval_strategy",
@@ -120,7 +122,7 @@ def test_sft_recipes_hold_the_papers_settings(
     task: str, kind: str, rate: float, schedule: str, epochs: int, tmp_path: Path
 ) -> None:
     file = ROOT / "recipes" / "paper" / f"sft_{task}_{kind}.yaml"
-    config: Any = load_recipe(file, {"output_dir": str(tmp_path), "use_cpu": True}, SFTSettings).training
+    config: Any = load_recipe(file, {"output_dir": str(tmp_path), "use_cpu": True}, "sft").training
     assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 64
     assert (config.max_length, config.learning_rate, config.num_train_epochs) == (2048, rate, epochs)
     assert (config.lr_scheduler_type.value, config.warmup_steps) == (schedule, 0.03)
@@ -132,7 +134,7 @@ def test_sft_recipes_hold_the_papers_settings(
 @pytest.mark.parametrize(("task", "prompts", "rewards"), [("qa_code", 32, "unit_tests"), ("translation", 128, "bleu")])
 def test_rlvr_recipes_hold_the_papers_settings(task: str, prompts: int, rewards: str, tmp_path: Path) -> None:
     file = ROOT / "recipes" / "paper" / f"rlvr_{task}.yaml"
-    config: Any = load_recipe(file, {"output_dir": str(tmp_path), "use_cpu": True}, RLVRSettings).training
+    config: Any = load_recipe(file, {"output_dir": str(tmp_path), "use_cpu": True}, "rlvr").training
     assert config.per_device_train_batch_size * config.gradient_accumulation_steps == prompts * 8
     assert (config.generations, config.generation_temperature, config.max_new_tokens) == (8, 1.0, 1024)
     assert (config.kl_coefficient, config.learning_rate, config.rewards) == (0.0, 1e-6, [rewards])
@@ -155,13 +157,13 @@ def test_the_papers_commands_are_taken(command: list[str], monkeypatch: pytest.M
     name, *arguments = command
     if name in cli.TRAINING:
         file, overrides = cli._flags(arguments)
-        load_recipe(file, {**overrides, "use_cpu": True}, cli._settings_of(name))
+        load_recipe(file, {**overrides, "use_cpu": True}, name)
     elif name == "sweep":
         parser = argparse.ArgumentParser()
         sweep.add_arguments(parser)
         chosen, rest = parser.parse_known_args(arguments)
         overrides = {**cli._flags(rest)[1], "use_cpu": True}
-        assert len(points.points(chosen.config, overrides, chosen.set, cli._settings_of(chosen.command))) > 1
+        assert len(points.points(chosen.config, overrides, chosen.set, chosen.command)) > 1
     elif name == "eval":
         eval_options.parse(arguments, argparse.ArgumentParser())
     else:

@@ -12,9 +12,10 @@ from accelerate.data_loader import SeedableRandomSampler
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from ebft import EBFTConfig, EBFTTrainer, cli
-from ebft.config.training import Sharding
+from ebft.config.parallel import Sharding
+from ebft.data.loaders import NOTHING, PartOfBatches, part_of
 from ebft.errors import ConfigError
-from ebft.runtime.processes import NOTHING, PartOfBatches, part_of
+from ebft.runtime import processes as runtime_processes
 from tests.models import tiny_model
 
 
@@ -103,7 +104,10 @@ def test_accelerate_launch_asks_by_variables(tmp_path: Path, monkeypatch: pytest
     given = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "false"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    assert config(tmp_path).sharding == Sharding(False)
+    found = config(tmp_path)
+    assert found.sharding == Sharding(False)
+    assert os.environ["ACCELERATE_USE_FSDP"] == "true", "making a configuration changes nothing"
+    runtime_processes.start(found)
     assert "ACCELERATE_USE_FSDP" not in os.environ, "accelerate must not shard it a second time"
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "1")

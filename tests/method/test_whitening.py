@@ -1,4 +1,4 @@
-"""Jacobi's method against LAPACK."""
+"""What whitening takes from the n x n Gram matrix equals what the D-dimensional definitions give."""
 
 from __future__ import annotations
 
@@ -6,41 +6,51 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from ebft.method.whitening import _rounds, jacobi_eigh
+from ebft.method.whitening import gram, whiten
+
+
+def features(seed: int, n: int, D: int, distinct: int) -> tuple[Tensor, Tensor]:
+    """n samples of which only `distinct` differ, and a truth, in float64."""
+    g = torch.Generator().manual_seed(seed)
+    rows = torch.randn(distinct, D, generator=g, dtype=torch.float64)
+    return rows[torch.arange(n) % distinct], torch.randn(D, generator=g, dtype=torch.float64)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 17), st.integers(0, 17), st.integers(0, 10_000))
-def test_jacobi_finds_eigenvalues_and_vectors(n: int, rank: int, seed: int) -> None:
-    """Any rank, also 0; entries of any size."""
-    g = torch.Generator().manual_seed(seed)
-    factor = torch.randn(3, n, min(rank, n), generator=g, dtype=torch.float64) * 10 ** torch.randn(3, 1, 1, generator=g)
-    K = factor @ factor.transpose(-1, -2)
-    values, U = jacobi_eigh(K)
-    scale = K.abs().amax((-1, -2), keepdim=True).clamp(min=1e-300)
-    expected = torch.linalg.eigvalsh(K)
-    assert bool(((values.sort(-1).values - expected).abs() <= 1e-12 * n * scale[..., 0]).all())
-    assert bool(((U * values[..., None, :] @ U.transpose(-1, -2) - K).abs() <= 1e-12 * n * scale).all())
-    torch.testing.assert_close(U.transpose(-1, -2) @ U, torch.eye(n, dtype=torch.float64).expand(3, n, n))
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 9), D=st.integers(1, 12), distinct=st.integers(1, 9))
+def test_whitened_products_equal_those_in_feature_space(seed: int, n: int, D: int, distinct: int) -> None:
+    """By the singular value decomposition of the features themselves, any rank."""
+    generated, truth = features(seed, n, D, min(distinct, n))
+    found = whiten(gram(generated, truth))
+    Phi = generated.T  # [D, n]
+    U, S, Vh = torch.linalg.svd(Phi, full_matrices=False)
+    kept = 1e-5 * S.max() < S
+    U, S, Vh = U[:, kept], S[kept], Vh[kept]
+    whitened = (U / S) @ U.T @ Phi  # (Phi Phi^T)^{dagger/2} Phi
+    close = {"rtol": 1e-6, "atol": 1e-8}
+    torch.testing.assert_close(found.projector, whitened.T @ whitened, **close)
+    half_inverse = Vh.T @ torch.diag(1 / S) @ Vh  # K^{dagger/2}
+    k = Phi.T @ truth
+    torch.testing.assert_close(found.inverse_k, half_inverse @ half_inverse @ k, **close)
+    torch.testing.assert_close(found.half_inverse_k, half_inverse @ k, **close)
+    torch.testing.assert_close(found.half_inverse_sum, half_inverse.sum(1), **close)
 
 
-@pytest.mark.parametrize("n", [32, 64])
-def test_jacobi_converges_for_many_samples(n: int) -> None:
-    g = torch.Generator().manual_seed(0)
-    features = torch.randn(n, 200, generator=g, dtype=torch.float64)
-    features[1] = features[0]  # two equal samples
-    K = features @ features.T
-    values, U = jacobi_eigh(K)
-    torch.testing.assert_close(values.sort().values, torch.linalg.eigvalsh(K), rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(U * values @ U.T, K)
+def test_the_projector_of_groups_is_the_papers_lemma() -> None:
+    """P_jj' is 1/n_k inside a group of n_k equal samples and 0 between groups."""
+    generated, truth = features(0, 5, 8, 2)  # samples 0, 2, 4 are one group, 1 and 3 the other
+    P = whiten(gram(generated, truth)).projector
+    same = torch.arange(5)[:, None] % 2 == torch.arange(5) % 2
+    sizes = torch.tensor([3.0, 2.0, 3.0, 2.0, 3.0], dtype=torch.float64)
+    inside = same / sizes[:, None]
+    torch.testing.assert_close(P.sum(1), torch.ones(5, dtype=torch.float64) * 1.0, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(P, inside, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("n", range(1, 10))
-def test_every_pair_meets_once_in_disjoint_rounds(n: int) -> None:
-    met = []
-    for p, q in _rounds(n, torch.device("cpu")):
-        indices = [*p.tolist(), *q.tolist()]
-        assert len(set(indices)) == len(indices)
-        met += [tuple(sorted(pair)) for pair in zip(p.tolist(), q.tolist(), strict=True)]
-    assert sorted(met) == [(a, b) for a in range(n) for b in range(a + 1, n)]
+@pytest.mark.parametrize("n", [1, 4])
+def test_features_of_zero_whiten_to_zero(n: int) -> None:
+    found = whiten(gram(torch.zeros(n, 3), torch.ones(3)))
+    for value in vars(found).values():
+        assert bool((value == 0).all())

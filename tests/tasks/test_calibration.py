@@ -19,10 +19,11 @@ from ebft.method.layout import StridedLayout
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import text_config
 from ebft.model.features import FeatureNetwork
+from ebft.model.fingerprint import feature_space
 from ebft.model.rollout import rollout
 from ebft.tasks import calibration
-from ebft.tasks.calibration import Profile, estimates, feature_identity, measure_sequences
-from ebft.tasks.calibration_task import calibration_settings
+from ebft.tasks.calibration import Profile, estimates, measure_sequences
+from ebft.tasks.calibration_task import calibration_profile
 from tests.models import VOCABULARY, tiny_model
 from tests.plain import places, plain_hidden_states, plain_logits, untouched
 
@@ -32,7 +33,7 @@ LENGTHS = (1, 3, 6)
 
 def options(**changes: Any) -> EvalOptions:
     given = dict(context_length=24, horizon=4, stride=4, rollouts=3, profile_lengths=list(LENGTHS), profile_stride=5)
-    return EvalOptions(**{**given, "calibration_batch_size": 2, "seed": 3, **changes})
+    return EvalOptions.from_values({**given, "calibration_batch_size": 2, "seed": 3, **changes})
 
 
 def sequences(documents: list[int], T: int = 24, packing: bool = True) -> SequenceDataset:
@@ -48,9 +49,9 @@ def sequences(documents: list[int], T: int = 24, packing: bool = True) -> Sequen
 def measured(
     model: Any, features: FeatureNetwork, dataset: SequenceDataset, chosen: EvalOptions
 ) -> list[dict[str, Any]]:
-    config, profile = calibration_settings(chosen)
-    ends = torch.tensor([END]) if chosen.document_masks else None
-    rows = range(len(dataset))
+    config, profile = chosen.method, calibration_profile(chosen)
+    ends = torch.tensor([END]) if config.document_masks else None
+    rows = [range(start, min(start + 2, len(dataset))) for start in range(0, len(dataset), 2)]
     return [r for batch in measure_sequences(model, features, dataset, rows, config, profile, ends) for r in batch]
 
 
@@ -71,7 +72,7 @@ def test_profile_equals_plain_sequences_and_brute_force_pairs(document_masks: bo
     records = measured(model, features, dataset, chosen)
 
     batch = collate([dataset[row] for row in range(len(dataset))])
-    config, profile = calibration_settings(chosen)
+    config, profile = copy.copy(chosen.method), calibration_profile(chosen)
     config.horizon, config.stride = max(LENGTHS), profile.stride
     layout = make_layout(batch["on_host"], config, 3)
     ends = torch.tensor([END]) if document_masks else None
@@ -230,12 +231,12 @@ def test_attention_and_mode_are_restored() -> None:
 
 def test_feature_spaces_are_told_apart() -> None:
     model = tiny_model("llama")
-    mine = feature_identity(FeatureNetwork(model), "a")
-    assert feature_identity(FeatureNetwork(copy.deepcopy(model)), "b") == {**mine, "model": "b"}
+    mine = feature_space(FeatureNetwork(model), "a")
+    assert feature_space(FeatureNetwork(copy.deepcopy(model)), "b") == {**mine, "model": "b"}
     rounded = copy.deepcopy(model).bfloat16()
-    assert feature_identity(FeatureNetwork(rounded), "a") == mine, "one checkpoint in two precisions is one space"
-    assert feature_identity(FeatureNetwork(tiny_model("llama", seed=1)), "a")["weights"] != mine["weights"]
-    assert feature_identity(FeatureNetwork(model, layers=[0.5]), "a")["taps"] != mine["taps"]
+    assert feature_space(FeatureNetwork(rounded), "a") == mine, "one checkpoint in two precisions is one space"
+    assert feature_space(FeatureNetwork(tiny_model("llama", seed=1)), "a")["weights"] != mine["weights"]
+    assert feature_space(FeatureNetwork(model, layers=[0.5]), "a")["taps"] != mine["taps"]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +254,7 @@ def test_feature_spaces_are_told_apart() -> None:
 )
 def test_bad_settings(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        calibration_settings(options(**changes))
+        calibration_profile(options(**changes))
 
 
 def test_no_profile_is_fine() -> None:

@@ -219,7 +219,7 @@ def test_lora_uses_the_base_model_as_frozen_network_and_saves_an_adapter(tmp_pat
     args = config(tmp_path, kl_weight=0.01, learning_rate=1e-2)
     trainer = EBFTTrainer(model, args, counting_text(), counting_text(documents=8, seed=1), peft_config=adapter)
     assert trainer.features.source == "adapter_off"
-    assert trainer.reference is None
+    assert trainer.networks.reference is None
     trainer.train()
     assert all(
         torch.equal(start[n.replace(".base_layer", "")], p) for n, p in model.named_parameters() if "lora" not in n
@@ -325,11 +325,11 @@ def test_bf16_computes_on_a_copy_and_trains_float32_weights(tmp_path: Path) -> N
     """Steps far below the resolution of bf16 are not lost, and what is saved is what is trained."""
     args = config(tmp_path, bf16=True, gamma=0.1, learning_rate=1e-6, max_steps=6, gradient_accumulation_steps=2)
     trainer = EBFTTrainer(small_model(), args, counting_text(), counting_text(documents=8, seed=1))
-    assert trainer.working is not None
+    assert trainer.networks.working is not None
     start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     trainer.train()
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
-    assert {p.dtype for p in trainer.working.model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in trainer.networks.working.model.parameters()} == {torch.bfloat16}
     assert all(not torch.equal(start[name], p) for name, p in trainer.model.named_parameters())
     trainer.save_model(str(tmp_path / "saved"))
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)

@@ -12,6 +12,8 @@ from ebft.errors import ConfigError, nearest
 def convert(name: str, value: Any, annotation: Any) -> Any:
     """The value as the field's type, from YAML or from the text of a flag."""
     options = _alternatives(annotation)
+    if isinstance(value, str) and any(value in _choices(kind) for kind in options):
+        return value  # also "none", where that is a choice
     if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
         if type(None) in options:
             return "none" if name == "report_to" else None

@@ -1,0 +1,122 @@
+"""What runs cost: tokens, FLOPs and seconds, counted alike for all three trainers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl")
+
+from transformers import AutoModelForCausalLM
+
+from ebft.train.costs import CostTracker, FlopCounter
+from tests.baselines.all_trainers import make_trainers
+from tests.models import tiny_model
+from tests.tiny_tokenizer import END, byte_tokenizer
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+
+def flops_of(trainer: Any) -> FlopCounter:
+    return trainer.networks.flops if hasattr(trainer, "networks") else trainer.flops
+
+
+def parameters_without_embeddings(model: Any) -> int:
+    return sum(p.numel() for n, p in model.named_parameters() if "embed_tokens" not in n)
+
+
+def test_what_is_counted(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    """Tokens and FLOPs of one step, counted again by hand."""
+    made = make_trainers(tiny, sums, tmp_path, max_steps=1, save_strategy="no", eval_strategy="no")
+    for trainer in made.values():
+        trainer.train()
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    n, head = parameters_without_embeddings(model), model.lm_head.weight.numel()
+    layers = sum(p.numel() for p in model.model.layers.parameters())
+    spent = {name: trainer.costs.totals() for name, trainer in made.items()}
+
+    # EBFT: 4 packed sequences of 48 tokens, 11 anchors with 3 rollouts of 4 tokens; one of two layers is tapped.
+    packed = 4 * (48 + 11 * 3 * 4)
+    assert spent["ebft"]["spent/generated_tokens"] == 4 * 11 * 3 * 4
+    assert spent["ebft"]["spent/tokens"] == 4 * 48
+    # Only drawn tokens need logits: when they are drawn, and in the update.
+    logits = 4 * 11 * 3 * 4 * 8 * head
+    assert spent["ebft"]["spent/flops"] == pytest.approx(packed * (8 * (n - head) + 2 * layers / 2) + logits)
+
+    # SFT: every real token three times 2 per parameter; the first of each of 4 rows is no target.
+    tokens = made["sft"].state.log_history[0]["num_tokens"]
+    assert spent["sft"]["spent/tokens"] == tokens
+    assert spent["sft"]["spent/flops"] == pytest.approx(6 * (n - head) * tokens + 6 * head * (tokens - 4))
+
+    # RLVR: 64 answers, 4 to each of 16 prompts of 4 tokens ("1+2=").
+    log = made["rlvr"].state.log_history[0]
+    assert spent["rlvr"]["spent/tokens"] == 16 * 4
+    assert spent["rlvr"]["spent/generated_tokens"] == pytest.approx(64 * log["completions/mean_length"])
+    assert log["num_tokens"] == 64 * 4 + spent["rlvr"]["spent/generated_tokens"]
+    drawn = spent["rlvr"]["spent/generated_tokens"]
+    assert spent["rlvr"]["spent/flops"] == pytest.approx(8 * (n - head) * log["num_tokens"] + 8 * head * drawn)
+
+
+@pytest.mark.parametrize("vocabulary", [260, 3000])
+@pytest.mark.parametrize("gamma", [0.0, 0.1])
+def test_flops_are_what_torch_counts(sums: Path, tmp_path: Path, vocabulary: int, gamma: float) -> None:
+    """Every matrix product of a whole run, as torch counts them; ours leave out attention's and SFT's padding."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    tiny_model("qwen2", vocab_size=vocabulary, hidden_size=64, intermediate_size=256).save_pretrained(tmp_path / "m")
+    byte_tokenizer(pad=END).save_pretrained(tmp_path / "m")
+    changes = {"save_strategy": "no", "eval_strategy": "no", "gradient_accumulation_steps": 2, "samples_every": 0}
+    made = make_trainers(tmp_path / "m", sums, tmp_path, max_steps=2, gamma=gamma, **changes)
+    for name, trainer in made.items():
+        sizes: list[int] = []
+        if name == "sft":
+            step = trainer.training_step
+
+            def seen(model: Any, inputs: Any, *rest: Any, step: Any = step, sizes: Any = sizes) -> Any:
+                sizes.append(inputs["input_ids"].numel())
+                return step(model, inputs, *rest)
+
+            trainer.training_step = seen
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
+            trainer.train()
+        spent = trainer.costs.totals()
+        padding = (sum(sizes) - spent["spent/tokens"]) * flops_of(trainer).body * 3 if sizes else 0.0
+        ratio = (spent["spent/flops"] + padding) / counted.get_total_flops()
+        assert 0.85 < ratio < 1.15, (name, ratio)  # the last token of a rollout is drawn, and read by nobody
+
+
+def test_flops_leave_out_looked_up_embeddings_and_frozen_gradients() -> None:
+    tied = tiny_model("qwen2")
+    total = sum(p.numel() for p in tied.parameters())
+    assert FlopCounter(tied).over(1, 1) == 2 * total  # the head multiplies with the shared matrix
+    assert FlopCounter(tied).update == 3
+    untied = tiny_model("llama")
+    assert FlopCounter(untied).over(1, 1) == 2 * parameters_without_embeddings(untied)
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(untied, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    assert FlopCounter(adapted).update == 2
+
+
+def test_seconds_leave_out_evaluation_and_saving(tmp_path: Path) -> None:
+    spent = CostTracker()
+
+    class State:
+        global_step = 0
+        is_world_process_zero = True
+
+    class Control:
+        should_evaluate = should_save = should_log = False
+
+    args = type("Args", (), {"output_dir": str(tmp_path)})
+    spent.on_train_begin(args, State, Control)
+    time.sleep(0.05)
+    spent.on_step_end(args, State, Control)
+    time.sleep(0.2)
+    spent.on_evaluate(args, State, Control)
+    time.sleep(0.05)
+    spent.on_step_end(args, State, Control)
+    assert 0.1 <= spent.totals()["spent/seconds"] < 0.2
