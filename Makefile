@@ -13,7 +13,7 @@ help:
 	@echo "make demo      set up, fetch SmolLM2-135M, fine-tune it with EBFT on the CPU, show before and after"
 	@echo "make test      set up, then lint, type checks and all tests that need no GPU"
 	@echo "make test-gpu  the tests of the GPU backends, on a machine with one"
-	@echo "make bench     one iteration against the released code's way, on the CPU"
+	@echo "make bench     one iteration against the reference implementation, on the CPU"
 	@echo "make clean     remove the virtual environment"
 
 setup: $(INSTALLED)

@@ -1,7 +1,7 @@
 """Seconds and memory of an iteration for all horizons, samples and contexts of a grid.
 
 Compiling takes longer than measuring, so several settings are warmed up side by side, each in a process of its own.
-Then all wait for each other, and are timed one after the other. Started again with the same file, it goes on.
+Then all wait for each other, and are timed one after the other. Started again with the same file, it resumes.
 
     python benchmarks/grid.py --size smollm2-135m --device cuda --json FILE
     python benchmarks/grid.py --show FILE          # the tables of docs/speed.md
@@ -10,13 +10,10 @@ Then all wait for each other, and are timed one after the other. Started again w
 from __future__ import annotations
 
 import itertools
-import json
 import multiprocessing as mp
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from queue import Empty
 from threading import BrokenBarrierError
@@ -25,6 +22,11 @@ from typing import Any
 import torch
 
 import step
+from command_line import Parser, positive
+from ebft.runtime.files import write_json
+from provenance import command_and_date, device_name
+from shapes import SIZES
+from step_settings import parse_arguments
 
 HORIZONS, SAMPLES, CONTEXTS = (4, 8, 16, 32, 64), (4, 8, 16), (512, 1024, 2048, 4096)
 STRIDE, SAMPLES_AT_STRIDE, CONTEXT_AT_STRIDE = 8, 4, 1024  # where completions overlap, horizons alone vary
@@ -58,13 +60,12 @@ def groups_of(points: list[Point], at_once: int) -> list[list[Point]]:
     for start in range(0, len(by_size), len(groups) or 1):
         for group, point in zip(groups, by_size[start:], strict=False):
             group.append(point)
-        groups.reverse()  # who came last, with the smallest of a round, comes first in the next
+        groups.reverse()  # the group with the smallest of this round is first in the next
     return groups
 
 
 def measure(arguments: list[str], barrier: Any, lock: Any, results: Any) -> None:
-    """step.py's report for these arguments, timed when everybody has warmed up and it is this process's turn."""
-
+    """step.py's result for these arguments, timed when all have warmed up and it is this process's turn."""
     waited = False
 
     @contextmanager
@@ -75,10 +76,8 @@ def measure(arguments: list[str], barrier: Any, lock: Any, results: Any) -> None
         with lock:
             yield
 
-    step.turn_to_measure = turn
-    sys.argv = ["step.py", *arguments]
     try:
-        report = step.report(step.parse_arguments()[0])
+        report = step.measure(parse_arguments(arguments)[0], arguments, turn)
     except BrokenBarrierError:
         report = {"error": "the process of another setting ended too early"}
     except Exception as error:
@@ -90,7 +89,7 @@ def measure(arguments: list[str], barrier: Any, lock: Any, results: Any) -> None
 
 
 def measure_together(commands: list[list[str]]) -> list[dict[str, Any]]:
-    """The report of each, or why there is none."""
+    """The result of each, or the error that prevented it."""
     context = mp.get_context("spawn")
     barrier, lock, results = context.Barrier(len(commands)), context.Lock(), context.Queue()
     processes = [context.Process(target=measure, args=(command, barrier, lock, results)) for command in commands]
@@ -101,7 +100,7 @@ def measure_together(commands: list[list[str]]) -> list[dict[str, Any]]:
         with suppress(Empty):
             arguments, report = results.get(timeout=1)
             found[tuple(arguments)] = report
-        if any(process.exitcode for process in processes):  # killed, for want of memory as a rule: nobody waits for it
+        if any(process.exitcode for process in processes):  # killed, usually for lack of memory: the rest must not wait
             barrier.abort()
     for process in processes:
         process.join()
@@ -127,17 +126,17 @@ def row_of(point: Point, report: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = step.Parser(description=__doc__)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
-    add("--size", choices=step.SIZES, default="smollm2-135m")
+    add("--size", choices=SIZES, default="smollm2-135m")
     add("--device", choices=("cpu", "cuda"), default="cuda")
-    add("--sequences", type=step.positive, default=4)
-    add("--micro-batch", type=step.positive, default=1)
-    add("--repeats", type=step.positive, default=5)
-    add("--contexts", type=step.positive, nargs="+", default=CONTEXTS, help="T")
-    add("--samples", type=step.positive, nargs="+", default=SAMPLES, help="n")
-    add("--horizons", type=step.positive, nargs="+", default=HORIZONS, help="G")
-    add("--at-once", type=step.positive, default=8, help="settings warmed up side by side; all must fit in memory")
+    add("--sequences", type=positive, default=4)
+    add("--micro-batch", type=positive, default=1)
+    add("--repeats", type=positive, default=5)
+    add("--contexts", type=positive, nargs="+", default=CONTEXTS, help="T")
+    add("--samples", type=positive, nargs="+", default=SAMPLES, help="n")
+    add("--horizons", type=positive, nargs="+", default=HORIZONS, help="G")
+    add("--at-once", type=positive, default=8, help="settings warmed up side by side; all must fit in memory")
     add("--json", type=Path, metavar="FILE", help="written after every group; what it holds is not measured again")
     add("--show", type=Path, metavar="FILE", help="measure nothing, print the tables of this file")
     args = parser.parse_args()
@@ -148,9 +147,8 @@ def main() -> int:
     parser.check_output(args.json)
     settings = {name: getattr(args, name) for name in ("size", "device", "sequences", "micro_batch", "repeats")}
     result: dict[str, Any] = {
-        "command": shlex.join(["python", "benchmarks/grid.py", *sys.argv[1:]]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": step.device_name(args.device),
+        **command_and_date("grid.py", sys.argv[1:]),
+        "machine": device_name(args.device),
         "versions": {"torch": torch.__version__},
         "settings": settings,
         "rows": [],
@@ -158,10 +156,12 @@ def main() -> int:
     if args.json is not None and args.json.exists():
         before = read(parser, args.json)
         if differing := [name for name, value in settings.items() if before["settings"].get(name, value) != value]:
-            parser.error(f"--json {args.json} was measured with other settings: {', '.join(differing)}; another file?")
-        result["rows"] = [row for row in before["rows"] if "error" not in row]  # what failed is tried again
-    known = [{name: row[name] for name in settings_of_grid()[0]} for row in result["rows"]]
-    arguments = ["--skip-released", *(f"--{name.replace('_', '-')}={value}" for name, value in settings.items())]
+            parser.error(
+                f"--json {args.json} was measured with other settings: {', '.join(differing)}; use another file"
+            )
+        result["rows"] = [row for row in before["rows"] if "error" not in row]  # failures are measured again
+    known = [{name: row[name] for name in ("context_length", "samples", "horizon", "stride")} for row in result["rows"]]
+    arguments = ["--skip-released", *_flags(settings)]
     left = [p for p in settings_of_grid(args.contexts, args.samples, args.horizons) if p not in known]
     for group in groups_of(left, args.at_once):
         reports = measure_together([[*arguments, *_flags(point)] for point in group])
@@ -169,24 +169,19 @@ def main() -> int:
             result["rows"].append(row_of(point, report))
             print(describe(result["rows"][-1]), flush=True)
         if args.json is not None:
-            args.json.write_text(json.dumps(result, indent=2) + "\n")
+            write_json(args.json, result, indent=2)
     return 0
 
 
-def read(parser: step.Parser, file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text())
-    except OSError as error:
-        parser.error(f"{file}: {error.strerror}")
-    except json.JSONDecodeError as error:
-        parser.error(f"{file} is not JSON: {error}")
+def read(parser: Parser, file: Path) -> dict[str, Any]:
+    found = parser.read_json(file)
     if not isinstance(found, dict) or "rows" not in found or "settings" not in found:
         parser.error(f"{file} is not a result of grid.py")
     return found
 
 
-def _flags(point: Point) -> list[str]:
-    return [f"--{name.replace('_', '-')}={value}" for name, value in point.items()]
+def _flags(settings: dict[str, Any]) -> list[str]:
+    return [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
 
 
 def describe(row: dict[str, Any]) -> str:

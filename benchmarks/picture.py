@@ -1,4 +1,4 @@
-"""Draws where the time of an iteration goes, from results of step.py, and how it grows, from a result of grid.py.
+"""Draws the seconds of each phase of an iteration, from results of step.py, or how they grow, from a result of grid.py.
 
 cd benchmarks/results
 python ../picture.py step-h200-{qwen2.5-1.5b,llama3.2-1b,smollm2-135m}.json --output ../../docs/speed.png
@@ -7,8 +7,6 @@ python ../picture.py grid-h200-smollm2-135m.json --output ../../docs/speed-grid.
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+
+from command_line import Parser
 
 COLORS = {
     "rollout": "#4c78a8",
@@ -28,14 +28,14 @@ COLORS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
-    results = [json.loads(file.read_text()) for file in args.files]
+    results = [parser.read_json(file) for file in args.files]
     for file, result in zip(args.files, results, strict=True):
         if "rows" not in result and "flops" not in result:
-            parser.error(f"{file} is of an older step.py, which counted no operations: nothing to draw a floor from")
+            parser.error(f"{file} has no `flops`: it was written by an older step.py; measure it again")
     figure = growth(results[0]) if "rows" in results[0] else phases(results)
     figure.savefig(args.output, dpi=120)
 

@@ -1,7 +1,7 @@
-"""One iteration the way the authors' released code does it, to measure ebft's packed path against.
+"""The reference implementation: one iteration as the authors' released code computes it, to compare ebft with.
 
 Written from what that code computes (OpenRLHF with eager attention), plainly, so that what is left is the
-cost of the way itself:
+cost of the computation itself:
 
 - each of the n samples carries its own copy of the context: a batch of b*n sequences;
 - the paper's order: after the T context tokens, token t of block b stands at T + t*B + b (blocks from 0 here), so
@@ -14,8 +14,10 @@ cost of the way itself:
   `reference` rewards of ebft;
 - the loss takes log-softmax over the whole [b*n, L-1, V], and autograd goes back through it.
 
-What it leaves out speaks for the released way: there, masks are filled entry by entry (hundreds of thousands of
-kernels a step), logits are copied once more, and data travel between processes.
+It leaves out costs of the released code: there, masks are filled entry by entry (hundreds of thousands of kernels a
+step), logits are copied once more, and data are sent between processes.
+
+In the options and the JSON of step.py its name is "released".
 
 Shapes as in ebft: b sequences, n samples, B blocks (anchors), G tokens per completion, L = T + B*G, D features.
 """
@@ -23,50 +25,35 @@ Shapes as in ebft: b sequences, n samples, B blocks (anchors), G tokens per comp
 from __future__ import annotations
 
 import copy
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-Attention = Literal["eager", "sdpa"]
+from step_settings import TEMPERATURE, Settings
 
 # The released code runs the feature network three times over sequences where one pass would do.
 FEATURE_PASSES = 3
 RELATIVE_TOLERANCE = 1e-5  # of singular values, as in the released code
 
 
-class ReleasedWay:
-    """The five parts of an iteration: rollout, features, rewards, advantages, update.
+class ReferenceImplementation:
+    """The parts of an iteration; `sequences` are [b*n, L].
 
-    Args:
-        model: the model to train; its attention implementation is set to `attention`.
-        context_length, horizon, stride, samples: T, G, s, n.
-        micro_batch: sequences (each with its n copies) per pass; None takes all at once.
+    The model's attention implementation is set to `settings.released_attention`. `settings.released_micro_batch` counts
+    sequences, each with its n copies, per pass; None takes all at once.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        context_length: int,
-        horizon: int,
-        stride: int,
-        samples: int,
-        temperature: float,
-        gamma: float,
-        attention: Attention,
-        micro_batch: int | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, settings: Settings) -> None:
         self.model = model
-        self.model.set_attn_implementation(attention)
+        self.attention = settings.released_attention
+        self.model.set_attn_implementation(self.attention)
         self.frozen = copy.deepcopy(model).requires_grad_(False).eval()
-        self.attention = attention
-        self.T, self.G, self.n = context_length, horizon, samples
-        self.B = (context_length - horizon) // stride
-        self.anchors = torch.arange(1, self.B + 1, device=model.device) * stride
-        self.temperature, self.gamma = temperature, gamma
-        self.micro_batch = micro_batch
+        self.T, self.G, self.n = settings.context_length, settings.horizon, settings.samples
+        self.B = (self.T - self.G) // settings.stride
+        self.anchors = torch.arange(1, self.B + 1, device=model.device) * settings.stride
+        self.gamma, self.micro_batch = settings.gamma, settings.released_micro_batch
 
     # ---- layout ------------------------------------------------------------
 
@@ -105,7 +92,7 @@ class ReleasedWay:
                 length = copies.shape[1]
                 logits = self._logits(copies, self.mask(length), self.positions(length))
                 newest = logits[:, self.anchors - 1] if step == 0 else logits[:, -self.B :]
-                probabilities = (newest / self.temperature).softmax(-1)
+                probabilities = (newest / TEMPERATURE).softmax(-1)
                 tokens = torch.multinomial(probabilities.flatten(0, 1), 1).view(-1, self.B)
                 copies = torch.cat([copies, tokens], 1)
             sequences.append(copies)
@@ -174,8 +161,8 @@ class ReleasedWay:
         predictors = torch.cat(
             [
                 logits[:, : self.T - 1],
-                logits[:, self.anchors - 1] / self.temperature,
-                logits[:, self.T : -self.B] / self.temperature,
+                logits[:, self.anchors - 1] / TEMPERATURE,
+                logits[:, self.T : -self.B] / TEMPERATURE,
             ],
             1,
         )
