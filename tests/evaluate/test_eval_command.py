@@ -261,7 +261,7 @@ class TestSeveral:
         folders = [str(tmp_path / name) for name in "ab"]
         assert cli.main(["eval", "--compare", *folders, "--output", str(tmp_path / "both")]) == 2
         said = capfd.readouterr().err
-        assert "a and b were looked at in different feature spaces (weights: " in said
+        assert "a and b were measured in different feature spaces (weights: " in said
         assert "evaluate both with the same --feature-model" in said
         assert not (tmp_path / "both").exists()
 

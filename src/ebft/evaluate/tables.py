@@ -1,4 +1,4 @@
-"""What an evaluation leaves for people: a table, and the profile of the feature-matching loss as a picture."""
+"""Results of `ebft eval` as a table, and the profile of the feature-matching loss as a plot."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def check_same_space(results: Mapping[str, Results]) -> None:
         for name in ("weights", "taps", "pooling", "normalize"):
             if mine[name] != theirs[name]:
                 raise ConfigError(
-                    f"{first} and {label} were looked at in different feature spaces ({name}: {theirs[name]} of "
+                    f"{first} and {label} were measured in different feature spaces ({name}: {theirs[name]} of "
                     f"{theirs['model']}, and {mine[name]} of {mine['model']}); evaluate both with the same "
                     "--feature-model"
                 )

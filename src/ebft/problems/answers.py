@@ -1,8 +1,8 @@
 """From what a model wrote to source code: fenced code, prose around it, a repeated prompt, a body only.
 
-For Python several readings are offered, best first, and the first that compiles and defines the function wins. They are
-compiled inside the sandbox, never here: compiling a hostile text can crash an interpreter. The first reading is always
-prompt and completion as they stand, so a completion that works in other harnesses means the same here.
+For Python there are several interpretations, best first, and the first that compiles and defines the function is used.
+They are compiled inside the sandbox, never here: compiling a hostile text can crash an interpreter. The first one is
+always prompt and completion as they are, so a completion that works in other harnesses means the same here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CODE_LINE = re.compile(
 def fenced_blocks(text: str) -> list[str]:
     """The contents of ``` blocks, in order. A block that is never closed ends with the text.
 
-    If there is a single fence, the code may as well stand before it: a model that continues an open block closes it.
+    If there is a single fence, the code may also be before it: a model that continues an open block closes it.
     """
     blocks: list[str] = []
     current: list[str] | None = None
@@ -50,32 +50,32 @@ def fenced_blocks(text: str) -> list[str]:
 
 
 def _indented(lines: list[str]) -> bool:
-    """Whether the whole block stands in a list or quote: its definitions are indented too."""
+    """Whether the whole block is inside a list or quote: its definitions are indented too."""
     first = next((line for line in lines if line.strip()), "")
     return first != first.lstrip() and first.lstrip().startswith(_CODE_STARTS)
 
 
 def python_variants(prompt: str, answer: str, name: str | None = None) -> tuple[tuple[str, ...], ...]:
-    """Readings of an answer to `prompt` (a function's head; empty where the answer is the whole program)."""
+    """Interpretations of an answer to `prompt` (a function's head; empty where the answer is the whole program)."""
     answer = answer.replace("\r\n", "\n")
     if "[BEGIN]" in answer or "[DONE]" in answer:  # the marks of MBPP's own prompts
         answer = answer.split("[BEGIN]")[-1].split("[DONE]")[0]
     # The head as a function of its own, for its imports and helpers when the answer repeats only the function.
     head = f"{prompt.rstrip()}\n    pass\n" if prompt.strip() else ""
-    readings: list[tuple[str, ...]] = [(prompt + answer,)]
+    variants: list[tuple[str, ...]] = [(prompt + answer,)]
 
     def whole(code: str) -> None:
         if head:
-            readings.append((head, code))
-        readings.append((code,))
+            variants.append((head, code))
+        variants.append((code,))
 
     def body(code: str) -> None:
         if not head:
             return
         start = prompt if prompt.endswith("\n") else prompt + "\n"
-        readings.append((start + code,))
-        readings.append((f"{start}    {code.lstrip()}",))  # the first line has lost its indentation
-        readings.append((start + textwrap.indent(textwrap.dedent(code), "    "),))
+        variants.append((start + code,))
+        variants.append((f"{start}    {code.lstrip()}",))  # the first line has lost its indentation
+        variants.append((start + textwrap.indent(textwrap.dedent(code), "    "),))
 
     blocks = fenced_blocks(answer)
     blocks.sort(key=lambda block: 0 if name is None or re.search(rf"\bdef\s+{re.escape(name)}\b", block) else 1)
@@ -89,11 +89,11 @@ def python_variants(prompt: str, answer: str, name: str | None = None) -> tuple[
     body(_indented_part(answer))
     if (code := _without_prose(answer)) is not None:
         whole(code)
-    return tuple(dict.fromkeys(readings))
+    return tuple(dict.fromkeys(variants))
 
 
 def _indented_part(text: str) -> str:
-    """Up to the first line after the first that stands at the margin."""
+    """Up to the first line after the first that is not indented."""
     first, *rest = text.split("\n")
     end = next((n for n, line in enumerate(rest) if line.strip() and not line[0].isspace()), len(rest))
     return "\n".join([first, *rest[:end]]) + "\n"

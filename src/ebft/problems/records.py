@@ -24,7 +24,7 @@ class Record:
         """A field that must be a string."""
         value = self.row.get(name, default)
         if value is None:
-            raise DataError(f"{self.where} has no field {name!r}; it has {', '.join(map(repr, self.row)) or 'none'}")
+            raise self._without(name)
         if not isinstance(value, str):
             raise DataError(f"{self.where}: the field {name!r} is a {type(value).__name__}, not a string")
         return value
@@ -35,10 +35,13 @@ class Record:
         if value is None and not required:
             return []
         if value is None:
-            raise DataError(f"{self.where} has no field {name!r}; it has {', '.join(map(repr, self.row)) or 'none'}")
+            raise self._without(name)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise DataError(f"{self.where}: the field {name!r} is not a list of strings")
         return value
+
+    def _without(self, name: str) -> DataError:
+        return DataError(f"{self.where} has no field {name!r}; it has {', '.join(map(repr, self.row)) or 'none'}")
 
 
 def read_records(source: str, split: str = "test") -> Iterator[Record]:

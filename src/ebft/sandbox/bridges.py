@@ -10,6 +10,7 @@ the text that the program's unit is compiled from. An exit before that prints no
 from __future__ import annotations
 
 import re
+import secrets
 from dataclasses import dataclass
 
 BRIDGE = "ebft_bridge"
@@ -85,10 +86,8 @@ def _split(parameters: str) -> list[str]:
     return [*parts, current] if current.strip() else parts
 
 
-def hidden(secret: str) -> tuple[list[int], list[int]]:
+def masked(secret: str) -> tuple[list[int], list[int]]:
     """Two lists whose exclusive or is the secret: a search of the program's memory for text does not find it."""
-    import secrets
-
     mask = secrets.token_bytes(len(secret))
     return list(mask), [a ^ b for a, b in zip(mask, secret.encode("ascii"), strict=True)]
 
@@ -98,7 +97,7 @@ def cpp_program(sign: Signature, code: str) -> str:
 
 
 def cpp_tests(sign: Signature, tests: str, secret: str) -> str:
-    mask, masked = hidden(secret)
+    mask, rest = masked(secret)
     body = _without_closing(tests).replace("int main()", "static void ebft_tests()", 1)
     return f"""{sign.before}
 #include <unistd.h>
@@ -111,7 +110,7 @@ static volatile int ebft_failed = 0;
 int main() {{
     ebft_tests();
     static const volatile unsigned char a[] = {{{", ".join(map(str, mask))}}};
-    static const volatile unsigned char b[] = {{{", ".join(map(str, masked))}}};
+    static const volatile unsigned char b[] = {{{", ".join(map(str, rest))}}};
     unsigned char secret[sizeof(a)];
     for (unsigned i = 0; i < sizeof(a); i++) secret[i] = a[i] ^ b[i];
     fflush(stdout);
@@ -127,7 +126,7 @@ def rs_program(sign: Signature, code: str) -> str:
 
 
 def rs_tests(sign: Signature, tests: str, secret: str) -> str:
-    mask, masked = hidden(secret)
+    mask, rest = masked(secret)
     returns = f" -> {sign.returns}" if sign.returns else ""
     body = _without_closing(tests).replace("fn main()", "fn ebft_tests()", 1)
     return f"""{sign.before}
@@ -137,7 +136,7 @@ fn {sign.name}({sign.parameters}){returns} {{ candidate::{BRIDGE}({sign.argument
 fn main() {{
     ebft_tests();
     let a: [u8; {len(mask)}] = {mask};
-    let b: [u8; {len(mask)}] = {masked};
+    let b: [u8; {len(mask)}] = {rest};
     let secret: Vec<u8> = a.iter().zip(b.iter()).map(|(x, y)| x ^ y).collect();
     println!("\\n{{}}", String::from_utf8(secret).unwrap());
 }}
@@ -154,7 +153,7 @@ _JAVA_PRIMITIVES = ("long", "int", "boolean", "float", "double", "char", "byte",
 
 
 def java_tests(sign: Signature, tests: str, secret: str) -> str:
-    mask, masked = hidden(secret)
+    mask, rest = masked(secret)
     imports = "".join(f"import {name};\n" for name in _JAVA_IMPORTS)  # by name: before classes of the program
     imports += "".join(line + "\n" for line in sign.before.split("\n") if line.startswith("import "))
     call = f"Problem.{sign.name}({sign.arguments})"
@@ -202,7 +201,7 @@ final class EbftTests {{
     public static void main(String[] args) throws java.lang.Throwable {{
         tests();
         int[] a = {{{", ".join(map(str, mask))}}};
-        int[] b = {{{", ".join(map(str, masked))}}};
+        int[] b = {{{", ".join(map(str, rest))}}};
         byte[] secret = new byte[a.length];
         for (int i = 0; i < a.length; i++) secret[i] = (byte) (a[i] ^ b[i]);
         if (failed) System.exit(1);
@@ -215,7 +214,7 @@ final class EbftTests {{
 
 
 def cs_tests(sign: Signature, tests: str, secret: str) -> str:
-    mask, masked = hidden(secret)
+    mask, rest = masked(secret)
     using = "".join(line + "\n" for line in sign.before.split("\n") if line.startswith("using "))
     call = f"ebft::Problem.{sign.name}({sign.arguments})"
     if re.match(r"(List|Dictionary)<", sign.returns):
@@ -237,7 +236,7 @@ static class EbftTests {{
     public static void Main() {{
         Tests();
         int[] a = {{{", ".join(map(str, mask))}}};
-        int[] b = {{{", ".join(map(str, masked))}}};
+        int[] b = {{{", ".join(map(str, rest))}}};
         byte[] secret = new byte[a.Length];
         for (int i = 0; i < a.Length; i++) secret[i] = (byte) (a[i] ^ b[i]);
         if (failed) Environment.Exit(1);
@@ -262,12 +261,12 @@ def go_program(sign: Signature, code: str) -> str:
 
 
 def go_tests(sign: Signature, tests: str, secret: str) -> str:
-    mask, masked = hidden(secret)
+    mask, rest = masked(secret)
     name = re.search(r"func (Test\w+)\(t \*testing\.T\)", tests)
     if name is None:
         raise NoSignature("the tests have no function Test...(t *testing.T)")
     gives = "return " if sign.returns else ""
-    numbers = [", ".join(map(str, part)) for part in (mask, masked)]
+    numbers = [", ".join(map(str, part)) for part in (mask, rest)]
     return f"""package main
 
 import (

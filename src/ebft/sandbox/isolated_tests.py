@@ -84,10 +84,8 @@ def _start(
 
 
 def _outcome(ending: str, written: bytes, limits: Limits) -> Outcome:
-    if ending == Ending.TIMEOUT:
-        return Outcome(TIMEOUT, f"not finished after {limits.seconds:g} s")
-    if ending == Ending.MEMORY:
-        return Outcome(FAILED, f"held more than {limits.memory_mib} MiB of memory")
+    if (exceeded := limit_exceeded(ending, limits)) is not None:
+        return exceeded
     try:
         result = json.loads(written)
         status, message = result["status"], result["message"]
@@ -96,6 +94,14 @@ def _outcome(ending: str, written: bytes, limits: Limits) -> Outcome:
     if status not in STATUSES or not isinstance(message, str):
         return Outcome(ERROR, "the process that runs the tests gave no result")
     return Outcome(status, one_line(message))
+
+
+def limit_exceeded(ending: str, limits: Limits) -> Outcome | None:
+    if ending == Ending.TIMEOUT:
+        return Outcome(TIMEOUT, f"not finished after {limits.seconds:g} s")
+    if ending == Ending.MEMORY:
+        return Outcome(FAILED, f"held more than {limits.memory_mib} MiB of memory")
+    return None
 
 
 def one_line(message: str, longest: int = 300) -> str:

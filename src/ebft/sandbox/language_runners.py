@@ -20,14 +20,14 @@ from ebft.sandbox.isolated_tests import (
     ERROR,
     FAILED,
     PASSED,
-    TIMEOUT,
     IsolatedProcess,
     Outcome,
+    limit_exceeded,
     one_line,
     run_isolated_tests,
 )
 from ebft.sandbox.isolation import Sandbox
-from ebft.sandbox.languages import JAVATUPLES, place, typescript
+from ebft.sandbox.languages import JAVATUPLES, locate, typescript
 from ebft.sandbox.monitor import Ending
 
 COMPILING = Limits(
@@ -55,7 +55,7 @@ def _compile(sandbox: Sandbox, script: str, files: dict[str, str | bytes], *prog
     """What a shell script in a box with these files writes to its standard output."""
     folders: tuple[str, ...] = ()
     for program in programs:
-        folders += place(program)[1]
+        folders += locate(program)[1]
     contents = {
         name: content if isinstance(content, bytes) else content.encode("utf-8", "replace")
         for name, content in files.items()
@@ -77,11 +77,9 @@ def _first_error(said: str) -> str:
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "no message")
 
 
-def _with_secret(secret: str, finished: Finished, limits: Limits) -> Outcome:
-    if finished.ending == Ending.TIMEOUT:
-        return Outcome(TIMEOUT, f"not finished after {limits.seconds:g} s")
-    if finished.ending == Ending.MEMORY:
-        return Outcome(FAILED, f"held more than {limits.memory_mib} MiB of memory")
+def _outcome(secret: str, finished: Finished, limits: Limits) -> Outcome:
+    if (exceeded := limit_exceeded(finished.ending, limits)) is not None:
+        return exceeded
     if finished.ending == Ending.OUTPUT:
         return Outcome(FAILED, f"wrote more than {limits.output_kib} KiB")
     if finished.returncode != 0:
@@ -153,7 +151,7 @@ def _go(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits
 def _run_binary(binary: bytes, secret: str, sandbox: Sandbox, limits: Limits) -> Outcome:
     limits = replace(limits, disk_mib=limits.disk_mib + len(binary) // 2**20 + 1)
     finished = sandbox.run(["/box/program"], {"program": binary}, limits, executable=True)
-    return _with_secret(secret, finished, limits)
+    return _outcome(secret, finished, limits)
 
 
 def _java(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits) -> Outcome:
@@ -170,8 +168,8 @@ def _java(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limi
         f"-Xmx{heap}m -XX:-UsePerfData -cp out:{JAVATUPLES} EbftTests"
     )
     limits = replace(limits, processes=64, reserves_addresses=True)
-    finished = sandbox.run(["sh", "-ec", command], {"classes.tar": classes}, limits, place("java")[1])
-    return _with_secret(secret, finished, limits)
+    finished = sandbox.run(["sh", "-ec", command], {"classes.tar": classes}, limits, locate("java")[1])
+    return _outcome(secret, finished, limits)
 
 
 def _cs(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits) -> Outcome:
@@ -190,12 +188,12 @@ def _cs(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits
     command = "mkdir out; tar -xf classes.tar -C out; exec mono --debug=casts out/tests.exe"
     limits = replace(limits, processes=64, reserves_addresses=True)
     environment = {"MONO_GC_PARAMS": f"max-heap-size={max(32, limits.memory_mib // 2)}m"}
-    finished = sandbox.run(["sh", "-ec", command], {"classes.tar": classes}, limits, place("mono")[1], environment)
-    return _with_secret(secret, finished, limits)
+    finished = sandbox.run(["sh", "-ec", command], {"classes.tar": classes}, limits, locate("mono")[1], environment)
+    return _outcome(secret, finished, limits)
 
 
 def _js(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits) -> Outcome:
-    node, folders = place("node")
+    node, folders = locate("node")
     # Node reserves address space by the gigabyte; its heap has a limit of its own.
     start = (node, f"--max-old-space-size={max(32, limits.memory_mib // 2)}", "--stack-size=3900")
     limits = replace(limits, processes=64, reserves_addresses=True)
@@ -228,7 +226,7 @@ def _ts(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits
 
 
 def _php(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits) -> Outcome:
-    php, folders = place("php")
+    php, folders = locate("php")
     start = (php, "-n", "-d", f"memory_limit={max(32, limits.memory_mib // 2)}M", "-d", "display_errors=0")
     return run_isolated_tests(
         sandbox,

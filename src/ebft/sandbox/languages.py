@@ -19,14 +19,14 @@ class Language:
 
     Args:
         programs: what must be installed, and the Debian package that has it.
-        asks: a command for each version that goes into the results.
+        version_commands: a command for each version that is part of the results.
         files: further files that must be there, and their Debian packages.
     """
 
     name: str
     title: str
     programs: tuple[tuple[str, str], ...]
-    asks: tuple[tuple[str, tuple[str, ...]], ...]
+    version_commands: tuple[tuple[str, tuple[str, ...]], ...]
     files: tuple[tuple[str, str], ...] = ()
 
     def missing(self) -> str | None:
@@ -35,8 +35,8 @@ class Language:
         absent += [(file, package) for file, package in self.files if not Path(file).exists()]
         if self.name == "ts" and not absent and typescript() is None:
             absent.append(("tsc", "node-typescript"))
-        if self.name == "rs" and not absent and not Path(place("rustc")[0]).exists():
-            absent.append(("rustc", "rustc"))  # only rustup's stand-in is there, and no compiler behind it
+        if self.name == "rs" and not absent and not Path(locate("rustc")[0]).exists():
+            absent.append(("rustc", "rustc"))  # only rustup's proxy is there, without a compiler
         if not absent:
             return None
         names = " and ".join(f"`{name}`" for name, _ in absent)
@@ -44,7 +44,7 @@ class Language:
         return f"{self.title} needs {names}, not found here: apt install {packages}"
 
     def versions(self) -> dict[str, str]:
-        return {name: _first_line(command) for name, command in self.asks if shutil.which(command[0])}
+        return {name: _first_line(command) for name, command in self.version_commands if shutil.which(command[0])}
 
 
 @cache
@@ -94,13 +94,13 @@ def typescript() -> str | None:
 
 
 @cache
-def place(program: str) -> tuple[str, tuple[str, ...]]:
+def locate(program: str) -> tuple[str, tuple[str, ...]]:
     """The real path of a program, and the folders outside /usr that it needs."""
     found = shutil.which(program)
     if found is None:
         raise FileNotFoundError(program)
     if program == "rustc":
-        # rustup puts a stand-in on the path, which looks for the compiler in the user's home.
+        # rustup puts a proxy on the path, which looks for the compiler in the user's home.
         root = _first_line((found, "--print", "sysroot"))
         return f"{root}/bin/rustc", () if root.startswith("/usr") else (root,)
     real = os.path.realpath(found)

@@ -21,7 +21,7 @@ class PythonTests:
     """Tests of a Python program.
 
     Args:
-        variants: readings of the model's answer, best first, each a list of sources run one after the other.
+        variants: interpretations of the model's answer, best first, each a list of sources run one after the other.
         tests: source of the tests; `setup` runs before.
         names: what the tests call; `classes` are those of which the tests make objects.
         modules: of the standard library, that the tests use without importing them.

@@ -1,4 +1,4 @@
-"""A seccomp filter for programs nobody has read, as the bytes that `bwrap --seccomp` takes.
+"""A seccomp filter for untrusted programs, as the bytes that `bwrap --seccomp` takes.
 
 The namespaces already hide the network, other processes and the host's files. The filter closes what they leave open:
 large parts of the kernel that no test of a program needs and where most holes have been found, the creation of further
@@ -36,7 +36,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "setns": (308, 268),
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
-    # parts of the kernel with a history
+    # parts of the kernel that had many vulnerabilities
     "bpf": (321, 280),
     "userfaultfd": (323, 282),
     "perf_event_open": (298, 241),
@@ -114,7 +114,7 @@ def compile_filter(machine: str | None = None) -> bytes | None:
         number = numbers[column]
         if number is not None:
             program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, refuse)]
-    # The flags of clone3 lie in memory, where a filter cannot look; without it libraries use clone.
+    # The flags of clone3 are in memory, which a filter cannot read; without it libraries use clone.
     program += [(_EQUAL, 0, 1, CLONE3[column]), (_RETURN, 0, 0, missing)]
     program += [
         (_EQUAL, 0, 4, CLONE[column]),

@@ -202,7 +202,7 @@ class TransformersGenerator(Generator):
                         do_sample=False,
                         use_cache=True,
                         eos_token_id=self.end_token_ids or None,
-                        # Stands behind ends only: padding is known by the mask, so an end token will do.
+                        # Only used after ends: padding is known by the mask, so an end token will do.
                         pad_token_id=self.end_token_ids[0] if self.end_token_ids else 0,
                     ),
                     logits_processor=LogitsProcessorList(choosing),
@@ -285,7 +285,7 @@ def cut_at_stop(text: str, stop: Sequence[str]) -> str | None:
 
 
 def continuation(tokenizer: Any, prompt: list[int], tokens: list[int]) -> str:
-    """The text of `tokens` behind the prompt. Decoded alone, some tokenizers would lose the space they begin with."""
+    """The text of `tokens` after the prompt. Decoded alone, some tokenizers would lose the space they begin with."""
     before = prompt[-8:]
     context, whole = _decode(tokenizer, before), _decode(tokenizer, [*before, *tokens])
     return whole[len(context) :] if whole.startswith(context) else _decode(tokenizer, tokens)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Scored = dict[str, Any]  # {"metrics": {name: {"value", "standard_error", "count"}}, and what else is worth knowing}
+Scored = dict[str, Any]  # {"metrics": {name: {"value", "standard_error", "count"}}, and further details}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a task is run on: a model with its tokenizer, a generator over it, and the feature network that looks at it.
+"""What a task is run on: a model with its tokenizer, a generator for it, and the feature network that measures it.
 
 `LoadedSubject` wraps a model that is there already (in training); `CheckpointSubject` loads one when a task first
 needs it, so that resuming an evaluation that is complete loads nothing.
@@ -51,7 +51,7 @@ class CheckpointSubject:
         self.dtype = DTYPES.get(options.dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self.identity = [*self.checkpoint.identity(), str(self.dtype)]
         self.feature_name = options.feature_model or (options.model[0] if options.model else name)
-        # The adapter's base is the model before training, which is what the method itself looks with.
+        # The adapter's base is the model before training, whose features the method itself uses.
         self.feature_checkpoint = Checkpoint.find(Checkpoint.find(self.feature_name).base)
         self.feature_source = [*self.feature_checkpoint.identity(), str(self.dtype)]
 

@@ -94,7 +94,7 @@ class Server:
 
 
 def choose(variants: list[list[str]], names: list[str]) -> list[types.CodeType]:
-    """The first reading of the answer that compiles and defines what the tests call; else the first that compiles."""
+    """The first interpretation that compiles and defines what the tests call; else the first that compiles."""
     first_error: Exception | None = None
     compiled: list[types.CodeType] | None = None
     for sources in variants:

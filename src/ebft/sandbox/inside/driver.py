@@ -1,6 +1,6 @@
 """The tests of one problem, run against a program in another process. Runs inside a sandbox of its own.
 
-The names that the tests call are stand-ins that hand the call over as plain data and give back plain data. The program
+The names that the tests call are stand-ins that send the call as plain data and return plain data. The program
 cannot reach this process other than through these answers, and this process alone says whether the tests passed.
 """
 
@@ -51,7 +51,7 @@ class Client:
         if callable(value):
             self.callbacks.append(value)
             return ["callback", len(self.callbacks) - 1]
-        raise TypeError(f"an object of the type {type(value).__name__} cannot be handed to the program")
+        raise TypeError(f"an object of the type {type(value).__name__} cannot be passed to the program")
 
     def encode(self, value: Any) -> Any:
         return wire.encode(value, self.reference)
@@ -72,7 +72,7 @@ class Client:
         made: type[Remote] | None = None,
         **more: Any,
     ) -> Any:
-        """Hands a question to the program. `made` is the kind of stand-in for an object that stays there."""
+        """Sends a request to the program. `made` is the kind of stand-in for an object that stays there."""
         if self.ended is not None:
             raise ProgramEnded(self.ended)
         request = {"what": what, "arguments": self.encode(arguments), "keywords": self.encode(keywords or {})} | more

@@ -34,7 +34,7 @@ class Channel:
     def send(self, message: Any) -> None:
         body = json.dumps(message, separators=(",", ":")).encode("ascii")
         if len(body) > LONGEST:
-            raise ProtocolError("a value is too large to hand over")
+            raise ProtocolError("a value is too large to send")
         data = memoryview(len(body).to_bytes(4, "big") + body)
         try:
             while data:
