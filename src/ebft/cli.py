@@ -93,9 +93,9 @@ def _run_training(command: str, arguments: list[str]) -> int:
     try:
         method = EBFT
         if command != "train":
-            from ebft.baselines import trainers
+            from ebft.baselines import trl_trainers
 
-            method = trainers.method(command)
+            method = trl_trainers.method(command)
         recipe = load_recipe(file, overrides, command)
         show_messages(recipe.training.log_level)
         output = Path(recipe.training.output_dir or "")

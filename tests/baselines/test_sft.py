@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("trl")
 
-from ebft.baselines import sft, trainers
+from ebft.baselines import sft, trl_trainers
 from ebft.config.recipe import load_recipe
 from ebft.data.formats import encode
 from ebft.data.packing import DocumentIndex, SequenceDataset
@@ -231,7 +231,7 @@ class TestBadInput:
     def test_without_trl(
         self, tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
     ) -> None:
-        monkeypatch.setattr(trainers, "find_spec", lambda name: None)
+        monkeypatch.setattr(trl_trainers, "find_spec", lambda name: None)
         assert run("sft", write_recipe(tmp_path, tiny, sums), tmp_path / "out") == 2
         assert "pip install ebft[baselines]" in capsys.readouterr().err
 
@@ -247,7 +247,7 @@ class TestBadInput:
         _telemetry.send_telemetry("test/before")
         assert sent  # so that the next line can fail
         sent.clear()
-        trainers.method("sft")
+        trl_trainers.method("sft")
         _telemetry.send_telemetry("test/after")
         assert not sent
 

@@ -25,7 +25,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from ebft.adapters import peft_config
-from ebft.baselines import trainers
+from ebft.baselines import trl_trainers
 from ebft.baselines.verifiable_rewards import COUNTS, RewardFunction, make_rewards
 from ebft.config.baseline_settings import RLVRSettings
 from ebft.config.recipe import Recipe
@@ -91,7 +91,7 @@ class Prompts:
         return Dataset.from_dict({"prompt": self.prompts, "row": list(range(len(self.rows)))})
 
 
-class MeasuredRLVR(trainers.Measured, GRPOTrainer):
+class MeasuredRLVR(trl_trainers.Measured, GRPOTrainer):
     def __init__(self, *args: Any, judge: Judge, **kwargs: Any) -> None:
         self.costs, self.judge = CostTracker(), judge
         judge.trainer = self
@@ -313,7 +313,7 @@ def _tokens(prompt: Any, tokenizer: Any) -> int:
 def _prepare(loaded: Loaded) -> Judge:
     recipe, settings = loaded.recipe, loaded.recipe.training
     assert isinstance(settings, RLVRSettings)
-    trainers.check(recipe)
+    trl_trainers.check(recipe)
     rewards = make_rewards(settings, recipe.data.columns, Counter())
     return Judge(rewards, load_prompts(recipe, loaded.train_set.index, rewards, loaded.tokenizer), settings)
 
@@ -329,7 +329,7 @@ def build(loaded: Loaded) -> MeasuredRLVR:
     judge = _prepare(loaded)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # what TRL would take; padding is masked by length
-    arguments = trainers.trl_arguments(
+    arguments = trl_trainers.trl_arguments(
         RLVRArguments,
         settings,
         num_generations=settings.generations,
@@ -359,7 +359,7 @@ def build(loaded: Loaded) -> MeasuredRLVR:
         processing_class=tokenizer,
         peft_config=peft_config(recipe),
     )
-    trainers.equip(trainer, recipe, validation_set, tokenizer, RewardCounts(judge))
+    trl_trainers.equip(trainer, recipe, validation_set, tokenizer, RewardCounts(judge))
     trainer.add_callback(AnswerSamples(judge, settings.samples_every))
     return trainer
 
@@ -378,7 +378,7 @@ def plan(loaded: Loaded) -> list[str]:
             "answers per step": f"{settings.rows_per_step}: {settings.generations} to each of {per_step} prompts, at "
             f"most {settings.max_new_tokens} tokens at temperature {settings.generation_temperature}",
             "validation sequences": "none" if loaded.validation_set is None else f"{len(loaded.validation_set):,}",
-            "steps": f"{trainers.steps_of(settings, an_epoch):,} ({an_epoch:,} an epoch)",
+            "steps": f"{trl_trainers.steps_of(settings, an_epoch):,} ({an_epoch:,} an epoch)",
         }
     )
     return [*lines, "", "One prompt:", f"  {prompts.prompts[0]!r}"[:2000]]

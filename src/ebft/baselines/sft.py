@@ -18,7 +18,7 @@ from torch import Tensor
 from trl import SFTConfig, SFTTrainer
 
 from ebft.adapters import peft_config
-from ebft.baselines import trainers
+from ebft.baselines import trl_trainers
 from ebft.config.baseline_settings import SFTSettings
 from ebft.config.recipe import Recipe
 from ebft.data.packing import PADDING, SequenceDataset
@@ -39,7 +39,7 @@ class SFTArguments(SFTConfig):
     eval_tasks_every: int | None = None
 
 
-class MeasuredSFT(trainers.Measured, SFTTrainer):
+class MeasuredSFT(trl_trainers.Measured, SFTTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.costs = CostTracker()
         super().__init__(*args, **kwargs)
@@ -95,10 +95,10 @@ def training_rows(recipe: Recipe, dataset: SequenceDataset) -> Dataset:
 def build(loaded: Loaded) -> MeasuredSFT:
     recipe, tokenizer, validation_set = loaded.recipe, loaded.tokenizer, loaded.validation_set
     settings: Any = recipe.training
-    trainers.check(recipe)
+    trl_trainers.check(recipe)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # what TRL would take; padding is masked by length
-    arguments = trainers.trl_arguments(
+    arguments = trl_trainers.trl_arguments(
         SFTArguments,
         settings,
         max_length=settings.max_length,
@@ -116,8 +116,8 @@ def build(loaded: Loaded) -> MeasuredSFT:
         processing_class=tokenizer,
         peft_config=peft_config(recipe),
     )
-    trainers.equip(trainer, recipe, validation_set, tokenizer)
-    trainer.add_callback(trainers.ValidationSamples(trainer, settings.samples_every))
+    trl_trainers.equip(trainer, recipe, validation_set, tokenizer)
+    trainer.add_callback(trl_trainers.ValidationSamples(trainer, settings.samples_every))
     return trainer
 
 
@@ -136,7 +136,7 @@ def plan(loaded: Loaded) -> list[str]:
             "training sequences": f"{len(rows):,} of at most {settings.max_length} tokens, {tokens:,} tokens in all",
             "tokens with a loss": f"{targets:,}",
             "validation sequences": "none" if loaded.validation_set is None else f"{len(loaded.validation_set):,}",
-            "steps": f"{trainers.steps_of(settings, an_epoch):,} ({an_epoch:,} an epoch) of {per_step} sequences",
+            "steps": f"{trl_trainers.steps_of(settings, an_epoch):,} ({an_epoch:,} an epoch) of {per_step} sequences",
         }
     )
     marked = repr(_marked(first["input_ids"], first["labels"], loaded.tokenizer))[1:-1][:2000]

@@ -19,7 +19,7 @@ from ebft.loading import load_model, load_tokenizer
 from ebft.model.backbone import embedding_size
 from ebft.runtime import processes
 from ebft.train import model_card
-from ebft.train.progress import LiveProgress, StepLines
+from ebft.train.live_progress import LiveProgress, StepLines
 from ebft.train.run_folder import RunFolder
 from ebft.train.sequences import load_data
 from ebft.train.training_method import EBFT, Loaded, TrainingMethod
