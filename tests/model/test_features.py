@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model.backbone import packed_hidden_states
-from ebft.model.features import FeatureNetwork, resolve_taps
+from ebft.model.features import FeatureNetwork
+from ebft.model.taps import resolve_taps
 from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
 from tests.plain import Place, places, plain_hidden_states, untouched
 

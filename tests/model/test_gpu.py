@@ -12,7 +12,7 @@ from torch import Tensor
 from ebft import EBFTTrainer
 from ebft.data.packing import collate
 from ebft.method.layout import StridedLayout
-from ebft.model import rollout as rollout_module
+from ebft.model import rollout_graph
 from ebft.model.backbone import compile_layers, decoder_of, output_head, packed_hidden_states, prepare_model
 from ebft.model.rollout import rollout
 from ebft.model.working_copy import copy_in_dtype
@@ -81,8 +81,8 @@ def test_a_replayed_rollout_is_the_rollout(family: str, monkeypatch: pytest.Monk
     model = compiled_model(family)
     seeds = torch.tensor([3, 4])
     captured = [rollout(model, some_ids(i).cuda(), layout(i), seeds=seeds, backend="flex") for i in range(3)]
-    assert len(rollout_module._GRAPHS[prepare_model(model)]._captured) == 1
-    monkeypatch.setattr(rollout_module, "_LAUNCH_BOUND", 0)
+    assert len(rollout_graph.GRAPHS[prepare_model(model)]) == 1
+    monkeypatch.setattr(rollout_graph, "LAUNCH_BOUND", 0)
     for i, found in enumerate(captured):
         expected = rollout(model, some_ids(i).cuda(), layout(i), seeds=seeds, backend="flex")
         valid = layout(i).anchor_mask[..., None].expand(-1, -1, 3)

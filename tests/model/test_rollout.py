@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, MambaConfig, T5Confi
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.sampling import uniforms
 from ebft.model import rollout as rollout_module
+from ebft.model import rollout_graph
 from ebft.model.backbone import output_head, packed_hidden_states, prepare_model
 from ebft.model.rollout import rollout
 from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
@@ -55,7 +56,7 @@ def test_cached_and_packed_distributions_are_the_same(
         return original(head, hidden, uniform, *rest)
 
     monkeypatch.setattr(rollout_module, "_sample_rows", spy)
-    monkeypatch.setattr(rollout_module, "_LAUNCH_BOUND", 0)  # a graph would replay without passing the spy
+    monkeypatch.setattr(rollout_graph, "LAUNCH_BOUND", 0)  # a graph would replay without passing the spy
     model = tiny_model(family).to(device)
     layout = StridedLayout(T, 5, 3, 3, document_ids=DOCUMENTS)
     ids = some_ids().to(device)
@@ -236,8 +237,8 @@ def test_a_layout_with_another_batchs_tensors_is_that_batchs_layout() -> None:
     """What a captured rollout is replayed with: anchors further on must see all of their context."""
     model, ids = tiny_model("llama"), some_ids(rows=1)
     early, late = (PackedLayout(T, 3, 2, torch.tensor([[5, last]])) for last in (7, 16))
-    names, tensors = late.tensors()
+    names, tensors = rollout_graph.layout_tensors(late)
     expected = rollout(model, ids, late, temperature=0, seeds=SEEDS[:1])
     assert not torch.equal(expected, rollout(model, ids, early, temperature=0, seeds=SEEDS[:1]))
-    found = rollout(model, ids, early.with_tensors(names, tensors), temperature=0, seeds=SEEDS[:1])
+    found = rollout(model, ids, rollout_graph.layout_with(early, names, tensors), temperature=0, seeds=SEEDS[:1])
     assert torch.equal(found, expected)

@@ -8,7 +8,7 @@ so that all n*B completions share one copy of their context (paper, appendix on 
 paper appends tokens step by step, here a completion is contiguous, which is what caches and block-sparse
 kernels like). An anchor at a stands between x[a-1] and x[a]: its context is x[:a], its truth x[a:a+G].
 
-What a token sees (`allowed` decides; `allowed_context` says the same of completions and context alone):
+What a token sees (`allowed` decides):
 - a context token: the context tokens up to itself;
 - token g of a completion at anchor a: the context tokens before a, and tokens 0..g of its own completion;
 - with document ids, only tokens of its own document; with a window, only tokens less than that many positions
@@ -21,8 +21,6 @@ can see what follows it, so it is enough that `completion_lengths` keeps it out 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -209,26 +207,6 @@ class PackedLayout:
             result = result & (self.row_positions[row, query] - self.row_positions[row, key] < window)
         return result
 
-    def allowed_context(self, queries: Tensor, window: int | None = None) -> Callable[[Any, Any, Tensor], Tensor]:
-        """`allowed` between completion tokens and the context, as a function of row, place in `queries` and key.
-
-        The same rule with less to look up per pair, for attention kernels that ask it in their innermost loop.
-        """
-        visible = self.visible_context[:, queries].contiguous()
-        documents, positions = self.packed_documents, self.row_positions
-        documents_of_queries = None if documents is None else documents[:, queries].contiguous()
-        positions_of_queries = positions[:, queries].contiguous()
-
-        def rule(row: Any, query: Any, key: Tensor) -> Tensor:
-            result = key < visible[row, query]
-            if documents is not None and documents_of_queries is not None:
-                result = result & (documents_of_queries[row, query] == documents[row, key])
-            if window is not None:
-                result = result & (positions_of_queries[row, query] - positions[row, key] < window)
-            return result
-
-        return rule
-
     # ---- packing and unpacking -------------------------------------------------------------------------------------
 
     def pack(self, context_ids: Tensor, completions: Tensor) -> Tensor:
@@ -273,28 +251,6 @@ class PackedLayout:
             if isinstance(value, Tensor):
                 setattr(moved, name, value.to(device, non_blocking=True))
         return moved
-
-    def tensors(self) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
-        """All tensors that may differ between batches of the same shape, with names."""
-        found = {name: value for name, value in sorted(vars(self).items()) if isinstance(value, Tensor)}
-        return tuple(found), tuple(found.values())
-
-    def with_tensors(self, names: Sequence[str], tensors: Sequence[Tensor]) -> PackedLayout:
-        """The layout of another batch of the same shape."""
-        other = copy.copy(self)
-        for name, value in zip(names, tensors, strict=True):
-            setattr(other, name, value)
-        # The only thing that is not a tensor and depends on the batch: unknown now, so nothing is left out.
-        other.furthest_context = [self.context_length] * self.num_anchors
-        return other
-
-    def compact(self) -> PackedLayout:
-        """The same rule on 32-bit integers: half the bytes to read in the middle of an attention kernel."""
-        narrow = copy.copy(self)
-        for name in ("visible_context", "completion_index", "packed_documents", "row_positions"):
-            value = getattr(self, name)
-            setattr(narrow, name, None if value is None else value.to(torch.int32))
-        return narrow
 
     def select_rows(self, rows: slice) -> PackedLayout:
         """The layout of some rows of the batch (itself if all rows of any batch are alike)."""

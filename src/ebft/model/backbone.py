@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ebft.method.choices import Backend
 from ebft.method.compiling import raise_limits
 from ebft.method.cross_entropy import check_token_ids
 from ebft.method.head import Head
 from ebft.method.layout import PackedLayout, StridedLayout
-from ebft.model.attention import ATTENTION_NAME, Backend, CachedPass, PackedPass, resolve_backend
+from ebft.model.attention import ATTENTION_NAME, CachedPass, PackedPass, resolve_backend
 
 _RECURRENT = ("mamba", "linear_attention", "recurrent", "conv", "short_conv", "ssm")
 _OTHER_MASKS = ("chunked_attention", "compressed_attention", "indexer")

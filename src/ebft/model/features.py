@@ -8,10 +8,8 @@ the context holds the truth.
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, get_args
 
 import torch
@@ -35,6 +33,7 @@ from ebft.model.backbone import (
     run_decoder,
     text_config,
 )
+from ebft.model.taps import cut_decoder, random_like, resolve_taps, tapped_states
 from ebft.model.working_copy import copy_in_dtype
 
 Source = Literal["copy", "shared", "adapter_off", "random", "average"]
@@ -98,7 +97,7 @@ class FeatureNetwork(nn.Module):
             raise ValueError("source='adapter_off' needs a peft model; use source='copy' for a plain one")
         if source == "random":
             dtype = dtype or next(decoder.parameters()).dtype
-            decoder = _random_like(decoder, seed)
+            decoder = random_like(decoder, seed)
         network = cut_decoder(decoder, max(self.taps))
         if source in ("copy", "average", "random"):
             if source == "average" and dtype is None:
@@ -188,7 +187,7 @@ class FeatureNetwork(nn.Module):
         packed_pass = PackedPass(layout, resolve_backend(self.backend, packed_ids.device))
         adapter_off = self._adapted[0].disable_adapter() if self._adapted else nullcontext()
         precision = torch.autocast(packed_ids.device.type, self.autocast, enabled=self.autocast is not None)
-        with evaluating(network), adapter_off, precision, _tapped(network, self.taps, places) as tapped:
+        with evaluating(network), adapter_off, precision, tapped_states(network, self.taps, places) as tapped:
             run_decoder(network, packed_ids, layout.position_ids, packed_pass)
         found = []
         for place in range(len(lengths)):
@@ -217,44 +216,6 @@ class FeatureNetwork(nn.Module):
             mine.lerp_(other.to(mine.dtype), 1 - self.decay)
 
 
-def resolve_taps(layers: Sequence[float | int], depth: int) -> tuple[int, ...]:
-    """Indices into `hidden_states` (0 is the embeddings) for fractions of the depth or indices."""
-    if not layers:
-        raise ValueError("layers is empty; tap at least one")
-    taps = []
-    for layer in layers:
-        if isinstance(layer, bool) or not isinstance(layer, (int, float)):
-            raise ValueError(f"layers holds {layer!r}; use fractions of the depth (0.25) or layer numbers (8)")
-        if isinstance(layer, float):
-            if not 0 <= layer <= 1:
-                raise ValueError(f"layers holds {layer}; a fraction of the depth lies between 0 and 1")
-            taps.append(math.floor(layer * depth))
-        else:
-            if not 0 <= layer <= depth:
-                raise ValueError(f"layers holds {layer} but the network has {depth} layers")
-            taps.append(layer)
-    return tuple(taps)
-
-
-def cut_decoder(decoder: nn.Module, depth: int) -> nn.Module:
-    """The decoder with only its first `depth` layers (at least one), sharing its weights."""
-    name, layers = decoder_layers(decoder)
-    depth = max(depth, 1)
-    cut = copy.copy(decoder)
-    cut._modules = {**decoder._modules, name: nn.ModuleList(list(layers)[:depth])}
-    cut.config = copy.deepcopy(decoder.config)
-    decoder_config(cut).num_hidden_layers = depth
-    return cut
-
-
-def _random_like(decoder: nn.Module, seed: int) -> nn.Module:
-    """The same shape with other weights. Only the device is taken over: `.to(dtype)` would round buffers as well."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        fresh = type(decoder)(copy.deepcopy(decoder.config))
-    return fresh.to(next(decoder.parameters()).device)
-
-
 def _pooled_rows(
     layout: PackedLayout, b: int, completion_lengths: Tensor | None, pooling: Pooling, longest: int
 ) -> tuple[Tensor, Tensor]:
@@ -275,37 +236,3 @@ def _pooled_rows(
     inside = steps < lengths[..., None]
     rows = first[..., None] + torch.minimum(steps, lengths[..., None] - 1)
     return rows, (inside / lengths[..., None])[..., None]
-
-
-@contextmanager
-def _tapped(
-    decoder: nn.Module, taps: Sequence[int], places: Sequence[tuple[Tensor, Tensor]]
-) -> Iterator[dict[int, list[Tensor]]]:
-    """Pool rows [b, R, m] of the tapped hidden states with their weights, to [b, R, width], and keep nothing else."""
-    layers = decoder_layers(decoder)[1]
-    found: dict[int, list[Tensor]] = {}
-
-    def pool(hidden: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-        index = rows.flatten(1)[..., None].expand(-1, -1, hidden.shape[-1])
-        return (hidden.gather(1, index).unflatten(1, rows.shape[1:]).float() * weights).sum(-2)
-
-    def keep(tap: int, hidden: Tensor) -> None:
-        found[tap] = [pool(hidden, rows, weights) for rows, weights in places]
-
-    def before_first_layer(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        keep(0, args[0] if args else kwargs["hidden_states"])
-
-    def after_layer(tap: int) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda _, __, output: keep(tap, output[0] if isinstance(output, tuple) else output)
-
-    handles = []
-    for tap in set(taps):
-        if tap == 0:
-            handles.append(layers[0].register_forward_pre_hook(before_first_layer, with_kwargs=True))
-        else:
-            handles.append(layers[tap - 1].register_forward_hook(after_layer(tap)))
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -7,16 +7,15 @@ anchors once for all n samples.
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 import torch
 from torch import Tensor, nn
 
+from ebft.method.choices import Backend
 from ebft.method.cross_entropy import check_token_ids, rows_per_chunk
 from ebft.method.head import Head
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import check_sampling, sample_tokens, uniforms
-from ebft.model.attention import Backend, CachedPass, resolve_backend
+from ebft.model.attention import CachedPass, resolve_backend
 from ebft.model.backbone import (
     decoder_of,
     embedding_size,
@@ -25,12 +24,7 @@ from ebft.model.backbone import (
     prepare_model,
     run_decoder,
 )
-from ebft.runtime.graphs import Graphs
-from ebft.runtime.sharding import is_sharded
-
-# A step of fewer floating-point operations than this is over before the host has launched it.
-_LAUNCH_BOUND = 1e13
-_GRAPHS: WeakKeyDictionary[nn.Module, Graphs] = WeakKeyDictionary()
+from ebft.model.rollout_graph import is_launch_bound, replay
 
 
 @torch.no_grad()
@@ -67,7 +61,7 @@ def rollout(
     b = _check_input(input_ids, layout, base)
     device = input_ids.device
     layout = layout.to(device)
-    T, n, B, G = layout.context_length, layout.samples, layout.num_anchors, layout.horizon
+    n, B, G = layout.samples, layout.num_anchors, layout.horizon
     if seeds is None:
         seeds = torch.randint(2**62, (b,))
     if seeds.shape != (b,):
@@ -75,15 +69,8 @@ def rollout(
     uniform = uniforms(seeds, layout.anchors, n, G)  # [b, B, n, G]
     options = (temperature, top_k, top_p, resolve_backend(backend, device))
 
-    if options[-1] == "flex" and _is_launch_bound(model, base, b * B * n):
-        names, tensors = layout.tensors()
-
-        def generate(input_ids: Tensor, uniform: Tensor, *values: Tensor) -> Tensor:
-            return _generate(base, layout.with_tensors(names, values), input_ids, uniform, *options)
-
-        places = hash(tuple(parameter.data_ptr() for parameter in base.parameters()))
-        key = (options, places, names, layout.rows_alike, (b, T, n, B, G))
-        completions = _GRAPHS.setdefault(base, Graphs()).run(key, generate, (input_ids, uniform, *tensors))
+    if is_launch_bound(model, base, b * B * n, options[-1]):
+        completions = replay(_generate, base, layout, input_ids, uniform, options)
     else:
         completions = _generate(base, layout, input_ids, uniform, *options)
     return completions if end_token_ids is None else repeat_end_token(completions, layout, end_token_ids)
@@ -119,14 +106,6 @@ def _generate(
             tokens = _sample_rows(head, hidden.flatten(0, 1), uniform_rows, temperature, top_k, top_p)
             completions[..., step + 1] = tokens.view(b, B, n)
     return completions
-
-
-def _is_launch_bound(model: nn.Module, base: nn.Module, tokens: int) -> bool:
-    """Whether a step is so little work that a graph pays. Adapters and autocast change what a graph has frozen; shards
-    are gathered to another place each time."""
-    if model is not base or torch.is_autocast_enabled("cuda") or is_sharded(base):
-        return False
-    return 2.0 * tokens * sum(parameter.numel() for parameter in base.parameters()) < _LAUNCH_BOUND
 
 
 def repeat_end_token(completions: Tensor, layout: PackedLayout, end_token_ids: Tensor) -> Tensor:

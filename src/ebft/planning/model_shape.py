@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from ebft.method.cross_entropy import rows_per_chunk
 from ebft.method.head import Head
 from ebft.model.backbone import decoder_config, decoder_layers, decoder_of
-from ebft.model.features import cut_decoder, resolve_taps
+from ebft.model.taps import cut_decoder, resolve_taps
 
 
 @dataclass(frozen=True)

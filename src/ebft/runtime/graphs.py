@@ -46,6 +46,9 @@ class Graphs:
     def __init__(self) -> None:
         self._captured: OrderedDict[Hashable, Captured] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._captured)
+
     def run(self, options: Hashable, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
         """function(*tensors), captured for these options and shapes; equal options must mean the same function."""
         key = (options, tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors))
