@@ -1,4 +1,4 @@
-"""Tiny random models of every family that ebft names as served."""
+"""Tiny random models of every family that ebft names as supported."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ class TestTrain:
         assert not trained.state_dict()[weight].equal(original.state_dict()[weight])
 
     def test_a_second_run_into_the_same_folder_is_refused(self, finished: Finished, refused: Refused) -> None:
-        assert "already holds a run; go on with --resume" in refused(output=finished.output)
+        assert "already holds a run; continue it with --resume" in refused(output=finished.output)
 
     def test_resume_of_a_finished_run_changes_neither_weights_nor_results(
         self, finished: Finished, tmp_path: Path

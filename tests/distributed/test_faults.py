@@ -116,7 +116,7 @@ def killed(recipe: Path, how: list[str], tmp_path_factory: pytest.TempPathFactor
     assert time.time() - killed_at < 30, f"{time.monotonic() - begin} s in all"
     assert [line for line in errors.splitlines() if line.startswith("ebft:")] == [
         "ebft: process 1 of 2 was killed (SIGKILL); the machine may be out of memory; the others were stopped",
-        f"ebft: the last good checkpoint is {output}/checkpoint-2; go on with --resume",
+        f"ebft: the last good checkpoint is {output}/checkpoint-2; continue with --resume",
     ]
     assert "Traceback" not in errors
     return output
@@ -180,7 +180,7 @@ def test_resumed_on_another_number_of_processes(
     assert refused.said[1] == "", "an error that all processes meet is said once"
     other = run(1, recipe, output, *([] if how else ["--fsdp"]), "--resume", "--gradient_accumulation_steps", 4)
     assert other.codes == [2]
-    assert f"{output}/checkpoint-2 holds {'shards' if how else 'a whole model'}; go on with" in other.said[0]
+    assert f"{output}/checkpoint-2 holds {'shards' if how else 'a whole model'}; resume with" in other.said[0]
     one = run(1, recipe, output, *how, "--resume", "--gradient_accumulation_steps", 4, "--max_steps", 4)
     assert one.codes == [0], one.said
     four = run(4, recipe, output, *how, "--resume", "--gradient_accumulation_steps", 1)

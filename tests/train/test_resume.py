@@ -116,7 +116,7 @@ def test_interrupted_and_full_disk_say_where_the_last_good_checkpoint_is(recipe:
     output = tmp_path / "run"
     stopped = run(recipe, output, kill_at="interrupt:3")
     assert stopped.returncode == 130
-    assert f"the last good checkpoint is {output}/checkpoint-2; go on with --resume" in stopped.stderr
+    assert f"the last good checkpoint is {output}/checkpoint-2; continue with --resume" in stopped.stderr
     full = run(recipe, output, "--resume", kill_at="full:checkpoint-4/scheduler.pt")
     assert full.returncode == 1
     assert "the disk is full" in full.stderr

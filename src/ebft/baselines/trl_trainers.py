@@ -70,7 +70,7 @@ def trl_arguments(cls: Any, settings: Any, **own: Any) -> Any:
     """TRL's configuration: transformers' settings as they are, those that a baseline decides, then `trl_options`."""
     shared = {f.name: getattr(settings, f.name) for f in fields(TrainingArguments) if f.init}
     if shared["ddp_find_unused_parameters"] is None:
-        shared["ddp_find_unused_parameters"] = False  # there are none; torch would look for them and complain
+        shared["ddp_find_unused_parameters"] = False  # there are none; torch would search for them and warn
     known = {f.name for f in fields(cls) if f.init}
     for name in settings.trl_options:
         if name in shared or name in own:
@@ -161,7 +161,7 @@ class Measured:
 
 
 def _finite(step: int) -> Callable[[float], None]:
-    """A check that stops at a loss that is no number, before such a model is saved; TRL would go on."""
+    """A check that stops at a loss that is no number, before such a model is saved; TRL would continue."""
 
     def check(loss: float) -> None:
         if not math.isfinite(loss):

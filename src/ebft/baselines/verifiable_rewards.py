@@ -5,7 +5,7 @@
 - `module:function`: your own, called as `function(completion, row)`, which returns a number.
 
 Whatever goes wrong with an answer (tests that hang, a function that raises or returns no number) costs this answer a
-zero. It is counted, and the counts are logged with the metrics; training goes on.
+zero. It is counted, and the counts are logged with the metrics; training continues.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def check_values(values: dict[str, Any], command: str = "train") -> None:
         raise ConfigError(
             "no data: set `dataset` to a file, a folder, a hub name or a built-in such as stdlib-functions"
         )
-    if not values.get("output_dir"):
+    if not convert("output_dir", values.get("output_dir"), str | None):
         raise ConfigError("no output folder: set `output_dir`")
     for cls in (ModelConfig, DataConfig, MethodConfig):
         cls(**{f.name: checked[f.name] for f in fields(cls) if f.name in checked})

@@ -2,7 +2,7 @@
 
 A transformers model whose attention implementation is set to "ebft" calls `_attention_function` in every layer.
 With an `ebft_pass` among the keyword arguments of the model's call, the pass decides who sees whom; without one,
-the layer does plain causal attention, so the model goes on working for everybody else.
+the layer does plain causal attention, so the model keeps working for all other callers.
 
 - `PackedPass`: a whole packed sequence at once, with gradients (training, features).
 - `CachedPass`: first the context, then one token of every completion at a time (rollouts). The keys and values of

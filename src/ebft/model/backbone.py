@@ -1,6 +1,6 @@
 """What ebft needs of a transformers model: its decoder, its layers, its head, and attention that takes a pass.
 
-`prepare_model` says why a model cannot be served, in one line, before anything is computed with it.
+`prepare_model` says why a model is not supported, in one line, before anything is computed with it.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def decoder_config(decoder: Any) -> Any:
 
 
 def prepare_model(model: nn.Module) -> PreTrainedModel:
-    """Set the model's attention to ebft's, once, after checking that ebft can serve it.
+    """Set the model's attention to ebft's, once, after checking that ebft supports it.
 
-    The model goes on working as before for plain calls. Returns the transformers model under any wrapper.
+    Plain calls of the model keep working as before. Returns the transformers model under any wrapper.
     """
     base = base_model(model)
     config = text_config(base)
@@ -66,14 +66,14 @@ def prepare_model(model: nn.Module) -> PreTrainedModel:
         return base
     name = type(base).__name__
     if getattr(base.config, "is_encoder_decoder", False):
-        raise ValueError(f"{name} is an encoder-decoder; ebft serves decoder-only models")
+        raise ValueError(f"{name} is an encoder-decoder; ebft supports decoder-only models")
     if base.get_output_embeddings() is None:
         raise ValueError(f"{name} has no language-model head; load it with AutoModelForCausalLM")
     layer_types = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
     if getattr(base, "_is_stateful", False) or any(r in t for t in layer_types for r in _RECURRENT):
         raise ValueError(
             f"{name} carries a recurrent state from token to token, which n*B completions cannot share; "
-            "ebft serves models with attention in every layer"
+            "ebft supports models with attention in every layer"
         )
     if odd := sorted(t for t in layer_types if any(o in t for o in _OTHER_MASKS)):
         raise ValueError(f"{name} has layers of type {', '.join(odd)}, whose mask ebft does not know")
@@ -83,7 +83,7 @@ def prepare_model(model: nn.Module) -> PreTrainedModel:
             "so ebft cannot put its mask in; use a model with rotary or absolute positions such as Llama or GPT-2"
         )
     if getattr(config, "alibi", False):
-        raise ValueError(f"{name} uses ALiBi; ebft serves models with rotary or absolute positions")
+        raise ValueError(f"{name} uses ALiBi; ebft supports models with rotary or absolute positions")
     output_head(base)
     before = config._attn_implementation
     base.set_attn_implementation(ATTENTION_NAME)
@@ -258,6 +258,6 @@ def _check_invariant(base: PreTrainedModel) -> None:
     if not bool(difference <= max(5 * resolution, 1e-3)):
         raise ValueError(
             f"{type(base).__name__} gives other logits for a packed sequence than for a plain one (relative "
-            f"difference {float(difference):.2g}); ebft cannot serve it: its attention, positions or head do more "
+            f"difference {float(difference):.2g}); ebft does not support it: its attention, positions or head do more "
             "than ebft knows of"
         )

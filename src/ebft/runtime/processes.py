@@ -74,7 +74,7 @@ def join_alone(device: torch.device) -> None:
 
 
 def leave() -> None:
-    """At the end of the program; torch complains about groups that are just dropped."""
+    """At the end of the program; torch warns about groups that are just dropped."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 

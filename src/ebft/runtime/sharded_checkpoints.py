@@ -1,7 +1,7 @@
 """Checkpoints of a sharded run (torch.distributed.checkpoint): every process writes and reads its own part.
 
 What a part is depends on the number of processes, what is in the files does not: they can be read by any number, or by
-one that is no process of a group (`load_whole`). Nobody ever holds all of it but who asks for a whole model.
+one that is no process of a group (`load_whole`). No process ever holds all of it, unless it asks for the whole model.
 """
 
 from __future__ import annotations

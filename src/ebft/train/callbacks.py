@@ -60,7 +60,7 @@ class MetricsFile(TrainerCallback):
 
 
 class Checkpoints(TrainerCallback):
-    """Marks a checkpoint as whole after it is written, then deletes old ones; asks for log-spaced ones."""
+    """Marks a checkpoint as complete after it is written, then deletes old ones; asks for log-spaced ones."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer

@@ -1,4 +1,4 @@
-"""Which checkpoints are whole. A checkpoint counts only once its mark is written, after everything else in it.
+"""Which checkpoints are complete. A checkpoint counts only once its mark is written, after everything else in it.
 
 A run that is killed while it writes a checkpoint leaves one without a mark; resuming takes the one before.
 """
@@ -23,7 +23,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def all_checkpoints(output_dir: str | Path) -> list[Path]:
-    """Whole or not, oldest first."""
+    """Complete or not, oldest first."""
     return sorted((p for p in Path(output_dir).glob("checkpoint-*") if step_of(p) >= 0), key=step_of)
 
 
@@ -41,7 +41,7 @@ def check_kind(checkpoint: Path, sharded: bool) -> None:
     found = (checkpoint / sharded_checkpoints.MODEL).is_dir()
     if found != sharded:
         holds, needs = ("shards", "with fsdp=full_shard") if found else ("a whole model", "without fsdp")
-        raise ConfigError(f"{checkpoint} holds {holds}; go on {needs}, as the run began, or choose another folder")
+        raise ConfigError(f"{checkpoint} holds {holds}; resume {needs}, as the run began, or choose another folder")
 
 
 def mark_complete(checkpoint: Path) -> None:
@@ -56,7 +56,7 @@ def mark_complete(checkpoint: Path) -> None:
 
 
 def remove_incomplete(output_dir: str | Path) -> list[Path]:
-    """Delete what was cut off, so that nobody takes it for whole."""
+    """Delete what was cut off, so that it is not taken for complete."""
     cut_off = [p for p in all_checkpoints(output_dir) if not (p / MARK).exists()]
     for checkpoint in cut_off:
         shutil.rmtree(checkpoint, ignore_errors=True)
@@ -64,7 +64,7 @@ def remove_incomplete(output_dir: str | Path) -> list[Path]:
 
 
 def rotate(output_dir: str | Path, limit: int | None, keep: set[Path]) -> None:
-    """Delete the oldest whole checkpoints beyond `limit`, sparing those in `keep`."""
+    """Delete the oldest complete checkpoints beyond `limit`, sparing those in `keep`."""
     if limit is None or limit <= 0:
         return
     complete = complete_checkpoints(output_dir)

@@ -29,7 +29,7 @@ def export(source: str, output: str, dtype: str = "float32", trust_remote_code: 
     found = Checkpoint.find(_inside_run(source))
     tokenizer = found.load_tokenizer(trust_remote_code)
     model = _load(found, trust_remote_code).to(DTYPES[dtype])
-    # Beside its place, so that a folder by this name is a whole one.
+    # Written beside its place and renamed, so that a folder by this name is complete.
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)
@@ -41,7 +41,7 @@ def export(source: str, output: str, dtype: str = "float32", trust_remote_code: 
 
 
 def _inside_run(source: str) -> str:
-    """Of a run without a final model, the last whole checkpoint."""
+    """Of a run without a final model, the last complete checkpoint."""
     run = Path(source).expanduser()
     if (run / "recipe.yaml").is_file() and not (run / "final").is_dir():
         last = checkpoints.last_checkpoint(run)

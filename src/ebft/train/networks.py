@@ -34,7 +34,7 @@ class Networks:
         self.working = self._working_copy()
         self.features = feature_network(model, args, tokenizer)
         self.flops = FlopCounter(model)
-        # The frozen q of the KL term; with an adapter, the base model serves and nothing is copied.
+        # The frozen q of the KL term; with an adapter, it is the base model and nothing is copied.
         self.reference: Any = None
         if args.kl_weight and not self.adapted:
             copied, _ = copy_in_dtype(model, torch.bfloat16 if args.bf16 else None)

@@ -1,4 +1,4 @@
-"""What `run.train` needs to know of a way to train: EBFT here, SFT and RLVR in `baselines`."""
+"""What `run.train` needs to know of a training method: EBFT here, SFT and RLVR in `baselines`."""
 
 from __future__ import annotations
 

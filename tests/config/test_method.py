@@ -1,0 +1,64 @@
+"""The method's settings are declared once, and everybody takes them from there."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from ebft.config.evaluation import BORROWED, EvalOptions, options
+from ebft.config.fields import default_of
+from ebft.config.method import MethodConfig, settings_that_change
+from ebft.config.training import EBFTConfig
+from ebft.errors import ConfigError
+from ebft.method.rewards import feature_matching_rewards
+
+
+def test_training_takes_every_setting_as_it_is() -> None:
+    mine = {f.name: f for f in fields(EBFTConfig)}
+    for f in fields(MethodConfig):
+        assert (default_of(mine[f.name]), mine[f.name].metadata) == (default_of(f), f.metadata)
+
+
+def test_evaluation_borrows_what_changes_its_numbers() -> None:
+    names = {inner for inner, owner in BORROWED.values() if owner is MethodConfig}
+    own = {"alpha", "eval_samples", "eval_seed"}
+    assert names == set(settings_that_change("text", "features", "proxy")) - own
+    assert {name for name, _, _ in options()} >= {"rollouts", "rollout_temperature", "samples", "temperature"}
+    chosen = EvalOptions.from_values({"rollouts": "3", "samples": "5", "rollout_temperature": "0.7", "seed": "2"})
+    assert (chosen.method.samples, chosen.samples, chosen.method.temperature, chosen.temperature) == (3, 5, 0.7, 0.6)
+    assert chosen.method.eval_seed == 2
+    assert chosen.values("calibration")["rollouts"] == 3
+
+
+def test_the_default_whitening_is_the_same_in_code_and_settings() -> None:
+    import inspect
+
+    default = inspect.signature(feature_matching_rewards).parameters["whitening"].default
+    assert default == MethodConfig().whitening == EvalOptions().method.whitening == "reference"
+
+
+def test_layers_are_fractions_of_the_depth_or_numbers() -> None:
+    assert MethodConfig(feature_layers=[0.25, 1, 8]).feature_taps == [0.25, 1.0, 8]
+    assert [type(tap) for tap in MethodConfig(feature_layers=[0.5, 8.0]).feature_taps] == [float, int]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"whitening": "bth"}, "whitening='bth' is not one of none, .*; did you mean 'both'?"),
+        ({"feature_pooling": "max"}, "feature_pooling='max' is not one of last, mean"),
+        ({"samples": 0}, "samples=0 must be at least 1"),
+        ({"eval_samples": 0}, "eval_samples=0 must be at least 1, or none"),
+        ({"horizon": 1024}, "horizon=1024 with stride=8 does not fit in context_length=1024; use horizon<=1016"),
+        ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
+        ({"alpha": 1.5}, "alpha=1.5 must lie between 0 and 1"),
+        ({"gamma": -0.1}, "gamma=-0.1 must not be negative"),
+        ({"samples": 1}, "samples=1 leaves no unbiased feature-matching loss"),
+        ({"feature_model": "m", "feature_source": "random"}, "exclude each other; give one of them"),
+    ],
+)
+def test_wrong_settings_name_the_field_the_value_and_the_way_out(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MethodConfig(**settings)

@@ -1,0 +1,58 @@
+"""Making a configuration looks at the machine and changes nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from ebft import EBFTConfig
+from ebft.config.baseline_settings import RLVRSettings
+from ebft.errors import ConfigError
+from ebft.runtime import processes
+
+
+def test_nothing_is_joined_or_set_up_before_a_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",  # joining would hang or fail
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "2",
+    }
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    config = EBFTConfig(output_dir=str(tmp_path), use_cpu=True)
+    assert dict(os.environ) == before
+    assert not torch.distributed.is_initialized()
+    assert not config.started
+    assert (config.world_size, config.process_index, config.local_process_index) == (4, 1, 1)
+    assert config.rows_per_step == 4 * 16
+    assert config.sharding is not None
+    assert not config.started, "asking for counts sets nothing up either"
+
+
+def test_a_run_starts_once(tmp_path: Path) -> None:
+    config = EBFTConfig(output_dir=str(tmp_path), use_cpu=True)
+    processes.start(config)
+    assert config.started
+    assert config.device == torch.device("cpu")
+    assert (config.world_size, config.process_index) == (1, 0)
+
+
+def test_the_processes_that_were_launched_count_in_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ConfigError, match=r"times 3 processes are 6 answers a step, which is no multiple of gen.*=4"):
+        RLVRSettings(
+            output_dir=str(tmp_path),
+            use_cpu=True,
+            rewards=["bleu"],
+            generations=4,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=1,
+        )
