@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _run_training(name, rest)
         return globals()[f"_{name}"](_without_log_level(rest))
     except ValueError as error:  # configuration, data and layout errors are all of this kind
-        return _print_error(str(error))
+        return _print_error(str(error), once=True)
     except BrokenPipeError:  # `ebft train --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -78,9 +78,10 @@ def _run_training(command: str, arguments: list[str]) -> int:
     # --resume and --dry-run take no value; every other flag is a setting.
     resume, dry_run = "--resume" in arguments, "--dry-run" in arguments or "--dry_run" in arguments
     file, overrides = _flags([a for a in arguments if a not in ("--resume", "--dry-run", "--dry_run")])
-    if "launch" in overrides:
-        return _launch(command, file, overrides, arguments)
-    check_values({**(read_values(file) if file is not None else {}), **overrides}, command)
+    values = {**(read_values(file) if file is not None else {}), **overrides}
+    if "launch" in values:
+        return _launch(command, values, arguments)
+    check_values(values, command)
     _quiet_libraries()
     from ebft.config.recipe import load_recipe
     from ebft.runtime import processes
@@ -145,25 +146,24 @@ def _training_failed(error: BaseException, output: Path | None) -> int:
     raise error
 
 
-def _launch(command: str, file: str | None, settings: dict[str, Any], arguments: list[str]) -> int:
+def _launch(command: str, values: dict[str, Any], arguments: list[str]) -> int:
     """`--launch N`: the same command in N processes."""
-    from ebft.runtime.launch import ProcessKilled, launch  # and nothing else: this process only stands by
+    from ebft.config.recipe import check_values
+    from ebft.runtime.launch import ProcessKilled, launch  # nothing heavy: this process only stands by
 
-    number = settings["launch"]
+    number = values.pop("launch")
     if not (isinstance(number, str) and number.isdecimal() and int(number) > 0):
         given = "" if number is True else f", not {number!r}"
         raise ConfigError(f"--launch takes the number of processes to start{given}")
     if "WORLD_SIZE" in os.environ:
         raise ConfigError("--launch starts processes itself; leave it out under torchrun, accelerate launch or srun")
+    check_values(values, command)
     at = next(i for i, argument in enumerate(arguments) if argument.partition("=")[0] == "--launch")
     rest = arguments[:at] + arguments[at + (1 if "=" in arguments[at] else 2) :]
     try:
         return launch(int(number), command, rest)
     except ProcessKilled as error:
-        from ebft.config.recipe import read_values
-
         print(file=sys.stderr)  # a progress bar may be standing there, unfinished
-        values = {**(read_values(file) if file is not None else {}), **settings}
         return _print_error(str(error), FAILED, Path(values.get("output_dir") or ""))
     except KeyboardInterrupt:  # the first process has said so
         return INTERRUPTED

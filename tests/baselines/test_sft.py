@@ -18,9 +18,11 @@ from ebft.data.formats import encode
 from ebft.data.packing import DocumentIndex, SequenceDataset
 from ebft.data.store import TokenStore
 from ebft.errors import ConfigError
+from ebft.loading import load_model, load_tokenizer
 from ebft.train import model_card
-from ebft.train.run import load_data, load_model, load_tokenizer
+from ebft.train.sequences import load_data
 from ebft.train.trainer import TrainingDiverged
+from ebft.train.training_method import Loaded
 from tests.baselines.runs import contents, metrics_of, results_of, run, write_recipe, write_rows
 from tests.tiny_tokenizer import END, byte_tokenizer
 
@@ -103,7 +105,7 @@ class TestMasks:
         recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, "sft")
         tokenizer = load_tokenizer(recipe)
         train_set, validation_set = load_data(recipe, tokenizer)
-        trainer = sft.build(recipe, train_set, validation_set, load_model(recipe), tokenizer)
+        trainer = sft.build(Loaded(recipe, train_set, validation_set, load_model(recipe), tokenizer))
         documents = 0
         for batch in trainer.get_train_dataloader():
             for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
@@ -289,12 +291,12 @@ def test_evaluation_without_validation_data(tiny: Path, sums: Path, tmp_path: Pa
     recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, "sft")
     tokenizer = load_tokenizer(recipe)
     train_set, validation_set = load_data(recipe, tokenizer)
-    trainer = sft.build(recipe, train_set, validation_set, load_model(recipe), tokenizer)
+    trainer = sft.build(Loaded(recipe, train_set, validation_set, load_model(recipe), tokenizer))
     with pytest.raises(ConfigError, match="evaluation needs validation data"):
         trainer.evaluate()
 
 
-def test_the_best_checkpoint_by_the_ruler(tiny: Path, sums: Path, tmp_path: Path) -> None:
+def test_the_best_checkpoint_by_validation(tiny: Path, sums: Path, tmp_path: Path) -> None:
     """A learning rate that is far too high at the end: the best one is not the last, and it is the one that is left."""
     recipe = write_recipe(
         tmp_path, tiny, sums, max_steps=8, load_best_model_at_end=True, metric_for_best_model="cross_entropy"
@@ -336,7 +338,7 @@ def test_a_loss_that_is_no_number_stops_the_run(
     recipe = write_recipe(tmp_path, tiny, sums, validation_split=0, eval_strategy="no")
     loaded = load_recipe(recipe, {"output_dir": str(broken)}, "sft")
     tokenizer = load_tokenizer(loaded)
-    trainer = sft.build(loaded, load_data(loaded, tokenizer)[0], None, model, tokenizer)
+    trainer = sft.build(Loaded(loaded, load_data(loaded, tokenizer)[0], None, model, tokenizer))
     with pytest.raises(TrainingDiverged, match="try a lower learning_rate"):
         trainer.train()
     assert not list(broken.glob("checkpoint-*"))

@@ -368,7 +368,7 @@ class TestBadInput:
     def test_an_error_does_not_stand_on_the_line_of_a_progress_bar(self, capsys: pytest.CaptureFixture[str]) -> None:
         with tqdm(total=3, file=sys.stderr) as bar:
             bar.update()
-            assert cli._complain("something is wrong") == 2
+            assert cli._print_error("something is wrong") == 2
         assert capsys.readouterr().err.splitlines()[-1] == "ebft: something is wrong"
 
     def test_a_run_that_has_diverged_says_where_to_begin_anew(

@@ -107,7 +107,9 @@ def test_sampled_log_probs_are_training_log_probs() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"document_masks": True}, {"packing": False}], ids=str)
-def test_an_iteration_neither_waits_for_the_device_nor_compiles_again(tmp_path: Path, changes: dict) -> None:
+def test_an_iteration_waits_for_eigenvalues_alone_and_compiles_nothing_again(
+    tmp_path: Path, changes: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
     args = config(tmp_path, use_cpu=False, bf16=True, gamma=0.1, gradient_accumulation_steps=2, **changes)
     trainer = EBFTTrainer(small_model(), args, counting_text())
     trainer.create_optimizer_and_scheduler(10)
@@ -130,8 +132,22 @@ def test_an_iteration_neither_waits_for_the_device_nor_compiles_again(tmp_path: 
             for batch in both
         ]
 
+    eigh, waits = torch.linalg.eigh, []
+
+    def watched(matrices: Tensor) -> Any:
+        """cuSOLVER's result is checked on the host: the one thing that is waited for."""
+        waits.append(matrices.shape)
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("default")
+        try:
+            return eigh(matrices)
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+
+    monkeypatch.setattr(torch.linalg, "eigh", watched)
     one([0, 1, 2, 3])
     one([1, 0, 3, 2])
+    waits.clear()
     before = compiled["unique_graphs"]
     ready = batches([4, 5, 6, 0])
     torch.cuda.synchronize()
@@ -145,3 +161,4 @@ def test_an_iteration_neither_waits_for_the_device_nor_compiles_again(tmp_path: 
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert compiled["unique_graphs"] == before
+    assert len(waits) == 1, "once a window"

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from ebft.method.layout import StridedLayout
 from ebft.model import rollout
-from ebft.model.backbone import decoder_of, output_head, packed_hidden_states, prepare_model
+from ebft.model.backbone import decoder_layers, decoder_of, output_head, packed_hidden_states, prepare_model
 from ebft.runtime import processes, sharded_checkpoints, sharding
 from tests.models import FAMILIES, VOCABULARY, tiny_model
 
@@ -32,7 +32,9 @@ def group() -> Iterator[None]:
 def sharded(model: Any, dtype: torch.dtype | None = None) -> Any:
     prepare_model(model)
     model = copy.deepcopy(model)
-    sharding.shard(model, CPU, 1, dtype, reshard=True)
+    decoder = decoder_of(model)
+    group = sharding.ShardGroup(CPU, 1, dtype)
+    sharding.shard_model(model, decoder, decoder_layers(decoder)[1], group, reshard=True)
     return model
 
 

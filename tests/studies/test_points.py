@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ebft.config.baseline_settings import SFTSettings
 from ebft.config.recipe import load_recipe
-from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
 from ebft.studies.points import points
 
@@ -21,7 +19,7 @@ def made(tmp_path: Path, sets: list[str], section: Any = None, **changes: Any) -
     file = tmp_path / "recipe.yaml"
     values = {**BASE, "output_dir": str(tmp_path / "out"), **changes}
     file.write_text(yaml.safe_dump(values if section is None else {**values, "sweep": section}, sort_keys=False))
-    return points(file, {}, sets, EBFTConfig)
+    return points(file, {}, sets)
 
 
 def test_every_combination_once_in_order(tmp_path: Path) -> None:
@@ -74,9 +72,9 @@ def test_what_is_refused_before_anything_starts(sets: list[str], section: Any, w
 
 def test_settings_of_a_baseline(tmp_path: Path) -> None:
     values = {**BASE, "output_dir": str(tmp_path)}
-    assert len(points(None, values, ["max_length=128,256"], SFTSettings)) == 2
+    assert len(points(None, values, ["max_length=128,256"], "sft")) == 2
     with pytest.raises(ConfigError, match="unknown setting 'max_length'"):
-        points(None, values, ["max_length=128,256"], EBFTConfig)
+        points(None, values, ["max_length=128,256"])
 
 
 def test_a_recipe_with_a_sweep_is_not_one_run(tmp_path: Path) -> None:

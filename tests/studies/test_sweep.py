@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ebft.config.training import EBFTConfig
 from ebft.studies.points import points
 from tests.baselines.runs import write_recipe
 from tests.imports import imports_torch
@@ -33,7 +32,7 @@ def test_real_runs_side_by_side(tiny: Path, sums: Path, tmp_path: Path, capsys: 
         assert any(rate in row and shown in [cell.strip() for cell in row] for row in rows)
         assert (run / "final" / "config.json").exists()
     assert after[0] != after[1]
-    again = points(recipe, {}, [f"model={tiny}", "learning_rate=1e-3,1e-2"], EBFTConfig)
+    again = points(recipe, {}, [f"model={tiny}", "learning_rate=1e-3,1e-2"])
     assert all(point.finished for point in again)
     assert (tmp_path / "out" / "compare" / "compare.html").exists()
     assert (tmp_path / "out" / "compare" / "compare.png").exists()
