@@ -67,7 +67,7 @@ def _check_name(name: str) -> None:
         return  # who asked says what is missing there
     if name.count("/") == 0:
         if close := nearest(name, PACKAGES):
-            raise ConfigError(f"model {name!r} is no folder{close}")
+            raise ConfigError(f"model {name!r} is not a folder{close}")
     elif name.count("/") > 1 or path.parent.is_dir():
         siblings = [str(p) for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
         raise ConfigError(f"model {name!r}: no such folder{nearest(str(path), siblings)}")

@@ -239,5 +239,5 @@ def _check_weights(folder: Path, name: str) -> None:
     inside = next((p for p in (folder / "final", *sorted(folder.glob("checkpoint-*"))) if p.is_dir()), None)
     hint = f"; did you mean {inside}?" if inside is not None else ""
     if not (folder / "config.json").exists():
-        raise ConfigError(f"model={name!r} has no config.json, so it is no checkpoint{hint}")
+        raise ConfigError(f"model={name!r} has no config.json, so it is not a checkpoint{hint}")
     raise ConfigError(f"model={name!r} has no weights (expected model.safetensors or pytorch_model.bin){hint}")

@@ -270,7 +270,7 @@ class TestBadInput:
 def test_settings_of_ebft_alone_are_named(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
     recipe = write_recipe(tmp_path, tiny, sums, gamma=0.1, max_steps=1, eval_strategy="no", save_strategy="no")
     assert run("sft", recipe, tmp_path / "out") == 0
-    assert "note: only EBFT trains by gamma" in capsys.readouterr().err
+    assert "note: gamma: used by EBFT training only" in capsys.readouterr().err
 
 
 def test_an_adapter_is_trained_and_can_be_a_start(tiny: Path, sums: Path, tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ class TestErrors:
 
     def test_unknown_kind_of_file(self, tmp_path: Path) -> None:
         (tmp_path / "rows.xlsx").write_text("a")
-        with pytest.raises(DataError, match=r"rows\.xlsx: unknown kind of file; use one of \.jsonl"):
+        with pytest.raises(DataError, match=r"rows\.xlsx: unknown file type; use one of \.jsonl"):
             read(tmp_path / "rows.xlsx")
 
     def test_not_a_parquet_file(self, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_rlvr_counts_what_all_processes_did(folder: Path) -> None:
     two = trained(folder, "rlvr", 2, gradient_accumulation_steps=1, **changes)
     results, logged = results_of(two), [e for e in metrics_of(two) if "loss" in e]
     assert results["steps"] == 4
-    # 8 answers a step, 4 with each process, to one prompt of 4 tokens.
+    # 8 answers per step, 4 with each process, to one prompt of 4 tokens.
     assert results["spent"]["tokens"] == 4 * 4
     generated = sum(8 * entry["completions/mean_length"] for entry in logged)
     assert results["spent"]["generated_tokens"] == pytest.approx(generated)

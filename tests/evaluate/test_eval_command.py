@@ -421,7 +421,7 @@ class TestBadInput:
         assert "has no weights (expected model.safetensors or pytorch_model.bin)" in said(empty)
         trained = tmp_path / "run"
         shutil.copytree(model, trained / "final")
-        assert f"has no config.json, so it is no checkpoint; did you mean {trained}/final?" in said(trained)
+        assert f"has no config.json, so it is not a checkpoint; did you mean {trained}/final?" in said(trained)
         adapter = tmp_path / "adapter"
         adapter.mkdir()
         (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/gone"}))

@@ -61,7 +61,7 @@ class TestNotes:
 
 def test_a_run_without_validation_stands_in_the_second_table(runs: list[str], tmp_path: Path) -> None:
     found = compare.compare([*runs, str(make_run(tmp_path / "bare", []))])
-    assert found.notes == ["bare has no validation metrics, so it stands only in the second table"]
+    assert found.notes == ["bare has no validation metrics, so it appears only in the second table"]
     assert [row[0] for row in found.table].count("bare") == 1
 
 

@@ -63,7 +63,7 @@ def check(recipe: Recipe) -> None:
         raise ConfigError("feature_source='average' moves with the model, so it cannot measure baselines; use auto")
     idle = [name for name in _ONLY_EBFT if name in recipe.given]
     if idle and processes.rank() == 0:
-        logger.warning("only EBFT trains by %s; nothing changes here", ", ".join(idle))
+        logger.warning("%s: used by EBFT training only; ignored here", ", ".join(idle))
 
 
 def trl_arguments(cls: Any, settings: Any, **own: Any) -> Any:

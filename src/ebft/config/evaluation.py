@@ -90,8 +90,8 @@ class EvalOptions:
     target_field: str | None = _translation(
         None, "field of the reference(s), such as de; default: ref, refs, or the second of two"
     )
-    source_language: str | None = _translation(None, "its name for the prompt, if the field is no code")
-    target_language: str | None = _translation(None, "its name for the prompt, if the field is no code")
+    source_language: str | None = _translation(None, "its name for the prompt, if the field is not a language code")
+    target_language: str | None = _translation(None, "its name for the prompt, if the field is not a language code")
     prompt_template: str | None = _translation(
         None, "with {source}, {source_language} and {target_language}; default: ALMA's"
     )

@@ -30,7 +30,7 @@ def check_tokenizer(tokenizer: Any, vocabulary_size: int | None = None) -> None:
     """The tokenizer must have an end token, and no token that the model has no embedding for."""
     if tokenizer.eos_token_id is None:
         raise DataError(
-            "the tokenizer has no end token, and documents could not be told apart; set one with tokenizer.eos_token"
+            "the tokenizer has no end token, so documents cannot be separated; set one with tokenizer.eos_token"
         )
     if vocabulary_size is not None and len(tokenizer) > vocabulary_size:
         raise DataError(
@@ -101,7 +101,7 @@ def _from_messages(messages: Any, first_answer: int, tokenizer: Any) -> Document
         try:
             return tokenizer.apply_chat_template(turns, tokenize=False, **options)
         except TemplateError as error:  # a role or an order of turns that the template does not take
-            raise DataError(f"the chat template does not take this conversation: {error}") from None
+            raise DataError(f"the chat template does not accept this conversation: {error}") from None
 
     whole = render(messages)
     stretches = []

@@ -93,7 +93,7 @@ def _read_file(file: Path) -> Iterator[Row]:
     elif file.suffix in ROW_FILES:
         yield from _read_jsonl(file)
     else:
-        raise DataError(f"{file}: unknown kind of file; use one of {', '.join(ROW_FILES + TEXT_FILES)}")
+        raise DataError(f"{file}: unknown file type; use one of {', '.join(ROW_FILES + TEXT_FILES)}")
 
 
 def _read_csv(file: Path) -> Iterator[Row]:

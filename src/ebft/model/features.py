@@ -51,7 +51,7 @@ class FeatureNetwork(nn.Module):
             concatenation once, as the released code does.
         source: where the weights come from.
             "copy": the model as it is now, copied up to the highest tap. The default: training does not change it.
-            "shared": the model itself, no copy. For a model that nobody trains, such as another checkpoint.
+            "shared": the model itself, no copy. For a model that is not being trained, such as another checkpoint.
             "adapter_off": the base model under a peft adapter, no copy; the adapter is off during the pass.
             "random": the model's shape with fresh random weights (an ablation of the paper), from `seed`.
             "average": starts as a copy; `update_average(model)` moves it towards the trained model.

@@ -120,7 +120,7 @@ def _notes(runs: list[Run]) -> list[str]:
     first = next((run for run in runs if run.validation is not None), None)
     for run in runs:
         if not run.metrics():
-            notes.append(f"{run.name} has no validation metrics, so it stands only in the second table")
+            notes.append(f"{run.name} has no validation metrics, so it appears only in the second table")
         elif run.validation is None:
             notes.append(f"{run.name} does not say how it was measured; its numbers may not compare")
         elif first is not None and first.validation is not None:
@@ -141,7 +141,7 @@ def _differences(name: str, mine: dict[str, Any], other_name: str, other: dict[s
     advice = "do not compare their numbers"
     if all(key in ("network", *settings_that_change("features")) for key in serious):
         advice = "of their numbers compare only the cross-entropies"
-    return [f"{name} and {other_name} were not measured alike ({shown}); {advice}"]
+    return [f"{name} and {other_name} were measured differently ({shown}); {advice}"]
 
 
 def _write(folder: Path, runs: list[Run], metrics: list[str], comparison: Comparison, axis: str) -> list[Path]:

@@ -36,7 +36,7 @@ class ResumableRecords:
             _check_same(self.file, before, settings)
         elif self.file.exists():
             raise ConfigError(
-                f"{self.file} is there without {settings_file.name}, so nobody knows what made it; move it, or use "
+                f"{self.file} is there without {settings_file.name}, so its settings are unknown; move it, or use "
                 "--overwrite"
             )
         write_json(settings_file, settings)

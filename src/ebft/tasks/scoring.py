@@ -126,7 +126,7 @@ def _run(
     write_jsonl(outcomes_file, [row for row in rows if row is not None])
     done = len(samples) - len(todo)
     if done and todo:
-        logger.info(f"{done} of {len(samples)} outcomes are there from before")
+        logger.info(f"{done} of {len(samples)} outcomes already exist")
     progress = tqdm(total=len(samples), initial=done, desc="programs", unit="", file=sys.stderr, disable=None)
     passed = sum(row is not None and row["status"] == PASSED for row in rows)
     with progress, outcomes_file.open("a", encoding="utf-8") as appended:
