@@ -115,6 +115,28 @@ def check_sequences(dataset: SequenceDataset, config: MethodConfig) -> None:
     )
 
 
+def roll_out(
+    model: nn.Module,
+    input_ids: Tensor,
+    layout: PackedLayout,
+    seeds: Tensor,
+    config: MethodConfig,
+    end_token_ids: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Completions [b, B, n, G], their lengths [b, B, n] if anything ends them, and the packed sequences [b, S]."""
+    completions = rollout(
+        model,
+        input_ids,
+        layout,
+        config.temperature,
+        seeds=seeds,
+        end_token_ids=end_token_ids,
+        backend=config.attention_backend,
+    )
+    lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
+    return completions, lengths, layout.pack(input_ids, completions)
+
+
 def score(
     model: nn.Module,
     features: FeatureNetwork,
@@ -128,17 +150,7 @@ def score(
     """Roll out, look at the rollouts with the frozen network, and compute both terms of the reward."""
     clock = clock or Clock(input_ids.device)
     with clock.phase("rollout"):
-        completions = rollout(
-            model,
-            input_ids,
-            layout,
-            config.temperature,
-            seeds=seeds,
-            end_token_ids=end_token_ids,
-            backend=config.attention_backend,
-        )
-        lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
-        packed_ids = layout.pack(input_ids, completions)
+        completions, lengths, packed_ids = roll_out(model, input_ids, layout, seeds, config, end_token_ids)
     with clock.phase("features"):
         generated, truth = features(packed_ids, layout, lengths)
     with clock.phase("rewards"):

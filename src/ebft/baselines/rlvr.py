@@ -1,39 +1,32 @@
-"""`ebft rlvr`: TRL's GRPOTrainer on the prompts of the documents that EBFT trains on, with rewards from `rewards`.
+"""`ebft rlvr`: TRL's GRPOTrainer on the prompts of the documents that EBFT trains on, with verifiable rewards.
 
-TRL's dataset holds a prompt and the number of its row; the rows themselves, with whatever columns they have, stay here
-for the reward functions.
+TRL's dataset holds a prompt and the number of its row; the rows themselves, with whatever columns they have, stay with
+the judge that hands them to the reward functions.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
-import pickle
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from datasets import Dataset
 from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from ebft.adapters import peft_config
 from ebft.baselines import trl_trainers
+from ebft.baselines.prompts import Prompts, load_prompts
 from ebft.baselines.verifiable_rewards import COUNTS, RewardFunction, make_rewards
 from ebft.config.baseline_settings import RLVRSettings
 from ebft.config.recipe import Recipe
-from ebft.data.packing import DocumentIndex
-from ebft.data.rows import Row, read_rows
-from ebft.errors import ConfigError, DataError, TrainingDiverged
+from ebft.errors import ConfigError, TrainingDiverged
 from ebft.runtime import processes
-from ebft.runtime.files import cache_directory
 from ebft.train.costs import CostTracker
 from ebft.train.dry_run import columns
 from ebft.train.samples import table_cell
@@ -48,47 +41,6 @@ PROMPT_CHARACTERS = 1000  # of a prompt in the table of samples
 class RLVRArguments(GRPOConfig):
     save_log_spaced: bool = False
     eval_tasks_every: int | None = None
-
-
-class StoredRows:
-    """Rows in a file without a name, which goes when the process ends: a dataset need not fit into memory."""
-
-    def __init__(self) -> None:
-        folder = cache_directory()
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-        self._starts: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def append(self, row: Row) -> None:
-        self._starts.append(self._file.seek(0, 2))
-        pickle.dump(row, self._file)
-
-    def __getitem__(self, number: int) -> Row:
-        self._file.seek(self._starts[number])
-        return pickle.load(self._file)
-
-    def reorder(self, order: Sequence[int]) -> None:
-        self._starts = [self._starts[number] for number in order]
-
-
-@dataclass
-class Prompts:
-    """What is trained on: rows of the dataset, their prompts (a text, or messages), and the prompts' tokens."""
-
-    rows: StoredRows = field(default_factory=StoredRows)
-    prompts: list[Any] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-
-    def reorder(self, order: Sequence[int]) -> None:
-        self.rows.reorder(order)
-        self.prompts = [self.prompts[number] for number in order]
-        self.lengths = [self.lengths[number] for number in order]
-
-    def dataset(self) -> Dataset:
-        return Dataset.from_dict({"prompt": self.prompts, "row": list(range(len(self.rows)))})
 
 
 class MeasuredRLVR(trl_trainers.Measured, GRPOTrainer):
@@ -227,87 +179,6 @@ def text_of(completion: Any) -> str:
     if isinstance(completion, str):
         return completion
     return "".join(str(turn.get("content") or "") for turn in completion)
-
-
-def prompt_of(row: Row, columns: dict[str, str]) -> Any:
-    """The prompt of a row: a text, or the messages before the last answer."""
-    if columns["messages"] in row:
-        turns = list(row[columns["messages"]] or [])
-        answers = [place for place, turn in enumerate(turns) if turn.get("role") == "assistant"]
-        found = turns[: answers[-1]] if answers else turns
-        if found:
-            return [{"role": turn["role"], "content": turn.get("content")} for turn in found]
-    prompt = row.get(columns["prompt"])
-    if isinstance(prompt, list) and prompt:
-        return [{"role": turn["role"], "content": turn.get("content")} for turn in prompt]
-    if isinstance(prompt, str) and prompt:
-        return prompt
-    raise DataError(
-        f"rlvr needs a prompt in the column {columns['prompt']!r} or {columns['messages']!r}; the row has "
-        f"{', '.join(map(repr, row)) or 'none'}. Name yours with prompt_column or messages_column"
-    )
-
-
-def rows_of(recipe: Recipe, index: DocumentIndex) -> Iterator[tuple[int, str, Row]]:
-    """The rows behind the documents of an index, one at a time as the sources have them: the same split as everywhere
-    else. Each with its place in the index and the words for where it stands."""
-    data = recipe.data
-    for store, source in enumerate(data.dataset):
-        mine = (index.store == store).nonzero()[0]
-        places = dict(zip(index.number[mine].tolist(), mine.tolist(), strict=True))
-        rows = itertools.islice(read_rows(source, data.dataset_split), data.limit_documents)
-        for number, row in enumerate(rows):
-            if number in places:
-                yield places[number], f"{source}: row {number + 1}", dict(row)
-
-
-def load_prompts(recipe: Recipe, index: DocumentIndex, rewards: Sequence[RewardFunction], tokenizer: Any) -> Prompts:
-    """Prompts that can be rewarded and are not too long; says how many are left out, and why."""
-    settings: Any = recipe.training
-    found = Prompts()
-    places: list[int] = []
-    too_long, unusable = 0, []
-    for place, where, row in rows_of(recipe, index):
-        try:
-            prompt = prompt_of(row, recipe.data.columns)
-        except DataError as error:
-            raise DataError(f"{where}: {error}") from None
-        if reason := next((r for reward in rewards if (r := reward.unusable(row, where)) is not None), None):
-            unusable.append(reason)
-            continue
-        length = _tokens(prompt, tokenizer)
-        if length > settings.max_prompt_tokens:
-            too_long += 1
-            continue
-        found.rows.append(row)
-        found.prompts.append(prompt)
-        found.lengths.append(length)
-        places.append(place)
-    found.reorder(np.argsort(places).tolist())
-    total = len(index)
-    if not places:
-        reason = (
-            unusable[0] if unusable else f"all prompts are longer than max_prompt_tokens={settings.max_prompt_tokens}"
-        )
-        raise DataError(f"none of the {total} documents can be used: {reason}")
-    first = processes.rank() == 0
-    if unusable and first:
-        logger.warning(f"{len(unusable)} of {total} documents are left out; the first: {unusable[0]}")
-    if too_long and first:
-        longer = f"prompts longer than max_prompt_tokens={settings.max_prompt_tokens}"
-        logger.warning(f"{too_long} of {total} documents with {longer} are left out")
-    if len({isinstance(prompt, str) for prompt in found.prompts}) > 1:
-        raise DataError("some prompts are texts and some are messages; train on one kind at a time")
-    return found
-
-
-def _tokens(prompt: Any, tokenizer: Any) -> int:
-    if isinstance(prompt, str):
-        return len(tokenizer(prompt)["input_ids"])
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise DataError("the tokenizer has no chat template, which 'messages' needs; use text prompts")
-    text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _prepare(loaded: Loaded) -> Judge:

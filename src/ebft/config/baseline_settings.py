@@ -43,6 +43,6 @@ class RLVRSettings(RLVROptions, EBFTConfig):
             several = f" times {self.world_size} processes" if self.world_size > 1 else ""
             raise ConfigError(
                 f"per_device_train_batch_size={self.per_device_train_batch_size} times gradient_accumulation_steps="
-                f"{self.gradient_accumulation_steps}{several} are {self.rows_per_step} answers per step, which is not a "
-                f"multiple of generations={self.generations}"
+                f"{self.gradient_accumulation_steps}{several} are {self.rows_per_step} answers per step, which "
+                f"is not a multiple of generations={self.generations}"
             )

@@ -45,7 +45,8 @@ class ModelConfig:
             raise ConfigError("lora=true and peft exclude each other; give one of them")
         if self.load_in_4bit and not self.adapted:
             raise ConfigError(
-                "load_in_4bit=true needs an adapter to train, since 4-bit weights cannot be trained; set lora=true or peft"
+                "load_in_4bit=true needs an adapter to train, since 4-bit weights cannot be trained; set lora=true or "
+                "peft"
             )
 
     @property

@@ -23,12 +23,11 @@ from torch import Tensor, nn
 from ebft.config.method import MethodConfig
 from ebft.data.packing import SequenceDataset, collate, to_device
 from ebft.errors import ConfigError
-from ebft.iteration import make_layout
+from ebft.iteration import make_layout, roll_out
 from ebft.method.metrics import Estimate, conditional_feature_matching_loss, mean_and_standard_error
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import base_model, evaluating, input_embeddings, text_config
 from ebft.model.features import FeatureNetwork
-from ebft.model.rollout import rollout
 from ebft.validation import mean_over_contexts, measure, summarize
 
 LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -107,17 +106,8 @@ def profile_of(
     whole = layout.anchor_mask & (layout.truth_lengths == settings.horizon)
     valid = whole.expand(input_ids.shape[0], -1)
     seeds = sequence_seeds(config.eval_seed, 1, batch["sequence_id"])
-    completions = rollout(
-        model,
-        input_ids,
-        layout,
-        config.temperature,
-        seeds=seeds,
-        end_token_ids=end_token_ids,
-        backend=config.attention_backend,
-    )
-    lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
-    at_lengths = features.at_lengths(layout.pack(input_ids, completions), layout, profile.lengths, lengths)
+    _, lengths, packed_ids = roll_out(model, input_ids, layout, seeds, config, end_token_ids)
+    at_lengths = features.at_lengths(packed_ids, layout, profile.lengths, lengths)
     found = {"profile_contexts": valid.sum(1)}
     for length, (generated, truth) in zip(profile.lengths, at_lengths, strict=True):
         found[f"cfm_at_{length}"] = mean_over_contexts(conditional_feature_matching_loss(generated, truth), valid)
