@@ -41,6 +41,11 @@ def _choices(kind: Any) -> list[str]:
     return [str(member.value) for member in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
 
 
+def _is_float(item: Any) -> bool:
+    """Whether a number was written with a point or an exponent."""
+    return isinstance(item, float) or (isinstance(item, str) and any(mark in item.lower() for mark in ".e"))
+
+
 def _alternatives(annotation: Any) -> list[Any]:
     if get_origin(annotation) in (Union, UnionType):
         return [kind for option in get_args(annotation) for kind in _alternatives(option)]
@@ -52,8 +57,12 @@ def _try(value: Any, kind: Any) -> Any:
     if origin is list:
         items = [v.strip() for v in value.split(",") if v.strip()] if isinstance(value, str) else value
         items = items if isinstance(items, list) else [items]
-        inner = get_args(kind)[0] if get_args(kind) else str
-        converted = [_try(item, inner) for item in items]
+        inner = _alternatives(get_args(kind)[0]) if get_args(kind) else [str]
+        converted = [next((c for c in (_try(item, k) for k in inner) if c is not _NO), _NO) for item in items]
+        if inner == [int, float]:  # 1 and 1.0 are different things
+            converted = [
+                float(c) if c is not _NO and _is_float(i) else c for i, c in zip(items, converted, strict=True)
+            ]
         return _NO if any(c is _NO for c in converted) else converted
     if origin is bool:
         if isinstance(value, bool):
