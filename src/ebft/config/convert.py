@@ -41,9 +41,12 @@ def _choices(kind: Any) -> list[str]:
     return [str(member.value) for member in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
 
 
-def _is_float(item: Any) -> bool:
-    """Whether a number was written with a point or an exponent."""
-    return isinstance(item, float) or (isinstance(item, str) and any(mark in item.lower() for mark in ".e"))
+def _try_any(item: Any, kinds: list[Any]) -> Any:
+    """The first of several types that the item fits. Of int and float, one written with a point or exponent is float."""
+    written_as_float = isinstance(item, float) or (isinstance(item, str) and any(mark in item.lower() for mark in ".e"))
+    if kinds == [int, float] and written_as_float:
+        kinds = [float]
+    return next((found for found in (_try(item, kind) for kind in kinds) if found is not _NO), _NO)
 
 
 def _alternatives(annotation: Any) -> list[Any]:
@@ -58,11 +61,7 @@ def _try(value: Any, kind: Any) -> Any:
         items = [v.strip() for v in value.split(",") if v.strip()] if isinstance(value, str) else value
         items = items if isinstance(items, list) else [items]
         inner = _alternatives(get_args(kind)[0]) if get_args(kind) else [str]
-        converted = [next((c for c in (_try(item, k) for k in inner) if c is not _NO), _NO) for item in items]
-        if inner == [int, float]:  # 1 and 1.0 are different things
-            converted = [
-                float(c) if c is not _NO and _is_float(i) else c for i, c in zip(items, converted, strict=True)
-            ]
+        converted = [_try_any(item, inner) for item in items]
         return _NO if any(c is _NO for c in converted) else converted
     if origin is bool:
         if isinstance(value, bool):
