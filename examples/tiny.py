@@ -96,7 +96,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if step % 50 == 49:
+        if step % 50 == 49 or step == arguments.warm_up_steps - 1:
             print(f"cross-entropy step {step + 1:4d}  loss {loss.item():.3f}")
 
     features = FeatureNetwork(model)  # a frozen copy of the model as it is now
@@ -108,7 +108,7 @@ def main() -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if step % 10 == 9:
+        if step % 10 == 9 or step == arguments.steps - 1:
             seconds = (time.perf_counter() - start) / (step + 1)
             print(f"EBFT step {step + 1:4d}  mean reward {reward:+.3f}  {seconds:.2f} s a step")
     after = evaluate(model, features, held_out)

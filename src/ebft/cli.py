@@ -80,7 +80,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _run_training(command: str, arguments: list[str]) -> int:
     """`ebft train`, `ebft sft` and `ebft rlvr`."""
-    from ebft.config.recipe import check_values, read_values
+    from ebft.config.recipe import check_places, check_values, read_values
 
     if "--help" in arguments or "-h" in arguments:
         from ebft.config.help import settings_help
@@ -94,6 +94,7 @@ def _run_training(command: str, arguments: list[str]) -> int:
     if "launch" in values:
         return _launch(command, values, arguments)
     check_values(values, command)
+    check_places(values)
     _quiet_libraries()
     from ebft.config.recipe import load_recipe
     from ebft.runtime import processes

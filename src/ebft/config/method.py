@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 from ebft.config.fields import at_least, check_choices, option
 from ebft.errors import ConfigError
@@ -35,8 +35,8 @@ class MethodConfig:
     )
     whitening: Whitening = _method(
         "reference",
-        "form of the reward: none, plain, paper, both, truth or reference. reference is what the released code "
-        "computes and what the paper's numbers come from",
+        f"form of the reward: {', '.join(get_args(Whitening))}. reference is what the released code computes and what "
+        "the paper's numbers come from",
         changes="proxy",
     )
     alpha: float = _method(1.0, "weight of the diversity term in the reward, 0 to 1", changes="proxy")

@@ -81,8 +81,7 @@ def check_values(values: dict[str, Any], command: str = "train") -> None:
     """What can be said about the values of a recipe without transformers."""
     if "sweep" in values:
         raise ConfigError("the recipe holds a `sweep`, which is many runs; start them with `ebft sweep`")
-    own = _types((ModelConfig, DataConfig, MethodConfig, RunningConfig, *TRAINING[command]))
-    known = [*own, *transformers_settings()]
+    own, known = _own_types(command), known_settings(command)
     checked: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
@@ -99,8 +98,28 @@ def check_values(values: dict[str, Any], command: str = "train") -> None:
         )
     if not convert("output_dir", values.get("output_dir"), str | None):
         raise ConfigError("no output folder: set `output_dir`")
-    for cls in (ModelConfig, DataConfig, MethodConfig):
+    for cls in (ModelConfig, DataConfig, MethodConfig, RunningConfig):
         cls(**{f.name: checked[f.name] for f in fields(cls) if f.name in checked})
+
+
+def check_places(values: dict[str, Any]) -> None:
+    """Local folders and files that are named must be there: said before anything slow is imported."""
+    for name in ("model", "tokenizer", "feature_model"):
+        place = str(values.get(name) or "")
+        if place.startswith(("/", ".", "~")) and not Path(place).expanduser().is_dir():
+            raise ConfigError(f"{name}={place!r}: no such folder")
+    sources = values.get("dataset") or []
+    for source in sources.split(",") if isinstance(sources, str) else sources:
+        if str(source).startswith(("/", ".", "~")) and not Path(source).expanduser().exists():
+            raise ConfigError(f"{source}: no such file or folder")
+
+
+def known_settings(command: str = "train") -> list[str]:
+    """Every name that a recipe of the command may hold, without importing transformers."""
+    return [
+        *_types((ModelConfig, DataConfig, MethodConfig, RunningConfig, *TRAINING[command])),
+        *transformers_settings(),
+    ]
 
 
 @cache

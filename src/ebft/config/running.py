@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ebft.config.evaluation import TASKS
 from ebft.config.fields import at_least, option
+from ebft.errors import ConfigError, nearest
 
 _running = partial(option, group="running")
 
@@ -26,13 +28,19 @@ class RunningConfig:
     save_log_spaced: bool = _running(False, "also save checkpoints at steps 1, 2, 4, 8, ...")
     samples_every: int = _running(50, "write a table of contexts, truths and completions every so many steps; 0: never")
     max_reward: float = _running(1e4, "stop if the mean reward grows beyond this")
-    eval_tasks: list[str] = _running(
-        [], "tasks of `ebft eval` to run while training: calibration, humaneval, mbpp, multipl-e, translation"
-    )
+    eval_tasks: list[str] = _running([], f"tasks of `ebft eval` to run while training: {', '.join(TASKS)}")
     eval_tasks_every: int | None = _running(None, "run eval_tasks every so many steps; default: at every evaluation")
     eval_task_options: dict[str, Any] = _running(
         {}, "options of `ebft eval` for eval_tasks, such as {limit: 20, samples: 0}; only in a recipe"
     )
 
+    def __post_init__(self) -> None:
+        self.check_running()
+
     def check_running(self) -> None:
         at_least(self, 1, "rollout_batch_size", "eval_tasks_every")
+        for task in self.eval_tasks:
+            if task not in TASKS:
+                raise ConfigError(
+                    f"unknown task {task!r} in eval_tasks; there is {', '.join(TASKS)}{nearest(task, TASKS)}"
+                )

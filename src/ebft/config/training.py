@@ -62,6 +62,8 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):
     def __post_init__(self) -> None:
         self.check_method()
         self.check_running()
+        if not self.learning_rate >= 0:  # torch would say so only after the first evaluation
+            raise ConfigError(f"learning_rate={self.learning_rate} must not be negative")
         if self.bf16_if_fast and _has_fast_bf16(self.use_cpu):
             self.bf16 = True
         if not self.use_cpu:

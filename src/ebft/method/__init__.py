@@ -4,5 +4,5 @@ Read in this order, which is the order data flows in: layout (anchors, packed or
 whitening, rewards, advantages, head and losses; metrics stand at the end.
 
 Shape suffixes used throughout: b batch, T context tokens, B anchors, n samples, G tokens of a completion
-(the horizon), S = T + B*n*G packed tokens, D features, V vocabulary.
+(the horizon), S = T + B*n*G packed tokens, D features, H the model's hidden width, V vocabulary, R rows.
 """

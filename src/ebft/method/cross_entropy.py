@@ -39,7 +39,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Reference:
-    """The frozen model q of the KL term: its hidden rows [R, D] and its head."""
+    """The frozen model q of the KL term: its hidden rows [R, H] and its head."""
 
     hidden: Tensor
     head: Head

@@ -15,7 +15,7 @@ from torch import Tensor
 class Head:
     """z = scale * (h W^T + bias), then softcap * tanh(z / softcap) if the model has a soft-cap."""
 
-    weight: Tensor  # [V, D], tied to the embeddings or not
+    weight: Tensor  # [V, H], tied to the embeddings or not
     bias: Tensor | None = None  # [V]
     scale: float = 1.0
     softcap: float | None = None
@@ -36,7 +36,7 @@ class Head:
         return replace(self, weight=weight, ready=True)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [R, V] of hidden rows [R, D], in float32 (float64 for float64 rows)."""
+        """Logits [R, V] of hidden rows [R, H], in float32 (float64 for float64 rows)."""
         weight = self.prepared(hidden).weight
         z = full_product(hidden.to(self.compute_dtype(hidden)).to(weight.dtype), weight.t())
         if self.bias is not None:

@@ -169,7 +169,7 @@ class PackedLayout:
 
     @property
     def completion_slots(self) -> Tensor:
-        """LongTensor [B, n, G]: where token g of sample j at anchor b stands in the packed sequence."""
+        """LongTensor [B, n, G]: where token g of every sample of every anchor stands in the packed sequence."""
         slots = torch.arange(self.context_length, self.packed_length, device=self.device)
         return slots.view(self.num_anchors, self.samples, self.horizon)
 
@@ -218,7 +218,7 @@ class PackedLayout:
         return packed[:, self.context_length :].unflatten(1, (self.num_anchors, self.samples, self.horizon))
 
     def before_anchors(self, hidden: Tensor) -> Tensor:
-        """The rows of [b, T or more, D] that predict the first token of every completion: [b, B, D]."""
+        """The rows of [b, T or more, H] that predict the first token of every completion: [b, B, H]."""
         rows = (self.anchors.expand(hidden.shape[0], -1) - 1)[..., None]
         return hidden.gather(1, rows.expand(-1, -1, hidden.shape[-1]))
 

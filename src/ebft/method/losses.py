@@ -25,7 +25,7 @@ class LossTerms:
     """One step's loss and what is worth logging about it (all detached but `loss`)."""
 
     loss: Tensor
-    policy: Tensor  # -mean(A log p); ~0 at every step, since the advantages of a context sum to zero
+    policy: Tensor  # -mean(A log p): minus the covariance of the two at an anchor; small, and no measure of progress
     cross_entropy: Tensor  # mean over truth tokens at temperature 1; NaN if gamma is 0
     kl: Tensor | None  # mean over generated tokens
     log_probs: Tensor  # [b, B, n, G] of the sampled tokens at the sampling temperature
@@ -52,13 +52,13 @@ def ebft_loss(
     """The EBFT loss from the hidden states of a packed pass.
 
     Args:
-        hidden: last hidden states [b, S, D], after the final norm.
+        hidden: last hidden states [b, S, H], after the final norm.
         packed_ids: [b, S].
         advantages: [b, B, n]; constants here.
         temperature: the one the completions were drawn at.
         gamma: weight of the cross-entropy on truth tokens.
         completion_lengths: [b, B, n], tokens that count; all G if None.
-        reference: hidden states [b, S, D] and head of the frozen model q; with `kl_weight` = 1/beta.
+        reference: hidden states [b, S, H] and head of the frozen model q; with `kl_weight` = 1/beta.
         generated_tokens, truth_tokens: what to divide the two sums by, where a batch is part of a larger one
             (gradient accumulation, several processes). Default: this batch's own counts.
     """
@@ -135,14 +135,14 @@ class _Predictors:
         self.policy_rows = self.anchor_rows * (1 + layout.samples * (layout.horizon - 1))
 
     def hidden(self, hidden: Tensor) -> Tensor:
-        """[b, S, D] -> [R, D]."""
-        layout, D = self.layout, hidden.shape[-1]
+        """[b, S, H] -> [R, H]."""
+        layout, H = self.layout, hidden.shape[-1]
         parts = [
             layout.before_anchors(hidden).flatten(0, 1),
-            layout.completions(hidden)[..., :-1, :].reshape(-1, D),
+            layout.completions(hidden)[..., :-1, :].reshape(-1, H),
         ]
         if self.with_truth:
-            parts.append(hidden[:, : layout.context_length - 1].reshape(-1, D))
+            parts.append(hidden[:, : layout.context_length - 1].reshape(-1, H))
         return torch.cat(parts)
 
     def per_row(self, per_token: Tensor, per_truth: Tensor | None = None) -> Tensor:

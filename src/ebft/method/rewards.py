@@ -72,10 +72,11 @@ def feature_matching_rewards(
     if whitening == "truth":
         return 2 * n**0.5 * _ratio(inverse_k, projected_truth), diversity
     alignment = 2 * _ratio(inverse_k, own * projected_truth)
-    if whitening == "both":
-        cosines = _ratio(P, own[..., :, None] * own[..., None, :])
-        diversity = 2 / others * _sum_over_others(cosines)
-    return alignment, diversity
+    if whitening == "paper":
+        return alignment, diversity
+    assert whitening == "both", f"no formula for whitening={whitening!r}"
+    cosines = _ratio(P, own[..., :, None] * own[..., None, :])
+    return alignment, 2 / others * _sum_over_others(cosines)
 
 
 def token_groups(completions: Tensor, dim: int = -1) -> Tensor:

@@ -154,7 +154,7 @@ def _compiled_class(layer_class: Any) -> Any:
 
 
 def run_decoder(decoder: nn.Module, ids: Tensor, position_ids: Tensor, ebft_pass: PackedPass | CachedPass) -> Tensor:
-    """Last hidden states [b, tokens, D], after the final norm."""
+    """Last hidden states [b, tokens, H], after the final norm."""
     # A mask of four dimensions keeps transformers from building one; attention looks at the pass instead. This one
     # fits no attention, so that a layer that ignores the pass fails loudly.
     no_mask = torch.empty(0, 0, 0, 0, dtype=torch.bool, device=ids.device)
@@ -174,7 +174,7 @@ def run_decoder(decoder: nn.Module, ids: Tensor, position_ids: Tensor, ebft_pass
 def packed_hidden_states(
     model: nn.Module, packed_ids: Tensor, layout: PackedLayout, backend: Backend = "auto"
 ) -> Tensor:
-    """Last hidden states [b, S, D] of packed sequences, with gradients if they are on."""
+    """Last hidden states [b, S, H] of packed sequences, with gradients if they are on."""
     base = prepare_model(model)
     check_packed_ids(packed_ids, layout, embedding_size(base))
     layout = layout.to(packed_ids.device)
@@ -185,7 +185,7 @@ def packed_hidden_states(
 def context_hidden_states(
     model: nn.Module, input_ids: Tensor, layout: PackedLayout, backend: Backend = "auto"
 ) -> Tensor:
-    """Last hidden states [b, T, D] of the contexts alone, under the layout's document masks."""
+    """Last hidden states [b, T, H] of the contexts alone, under the layout's document masks."""
     base = prepare_model(model)
     layout.check_batch(input_ids.shape[0])
     check_token_ids(input_ids, embedding_size(base))

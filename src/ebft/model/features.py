@@ -191,7 +191,7 @@ class FeatureNetwork(nn.Module):
             run_decoder(network, packed_ids, layout.position_ids, packed_pass)
         found = []
         for place in range(len(lengths)):
-            pooled = [tapped[tap][place] for tap in self.taps]  # [b, B*n + B, width]
+            pooled = [tapped[tap][place] for tap in self.taps]  # [b, B*n + B, H]
             if self.normalize == "per_layer":
                 features = torch.cat([F.normalize(x, dim=-1) for x in pooled], -1)
             else:

@@ -118,7 +118,7 @@ def repeat_end_token(completions: Tensor, layout: PackedLayout, end_token_ids: T
 def _sample_rows(
     head: Head, hidden: Tensor, uniform: Tensor, temperature: float, top_k: int | None, top_p: float | None
 ) -> Tensor:
-    """Tokens [R, m] for hidden rows [R, D] and uniform numbers [R, m], a chunk of logits at a time."""
+    """Tokens [R, m] for hidden rows [R, H] and uniform numbers [R, m], a chunk of logits at a time."""
     chunk = rows_per_chunk(head, hidden.device)
     return torch.cat(
         [

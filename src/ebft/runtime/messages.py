@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -24,6 +25,11 @@ class _Stderr(logging.StreamHandler):
     @property
     def stream(self) -> Any:
         return sys.stderr
+
+    def emit(self, record: logging.LogRecord) -> None:
+        bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
+        with bars.external_write_mode(file=sys.stderr) if bars is not None else nullcontext():
+            super().emit(record)
 
 
 class _Plain(logging.Formatter):

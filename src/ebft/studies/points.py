@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from ebft.config.convert import convert
-from ebft.config.recipe import field_types, load_recipe, read_values
+from ebft.config.recipe import field_types, known_settings, load_recipe, read_values
 from ebft.errors import ConfigError, nearest
 from ebft.runtime.files import read_json, write_text
 
@@ -73,6 +73,8 @@ def points(
     if not isinstance(output, str) or not output:
         raise ConfigError("no output folder: set `output_dir`, in which every point gets a folder of its own")
     folder = Path(output).expanduser()
+    if (folder / "recipe.yaml").exists():
+        raise ConfigError(f"output_dir={folder} holds a run; choose another folder for the sweep")
     found = []
     for combination in itertools.product(*grid.values()):
         settings = dict(zip(grid, combination, strict=True))
@@ -111,17 +113,16 @@ def parse_sets(sets: Sequence[str]) -> dict[str, list[str]]:
 def _checked(grid: dict[str, list[Any]], command: str) -> dict[str, list[Any]]:
     if not grid:
         raise ConfigError(f"nothing to sweep: give --set name=value,value, or a `{SECTION}:` section in the recipe")
-    types = field_types(command)
-    checked = {}
+    known = known_settings(command)
     for name, values in grid.items():
         if name in _FIXED:
             raise ConfigError(f"{name} cannot be swept; every point gets a folder of its own")
-        if name not in types:
-            raise ConfigError(f"unknown setting {name!r} to sweep{nearest(str(name), types)}")
+        if name not in known:
+            raise ConfigError(f"unknown setting {name!r} to sweep{nearest(str(name), known)}")
         if not values:
             raise ConfigError(f"{name} has no values to sweep")
-        checked[name] = [convert(name, value, types[name]) for value in values]
-    return checked
+    types = field_types(command)
+    return {name: [convert(name, value, types[name]) for value in values] for name, values in grid.items()}
 
 
 def _name(settings: dict[str, Any]) -> str:

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", metavar="RECIPE", help="recipe of the runs; may hold a `sweep:` section")
     add("--set", action="append", default=[], metavar="NAME=V,V", help="values of one setting; may be given often")
-    add("--launcher", default="local", help="local: on this machine; slurm: one array job [local]")
+    add("--launcher", default="local", help=f"{', '.join(LAUNCHERS)}: on this machine, or as one array job [local]")
     add("--command", default="train", help="what each point runs: train, sft or rlvr [train]")
     add("--jobs", type=int, default=None, help="points at once [local: one for each GPU, one on a CPU; slurm: all]")
     add("--slurm", action="append", default=[], metavar="NAME=VALUE", help="an option of sbatch, such as time=08:00:00")
