@@ -27,7 +27,7 @@ from ebft.sandbox.isolated_tests import (
     run_isolated_tests,
 )
 from ebft.sandbox.isolation import Sandbox
-from ebft.sandbox.languages import JAVATUPLES, locate, typescript
+from ebft.sandbox.languages import JAVATUPLES, locate, php_extensions, typescript
 from ebft.sandbox.monitor import Ending
 
 COMPILING = Limits(
@@ -228,10 +228,14 @@ def _ts(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits
 def _php(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits) -> Outcome:
     php, folders = locate("php")
     start = (php, "-n", "-d", f"memory_limit={max(32, limits.memory_mib // 2)}M", "-d", "display_errors=0")
+    # No php.ini (-n): what it loads and allows is the machine's. Debian has even ctype in a file of its own.
+    loads = tuple(part for name in php_extensions() for part in ("-d", f"extension={name}"))
     return run_isolated_tests(
         sandbox,
         IsolatedProcess((*start, f"{sandbox.scripts}/driver.php"), {"tests": tests, "name": sign.name}, folders),
-        IsolatedProcess((*start, f"{sandbox.scripts}/candidate.php"), {"source": code, "name": sign.name}, folders),
+        IsolatedProcess(
+            (*start, *loads, f"{sandbox.scripts}/candidate.php"), {"source": code, "name": sign.name}, folders
+        ),
         limits,
     )
 

@@ -84,6 +84,19 @@ LANGUAGES = {
 }
 
 
+# Extensions of PHP that only compute: what official builds have inside, and some distributions in files of their own.
+PHP_EXTENSIONS = ("ctype", "mbstring", "iconv", "bcmath", "gmp", "calendar", "tokenizer")
+
+
+@cache
+def php_extensions() -> tuple[str, ...]:
+    """Those of PHP_EXTENSIONS that are installed as files. Without php.ini, PHP has to be told to load them."""
+    said = _first_line(("php", "-n", "-r", 'echo ini_get("extension_dir"), " ", implode(",", get_loaded_extensions());'))
+    folder, _, inside = said.rpartition(" ")
+    built_in = inside.lower().split(",")
+    return tuple(n for n in PHP_EXTENSIONS if n not in built_in and Path(folder, f"{n}.so").is_file())
+
+
 @cache
 def typescript() -> str | None:
     """How TypeScript becomes JavaScript here: `tsc`, or `node` itself where it strips types (22.13 and newer)."""
