@@ -91,7 +91,9 @@ PHP_EXTENSIONS = ("ctype", "mbstring", "iconv", "bcmath", "gmp", "calendar", "to
 @cache
 def php_extensions() -> tuple[str, ...]:
     """Those of PHP_EXTENSIONS that are installed as files. Without php.ini, PHP has to be told to load them."""
-    said = _first_line(("php", "-n", "-r", 'echo ini_get("extension_dir"), " ", implode(",", get_loaded_extensions());'))
+    said = _first_line(
+        ("php", "-n", "-r", 'echo ini_get("extension_dir"), " ", implode(",", get_loaded_extensions());')
+    )
     folder, _, inside = said.rpartition(" ")
     built_in = inside.lower().split(",")
     return tuple(n for n in PHP_EXTENSIONS if n not in built_in and Path(folder, f"{n}.so").is_file())
