@@ -72,8 +72,8 @@ def test_empty_answers_are_counted_and_noted_when_they_are_many(tmp_path: Path) 
 def test_a_score_of_zero_says_why_and_shows_an_answer(tmp_path: Path) -> None:
     found = run(tmp_path, [CUT, EMPTY, EMPTY], 0.0)
     why = (
-        "greedy: the score is zero: of 3 answers 2 empty, 1 cut off. For example task 1: after the prompt 'English:' "
-        "the answer is ' \\n' (end)"
+        "translation, greedy: the score is zero: of 3 answers 2 empty, 1 cut off. For example task 1: after the prompt "
+        "'English:' the answer is ' \\n' (end)"
     )
     assert why in found["notes"]
     example = {"task_id": "task 1", "prompt": "English:", "completion": " \n", "finish": "end"}

@@ -20,6 +20,7 @@ from ebft.sandbox.command import Limits
 from ebft.sandbox.isolated_tests import Outcome
 from ebft.sandbox.isolation import Sandbox
 from ebft.sandbox.languages import LANGUAGES
+from ebft.sandbox.self_tests import broken_toolchain
 
 ALIASES = {
     "c++": "cpp",
@@ -66,8 +67,9 @@ class MultiPLEProblem(Problem):
         sign = bridges.signature(self.language, self.head)
         return language_runners.run_program(self.language, sign, self.sources(answer), self.tests, sandbox, limits)
 
-    def unavailable(self) -> str | None:
-        return LANGUAGES[self.language].missing()
+    def unavailable(self, sandbox: Sandbox | None = None) -> str | None:
+        missing = LANGUAGES[self.language].missing()
+        return missing if missing is not None or sandbox is None else broken_toolchain(self.language, sandbox)
 
     def sources(self, answer: str) -> tuple[str, ...]:
         """Interpretations of an answer as the program's unit, best first; the first that compiles is run."""

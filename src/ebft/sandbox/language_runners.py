@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ebft.sandbox import bridges
 from ebft.sandbox.bridges import Signature
@@ -67,13 +68,16 @@ def run_program(
 def _compile(sandbox: Sandbox, script: str, files: dict[str, str | bytes], *programs: str) -> bytes:
     """What a shell script in a box with these files writes to its standard output."""
     folders: tuple[str, ...] = ()
+    places: list[str] = []
     for program in programs:
-        folders += locate(program)[1]
+        found, needed = locate(program)
+        folders += needed
+        places += [str(Path(found).parent)] if needed else []
     contents = {
         name: content if isinstance(content, bytes) else content.encode("utf-8", "replace")
         for name, content in files.items()
     }
-    path = ":".join([*(f"{folder}/bin" for folder in folders), "/usr/local/bin", "/usr/bin", "/bin"])
+    path = ":".join([*places, "/usr/local/bin", "/usr/bin", "/bin"])
     finished = sandbox.run(["sh", "-ec", script], contents, COMPILING, folders, {"PATH": path})
     if finished.ending == Ending.TIMEOUT:
         raise CompileFailure(Outcome(FAILED, f"compiling was not finished after {COMPILING.seconds:g} s"))

@@ -121,4 +121,7 @@ def locate(program: str) -> tuple[str, tuple[str, ...]]:
     real = os.path.realpath(found)
     if real.startswith(("/usr/", "/bin/", "/lib/")):
         return found if found.startswith(("/usr/", "/bin/")) else real, ()
+    parts = Path(real).parts
+    if "node_modules" in parts:  # in a project's folder, packages find each other side by side
+        return real, (str(Path(*parts[: parts.index("node_modules") + 1])),)
     return real, (str(Path(real).parent.parent),)

@@ -35,11 +35,6 @@ def code_sets(task: str, options: EvalOptions) -> list[ProblemSet]:
     else:
         source = {"humaneval": options.humaneval, "mbpp": options.mbpp}[task]
         sets = [_set(task, source, None, options, sandbox)]
-    if any(problems.skipped is None for problems in sets):
-        try:  # before hours of generation, not after
-            sandbox.check()
-        except SandboxError as error:
-            raise ConfigError(str(error)) from None
     return sets
 
 
@@ -63,6 +58,13 @@ def _set(task: str, source: str, language: str | None, options: EvalOptions, san
     problems = problems[: options.limit]
     if not problems:
         raise DataError(f"{source}: no problems" + ("" if language is None else f" in {language}"))
+    skipped = problems[0].unavailable()
+    if skipped is None:
+        try:  # before hours of generation, not after
+            sandbox.check()
+        except SandboxError as error:
+            raise ConfigError(str(error)) from None
+        skipped = problems[0].unavailable(sandbox)
     chat = options.prompt_style == "chat"
 
     def score(texts: list[list[str]], file: Path, finishes: list[list[str]]) -> Scored:
@@ -87,5 +89,5 @@ def _set(task: str, source: str, language: str | None, options: EvalOptions, san
         () if chat else tuple(dict.fromkeys(stop for problem in problems for stop in problem.stop_strings)),
         MAX_NEW_TOKENS,
         score,
-        problems[0].unavailable(),
+        skipped,
     )

@@ -54,7 +54,7 @@ def run_set(problems: ProblemSet, options: EvalOptions, subject: Subject, folder
         if metrics and not any(entry["value"] for entry in metrics.values()) and "example" not in scored:
             scored["example"] = _example(rows, problems)
             notes = [*notes, why_zero(_kinds(summary), len(rows), scored["example"])]
-        result["notes"] += [f"{decoding}: {note}" for note in notes]
+        result["notes"] += [f"{problems.name}, {decoding}: {note}" for note in notes]
         result[decoding] = scored
         result["generations"][decoding] = {**asdict(settings), **summary}
         for name, text in _WORTH_A_NOTE.items():

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT, MEMORY_MIB = 10.0, 1024
 K = (1, 4, 16)
+READING = 2  # one more whenever answers are read or run in another way, so that outcomes of before are not kept
 
 Row = dict[str, Any]
 
@@ -76,8 +77,10 @@ def score_samples(
     started = time.monotonic()
     workers = available_cores() if workers is None else workers
     skipped = {p.language: reason for p in problems if (reason := p.unavailable()) is not None}
-    if any(sample.problem.language not in skipped for sample in samples):
+    attempted = {s.problem.language: s.problem for s in samples if s.problem.language not in skipped}
+    if attempted:
         sandbox.check()
+    skipped |= {name: why for name, problem in attempted.items() if (why := problem.unavailable(sandbox)) is not None}
     rows = _run(samples, skipped, sandbox, workers, outcomes_file)
     results = _results(problems, samples, rows, ks, skipped)
     results["settings"] = {
@@ -158,8 +161,8 @@ def _row(sample: Sample, key: str, outcome: Outcome) -> Row:
 
 
 def _key(sample: Sample, sandbox: Sandbox, versions: dict[str, str]) -> str:
-    """Equal for two runs only if problem, completion, limits and toolchain are equal."""
-    content = [repr(sample.problem), sample.completion, asdict(sandbox.limits), sandbox.unsafe, versions]
+    """Equal for two runs only if problem, completion, limits, toolchain and our own reading of answers are equal."""
+    content = [repr(sample.problem), sample.completion, asdict(sandbox.limits), sandbox.unsafe, versions, READING]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode("ascii")).hexdigest()[:32]
 
 
