@@ -342,7 +342,7 @@ class TestCode:
                 "original": "",
             }
             (tmp_path / f"humaneval-{language}.jsonl").write_text(json.dumps(row) + "\n")
-        monkeypatch.setattr(MultiPLEProblem, "unavailable", lambda self: f"no compiler for {self.language}")
+        monkeypatch.setattr(MultiPLEProblem, "unavailable", lambda self, *_: f"no compiler for {self.language}")
         monkeypatch.setattr(Sandbox, "check", lambda self: pytest.fail("there is nothing to run"))
         results = run(tmp_path / "out", "multipl-e", "--multipl-e", tmp_path, "--languages", "js,rs")
         assert answering == []

@@ -44,3 +44,9 @@ def test_programs_are_counted_by_problem_and_language(tmp_path: Path) -> None:
     file = write(tmp_path / "samples.jsonl", [{"task_id": name, "completion": text} for name, text in rows])
     found = [(sample.problem.language, sample.number, sample.completion) for sample in read_samples(file, problems)]
     assert found == [("python", 0, "a"), ("php", 0, "b"), ("python", 1, "c"), ("js", 0, "d")]
+
+
+def test_how_a_completion_ended_is_read_where_it_is_known(tmp_path: Path) -> None:
+    rows = [{"task_id": ADD.task_id, "completion": "x", **more} for more in ({}, {"finish": "length"}, {"finish": 3})]
+    samples = read_samples(write(tmp_path / "samples.jsonl", rows), [ADD])
+    assert [sample.finish for sample in samples] == ["", "length", ""]

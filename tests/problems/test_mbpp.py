@@ -37,6 +37,37 @@ def test_mbpp_with_the_fields_of_the_sanitized_set() -> None:
     assert run_tests(problem, forged, limits=LONG).status == "failed"
 
 
+LAST_DIGIT = {
+    "task_id": 9,
+    "text": "Write a function to find the last digit of a number.",
+    "code": "def last(n):\n    return n % 10\n",
+    "test_list": ["assert last(123) == 3", "assert last(7) == 7"],
+}
+RIGHT, WRONG = "def last(n):\n    return n % TEN\nTEN = 10\n", "def last(n):\n    return n\n"
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("answer", "passes"),
+    [
+        (RIGHT + "\ndef first(n):\n    while n >= 10:\n        n = n //", True),  # cut off
+        (RIGHT + '\ndef first(n):\n    """The fir', True),
+        (RIGHT + "\ndef first(n", True),
+        (RIGHT + "\ndef first(n):", True),
+        (RIGHT + "\ndef last(n):\n    return n", True),  # cut off, and by chance it compiles
+        (RIGHT + "\nlast(undefined)\nx = last(undefined)\nwhile True: pass", True),
+        ("```python\n" + RIGHT + "\ndef first(n):\n    return (n", True),
+        ("import math\nsum = 2 +\n" + RIGHT, False),
+        (WRONG + "\n" + RIGHT, False),
+        (WRONG + "\ndef first(n):\n    return (n", False),
+        ("def last(n):\n    return n %", False),
+    ],
+)
+def test_what_follows_the_function_does_not_count(answer: str, passes: bool) -> None:
+    outcome = run_tests(mbpp_problem(Record("own", LAST_DIGIT)), answer, limits=LONG)
+    assert outcome.passed == passes, outcome
+
+
 def test_mbpp_function_named_like_a_builtin() -> None:
     row = {"task_id": 1, "text": "t", "code": "def sum(a, b):\n    return a", "test_list": ["assert sum(10, 15) == 6"]}
     assert mbpp_problem(Record("own", row)).names == ("sum",)

@@ -50,3 +50,12 @@ def test_hostile_answers_do_not_pass(
     if answer == ATTACKS[language]["wrong"]:
         assert "compile" not in outcome.message
         assert "ended" not in outcome.message
+
+
+@needs_sandbox
+@needs_language("php")
+def test_php_has_the_extensions_of_the_usual_builds() -> None:
+    doubled = "[$start, ...array_map(fn($n) => 2 * $n, $numbers)]"
+    answer = f"    return ctype_alpha('abc') && !ctype_digit('a') ? {doubled} : [];\n}}\n"
+    outcome = run_tests(own_problem("php"), answer, limits=Limits(seconds=30.0))
+    assert outcome.passed, outcome

@@ -31,7 +31,7 @@ def test_completions_are_scored_as_ebft_score_does(problems: str, tmp_path: Path
     [problem_set] = code_sets("humaneval", EvalOptions(humaneval=problems, limit=2, unsafe_exec=True, timeout=3))
     assert list(problem_set.keys) == ["a", "b"]
     file = tmp_path / "humaneval.samples.jsonl"
-    found = problem_set.score([["right", "wrong"] * 2, ["wrong"] * 4], file)
+    found = problem_set.score([["right", "wrong"] * 2, ["wrong"] * 4], file, [["stop"] * 4] * 2)
     assert found["metrics"]["pass@1"]["value"] == 0.25
     assert found["metrics"]["pass@4"]["value"] == 0.5
     assert "pass@16" not in found["metrics"]
@@ -49,3 +49,15 @@ def test_mistakes_show_before_anything_is_generated(problems: str, tmp_path: Pat
         code_sets("humaneval", EvalOptions(humaneval=problems, timeout=-1.0))
     with pytest.raises(DataError, match="leave js out of --languages, or add it"):
         code_sets("multipl-e", EvalOptions(multipl_e=str(tmp_path), languages=["js"]))
+
+
+def test_a_score_of_zero_says_why(problems: str, tmp_path: Path) -> None:
+    [problem_set] = code_sets("humaneval", EvalOptions(humaneval=problems, unsafe_exec=True))
+    file = tmp_path / "humaneval.greedy.jsonl"
+    found = problem_set.score([["  "], ["wrong"], [""]], file, [["end"], ["length"], ["stop"]])
+    assert found["answers"] == {"empty": 2, "cut_off": 1, "with_syntax_errors": 0}
+    [why] = found["notes"]
+    assert why.startswith("the score is zero: of 3 answers 2 empty, 1 cut off, 0 with syntax errors. For example a: ")
+    assert repr(HUMANEVAL["prompt"]) in why
+    assert found["example"]["completion"] == "  "
+    assert json.loads((tmp_path / "humaneval.greedy.scores.json").read_text())["example"] == found["example"]

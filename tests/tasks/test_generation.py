@@ -36,7 +36,7 @@ def by_hand(
     model: Any, tokenizer: Any, prompt: str, settings: GenerationSettings, key: str = "0", sample: int = 0
 ) -> list[int]:
     """Token after token from the whole sequence, without cache, batch or padding."""
-    tokens = tokenizer(prompt)["input_ids"]
+    tokens = tokenizer(prompt.rstrip())["input_ids"]
     made: list[int] = []
     seeds = torch.tensor([prompt_seed(settings.seed, key)])
     uniform = uniforms(seeds, torch.tensor([sample]), 1, settings.max_new_tokens)[0, 0, 0]
@@ -64,7 +64,8 @@ def test_batches_of_unequal_prompts_equal_token_by_token(family: str, settings: 
         assert len(found[place]) == settings.samples
         for sample, text in enumerate(found[place]):
             expected = by_hand(plain, tokenizer, prompt, settings, str(place), sample)
-            assert text == tokenizer.decode(expected, skip_special_tokens=True)
+            written = tokenizer.decode(expected, skip_special_tokens=True)
+            assert text == written.removeprefix(prompt[len(prompt.rstrip()) :])
     if settings is SAMPLED:
         assert all(len(set(texts)) > 1 for texts in found), "samples of a prompt are all the same"
 
@@ -169,6 +170,64 @@ def test_first_stop_wins() -> None:
     assert cut_at_stop("a b c d", ["d", "b"]) == "a "
     assert cut_at_stop("a b c", ["x"]) is None
     assert cut_at_stop("stop", ["stop"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("ending", "script", "completion"),
+    [
+        ("\n", "\n    return x\nprint(1)", Completion("    return x", "stop", 20)),
+        ("\n", "\n// note\nprint(1)", Completion("// note", "stop", 15)),  # not at the break of the prompt
+        ("\n", "\nprint(1)\nprint(2)", Completion("print(1)", "stop", 16)),
+        ("\n", "\n\nprint(1)", Completion("", "stop", 8)),
+        ("\n    ", "\n    return x\n//", Completion("return x", "stop", 16)),
+        ("\n    ", "\n\treturn x\nprint(1)", Completion("\n\treturn x", "stop", 17)),  # its own line: as written
+        ("\n", " # why\n    return x\n//", Completion(" # why\n    return x", "stop", 22)),
+        (" ", " The house\nprint(1)", Completion("The house", "stop", 17)),
+        (" ", "The house\nprint(1)", Completion("The house", "stop", 16)),
+        ("", "\nprint(1)", Completion("", "stop", 7)),
+        ("\n", "\n  end", Completion("  end", "end", 7)),
+    ],
+)
+def test_whitespace_at_the_end_of_a_prompt_is_written_by_the_model(
+    ending: str, script: str, completion: Completion
+) -> None:
+    """`scripted` speaks after a prompt of one token, so it also shows that the whitespace is not in the prompt."""
+    model, tokenizer = scripted(script + "." * 20, end_at=len(script))
+    settings = GenerationSettings(max_new_tokens=40, stop=("\nprint(", "\n//"))
+    assert only(model, tokenizer, settings, (f"x{ending}",)) == [completion]
+
+
+def test_prompts_with_and_without_whitespace_in_one_batch() -> None:
+    model, tokenizer = scripted("\n//a\n//b" + "." * 20)
+    settings = GenerationSettings(max_new_tokens=12, stop=("\n//",))
+    found = only(model, tokenizer, settings, ("x\n", "y", "z\n\t "))
+    assert found == [Completion("//a", "stop", 7), Completion("", "stop", 3), Completion("", "stop", 3)]
+
+
+def test_a_token_of_line_break_and_indentation_can_be_produced() -> None:
+    """The case it is for: after a prompt without its line break, one token is both the break and the indentation."""
+    model, tokenizer = model_of(num_hidden_layers=1), byte_tokenizer(pad=END)
+    merged = tokenizer.add_tokens(["\n    "]) and tokenizer.convert_tokens_to_ids("\n    ")
+    model.resize_token_embeddings(len(tokenizer))
+    original, script = model.forward, [merged, *tokenizer("return")["input_ids"], tokenizer.eos_token_id]
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        output = original(*args, **kwargs)
+        made = output.past_key_values.get_seq_length() - len("def f():")
+        output.logits = torch.full_like(output.logits, -9.0)
+        output.logits[:, -1, script[made]] = 9.0
+        return output
+
+    model.forward = forward
+    assert only(model, tokenizer, GREEDY, ("def f():\n",)) == [Completion("    return", "end", 8)]
+
+
+def test_chats_and_blank_prompts_keep_their_whitespace() -> None:
+    generator = TransformersGenerator(model_of(), byte_tokenizer())
+    fitted = generator.fit("hi\n", "0", GenerationSettings(prompt_style="chat"))
+    assert fitted.tokens == byte_tokenizer()("<user>hi\n</turn><assistant>")["input_ids"]
+    assert fitted.whitespace == ""
+    assert len(generator.fit("\n\n", "0", GREEDY).tokens) == 2
 
 
 def test_context_is_never_overrun() -> None:

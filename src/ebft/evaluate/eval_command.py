@@ -132,6 +132,7 @@ def task_mark(task: str, options: EvalOptions, subject: Subject, sets: Sequence[
         inputs: Any = [subject.identity, subject.feature_source, data]
     else:
         inputs = [subject.identity, *([p.keys, p.prompts, p.skipped] for p in sets)]
+        inputs += [made for p in sets if (made := p.prompt_format(options.prompt_style))]
     return fingerprint([task, inputs, task_settings(task, options)])
 
 

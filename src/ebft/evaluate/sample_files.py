@@ -42,7 +42,8 @@ def read_samples(source: str, problems: Sequence[Problem]) -> list[Sample]:
                 )
         counted[found[0].task_id, found[0].language] += 1
         number = counted[found[0].task_id, found[0].language] - 1
-        samples.append(Sample(found[0], number, record.text("completion")))
+        finish = record.row.get("finish")  # of `ebft eval`'s own files
+        samples.append(Sample(found[0], number, record.text("completion"), finish if isinstance(finish, str) else ""))
     return samples
 
 

@@ -49,6 +49,7 @@ class MBPPProblem(Problem):
             names=self.names,
             classes=self.classes,
             modules=self.modules,
+            sanitize=True,
         )
         return run_python(sandbox, tests, limits)
 

@@ -1,7 +1,8 @@
 """MultiPL-E: HumanEval and MBPP in other languages, with the dataset's own fields and its way to end a completion.
 
 A completion continues the prompt and is cut at the dataset's stop tokens; the tests supply the bracket that the stop
-token took away. An answer in fences, or one that repeats the function, is taken as a whole.
+token took away. Only what does not compile so, an answer in fences or one that repeats the function, is taken as a
+whole.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ebft.sandbox.command import Limits
 from ebft.sandbox.isolated_tests import Outcome
 from ebft.sandbox.isolation import Sandbox
 from ebft.sandbox.languages import LANGUAGES
+from ebft.sandbox.self_tests import broken_toolchain
 
 ALIASES = {
     "c++": "cpp",
@@ -63,28 +65,42 @@ class MultiPLEProblem(Problem):
 
     def run(self, answer: str, sandbox: Sandbox, limits: Limits) -> Outcome:
         sign = bridges.signature(self.language, self.head)
-        return language_runners.run_program(self.language, sign, self.source(answer), self.tests, sandbox, limits)
+        return language_runners.run_program(self.language, sign, self.sources(answer), self.tests, sandbox, limits)
 
-    def unavailable(self) -> str | None:
-        return LANGUAGES[self.language].missing()
+    def unavailable(self, sandbox: Sandbox | None = None) -> str | None:
+        missing = LANGUAGES[self.language].missing()
+        return missing if missing is not None or sandbox is None else broken_toolchain(self.language, sandbox)
 
-    def source(self, answer: str) -> str:
-        """The program's unit."""
+    def sources(self, answer: str) -> tuple[str, ...]:
+        """Interpretations of an answer as the program's unit, best first; the first that compiles is run."""
         sign = bridges.signature(self.language, self.head)
         answer = answer.replace("\r\n", "\n")
+        found: list[str] = []
         blocks = fenced_blocks(answer)
-        for block in blocks:
-            if _defines(self.language, sign, block):
-                return _whole(self.language, sign, block)
-        if blocks:
-            answer = blocks[0]
-        elif answer.strip().startswith(self.head.strip()):
-            answer = answer.strip()[len(self.head.strip()) :]
-        elif _defines(self.language, sign, answer):
-            return _whole(self.language, sign, answer)
+        for block in [block for block in blocks if _defines(self.language, sign, block)]:
+            # Compiling takes seconds: what has as many closing as opening brackets is a whole program more often.
+            whole = _wholes(self.language, sign, block)
+            in_line = self._continued(block)
+            found += [*whole, *in_line] if block.count("{") == block.count("}") else [*in_line, *whole]
+        if not blocks and answer.strip().startswith(self.head.strip()):
+            found += self._continued(answer.strip()[len(self.head.strip()) :])
+        for text in blocks or [answer]:
+            found += self._continued(text)
+        if not blocks and _defines(self.language, sign, answer):
+            found += _wholes(self.language, sign, answer)
+        return tuple(dict.fromkeys(found))
+
+    def _continued(self, answer: str) -> list[str]:
+        """Prompt and completion: up to the first stop token, and, should it close its own brackets, as it is."""
         head = self.head if self.head.endswith("\n") or answer.startswith("\n") else self.head + "\n"
         ending = {"cpp": "\n}\n", "rs": "\n}\n", "java": "\n    }\n}\n", "cs": "\n    }\n}\n"}.get(self.language, "\n")
-        return head + self._cut(answer) + ending
+        found = [head + self._cut(answer) + ending]
+        if self.language in CLOSED_BY_TESTS:
+            uncut = head + answer.rstrip() + "\n"
+            still_open = uncut.count("{") - uncut.count("}")
+            if still_open in ((0, 1) if self.language in ("java", "cs") else (0,)):
+                found.append(uncut + "}\n" * still_open)
+        return found
 
     def _cut(self, answer: str) -> str:
         """Up to the first stop token, as the dataset means it.
@@ -115,7 +131,7 @@ def multipl_e_problem(record: Record) -> MultiPLEProblem:
 
 
 def _defines(language: str, sign: Signature, code: str) -> bool:
-    """Whether the code has the head of the function, not just a call of it."""
+    """Whether the code may have the head of the function, not just a call of it. What compiles decides."""
     name = re.escape(sign.name)
     if language in ("js", "ts"):
         return bool(re.search(rf"\bfunction\s+{name}\s*[(<]|\b(?:const|let|var)\s+{name}\s*[=:]", code))
@@ -123,19 +139,15 @@ def _defines(language: str, sign: Signature, code: str) -> bool:
         return bool(re.search(rf"\bfunction\s+{name}\s*\(", code))
     if language in ("rs", "go"):
         return bool(re.search(rf"\b{'fn' if language == 'rs' else 'func'}\s+{name}\s*[(<]", code))
-    for line in code.split("\n"):
-        before, found, _ = line.partition(sign.name + "(")
-        if not found:
-            before, found, _ = line.partition(sign.name + " (")
-        if found and language in ("java", "cs") and re.search(r"\bstatic\b", before):
-            return True
-        if found and language == "cpp" and re.match(r"[A-Za-z_]", line) and not before.startswith(("return", "else")):
-            return bool(before.strip())
-    return False
+    # The return type may stand on a line of its own.
+    before = (
+        r"\bstatic\s[^;{}()=]*" if language in ("java", "cs") else r"^(?!return\b|else\b)[A-Za-z_][^;{}()=]*[\s&*>]"
+    )
+    return bool(re.search(rf"{before}\b{name}\s*\([^;{{}}]*\)[^;{{}}]*\{{", code, re.MULTILINE))
 
 
-def _whole(language: str, sign: Signature, code: str) -> str:
-    """A unit from an answer that has the whole function, perhaps without the imports and types of the prompt."""
+def _wholes(language: str, sign: Signature, code: str) -> list[str]:
+    """Units from an answer that has the whole function, perhaps without the imports and types of the prompt."""
     lines = {line.strip() for line in code.split("\n")}
     kept = [line for line in sign.before.split("\n") if not line.lstrip().startswith(("//", "///"))]
     missing = "\n".join(line for line in kept if line.strip() and line.strip() not in lines)
@@ -146,23 +158,66 @@ def _whole(language: str, sign: Signature, code: str) -> str:
         types = re.findall(r"^(?:union|struct|class) (\w+)", before, re.MULTILINE)
         repeats = any(re.search(rf"\b(?:union|struct|class) {name}\s*\{{", code) for name in types)
         # Models write for programs that are in the namespace std.
-        return f"{includes if repeats else before}\nusing namespace std;\n{code}\n"
+        return [f"{includes if repeats else before}\nusing namespace std;\n{code}\n"]
     if language == "php":
-        return code if code.lstrip().startswith("<?") else f"<?php\n{code}\n"
+        return [code if code.lstrip().startswith("<?") else f"<?php\n{code}\n"]
     if language in ("js", "ts"):
-        return re.sub(r"^export\s+(?:default\s+)?", "", code, flags=re.MULTILINE) + "\n"
+        return [re.sub(r"^export\s+(?:default\s+)?", "", code, flags=re.MULTILINE) + "\n"]
     if language == "go":
         if re.search(r"^package \w+", code, re.MULTILINE):
-            return code + "\n"
-        return f"{missing}\n{code}\n" if not re.search(r"^import\b", code, re.MULTILINE) else f"package p\n{code}\n"
+            return [code + "\n"]
+        return [f"{missing}\n{code}\n" if not re.search(r"^import\b", code, re.MULTILINE) else f"package p\n{code}\n"]
     if language == "rs":
-        return f"{missing}\n{code}\n"
-    imports = "\n".join(line for line in kept if line.startswith(("import ", "using ")) and line.strip() not in lines)
-    code = re.sub(r"\bpublic\s+((?:static\s+|final\s+)*class)\b", r"\1", code)
-    if not re.search(r"\bclass\s+Problem\b", code):
-        named = re.search(r"^\s*(?:static |final |abstract )*class\s+(\w+)", code, re.MULTILINE)
-        if named is not None and code.find(sign.name) > named.start():
-            code = re.sub(rf"\b{named[1]}\b", "Problem", code)
-        else:
-            code = f"class Problem {{\n{code}\n}}"
-    return f"{imports}\n{code}\n"
+        # It may import the same under another spelling, which Rust refuses.
+        return [f"{missing}\n{code}\n", f"{code}\n"]
+    return [_unit_with_class(language, sign, code, kept)]
+
+
+def _unit_with_class(language: str, sign: Signature, code: str, before: list[str]) -> str:
+    """Java and C#: the function in a class `Problem`, whatever the answer calls its class, if it has one."""
+    if language == "cs":
+        code = _without_namespaces(code)
+    code = re.sub(r"\bpublic\s+((?:static\s+|final\s+|sealed\s+|abstract\s+)*class)\b", r"\1", code)
+    is_import = re.compile(r"(import|using)\s+[\w.]+(?:\.\*)?(?:\s*=[^;]*)?\s*;|(import|using)\s+static\s[^;]*;")
+    own = [line.strip() for line in code.split("\n") if is_import.match(line.strip())]
+    rest = "\n".join(line for line in code.split("\n") if not is_import.match(line.strip()))
+    rest = re.sub(r"^\s*package\s[\w.]+;", "", rest, flags=re.MULTILINE)
+    imports = [line for line in before if line.startswith(("import ", "using ")) and line.strip() not in own]
+    name = _enclosing_class(rest, sign.name)
+    if name is None:
+        # Inside another class, those of Java are tied to its objects unless they are static.
+        classes = r"^(\s*)((?:abstract\s+|final\s+)*class\s)"
+        rest = re.sub(classes, r"\1static \2", rest, flags=re.MULTILINE) if language == "java" else rest
+        rest = f"class Problem {{\n{rest}\n}}"
+    elif name != "Problem":
+        rest = re.sub(rf"\b{name}\b", "Problem", rest)
+    return "\n".join([*imports, *own, rest]) + "\n"
+
+
+def _enclosing_class(code: str, function: str) -> str | None:
+    """The outermost class around the definition of a static function."""
+    place = re.search(rf"\bstatic\s[^;{{}}()=]*\b{re.escape(function)}\s*\(", code)
+    if place is None:
+        return None
+    for found in re.finditer(r"\b(?:class|struct)\s+(\w+)", code[: place.start()]):
+        if _closing(code, code.find("{", found.end())) > place.start():
+            return found[1]
+    return None
+
+
+def _closing(code: str, opening: int) -> int:
+    """Where the bracket at `opening` is closed; the end of the code, if it is not."""
+    depth = 0
+    for place in range(opening, len(code)):
+        depth += (code[place] == "{") - (code[place] == "}")
+        if depth == 0:
+            return place
+    return len(code)
+
+
+def _without_namespaces(code: str) -> str:
+    code = re.sub(r"^\s*namespace\s+[\w.]+\s*;", "", code, flags=re.MULTILINE)
+    while (found := re.search(r"\bnamespace\s+[\w.]+\s*\{", code)) is not None:
+        end = _closing(code, found.end() - 1)
+        code = code[: found.start()] + code[found.end() : end] + code[end + 1 :]
+    return code

@@ -39,8 +39,8 @@ class Problem:
     def run(self, answer: str, sandbox: Sandbox, limits: Limits) -> Outcome:
         raise NotImplementedError
 
-    def unavailable(self) -> str | None:
-        """Why answers cannot be run on this machine; None if they can."""
+    def unavailable(self, sandbox: Sandbox | None = None) -> str | None:
+        """Why answers cannot be run on this machine; None if they can. With a sandbox, a program is tried in it."""
         return None
 
 

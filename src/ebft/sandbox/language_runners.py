@@ -10,8 +10,9 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ebft.sandbox import bridges
 from ebft.sandbox.bridges import Signature
@@ -27,7 +28,7 @@ from ebft.sandbox.isolated_tests import (
     run_isolated_tests,
 )
 from ebft.sandbox.isolation import Sandbox
-from ebft.sandbox.languages import JAVATUPLES, locate, typescript
+from ebft.sandbox.languages import JAVATUPLES, locate, php_extensions, typescript
 from ebft.sandbox.monitor import Ending
 
 COMPILING = Limits(
@@ -41,12 +42,25 @@ class CompileFailure(Exception):
         self.outcome = outcome
 
 
-def run_program(language: str, sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits) -> Outcome:
-    """Whether `code`, a whole program unit that defines `sign.name`, passes its tests."""
+def run_program(
+    language: str, sign: Signature, codes: Sequence[str], tests: str, sandbox: Sandbox, limits: Limits
+) -> Outcome:
+    """Whether an answer passes its tests.
+
+    Args:
+        codes: interpretations of the answer, best first, each a whole program unit that defines `sign.name`. The first
+            that compiles is run.
+    """
     try:
-        return _RUNNERS[language](sign, code, tests, sandbox, limits)
-    except CompileFailure as failure:
-        return failure.outcome
+        if language in _PARSED_INSIDE:
+            return _PARSED_INSIDE[language](sign, codes, tests, sandbox, limits)
+        first: Outcome | None = None
+        for code in codes:
+            try:
+                return _COMPILED[language](sign, code, tests, sandbox, limits)
+            except CompileFailure as failure:
+                first = first or failure.outcome
+        return first or Outcome(ERROR, "there is nothing to compile")
     except bridges.NoSignature as error:
         return Outcome(ERROR, str(error))
 
@@ -54,13 +68,16 @@ def run_program(language: str, sign: Signature, code: str, tests: str, sandbox: 
 def _compile(sandbox: Sandbox, script: str, files: dict[str, str | bytes], *programs: str) -> bytes:
     """What a shell script in a box with these files writes to its standard output."""
     folders: tuple[str, ...] = ()
+    places: list[str] = []
     for program in programs:
-        folders += locate(program)[1]
+        found, needed = locate(program)
+        folders += needed
+        places += [str(Path(found).parent)] if needed else []
     contents = {
         name: content if isinstance(content, bytes) else content.encode("utf-8", "replace")
         for name, content in files.items()
     }
-    path = ":".join([*(f"{folder}/bin" for folder in folders), "/usr/local/bin", "/usr/bin", "/bin"])
+    path = ":".join([*places, "/usr/local/bin", "/usr/bin", "/bin"])
     finished = sandbox.run(["sh", "-ec", script], contents, COMPILING, folders, {"PATH": path})
     if finished.ending == Ending.TIMEOUT:
         raise CompileFailure(Outcome(FAILED, f"compiling was not finished after {COMPILING.seconds:g} s"))
@@ -192,7 +209,7 @@ def _cs(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits
     return _outcome(secret, finished, limits)
 
 
-def _js(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits) -> Outcome:
+def _js(sign: Signature, codes: Sequence[str], tests: str, sandbox: Sandbox, limits: Limits) -> Outcome:
     node, folders = locate("node")
     # Node reserves address space by the gigabyte; its heap has a limit of its own.
     start = (node, f"--max-old-space-size={max(32, limits.memory_mib // 2)}", "--stack-size=3900")
@@ -200,9 +217,13 @@ def _js(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits
     return run_isolated_tests(
         sandbox,
         IsolatedProcess((*start, f"{sandbox.scripts}/driver.js"), {"tests": tests, "name": sign.name}, folders),
-        IsolatedProcess((*start, f"{sandbox.scripts}/candidate.js"), {"source": code, "name": sign.name}, folders),
+        IsolatedProcess((*start, f"{sandbox.scripts}/candidate.js"), {"sources": codes, "name": sign.name}, folders),
         limits,
     )
+
+
+# What Node's modules have, for programs that use it; the tests declare `require` for themselves.
+NODE_TYPES = "declare var require: any;\ndeclare var module: any;\ndeclare var exports: any;\n"
 
 
 def _ts(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits) -> Outcome:
@@ -212,37 +233,44 @@ def _ts(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits
         whole = f"{code}\n{tests}\nexport {{}};\n"
         script = (
             "case $(tsc --version) in *' '[1-5].*) more='';; *) more='--ignoreConfig';; esac; "
-            "tsc --target esnext --module commonjs --strict false --skipLibCheck $more --outDir out program.ts "
-            "whole.ts >&2; cat out/program.js"
+            "tsc --target esnext --module commonjs --strict false --skipLibCheck $more --outDir out node.d.ts "
+            "program.ts whole.ts >&2; cat out/program.js"
         )
-        emitted = _compile(sandbox, script, {"program.ts": code, "whole.ts": whole}, "tsc", "node")
+        files: dict[str, str | bytes] = {"program.ts": code, "whole.ts": whole, "node.d.ts": NODE_TYPES}
+        emitted = _compile(sandbox, script, files, "tsc", "node")
     else:
         script = (
             'node -e \'process.stdout.write(require("module").stripTypeScriptTypes('
             'require("fs").readFileSync("program.ts", "utf8"), {mode: "transform"}))\''
         )
         emitted = _compile(sandbox, script, {"program.ts": code}, "node")
-    return _js(sign, emitted.decode("utf-8", "replace"), tests_js, sandbox, limits)
+    return _js(sign, [emitted.decode("utf-8", "replace")], tests_js, sandbox, limits)
 
 
-def _php(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits) -> Outcome:
+def _php(sign: Signature, codes: Sequence[str], tests: str, sandbox: Sandbox, limits: Limits) -> Outcome:
     php, folders = locate("php")
     start = (php, "-n", "-d", f"memory_limit={max(32, limits.memory_mib // 2)}M", "-d", "display_errors=0")
+    # No php.ini (-n): what it loads and allows is the machine's. Debian has even ctype in a file of its own.
+    loads = tuple(part for name in php_extensions() for part in ("-d", f"extension={name}"))
     return run_isolated_tests(
         sandbox,
         IsolatedProcess((*start, f"{sandbox.scripts}/driver.php"), {"tests": tests, "name": sign.name}, folders),
-        IsolatedProcess((*start, f"{sandbox.scripts}/candidate.php"), {"source": code, "name": sign.name}, folders),
+        IsolatedProcess(
+            (*start, *loads, f"{sandbox.scripts}/candidate.php"), {"sources": codes, "name": sign.name}, folders
+        ),
         limits,
     )
 
 
-_RUNNERS: dict[str, Callable[[Signature, str, str, Sandbox, Limits], Outcome]] = {
+_COMPILED: dict[str, Callable[[Signature, str, str, Sandbox, Limits], Outcome]] = {
     "cpp": _cpp,
     "rs": _rs,
     "go": _go,
     "java": _java,
     "cs": _cs,
-    "js": _js,
     "ts": _ts,
+}
+_PARSED_INSIDE: dict[str, Callable[[Signature, Sequence[str], str, Sandbox, Limits], Outcome]] = {
+    "js": _js,
     "php": _php,
 }

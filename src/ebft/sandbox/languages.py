@@ -84,6 +84,21 @@ LANGUAGES = {
 }
 
 
+# Extensions of PHP that only compute: what official builds have inside, and some distributions in files of their own.
+PHP_EXTENSIONS = ("ctype", "mbstring", "iconv", "bcmath", "gmp", "calendar", "tokenizer")
+
+
+@cache
+def php_extensions() -> tuple[str, ...]:
+    """Those of PHP_EXTENSIONS that are installed as files. Without php.ini, PHP has to be told to load them."""
+    said = _first_line(
+        ("php", "-n", "-r", 'echo ini_get("extension_dir"), " ", implode(",", get_loaded_extensions());')
+    )
+    folder, _, inside = said.rpartition(" ")
+    built_in = inside.lower().split(",")
+    return tuple(n for n in PHP_EXTENSIONS if n not in built_in and Path(folder, f"{n}.so").is_file())
+
+
 @cache
 def typescript() -> str | None:
     """How TypeScript becomes JavaScript here: `tsc`, or `node` itself where it strips types (22.13 and newer)."""
@@ -106,4 +121,7 @@ def locate(program: str) -> tuple[str, tuple[str, ...]]:
     real = os.path.realpath(found)
     if real.startswith(("/usr/", "/bin/", "/lib/")):
         return found if found.startswith(("/usr/", "/bin/")) else real, ()
+    parts = Path(real).parts
+    if "node_modules" in parts:  # in a project's folder, packages find each other side by side
+        return real, (str(Path(*parts[: parts.index("node_modules") + 1])),)
     return real, (str(Path(real).parent.parent),)

@@ -26,6 +26,8 @@ class PythonTests:
         names: what the tests call; `classes` are those of which the tests make objects.
         modules: of the standard library, that the tests use without importing them.
         prompt: source whose definitions the tests may use, as the problem gives them.
+        sanitize: of an answer that does not compile take the longest part that does, and of what follows the functions
+            that the tests call only what they need.
         check: hand the program's function of this name to the tests' function `check`.
     """
 
@@ -37,6 +39,7 @@ class PythonTests:
     modules: tuple[str, ...] = ()
     prompt: str = ""
     check: str = ""
+    sanitize: bool = False
 
 
 def run_python(sandbox: Sandbox, tests: PythonTests, limits: Limits) -> Outcome:
@@ -44,7 +47,12 @@ def run_python(sandbox: Sandbox, tests: PythonTests, limits: Limits) -> Outcome:
     start = (interpreter, "-I", "-S", "-B", "-X", "utf8")
     # numpy's threads each want address space, and would only wait for each other.
     environment = (("OPENBLAS_NUM_THREADS", "1"), ("OMP_NUM_THREADS", "1"))
-    program = {"variants": tests.variants, "names": [*tests.names, *tests.classes], "packages": packages}
+    program = {
+        "variants": tests.variants,
+        "names": [*tests.names, *tests.classes],
+        "sanitize": tests.sanitize,
+        "packages": packages,
+    }
     driver = {
         "prompt": tests.prompt,
         "setup": tests.setup,

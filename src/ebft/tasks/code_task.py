@@ -35,11 +35,6 @@ def code_sets(task: str, options: EvalOptions) -> list[ProblemSet]:
     else:
         source = {"humaneval": options.humaneval, "mbpp": options.mbpp}[task]
         sets = [_set(task, source, None, options, sandbox)]
-    if any(problems.skipped is None for problems in sets):
-        try:  # before hours of generation, not after
-            sandbox.check()
-        except SandboxError as error:
-            raise ConfigError(str(error)) from None
     return sets
 
 
@@ -63,21 +58,29 @@ def _set(task: str, source: str, language: str | None, options: EvalOptions, san
     problems = problems[: options.limit]
     if not problems:
         raise DataError(f"{source}: no problems" + ("" if language is None else f" in {language}"))
+    skipped = problems[0].unavailable()
+    if skipped is None:
+        try:  # before hours of generation, not after
+            sandbox.check()
+        except SandboxError as error:
+            raise ConfigError(str(error)) from None
+        skipped = problems[0].unavailable(sandbox)
     chat = options.prompt_style == "chat"
 
-    def score(texts: list[list[str]], file: Path) -> Scored:
+    def score(texts: list[list[str]], file: Path, finishes: list[list[str]]) -> Scored:
         """Writes `<file>.scores.json`, as `ebft score` would, and the outcome of every program beside it."""
         samples = [
-            Sample(problem, number, text)
-            for problem, of_problem in zip(problems, texts, strict=True)
-            for number, text in enumerate(of_problem)
+            Sample(problem, number, text, finish)
+            for problem, of_problem, ends in zip(problems, texts, finishes, strict=True)
+            for number, (text, finish) in enumerate(zip(of_problem, ends, strict=True))
         ]
         output = file.with_suffix(".scores.json")
         ks = [k for k in K if k <= len(texts[0])]
         found = score_samples(problems, samples, sandbox, outcomes_file_of(output), ks, options.workers)
         found["settings"] = {"problems": source, "samples": str(file), "language": language, **found["settings"]}
         write_results(output, {"task": task, **found})
-        return {name: found[name] for name in ("metrics", "counts", "statuses", "notes", "versions")}
+        kept = ("metrics", "counts", "statuses", "answers", "example", "notes", "versions")
+        return {name: found[name] for name in kept if name in found}
 
     return ProblemSet(
         task if language is None else f"{task}-{language}",
@@ -86,5 +89,5 @@ def _set(task: str, source: str, language: str | None, options: EvalOptions, san
         () if chat else tuple(dict.fromkeys(stop for problem in problems for stop in problem.stop_strings)),
         MAX_NEW_TOKENS,
         score,
-        problems[0].unavailable(),
+        skipped,
     )

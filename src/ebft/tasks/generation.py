@@ -9,6 +9,11 @@ way.
 Nothing runs past the model's context: a prompt that leaves no room is an error, or with `too_long="truncate"` loses
 its beginning, which the completion says (`prompt_truncated`); a completion that the context ended before
 `max_new_tokens` could says so as well (`finish`).
+
+A raw prompt that ends in whitespace is tokenized without it. Tokenizers that merge a line break with the indentation
+after it (those of GPT-2, StarCoder, SmolLM2 and others) would otherwise have cut in the middle of the next natural
+token, which the model can then no longer produce. The whitespace is put back afterwards: a completion continues the
+prompt as it was given (`Fitted.restore`).
 """
 
 from __future__ import annotations
@@ -38,7 +43,8 @@ class GenerationSettings:
         top_p: sample from the smallest set of tokens with this probability; None: from all.
         samples: completions per prompt.
         stop: a completion ends before the first of these strings.
-        prompt_style: "raw" gives the prompt as it is; "chat" makes it a user's turn of the tokenizer's template.
+        prompt_style: "raw" gives the prompt as it is, but for whitespace at its end, which the model writes itself
+            and which is not part of the completion; "chat" makes it a user's turn of the tokenizer's template.
         system_prompt: what a chat begins with, if anything.
         seed: of all samples.
         too_long: what to do with a prompt that leaves no room in the model's context.
@@ -105,11 +111,12 @@ class Generator(ABC):
 
     def fit(self, prompt: str, key: str, settings: GenerationSettings) -> Fitted:
         """The prompt's tokens, cut if they must and may be, and the room they leave for a completion."""
-        tokens = tokenize(prompt, self.tokenizer, settings)
+        whitespace = trailing_whitespace(prompt) if settings.prompt_style == "raw" else ""
+        tokens = tokenize(prompt.removesuffix(whitespace), self.tokenizer, settings)
         if not tokens:
             raise ConfigError(f"the prompt of {key} is empty; give the model at least one token")
         if self.context is None:
-            return Fitted(tokens, settings.max_new_tokens, False)
+            return Fitted(tokens, settings.max_new_tokens, False, whitespace)
         too_long = len(tokens) >= self.context
         if too_long and settings.too_long == "error":
             raise ConfigError(
@@ -118,7 +125,7 @@ class Generator(ABC):
             )
         if too_long:  # leave the room that was asked for, up to half of the context
             tokens = tokens[-max(1, self.context - min(settings.max_new_tokens, self.context // 2)) :]
-        return Fitted(tokens, min(settings.max_new_tokens, self.context - len(tokens)), too_long)
+        return Fitted(tokens, min(settings.max_new_tokens, self.context - len(tokens)), too_long, whitespace)
 
     def fit_all(
         self,
@@ -137,6 +144,24 @@ class Fitted(NamedTuple):
     tokens: list[int]
     room: int
     truncated: bool
+    whitespace: str = ""  # what the prompt ended in, and the tokens do not
+
+    def restore(self, text: str) -> str:
+        """The completion of the prompt as it was given, from what the model wrote after its tokens.
+
+        The model writes the prompt's whitespace itself, and it is taken off. A model that continues otherwise has its
+        text kept whole: after the prompt's whitespace, a line of its own means what it meant.
+        """
+        return text.removeprefix(self.whitespace)
+
+    def cut(self, text: str, stop: Sequence[str]) -> str | None:
+        """`restore`, and then the part before the first stop string; None if there is none.
+
+        Stop strings count from where the completion begins: a line break that belongs to the prompt ends nothing.
+        """
+        if len(text) < len(self.whitespace) and self.whitespace.startswith(text):
+            return None  # it may still become the prompt's whitespace
+        return cut_at_stop(self.restore(text), stop)
 
 
 class TransformersGenerator(Generator):
@@ -189,7 +214,7 @@ class TransformersGenerator(Generator):
             of_prompt, sample = torch.tensor(seeds).unbind(1)
             uniform = uniforms(of_prompt, sample[:, None], 1, room)[:, 0, 0]
             choosing = [_Sampling(uniform.to(device), longest, settings)]
-        stopping = _Stopping(self.tokenizer, settings.stop, [room] * len(prompts), longest)
+        stopping = _Stopping(self.tokenizer, settings.stop, prompts, longest)
         # Defaults of the model's own (a repetition penalty, a temperature) must not slip in, hence bare ones.
         own_settings, base.generation_config = base.generation_config, GenerationConfig()
         try:
@@ -219,9 +244,10 @@ class TransformersGenerator(Generator):
     def _read(self, prompt: Fitted, tokens: list[int], settings: GenerationSettings) -> Completion:
         ends = [place for place, token in enumerate(tokens) if token in self.end_token_ids]
         text = continuation(self.tokenizer, prompt.tokens, tokens[: ends[0]] if ends else tokens)
-        cut = cut_at_stop(text, settings.stop)
+        cut = prompt.cut(text, settings.stop)
         if cut is not None:
             return Completion(cut, "stop", len(tokens), prompt.truncated)
+        text = prompt.restore(text)
         if ends:
             return Completion(text, "end", ends[0] + 1, prompt.truncated)
         finish = "length" if prompt.room == settings.max_new_tokens else "context"
@@ -245,18 +271,27 @@ class _Sampling(LogitsProcessor):
 class _Stopping(StoppingCriteria):
     """Ends rows that have shown a stop string, and keeps their `lengths`. The text itself is cut afterwards."""
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str], lengths: list[int], prompt_length: int) -> None:
-        self.tokenizer, self.stop, self.lengths, self.prompt_length = tokenizer, stop, lengths, prompt_length
+    def __init__(self, tokenizer: Any, stop: Sequence[str], prompts: Sequence[Fitted], prompt_length: int) -> None:
+        self.tokenizer, self.stop, self.prompts, self.prompt_length = tokenizer, stop, prompts, prompt_length
+        self.lengths = [prompt.room for prompt in prompts]
         # A token holds at least a byte, but for special ones: looking back so far finds every stop string.
         self.look_back = 8 + max((len(s.encode()) for s in stop), default=0)
-        self.done = torch.zeros(len(lengths), dtype=torch.bool)
+        # Until here, what is looked at may begin with the whitespace of a prompt.
+        self.start = self.look_back + 8 + max(len(prompt.whitespace.encode()) for prompt in prompts)
+        self.done = torch.zeros(len(prompts), dtype=torch.bool)
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         generated = input_ids.shape[1] - self.prompt_length
         if self.stop:
-            tails = input_ids[:, max(self.prompt_length, input_ids.shape[1] - self.look_back) :].tolist()
-            for row, tail in enumerate(tails):
-                if not self.done[row] and cut_at_stop(_decode(self.tokenizer, tail), self.stop) is not None:
+            tails = input_ids[:, -generated if generated <= self.start else -self.look_back :].tolist()
+            for row, (prompt, tail) in enumerate(zip(self.prompts, tails, strict=True)):
+                if self.done[row]:
+                    continue
+                if generated <= self.start:
+                    cut = prompt.cut(continuation(self.tokenizer, prompt.tokens, tail), self.stop)
+                else:
+                    cut = cut_at_stop(_decode(self.tokenizer, tail), self.stop)
+                if cut is not None:
                     self.done[row], self.lengths[row] = True, generated
         return self.done.to(input_ids.device)
 
@@ -268,6 +303,11 @@ def tokenize(prompt: str, tokenizer: Any, settings: GenerationSettings) -> list[
         # Some tokenizers end every text by themselves, after which a model has nothing to say.
         return tokens[:-1] if len(tokens) > 1 and tokens[-1] == tokenizer.eos_token_id else tokens
     return tokenizer(chat_text(prompt, tokenizer, settings.system_prompt), add_special_tokens=False)["input_ids"]
+
+
+def trailing_whitespace(prompt: str) -> str:
+    """What a raw prompt is tokenized without; nothing, if it is all there is."""
+    return prompt[len(prompt.rstrip()) :] if prompt.strip() else ""
 
 
 def chat_text(prompt: str, tokenizer: Any, system_prompt: str | None = None) -> str:

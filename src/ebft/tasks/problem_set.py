@@ -19,7 +19,7 @@ class ProblemSet:
         prompts: a prompt for each problem.
         stop: strings that end a completion.
         max_new_tokens: the default for its completions.
-        score: from the completions of each problem and the file they are in to metrics.
+        score: from the completions of each problem, the file they are in and how each ended to metrics.
         skipped: why its answers cannot be scored on this machine; None if they can.
     """
 
@@ -28,5 +28,14 @@ class ProblemSet:
     prompts: Sequence[str]
     stop: tuple[str, ...]
     max_new_tokens: int
-    score: Callable[[list[list[str]], Path], Scored]
+    score: Callable[[list[list[str]], Path, list[list[str]]], Scored]
     skipped: str | None = None
+
+    def prompt_format(self, style: str) -> dict[str, str]:
+        """What else than settings and prompts the completions depend on, to be kept apart from those of old versions.
+
+        Whitespace at the end of raw prompts used to be tokenized with them.
+        """
+        if style == "raw" and any(prompt != prompt.rstrip() for prompt in self.prompts):
+            return {"trailing_whitespace": "written by the model"}
+        return {}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.config.evaluation import EvalOptions
+from ebft.tasks.answer_counts import is_empty, note_on_empty, why_zero
 from ebft.tasks.calibration_task import run_calibration
 from ebft.tasks.generation import GenerationSettings
 from ebft.tasks.problem_set import ProblemSet, Scored
@@ -39,20 +40,39 @@ def run_set(problems: ProblemSet, options: EvalOptions, subject: Subject, folder
     for decoding, settings in _decodings(problems, options).items():
         rows = completions(problems, f"{problems.name}.{decoding}", settings, options, subject, folder)
         texts = [[""] * settings.samples for _ in problems.keys]
+        finishes = [[""] * settings.samples for _ in problems.keys]
         place_of = {key: place for place, key in enumerate(problems.keys)}
         for row in rows:
             texts[place_of[row["task_id"]]][row["sample"]] = row["completion"]
-        scored = problems.score(texts, folder / f"{problems.name}.{decoding}.jsonl")
+            finishes[place_of[row["task_id"]]][row["sample"]] = row["finish"]
+        scored = problems.score(texts, folder / f"{problems.name}.{decoding}.jsonl", finishes)
         metrics = scored.pop("metrics")
         prefix = "greedy_" if decoding == "greedy" else ""
         result["metrics"] |= {f"{prefix}{name}": value for name, value in metrics.items()}
-        result["notes"] += [f"{decoding}: {note}" for note in scored.pop("notes", ())]
+        notes = scored.pop("notes", [])
+        summary = _summary(rows)
+        if metrics and not any(entry["value"] for entry in metrics.values()) and "example" not in scored:
+            scored["example"] = _example(rows, problems)
+            notes = [*notes, why_zero(_kinds(summary), len(rows), scored["example"])]
+        result["notes"] += [f"{problems.name}, {decoding}: {note}" for note in notes]
         result[decoding] = scored
-        result["generations"][decoding] = {**asdict(settings), **_summary(rows)}
+        result["generations"][decoding] = {**asdict(settings), **summary}
         for name, text in _WORTH_A_NOTE.items():
-            if number := result["generations"][decoding][name]:
+            if number := summary[name]:
                 result["notes"].append(f"{problems.name}, {decoding}: {number} {text}")
+        if note := note_on_empty(summary["empty"], len(rows)):
+            result["notes"].append(f"{problems.name}, {decoding}: {note}")
     return result
+
+
+def _kinds(summary: dict[str, Any]) -> dict[str, int]:
+    return {"empty": summary["empty"], "cut_off": summary["cut_at_max_new_tokens"] + summary["cut_at_context_end"]}
+
+
+def _example(rows: Sequence[dict[str, Any]], problems: ProblemSet) -> dict[str, Any]:
+    row = next((row for row in rows if is_empty(row["completion"])), rows[0])
+    prompt = problems.prompts[list(problems.keys).index(row["task_id"])]
+    return {"task_id": row["task_id"], "prompt": prompt, "completion": row["completion"], "finish": row["finish"]}
 
 
 def _decodings(problems: ProblemSet, options: EvalOptions) -> dict[str, GenerationSettings]:
@@ -81,6 +101,7 @@ def completions(
         "model": subject.identity,
         "backend": options.backend,
         "problems": fingerprint([problems.keys, problems.prompts]),
+        **problems.prompt_format(settings.prompt_style),
     }
     records = ResumableRecords(folder, name, made_with, options.overwrite)
     place_of = {key: place for place, key in enumerate(problems.keys)}
@@ -119,6 +140,7 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "mean_tokens": sum(row["tokens"] for row in rows) / max(len(rows), 1),
         "cut_at_max_new_tokens": finishes.count("length"),
         "cut_at_context_end": finishes.count("context"),
+        "empty": sum(is_empty(row["completion"]) for row in rows),
         "prompts_truncated": len({row["task_id"] for row in rows if row["prompt_truncated"]}),
     }
 

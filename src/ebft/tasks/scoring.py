@@ -25,15 +25,17 @@ from ebft.problems.problem import Attempt, Problem, run_many
 from ebft.runtime.files import write_jsonl, write_text
 from ebft.sandbox.bubblewrap import bubblewrap_version
 from ebft.sandbox.command import Limits
-from ebft.sandbox.isolated_tests import ERROR, PASSED, SKIPPED, STATUSES, Outcome
+from ebft.sandbox.isolated_tests import ERROR, FAILED, PASSED, SKIPPED, STATUSES, Outcome
 from ebft.sandbox.isolation import Sandbox
 from ebft.sandbox.languages import LANGUAGES
+from ebft.tasks.answer_counts import CUT_OFF, is_empty, why_zero
 from ebft.tasks.pass_at_k import summarise
 
 logger = logging.getLogger(__name__)
 
 TIMEOUT, MEMORY_MIB = 10.0, 1024
 K = (1, 4, 16)
+READING = 2  # one more whenever answers are read or run in another way, so that outcomes of before are not kept
 
 Row = dict[str, Any]
 
@@ -43,6 +45,7 @@ class Sample:
     problem: Problem
     number: int  # counts the samples of one problem
     completion: str
+    finish: str = ""  # how its generation ended, where that is known
 
 
 def program_limits(timeout: float, memory_mib: int) -> Limits:
@@ -74,8 +77,10 @@ def score_samples(
     started = time.monotonic()
     workers = available_cores() if workers is None else workers
     skipped = {p.language: reason for p in problems if (reason := p.unavailable()) is not None}
-    if any(sample.problem.language not in skipped for sample in samples):
+    attempted = {s.problem.language: s.problem for s in samples if s.problem.language not in skipped}
+    if attempted:
         sandbox.check()
+    skipped |= {name: why for name, problem in attempted.items() if (why := problem.unavailable(sandbox)) is not None}
     rows = _run(samples, skipped, sandbox, workers, outcomes_file)
     results = _results(problems, samples, rows, ks, skipped)
     results["settings"] = {
@@ -156,8 +161,8 @@ def _row(sample: Sample, key: str, outcome: Outcome) -> Row:
 
 
 def _key(sample: Sample, sandbox: Sandbox, versions: dict[str, str]) -> str:
-    """Equal for two runs only if problem, completion, limits and toolchain are equal."""
-    content = [repr(sample.problem), sample.completion, asdict(sandbox.limits), sandbox.unsafe, versions]
+    """Equal for two runs only if problem, completion, limits, toolchain and our own reading of answers are equal."""
+    content = [repr(sample.problem), sample.completion, asdict(sandbox.limits), sandbox.unsafe, versions, READING]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode("ascii")).hexdigest()[:32]
 
 
@@ -203,6 +208,7 @@ def _results(
     statuses = Counter(row["status"] for row in rows)
     if statuses[ERROR]:
         notes.append(f"{statuses[ERROR]} samples ended in an error of the harness and count as not passed")
+    answers = _answers(samples, rows)
     results: dict[str, Any] = {
         **{name: found["value"] for name, found in metrics.items()},  # short, as other tools print them
         "metrics": metrics,
@@ -214,16 +220,51 @@ def _results(
             "samples_passed": statuses[PASSED],
         },
         "statuses": {status: statuses[status] for status in STATUSES},
+        "answers": answers,
         "problems_without_samples": without,
         "skipped_languages": skipped,
         "notes": notes,
     }
+    ran = len(rows) - statuses[SKIPPED]
+    if ran and not statuses[PASSED]:
+        results["example"] = _example(samples, rows, answers)
+        notes.append(why_zero(answers, ran, results["example"]))
     if len(languages) > 1:
         results["by_language"] = {
             language: summarise([(n, c) for (spoken, _), (n, c) in counts.items() if spoken == language], ks)[0]
             for language in languages
         }
     return results
+
+
+def _answers(samples: Sequence[Sample], rows: Sequence[Row]) -> dict[str, int]:
+    """How many of the answers that were run are empty, were cut off, or are no programs (and not empty)."""
+    ran = [(sample, row) for sample, row in zip(samples, rows, strict=True) if row["status"] != SKIPPED]
+    return {
+        "empty": sum(is_empty(sample.completion) for sample, _ in ran),
+        "cut_off": sum(sample.finish in CUT_OFF for sample, _ in ran),
+        "with_syntax_errors": sum(_kind(sample, row) == "with_syntax_errors" for sample, row in ran),
+    }
+
+
+# How the messages of programs that never ran begin, in all languages.
+_NO_PROGRAM = ("does not compile", "SyntaxError", "IndentationError", "TabError", "syntax error", "Unclosed '")
+
+
+def _kind(sample: Sample, row: Row) -> str:
+    if is_empty(sample.completion):
+        return "empty"
+    no_program = row["status"] == FAILED and row["message"].startswith(_NO_PROGRAM)
+    return "with_syntax_errors" if no_program else "other"
+
+
+def _example(samples: Sequence[Sample], rows: Sequence[Row], answers: dict[str, int]) -> dict[str, Any]:
+    """One answer of the kind that there is most of."""
+    common = "empty" if answers["empty"] >= answers["with_syntax_errors"] else "with_syntax_errors"
+    ran = [(sample, row) for sample, row in zip(samples, rows, strict=True) if row["status"] != SKIPPED]
+    sample, row = next((pair for pair in ran if _kind(*pair) == common), ran[0])
+    found = {"task_id": sample.problem.task_id, "language": sample.problem.language, "prompt": sample.problem.prompt()}
+    return found | {"completion": sample.completion, "status": row["status"], "message": row["message"]}
 
 
 def ebft_version() -> str:

@@ -32,7 +32,7 @@ def translation_set(options: EvalOptions) -> ProblemSet:
         comet_python=options.comet_python,
     )
 
-    def score(texts: list[list[str]], file: Path) -> Scored:
+    def score(texts: list[list[str]], file: Path, finishes: list[list[str]]) -> Scored:
         found = score_translations(pairs, texts, scoring)
         write_jsonl(file.with_name(f"{file.stem}.scores.jsonl"), found.pop("sentences"))
         return found

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ebft.errors import ConfigError
-from ebft.tasks.generation import Completion, GenerationSettings, Generator, prompt_seed
+from ebft.tasks.generation import Completion, Fitted, GenerationSettings, Generator, prompt_seed
 
 REQUESTS_AT_ONCE = 1024  # vLLM batches by itself; this is how often finished completions reach the disk
 
@@ -57,29 +57,60 @@ class VLLMGenerator(Generator):
         fitted, order = self.fit_all(prompts, settings, wanted, keys)
         for start in range(0, len(order), REQUESTS_AT_ONCE):
             batch = order[start : start + REQUESTS_AT_ONCE]
-            parameters = [
-                self.vllm.SamplingParams(
-                    temperature=settings.temperature,
-                    top_p=settings.top_p if settings.top_p is not None else 1.0,
-                    max_tokens=fitted[place].room,
-                    stop=list(settings.stop) or None,
-                    stop_token_ids=self.end_token_ids or None,
-                    seed=(prompt_seed(settings.seed, keys[place]) + sample) % 2**63,
-                )
-                for place, sample in batch
+            outputs = self._ask(batch, fitted, settings, keys, settings.stop)
+            # vLLM does not know that a line break may belong to the prompt. Such answers are made again, the same
+            # ones by their seeds, without stop strings, and cut here.
+            early = [
+                pair
+                for pair, made in zip(batch, outputs, strict=True)
+                if isinstance(made.stop_reason, str) and _before_the_start(fitted[pair[0]].whitespace, made.text)
             ]
-            outputs = self.engine.generate(
-                [{"prompt_token_ids": fitted[place].tokens} for place, _ in batch],
-                parameters,
-                use_tqdm=False,
-                lora_request=self.adapter,
+            again = dict(zip(early, self._ask(early, fitted, settings, keys, ()) if early else (), strict=True))
+            yield [
+                (*pair, self._read(fitted[pair[0]], again.get(pair, made), settings))
+                for pair, made in zip(batch, outputs, strict=True)
+            ]
+
+    def _ask(
+        self,
+        batch: Sequence[tuple[int, int]],
+        fitted: dict[int, Fitted],
+        settings: GenerationSettings,
+        keys: Sequence[str],
+        stop: Sequence[str],
+    ) -> list[Any]:
+        parameters = [
+            self.vllm.SamplingParams(
+                temperature=settings.temperature,
+                top_p=settings.top_p if settings.top_p is not None else 1.0,
+                max_tokens=fitted[place].room,
+                stop=list(stop) or None,
+                stop_token_ids=self.end_token_ids or None,
+                seed=(prompt_seed(settings.seed, keys[place]) + sample) % 2**63,
             )
-            found = []
-            for (place, sample), output in zip(batch, outputs, strict=True):
-                made, prompt = output.outputs[0], fitted[place]
-                if made.finish_reason == "length":
-                    finish = "length" if prompt.room == settings.max_new_tokens else "context"
-                else:
-                    finish = "stop" if isinstance(made.stop_reason, str) else "end"
-                found.append((place, sample, Completion(made.text, finish, len(made.token_ids), prompt.truncated)))
-            yield found
+            for place, sample in batch
+        ]
+        outputs = self.engine.generate(
+            [{"prompt_token_ids": fitted[place].tokens} for place, _ in batch],
+            parameters,
+            use_tqdm=False,
+            lora_request=self.adapter,
+        )
+        return [output.outputs[0] for output in outputs]
+
+    @staticmethod
+    def _read(prompt: Fitted, made: Any, settings: GenerationSettings) -> Completion:
+        tokens = len(made.token_ids)
+        cut = prompt.cut(made.text, settings.stop)
+        if cut is not None:
+            return Completion(cut, "stop", tokens, prompt.truncated)
+        if made.finish_reason == "length":
+            finish = "length" if prompt.room == settings.max_new_tokens else "context"
+        else:
+            finish = "stop" if isinstance(made.stop_reason, str) else "end"
+        return Completion(prompt.restore(made.text), finish, tokens, prompt.truncated)
+
+
+def _before_the_start(whitespace: str, text: str) -> bool:
+    """Whether a text that ended at a stop string did so inside the whitespace that its prompt lost."""
+    return len(text) < len(whitespace) and whitespace.startswith(text)

@@ -29,8 +29,18 @@ const describe = (error) => String(error && error.stack ? error.stack.split('\n'
 let called;
 try {
   const exported = { exports: {} };
-  const make = new Function('require', 'module', 'exports',
-    `${job.source}\n;return typeof ${job.name} === 'undefined' ? module.exports.${job.name} : ${job.name};`);
+  let make;
+  let firstError;
+  for (const source of job.sources) {  // the first interpretation of the answer that is JavaScript
+    try {
+      make = new Function('require', 'module', 'exports',
+        `${source}\n;return typeof ${job.name} === 'undefined' ? module.exports.${job.name} : ${job.name};`);
+      break;
+    } catch (error) {
+      firstError = firstError || error;
+    }
+  }
+  if (!make) throw firstError;
   called = make(require, exported, exported.exports);
   send({ value: null });
 } catch (error) {

@@ -21,7 +21,17 @@ function ebft_send($to, $message) {
 }
 
 try {
-    eval('?>' . $ebft_job['source']);
+    $ebft_first = null;
+    foreach ($ebft_job['sources'] as $ebft_source) {  // the first interpretation of the answer that is PHP
+        try {
+            eval('?>' . $ebft_source);
+            $ebft_first = null;
+            break;
+        } catch (ParseError $ebft_error) {
+            $ebft_first = $ebft_first ?? $ebft_error;
+        }
+    }
+    if ($ebft_first !== null) throw $ebft_first;
     ebft_send($ebft_write, ['value' => null]);
 } catch (Throwable $ebft_error) {
     ebft_send($ebft_write, ['error' => $ebft_error->getMessage()]);

@@ -93,29 +93,82 @@ class Server:
         return getattr(target, request["name"])(*arguments, **keywords)
 
 
-def choose(variants: list[list[str]], names: list[str]) -> list[types.CodeType]:
-    """The first interpretation that compiles and defines what the tests call; else the first that compiles."""
+NO_PROGRAM = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
+
+
+def choose(variants: list[list[str]], names: list[str], sanitize: bool = False) -> list[types.CodeType]:
+    """The first interpretation that compiles and defines what the tests call; else the first that compiles.
+
+    With `sanitize`, a text that does not compile stands for its longest part that does, and what follows the functions
+    that the tests call is not run (see `up_to_the_function`).
+    """
     first_error: Exception | None = None
     compiled: list[types.CodeType] | None = None
-    for sources in variants:
-        try:
-            codes = [compile(source, "<program>", "exec", dont_inherit=True) for source in sources]
-            defined = {name for source in sources for name in _defined(source)}
-        except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
-            first_error = first_error or error
-            continue
-        if not names or defined.intersection(names):
-            return codes
-        compiled = compiled or codes
+    for part in (str, longest_part) if sanitize else (str,):
+        for sources in variants:
+            try:
+                trees = [ast.parse(part(source)) for source in sources]
+                if sanitize:
+                    trees = [up_to_the_function(tree, names) for tree in trees]
+                codes = [compile(tree, "<program>", "exec", dont_inherit=True) for tree in trees]
+                defined = {name for tree in trees for name in _defined(tree)}
+            except NO_PROGRAM as error:
+                first_error = first_error or error
+                continue
+            if not names or defined.intersection(names):
+                return codes
+            if part is str:
+                compiled = compiled or codes
     if compiled is None:
         assert first_error is not None
         raise first_error
     return compiled
 
 
-def _defined(source: str) -> set[str]:
+def longest_part(source: str) -> str:
+    """The lines before the one where a text stops being Python: a last function that was cut off falls away."""
+    lines = source.split("\n")
+    while lines:
+        try:
+            compile("\n".join(lines), "<program>", "exec", dont_inherit=True)
+        except SyntaxError as error:
+            # Nothing that has this line can be right: it is where the text is wrong, or where a bracket was opened.
+            del lines[min(len(lines) - 1, (error.lineno or len(lines)) - 1) :]
+        else:
+            break
+    return "\n".join(lines)
+
+
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def up_to_the_function(tree: ast.Module, names: list[str]) -> ast.Module:
+    """As evalplus does: the first definition of what the tests call is the answer.
+
+    Models that do not stop define it again, try it out and begin something else. After it, only imports, definitions
+    and the values that definitions use are kept.
+    """
+    used = {n.id for node in tree.body if isinstance(node, DEFINITIONS) for n in ast.walk(node) if type(n) is ast.Name}
+    open_names, body = set(names), []
+    for node in tree.body:
+        if names and not open_names:
+            if isinstance(node, ast.Assign):
+                targets = {n.id for target in node.targets for n in ast.walk(target) if type(n) is ast.Name}
+                if not targets & (used | set(names)):
+                    continue
+            elif not isinstance(node, (*DEFINITIONS, ast.Import, ast.ImportFrom)):
+                continue
+        if isinstance(node, DEFINITIONS) and node.name in names:
+            if node.name not in open_names:
+                continue
+            open_names.remove(node.name)
+        body.append(node)
+    return ast.Module(body, tree.type_ignores)
+
+
+def _defined(tree: ast.Module) -> set[str]:
     names: set[str] = set()
-    for node in ast.parse(source).body:
+    for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.add(node.name)
         elif isinstance(node, ast.Assign):
@@ -143,7 +196,7 @@ def main() -> None:
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # the module `site` would set them, and costs time
     server.channel.receive()
     try:
-        for code in choose(job["variants"], job["names"]):
+        for code in choose(job["variants"], job["names"], job["sanitize"]):
             exec(code, server.namespace)
     except BaseException as error:
         server.channel.send({"error": [type(error).__name__, str(error)[:500], isinstance(error, Exception)]})
