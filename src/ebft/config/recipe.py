@@ -116,10 +116,11 @@ def check_places(values: dict[str, Any]) -> None:
 
 def known_settings(command: str = "train") -> list[str]:
     """Every name that a recipe of the command may hold, without importing transformers."""
-    return [
-        *_types((ModelConfig, DataConfig, MethodConfig, RunningConfig, *TRAINING[command])),
-        *transformers_settings(),
-    ]
+    return [*_own_types(command), *transformers_settings()]
+
+
+def _own_types(command: str) -> dict[str, Any]:
+    return _types((ModelConfig, DataConfig, MethodConfig, RunningConfig, *TRAINING[command]))
 
 
 @cache

@@ -41,5 +41,7 @@ def json_ready(value: Any) -> Any:
     """What JSON can hold: numbers instead of tensors, nothing instead of NaN and infinity."""
     if isinstance(value, dict):
         return {name: json_ready(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_ready(part) for part in value]
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
