@@ -352,3 +352,8 @@ def test_bf16_and_float32_take_nearly_the_same_steps(tmp_path: Path) -> None:
         gradients.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]))
     assert float(torch.nn.functional.cosine_similarity(*gradients, dim=0)) > 0.98
     assert float(gradients[1].norm() / gradients[0].norm()) == pytest.approx(1, abs=0.1)
+
+
+def test_float16_weights_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"weights are in float16, .*; load it in float32 or bfloat16"):
+        EBFTTrainer(small_model().half(), config(tmp_path), counting_text())

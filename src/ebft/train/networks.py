@@ -27,6 +27,11 @@ class Networks:
         self.model, self.args = model, args
         self.adapted = hasattr(model, "disable_adapter")
         self.sharded = args.sharding is not None
+        if any(parameter.dtype == torch.float16 for parameter in model.parameters()):
+            raise ConfigError(
+                "the model's weights are in float16, in which the small gradients of a mean over all tokens of a step "
+                "are lost; load it in float32 or bfloat16"
+            )
         if self.sharded:
             _check_shardable(model, args.device)
         else:
