@@ -17,6 +17,7 @@ from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
 from ebft.loading import feature_network
 from ebft.model.backbone import base_model, compile_layers, decoder_layers, decoder_of, prepare_model
+from ebft.model.positions import check_tokens
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
 from ebft.runtime import processes, sharding
 from ebft.train.costs import FlopCounter
@@ -36,6 +37,7 @@ class Networks:
             _check_shardable(model, args.device)
         else:
             prepare_model(model)
+        check_tokens(decoder_of(model), args.context_length)
         self.working = self._working_copy()
         self.features = feature_network(model, args, tokenizer)
         self.flops = FlopCounter(model)
