@@ -16,7 +16,13 @@ from transformers import (
 
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model import attention
-from ebft.model.backbone import context_hidden_states, output_head, packed_hidden_states, prepare_model
+from ebft.model.backbone import (
+    check_training_pass,
+    context_hidden_states,
+    output_head,
+    packed_hidden_states,
+    prepare_model,
+)
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout
 from tests.models import VOCABULARY, tiny_model
@@ -147,3 +153,12 @@ def test_layers_whose_keys_a_rollout_cannot_keep_apart() -> None:
     """Two calls of attention in a layer: the packed pass is right, and the second call overwrites the first's keys."""
     with pytest.raises(ValueError, match="other logits in the cached passes of a rollout"):
         prepare_model(model_of(DiffLlamaConfig(**SIZES)))
+
+
+def test_experts_that_are_drawn_at_random_in_training() -> None:
+    with pytest.raises(ValueError, match=r"noise in training \(router_jitter_noise=0.01\).*; set it to 0"):
+        check_training_pass(model_of(phimoe(window=5)))
+    without = phimoe(window=5)
+    without.router_jitter_noise = 0.0
+    check_training_pass(model_of(without))
+    check_training_pass(tiny_model("qwen2_moe"))

@@ -8,13 +8,23 @@ import pytest
 import torch
 from peft import LoraConfig
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedModel,
+)
 
 from ebft import EBFTConfig, EBFTTrainer
 from ebft.data.formats import Document
 from ebft.data.packing import DocumentIndex, SequenceDataset
 from ebft.data.store import TokenStore
 from ebft.errors import ConfigError
+from ebft.method.layout import StridedLayout
+from ebft.model.backbone import packed_hidden_states
+from ebft.train.networks import Networks
 from ebft.train.trainer import TrainingDiverged
 from tests.models import tiny_model
 
@@ -290,6 +300,47 @@ def test_dropout_is_turned_off(tmp_path: Path) -> None:
     model = tiny_model("gpt2", vocab_size=VOCABULARY)
     EBFTTrainer(model, config(tmp_path, max_steps=1), counting_text()).train()
     assert all(m.p == 0 for m in model.modules() if isinstance(m, torch.nn.Dropout))
+
+
+def opt_with_dropout() -> PreTrainedModel:
+    """Its dropouts are calls of functions, with rates that its modules keep."""
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=32, ffn_dim=48, num_hidden_layers=4, num_attention_heads=2, word_embed_proj_dim=32)
+    rates = dict(dropout=0.1, attention_dropout=0.1, layerdrop=0.3)
+    return OPTForCausalLM(OPTConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **sizes, **rates))
+
+
+def test_functional_dropout_is_turned_off(tmp_path: Path) -> None:
+    model = opt_with_dropout()
+    trainer = EBFTTrainer(model, config(tmp_path, max_steps=1), counting_text())
+    trainer.train()
+    layout = StridedLayout(16, 3, 4, 2)
+    packed = torch.randint(VOCABULARY, (2, layout.packed_length), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        first, second = (packed_hidden_states(model.train(), packed, layout) for _ in range(2))
+        evaluated = packed_hidden_states(model.eval(), packed, layout)
+    assert torch.equal(first, second)
+    assert torch.equal(first, evaluated)
+
+
+class Noise(torch.nn.Module):
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module, self.rate = module, 0.1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(self.module(x), self.rate, self.training)
+
+
+def test_randomness_that_cannot_be_turned_off_is_refused(tmp_path: Path) -> None:
+    model = small_model()
+    model.model.layers[1].mlp = Noise(model.model.layers[1].mlp)
+    state = torch.get_rng_state()
+    with pytest.raises(ValueError, match=r"computes something else in training than in evaluation .* set it to 0"):
+        Networks(model, config(tmp_path), None)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training == small_model().training
+    Networks(model, config(tmp_path, disable_dropout=False), None)  # what the user asks for
 
 
 def test_rows_of_text_need_a_tokenizer(tmp_path: Path) -> None:

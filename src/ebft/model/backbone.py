@@ -220,13 +220,19 @@ def embedding_size(model: nn.Module) -> int:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """No dropout inside; the mode of every module as it was, after."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    with _in_mode(model, training=False):
+        yield
+
+
+@contextmanager
+def _in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    changed = [module for module in model.modules() if module.training != training]
+    model.train(training)
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        for module in changed:
+            module.training = not training
 
 
 # ---- the check of a model before it is used ------------------------------------------------------------------------
@@ -269,6 +275,44 @@ def _check_invariant(base: PreTrainedModel) -> None:
                 f"{difference:.2g}); ebft does not support it: its attention, positions or head do more than ebft "
                 "knows of"
             )
+
+
+@torch.no_grad()
+def check_training_pass(model: nn.Module) -> PreTrainedModel:
+    """`prepare_model`, and that the model computes the same in training mode as in evaluation, where it samples.
+
+    Finds dropout of any kind that is still on, and noise. Noise of a router is looked for by name: it changes the
+    choice of an expert rarely, and a few tokens may not show it.
+    """
+    base = prepare_model(model)
+    for module in base.modules():
+        for name, value in vars(module).items():
+            if "jitter" in name and isinstance(value, float) and value > 0:
+                raise ValueError(
+                    f"{type(base).__name__} chooses experts with some noise in training ({name}={value}), and the "
+                    "policy gradient needs the log-probs that were sampled from; set it to 0 in the model's "
+                    "configuration"
+                )
+    if input_embeddings(base).is_meta:
+        return base
+    layout, context, completion = _example(base)
+    packed, anchor = layout.pack(context, completion), int(layout.anchors[0])
+    devices = [packed.device] if packed.is_cuda else []
+    with torch.random.fork_rng(devices):  # what is drawn in vain here must not change the run
+        with evaluating(base):
+            expected = _packed_rows(base, layout, packed, anchor).float()
+        with _in_mode(base, training=True):
+            twice = [_packed_rows(base, layout, packed, anchor) for _ in range(2)]
+    # The same kernels on the same numbers: at most sums in another order.
+    tolerance = max(8 * torch.finfo(twice[0].dtype).eps, 1e-4)
+    difference = max(_relative_difference(found.float(), expected) for found in twice)
+    if not difference <= tolerance:
+        raise ValueError(
+            f"{type(base).__name__} computes something else in training than in evaluation (relative difference "
+            f"{difference:.2g}), and the policy gradient needs the log-probs that were sampled from: it has dropout or "
+            "other randomness that ebft cannot turn off; set it to 0 in the model's configuration, or use another model"
+        )
+    return base
 
 
 def _example(base: PreTrainedModel) -> tuple[PackedLayout, Tensor, Tensor]:
