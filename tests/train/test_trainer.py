@@ -27,6 +27,7 @@ from ebft.model.backbone import packed_hidden_states
 from ebft.train.networks import Networks
 from ebft.train.trainer import TrainingDiverged
 from tests.models import tiny_model
+from tests.plain import places, plain_logits
 
 T, VOCABULARY = 32, 24
 
@@ -236,6 +237,31 @@ def test_lora_uses_the_base_model_as_frozen_network_and_saves_an_adapter(tmp_pat
     )
     trainer.save_model(str(tmp_path / "adapter"))
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+
+
+def test_kl_is_from_the_base_models_head_where_the_adapter_trains_one(tmp_path: Path) -> None:
+    """The divergence of the loss, against plain sequences run one by one through the model at the start and now."""
+    start, now, tau = small_model(), small_model(), 0.7
+    adapter = LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+    args = config(tmp_path, kl_weight=0.1, temperature=tau)
+    trainer = EBFTTrainer(small_model(), args, counting_text(), peft_config=adapter)
+    trainer.state.max_steps = 1
+    with torch.no_grad():  # the adapter itself begins as nothing: only the head has moved
+        moved = now.lm_head.weight
+        moved += 0.5 * torch.randn(moved.shape, generator=torch.Generator().manual_seed(0))
+        trainer.model.base_model.model.lm_head.modules_to_save["default"].weight.copy_(moved)
+    batches, _ = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, torch.device("cpu"))
+    _, terms = trainer.compute_loss(trainer.model, batches[0], return_outputs=True)
+    packed, layout = batches[0]["input_ids"], batches[0]["layout"]
+    expected = []
+    for place in places(packed[:, : layout.context_length], layout.completions(packed), layout):
+        rows = slice(-layout.horizon - 1, -1)
+        log_p, log_q = (
+            (plain_logits(model.eval(), place.sequence)[rows] / tau).log_softmax(-1) for model in (now, start)
+        )
+        expected.append((log_p.exp() * (log_p - log_q)).sum(-1).mean())
+    assert float(terms.kl) > 0.01
+    torch.testing.assert_close(terms.kl, torch.stack(expected).mean())
 
 
 def test_what_is_logged(tmp_path: Path) -> None:

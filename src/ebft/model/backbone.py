@@ -99,13 +99,15 @@ def prepare_model(model: nn.Module) -> PreTrainedModel:
 
 
 def output_head(model: nn.Module) -> Head:
-    """The model's output projection, with the scale or soft-cap some families put behind it."""
+    """The model's output projection, with the scale or soft-cap some families put behind it. Where an adapter trains a
+    copy of the projection and is off (`disable_adapter`), it is the original."""
     base = base_model(model)
     config = text_config(base)
     module: Any = base.get_output_embeddings()
     # peft: a fully trained copy of the head hides behind a wrapper; a LoRA on the head is not one matrix.
     if hasattr(module, "modules_to_save") and hasattr(module, "active_adapters"):
-        module = module.modules_to_save[module.active_adapters[0]]
+        off = module.disable_adapters or not module.active_adapters
+        module = module.original_module if off else module.modules_to_save[module.active_adapters[0]]
     if hasattr(module, "base_layer"):
         raise ValueError("an adapter on the output head is not supported; take lm_head out of target_modules")
     if not isinstance(module, nn.Linear):
