@@ -12,6 +12,7 @@ from transformers import (
     LlamaConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
 )
 
@@ -50,10 +51,20 @@ CONFIGS = {
         **{k: v for k, v in _SIZES.items() if k != "num_key_value_heads"}, rotary_pct=0.5
     ),
 }
-# Beyond the six: soft-caps on attention scores and on logits.
+# Beyond the six: soft-caps on attention scores and on logits; experts, and a window that is only in the mask.
 EXTRA_CONFIGS = {
     "gemma2": lambda: Gemma2Config(
         **_SIZES, head_dim=16, sliding_window=5, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
+    ),
+    "qwen2_moe": lambda: Qwen2MoeConfig(
+        **_SIZES,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        use_sliding_window=True,
+        sliding_window=5,
+        max_window_layers=4,
     ),
 }
 FAMILIES = tuple(CONFIGS)

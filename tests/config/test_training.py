@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ebft import EBFTConfig
-from ebft.config.baseline_settings import RLVRSettings
+from ebft.config.baseline_settings import RLVRSettings, SFTSettings
 from ebft.errors import ConfigError
 from ebft.runtime import processes
 
@@ -56,3 +56,10 @@ def test_the_processes_that_were_launched_count_in_checks(tmp_path: Path, monkey
             per_device_train_batch_size=2,
             gradient_accumulation_steps=1,
         )
+
+
+def test_ebft_does_not_train_in_fp16_and_baselines_may(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"fp16=true is not supported: .*; use bf16=true, or float32"):
+        EBFTConfig(output_dir=str(tmp_path), fp16=True, use_cpu=True)
+    assert SFTSettings(output_dir=str(tmp_path), fp16=True, use_cpu=True).fp16
+    assert RLVRSettings(output_dir=str(tmp_path), fp16=True, use_cpu=True, rewards=["bleu"]).fp16

@@ -83,7 +83,7 @@ def test_context_rows_equal_plain_documents(family: str, case: str) -> None:
 
 def test_dense_mask_under_transformers_own_attention_agrees(family: str) -> None:
     """`layout.attention_mask()` handed to an untouched model gives the same hidden states as ebft's attention."""
-    if family in ("gemma3", "gemma2"):
+    if family in ("gemma3", "gemma2", "qwen2_moe"):
         pytest.skip("a sliding window needs two masks; test_packed_equals_plain covers it")
     layout, _ = layouts()["documents"]
     model = tiny_model(family)

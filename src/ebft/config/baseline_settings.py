@@ -7,6 +7,7 @@ and the feature network say how validation measures, so that a recipe can be sha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ebft.config.baseline_options import RLVROptions, SFTOptions
 from ebft.config.training import EBFTConfig
@@ -15,6 +16,7 @@ from ebft.errors import ConfigError
 
 @dataclass
 class SFTSettings(SFTOptions, EBFTConfig):
+    trains_in_fp16: ClassVar[bool] = True  # by TRL and transformers, which scale the loss before they differentiate
     # ---- the paper's values
     learning_rate: float = field(default=1e-5, metadata={"help": "learning rate of AdamW"})
     num_train_epochs: float = field(default=5.0, metadata={"help": "passes over the data"})
@@ -30,6 +32,7 @@ class SFTSettings(SFTOptions, EBFTConfig):
 
 @dataclass
 class RLVRSettings(RLVROptions, EBFTConfig):
+    trains_in_fp16: ClassVar[bool] = True
     # ---- the paper's values; a row is one answer, so 256 are 32 prompts with 8 answers each
     num_train_epochs: float = field(default=1.0, metadata={"help": "passes over the data"})
     gradient_accumulation_steps: int = field(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import TrainingArguments
@@ -58,6 +58,7 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):
         metadata={"help": "seconds after which a process gives up on another one that does not answer"},
     )
     sharding: Sharding | None = field(default=None, init=False, repr=False)  # what fsdp and fsdp_config come to
+    trains_in_fp16: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self.check_method()
@@ -75,6 +76,11 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):
         parallel.check_not_wrapped(self)
         self.sharding = parallel.sharding_of(self)
         self.fsdp, self.fsdp_config = None, None
+        if self.fp16 and not self.trains_in_fp16:
+            raise ConfigError(
+                "fp16=true is not supported: the loss is a mean over all tokens of a step, and gradients so small are "
+                "lost in float16; use bf16=true, or float32"
+            )
         if self.load_best_model_at_end or self.save_strategy == "best":
             self.metric_for_best_model = self.metric_for_best_model or "cfm"
         if self.metric_for_best_model is not None and self.greater_is_better is None:

@@ -15,7 +15,9 @@ chunk's last anchor. `flex` (CUDA) hands the rule to FlexAttention as a block ma
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,6 +34,9 @@ from ebft.model import flex
 from ebft.model.scores import ScoreRule
 
 ATTENTION_NAME = "ebft"
+
+# Of a layer that leaves its sliding window to the mask. A number, not an object of its own, for compiled layers.
+_NOT_PASSED = -1
 
 # Attention scores alive at once in the sdpa backend, in elements: small enough for a CPU's cache.
 CHUNK_SCORES = {"cpu": 2**20, "cuda": 2**26}
@@ -252,7 +257,7 @@ def _attention_function(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    sliding_window: int | None = None,
+    sliding_window: int | None = _NOT_PASSED,
     softcap: float | None = None,
     ebft_pass: PackedPass | CachedPass | None = None,
     **kwargs: Any,
@@ -279,7 +284,22 @@ def _attend(
 ) -> Tensor:
     # Under autocast rotary embeddings leave queries and keys in float32 while values are in bf16.
     query, key = query.to(value.dtype), key.to(value.dtype)
+    if rule.window == _NOT_PASSED:
+        rule = replace(rule, window=_window_of_mask(module))
     return ebft_pass.attend(_layer_index(module), query, key, value, rule).transpose(1, 2)
+
+
+def _window_of_mask(module: nn.Module) -> int | None:
+    """The window that the model builds into the mask of this layer (Qwen2-MoE, PhiMoE), or None.
+
+    Only models that build such masks at all: others may have the field in their configuration and not look at it.
+    """
+    config: Any = getattr(module, "config", None)
+    window = getattr(config, "sliding_window", None)
+    if not window or not hasattr(sys.modules[type(module).__module__], "create_sliding_window_causal_mask"):
+        return None
+    layer_types = getattr(config, "layer_types", None)
+    return window if layer_types is None or layer_types[_layer_index(module)] == "sliding_attention" else None
 
 
 def _layer_index(module: nn.Module) -> int:

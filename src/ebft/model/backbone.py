@@ -20,6 +20,7 @@ from ebft.method.cross_entropy import check_token_ids
 from ebft.method.head import Head
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model.attention import ATTENTION_NAME, CachedPass, PackedPass, resolve_backend
+from ebft.model.positions import check_length
 
 _RECURRENT = ("mamba", "linear_attention", "recurrent", "conv", "short_conv", "ssm")
 _OTHER_MASKS = ("chunked_attention", "compressed_attention", "indexer")
@@ -98,13 +99,15 @@ def prepare_model(model: nn.Module) -> PreTrainedModel:
 
 
 def output_head(model: nn.Module) -> Head:
-    """The model's output projection, with the scale or soft-cap some families put behind it."""
+    """The model's output projection, with the scale or soft-cap some families put behind it. Where an adapter trains a
+    copy of the projection and is off (`disable_adapter`), it is the original."""
     base = base_model(model)
     config = text_config(base)
     module: Any = base.get_output_embeddings()
     # peft: a fully trained copy of the head hides behind a wrapper; a LoRA on the head is not one matrix.
     if hasattr(module, "modules_to_save") and hasattr(module, "active_adapters"):
-        module = module.modules_to_save[module.active_adapters[0]]
+        off = module.disable_adapters or not module.active_adapters
+        module = module.original_module if off else module.modules_to_save[module.active_adapters[0]]
     if hasattr(module, "base_layer"):
         raise ValueError("an adapter on the output head is not supported; take lm_head out of target_modules")
     if not isinstance(module, nn.Linear):
@@ -177,6 +180,7 @@ def packed_hidden_states(
     """Last hidden states [b, S, H] of packed sequences, with gradients if they are on."""
     base = prepare_model(model)
     check_packed_ids(packed_ids, layout, embedding_size(base))
+    check_length(decoder_of(base), layout)
     layout = layout.to(packed_ids.device)
     packed_pass = PackedPass(layout, resolve_backend(backend, packed_ids.device))
     return run_decoder(decoder_of(base), packed_ids, layout.position_ids, packed_pass)
@@ -189,6 +193,7 @@ def context_hidden_states(
     base = prepare_model(model)
     layout.check_batch(input_ids.shape[0])
     check_token_ids(input_ids, embedding_size(base))
+    check_length(decoder_of(base), layout)
     layout = layout.to(input_ids.device)
     context_pass = CachedPass(layout, resolve_backend(backend, input_ids.device))
     positions = layout.position_ids[..., : layout.context_length]
@@ -217,47 +222,146 @@ def embedding_size(model: nn.Module) -> int:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """No dropout inside; the mode of every module as it was, after."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    with _in_mode(model, training=False):
+        yield
+
+
+@contextmanager
+def _in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    changed = [module for module in model.modules() if module.training != training]
+    model.train(training)
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        for module in changed:
+            module.training = not training
+
+
+# ---- the check of a model before it is used ------------------------------------------------------------------------
+
+# Tokens that a sliding window shows while the check runs, so that a few tokens reach beyond it.
+_CHECKED_WINDOW = 2
 
 
 @torch.no_grad()
 def _check_invariant(base: PreTrainedModel) -> None:
-    """The packed pass of a tiny example must equal plain sequences, for this very model.
+    """The packed pass and the cached pass of a tiny example must equal a plain sequence, for this very model.
 
-    Catches what no list of known families can: positions that are ignored, attention that bypasses the interface,
-    logits that are transformed in a way `output_head` does not know.
+    Catches what no list of known families can: positions or windows that are ignored, attention that bypasses the
+    interface, logits that are transformed in a way `output_head` does not know. A sliding window is made so short for
+    the check that the example reaches beyond it.
     """
-    device = input_embeddings(base).device
-    layout = StridedLayout(context_length=6, horizon=3, stride=2, samples=1).to(device)
-    context = torch.arange(6, device=device)[None] % min(embedding_size(base), output_head(base).vocabulary_size)
-    completion = context.flip(1)[:, None, None, :3]
-    packed = layout.pack(context, completion)
+    layout, context, completion = _example(base)
     anchor = int(layout.anchors[0])
     plain = torch.cat([context[:, :anchor], completion[:, 0, 0]], 1)
-    with evaluating(base):
-        expected = base(input_ids=plain, use_cache=False).logits[0, anchor:].float()
+    with evaluating(base), _short_window(base):
+        expected = base(input_ids=plain, use_cache=False).logits[0, anchor - 1 :].float()
         if not bool(torch.isfinite(expected).all()):
             raise ValueError(f"the weights of {type(base).__name__} give NaN or infinite logits; load another one")
         try:
-            packed_pass = PackedPass(layout, "sdpa")
-            hidden = run_decoder(decoder_of(base), packed, layout.position_ids, packed_pass)
+            packed = _packed_rows(base, layout, layout.pack(context, completion), anchor)
+            cached = _cached_rows(base, layout, context, completion, anchor)
         except (RuntimeError, TypeError) as error:
             raise ValueError(
                 f"{type(base).__name__} does not pass ebft's attention through to its layers: {error}"
             ) from error
-        found = output_head(base).logits(hidden[0, layout.completion_slots[0, 0]]).float()
-    # Rounding of the model's own precision, with room; a wrong mask or position is off by the size of the logits.
-    resolution = torch.finfo(hidden.dtype).eps ** 0.5
-    difference = (found - expected).norm() / expected.norm().clamp(min=1e-30)
-    if not bool(difference <= max(5 * resolution, 1e-3)):
+        head = output_head(base)
+    for rows, where in (packed, "for a packed sequence"), (cached, "in the cached passes of a rollout"):
+        found = head.logits(rows).float()
+        # Rounding of the model's own precision, with room; a wrong mask or position is off by the size of the logits.
+        resolution = torch.finfo(rows.dtype).eps ** 0.5
+        difference = _relative_difference(found, expected[: len(found)])
+        if not difference <= max(5 * resolution, 1e-3):
+            raise ValueError(
+                f"{type(base).__name__} gives other logits {where} than for a plain one (relative difference "
+                f"{difference:.2g}); ebft does not support it: its attention, positions or head do more than ebft "
+                "knows of"
+            )
+
+
+@torch.no_grad()
+def check_training_pass(model: nn.Module) -> PreTrainedModel:
+    """`prepare_model`, and that the model computes the same in training mode as in evaluation, where it samples.
+
+    Finds dropout of any kind that is still on, and noise. Noise of a router is looked for by name: it changes the
+    choice of an expert rarely, and a few tokens may not show it.
+    """
+    base = prepare_model(model)
+    for module in base.modules():
+        for name, value in vars(module).items():
+            if "jitter" in name and isinstance(value, float) and value > 0:
+                raise ValueError(
+                    f"{type(base).__name__} chooses experts with some noise in training ({name}={value}), and the "
+                    "policy gradient needs the log-probs that were sampled from; set it to 0 in the model's "
+                    "configuration"
+                )
+    if input_embeddings(base).is_meta:
+        return base
+    layout, context, completion = _example(base)
+    packed, anchor = layout.pack(context, completion), int(layout.anchors[0])
+    devices = [packed.device] if packed.is_cuda else []
+    with torch.random.fork_rng(devices):  # what is drawn in vain here must not change the run
+        with evaluating(base):
+            expected = _packed_rows(base, layout, packed, anchor).float()
+        with _in_mode(base, training=True):
+            twice = [_packed_rows(base, layout, packed, anchor) for _ in range(2)]
+    # The same kernels on the same numbers: at most sums in another order.
+    tolerance = max(8 * torch.finfo(twice[0].dtype).eps, 1e-4)
+    difference = max(_relative_difference(found.float(), expected) for found in twice)
+    if not difference <= tolerance:
         raise ValueError(
-            f"{type(base).__name__} gives other logits for a packed sequence than for a plain one (relative "
-            f"difference {float(difference):.2g}); ebft does not support it: its attention, positions or head do more "
-            "than ebft knows of"
+            f"{type(base).__name__} computes something else in training than in evaluation (relative difference "
+            f"{difference:.2g}), and the policy gradient needs the log-probs that were sampled from: it has dropout or "
+            "other randomness that ebft cannot turn off; set it to 0 in the model's configuration, or use another model"
         )
+    return base
+
+
+def _example(base: PreTrainedModel) -> tuple[PackedLayout, Tensor, Tensor]:
+    """A layout with one anchor, its context [1, T] and a completion [1, 1, 1, G]."""
+    device = input_embeddings(base).device
+    layout = StridedLayout(context_length=8, horizon=3, stride=5, samples=1).to(device)
+    context = torch.arange(8, device=device)[None] % min(embedding_size(base), output_head(base).vocabulary_size)
+    return layout, context, context.flip(1)[:, None, None, :3]
+
+
+def _packed_rows(base: PreTrainedModel, layout: PackedLayout, packed: Tensor, anchor: int) -> Tensor:
+    """Hidden states before the anchor and of the completion, [1 + G, D]."""
+    hidden = run_decoder(decoder_of(base), packed, layout.position_ids, PackedPass(layout, "sdpa"))
+    return torch.cat([hidden[0, anchor - 1 : anchor], hidden[0, layout.completion_slots[0, 0]]])
+
+
+def _cached_rows(
+    base: PreTrainedModel, layout: PackedLayout, context: Tensor, completion: Tensor, anchor: int
+) -> Tensor:
+    """The same by the passes of a rollout, which does not run the completion's last token, [G, D]."""
+    T, G, decoder, cached = layout.context_length, layout.horizon, decoder_of(base), CachedPass(layout, "sdpa")
+    rows = [run_decoder(decoder, context, layout.position_ids[..., :T], cached)[0, anchor - 1 : anchor]]
+    for cached.step in range(G - 1):
+        tokens, positions = completion[:, 0, :, cached.step], layout.position_ids[..., T + cached.step :: G]
+        rows.append(run_decoder(decoder, tokens, positions, cached)[0])
+    return torch.cat(rows)
+
+
+def _relative_difference(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-30))
+
+
+@contextmanager
+def _short_window(base: PreTrainedModel) -> Iterator[None]:
+    """Inside, sliding windows show `_CHECKED_WINDOW` tokens: in configurations, which masks are built from, and in
+    layers that have taken the number over."""
+    holders: dict[int, Any] = {}
+    for module in base.modules():
+        for holder in (module, getattr(module, "config", None), text_config(base)):
+            window = getattr(holder, "sliding_window", None)
+            if isinstance(window, int) and window > _CHECKED_WINDOW:
+                holders[id(holder)] = holder
+    before = [(holder, holder.sliding_window) for holder in holders.values()]
+    try:
+        for holder, _ in before:
+            holder.sliding_window = _CHECKED_WINDOW
+        yield
+    finally:
+        for holder, window in before:
+            holder.sliding_window = window

@@ -33,6 +33,7 @@ from ebft.model.backbone import (
     run_decoder,
     text_config,
 )
+from ebft.model.positions import check_length
 from ebft.model.taps import cut_decoder, random_like, resolve_taps, tapped_states
 from ebft.model.working_copy import copy_in_dtype
 
@@ -181,6 +182,7 @@ class FeatureNetwork(nn.Module):
             raise ValueError(f"lengths={list(lengths)} must lie between 1 and the horizon of {layout.horizon} tokens")
         network = self.decoder
         check_packed_ids(packed_ids, layout, self.vocabulary_size)
+        check_length(network, layout)
         layout = layout.to(packed_ids.device)
         b, B, n = packed_ids.shape[0], layout.num_anchors, layout.samples
         places = [_pooled_rows(layout, b, completion_lengths, self.pooling, length) for length in lengths]

@@ -24,6 +24,7 @@ from ebft.model.backbone import (
     prepare_model,
     run_decoder,
 )
+from ebft.model.positions import check_length
 from ebft.model.rollout_graph import is_launch_bound, replay
 
 
@@ -133,4 +134,5 @@ def _check_input(input_ids: Tensor, layout: PackedLayout, model: nn.Module) -> i
         raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}, the layout needs [b, {layout.context_length}]")
     layout.check_batch(input_ids.shape[0])
     check_token_ids(input_ids, embedding_size(model))
+    check_length(decoder_of(model), layout)
     return input_ids.shape[0]

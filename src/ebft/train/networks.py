@@ -7,6 +7,7 @@ are gathered in bf16.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,7 +17,15 @@ from torch import nn
 from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
 from ebft.loading import feature_network
-from ebft.model.backbone import base_model, compile_layers, decoder_layers, decoder_of, prepare_model
+from ebft.model.backbone import (
+    base_model,
+    check_training_pass,
+    compile_layers,
+    decoder_layers,
+    decoder_of,
+    prepare_model,
+)
+from ebft.model.positions import check_tokens
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
 from ebft.runtime import processes, sharding
 from ebft.train.costs import FlopCounter
@@ -27,10 +36,17 @@ class Networks:
         self.model, self.args = model, args
         self.adapted = hasattr(model, "disable_adapter")
         self.sharded = args.sharding is not None
+        if any(parameter.dtype == torch.float16 for parameter in model.parameters()):
+            raise ConfigError(
+                "the model's weights are in float16, in which the small gradients of a mean over all tokens of a step "
+                "are lost; load it in float32 or bfloat16"
+            )
+        check = check_training_pass if args.disable_dropout else prepare_model
         if self.sharded:
-            _check_shardable(model, args.device)
+            _check_shardable(model, args.device, check)
         else:
-            prepare_model(model)
+            check(model)
+        check_tokens(decoder_of(model), args.context_length)
         self.working = self._working_copy()
         self.features = feature_network(model, args, tokenizer)
         self.flops = FlopCounter(model)
@@ -105,18 +121,21 @@ class Networks:
         return self.model, self.model.disable_adapter()
 
 
-def _check_shardable(model: Any, device: torch.device) -> None:
+def _check_shardable(model: Any, device: torch.device, check: Callable[[Any], Any]) -> None:
     if getattr(model, "is_quantized", False):
         raise ConfigError("fsdp with a quantised model is not supported; load it in float32 or bfloat16")
     processes.join_alone(device)
     if not processes.same_on_all([(name, p.shape, p.dtype) for name, p in model.named_parameters()]):
         raise ConfigError("the processes have loaded different models, which cannot be sharded; load the same one")
-    processes.all_or_none(lambda: prepare_model(model))  # not all may have the weights to look at
+    processes.all_or_none(lambda: check(model))  # not all may have the weights to look at
 
 
 def disable_dropout(model: nn.Module) -> None:
+    """Set dropout to 0 in modules that are dropout, and in those that keep its rate for a function that they call
+    (`dropout`, `attention_dropout`, `layerdrop`, `resid_pdrop`, ...). `check_training_pass` finds what is left."""
     for module in model.modules():
-        if isinstance(module, nn.Dropout):
+        if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        elif isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0  # type: ignore[assignment]
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)

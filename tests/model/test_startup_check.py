@@ -1,0 +1,164 @@
+"""What the check of a model finds out before it is used: windows, positions that depend on the length, caches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    DiffLlamaConfig,
+    LlamaConfig,
+    Phi3Config,
+    PhimoeConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from ebft.method.layout import PackedLayout, StridedLayout
+from ebft.model import attention
+from ebft.model.backbone import (
+    check_training_pass,
+    context_hidden_states,
+    output_head,
+    packed_hidden_states,
+    prepare_model,
+)
+from ebft.model.features import FeatureNetwork
+from ebft.model.rollout import rollout
+from tests.models import VOCABULARY, tiny_model
+from tests.plain import places, plain_logits, untouched
+
+SIZES = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=64,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    bos_token_id=None,
+    eos_token_id=None,
+    pad_token_id=None,
+)
+SWITCH = 14
+
+
+def phimoe(window: int) -> PreTrainedConfig:
+    return PhimoeConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=window)
+
+
+def dynamic() -> PreTrainedConfig:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    return LlamaConfig(**SIZES, max_position_embeddings=SWITCH, rope_parameters=rope)
+
+
+def longrope() -> PreTrainedConfig:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
+        "factor": 4.0,
+    }
+    lengths = dict(max_position_embeddings=4 * SWITCH, original_max_position_embeddings=SWITCH)
+    return Phi3Config(**{**SIZES, "pad_token_id": 0}, **lengths, rope_parameters=rope)
+
+
+def model_of(config: PreTrainedConfig) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(6.0)
+    return model.eval()
+
+
+def largest_difference(model: PreTrainedModel, layout: PackedLayout) -> float:
+    """Of logits in the packed pass from those of plain sequences, relative to the largest."""
+    plain = untouched(model)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(VOCABULARY, (1, layout.context_length), generator=generator)
+    shape = (1, layout.num_anchors, layout.samples, layout.horizon)
+    completions = torch.randint(VOCABULARY, shape, generator=generator)
+    with torch.no_grad():
+        hidden = packed_hidden_states(model, layout.pack(ids, completions), layout)
+    found = []
+    for place in places(ids, completions, layout):
+        expected = plain_logits(plain, place.sequence)[-layout.horizon :]
+        logits = output_head(model).logits(hidden[place.row, place.slots])
+        found.append(float((logits - expected).abs().max() / expected.abs().max()))
+    return max(found)
+
+
+class TestWindows:
+    def test_that_only_the_mask_has(self) -> None:
+        """Qwen2-MoE is among the families of tests/equivalence; here all layers have the window."""
+        assert largest_difference(model_of(phimoe(window=5)), StridedLayout(20, 4, 3, 2)) < 1e-5
+
+    def test_that_a_configuration_has_and_the_model_ignores(self) -> None:
+        model = model_of(LlamaConfig(**SIZES, sliding_window=5))
+        assert largest_difference(model, StridedLayout(20, 4, 3, 2)) < 1e-5
+
+    @pytest.mark.parametrize("window", [5, 4096])
+    def test_that_ebft_does_not_know_are_found_however_long(self, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(attention, "_window_of_mask", lambda module: None)
+        model = tiny_model("qwen2_moe", sliding_window=window)
+        with pytest.raises(ValueError, match="other logits for a packed sequence"):
+            prepare_model(model)
+        assert model.config.sliding_window == window
+        assert model.config._attn_implementation == "sdpa"
+
+    @pytest.mark.parametrize("family", ["gemma3", "qwen2_moe"])
+    def test_are_what_they_were_after_the_check(self, family: str) -> None:
+        model = tiny_model(family, sliding_window=4096)
+
+        def windows() -> list[object]:
+            return [model.config.sliding_window, *(getattr(m, "sliding_window", None) for m in model.modules())]
+
+        before = windows()
+        prepare_model(model)
+        assert windows() == before
+
+
+class TestPositionsThatDependOnTheLength:
+    @pytest.mark.parametrize("config", [dynamic, longrope])
+    def test_are_exact_where_they_do_not(self, config) -> None:  # type: ignore[no-untyped-def]
+        assert largest_difference(model_of(config()), StridedLayout(SWITCH, 4, 3, 2)) < 1e-5
+
+    @pytest.mark.parametrize("config", [dynamic, longrope])
+    @pytest.mark.parametrize(
+        "layout",
+        [
+            StridedLayout(SWITCH + 1, 4, 3, 2),
+            PackedLayout(SWITCH, 4, 2, torch.tensor([3, SWITCH - 3]), whole_truth=False),
+        ],
+        ids=["longer contexts", "completions that end beyond"],
+    )
+    def test_are_refused_beyond(self, config, layout: PackedLayout) -> None:  # type: ignore[no-untyped-def]
+        model = model_of(config())
+        ids = torch.zeros(1, layout.context_length, dtype=torch.long)
+        packed = torch.zeros(1, layout.packed_length, dtype=torch.long)
+        passes = [
+            lambda: rollout(model, ids, layout),
+            lambda: packed_hidden_states(model, packed, layout),
+            lambda: context_hidden_states(model, ids, layout),
+            lambda: FeatureNetwork(model)(packed, layout),
+        ]
+        for run in passes:
+            with pytest.raises(ValueError, match=f"RoPE, whose frequencies change .*use context_length<={SWITCH}"):
+                run()
+
+
+def test_layers_whose_keys_a_rollout_cannot_keep_apart() -> None:
+    """Two calls of attention in a layer: the packed pass is right, and the second call overwrites the first's keys."""
+    with pytest.raises(ValueError, match="other logits in the cached passes of a rollout"):
+        prepare_model(model_of(DiffLlamaConfig(**SIZES)))
+
+
+def test_experts_that_are_drawn_at_random_in_training() -> None:
+    with pytest.raises(ValueError, match=r"noise in training \(router_jitter_noise=0.01\).*; set it to 0"):
+        check_training_pass(model_of(phimoe(window=5)))
+    without = phimoe(window=5)
+    without.router_jitter_noise = 0.0
+    check_training_pass(model_of(without))
+    check_training_pass(tiny_model("qwen2_moe"))
