@@ -12,9 +12,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ebft import adapters, cli
-from ebft.config.model_and_data import ModelConfig
 from ebft.config.recipe import load_recipe
-from ebft.errors import ConfigError
 from tests.baselines.runs import run, write_recipe
 from tests.models import tiny_model
 from tests.tiny_tokenizer import END, byte_tokenizer
@@ -135,13 +133,6 @@ def test_modules_that_the_model_has_not(
     recipe = write_recipe(tmp_path, tiny, sums, peft={"target_modules": ["query"]})
     assert run("train", recipe, tmp_path / "out") == 2
     assert "the adapter does not fit the model: Target modules" in capsys.readouterr().err
-
-
-def test_settings_that_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="exclude each other"):
-        ModelConfig(model="x", lora=True, peft={"r": 4})
-    with pytest.raises(ConfigError, match="set lora=true or peft"):
-        ModelConfig(model="x", load_in_4bit=True)
 
 
 @pytest.mark.parametrize("package", ["peft", "bitsandbytes"])

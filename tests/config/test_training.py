@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from ebft import EBFTConfig
-from ebft.config.baseline_settings import RLVRSettings
-from ebft.errors import ConfigError
 from ebft.runtime import processes
 
 
@@ -43,16 +41,3 @@ def test_a_run_starts_once(tmp_path: Path) -> None:
     assert config.started
     assert config.device == torch.device("cpu")
     assert (config.world_size, config.process_index) == (1, 0)
-
-
-def test_the_processes_that_were_launched_count_in_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ConfigError, match=r"times 3 processes are 6 answers per step, which is not a multiple of gen.*=4"):
-        RLVRSettings(
-            output_dir=str(tmp_path),
-            use_cpu=True,
-            rewards=["bleu"],
-            generations=4,
-            per_device_train_batch_size=2,
-            gradient_accumulation_steps=1,
-        )

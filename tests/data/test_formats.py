@@ -151,7 +151,7 @@ class TestMessages:
     def test_template_that_refuses_a_conversation(self) -> None:
         # As those do that want user and assistant to alternate.
         template = "{{ raise_exception('roles must alternate') }}"
-        with pytest.raises(DataError, match="does not take this conversation: roles must alternate"):
+        with pytest.raises(DataError, match="does not accept this conversation: roles must alternate"):
             encode({"messages": [message(USER, "a")]}, byte_tokenizer(chat_template=template))
 
     def test_template_that_renders_earlier_turns_differently(self) -> None:
