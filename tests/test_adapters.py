@@ -94,7 +94,7 @@ def test_the_frozen_network_is_the_base_model(kind: str, tiny: Path, sums: Path,
         assert weight_fingerprint(features.decoder) == weight_fingerprint(base.decoder)
 
 
-def test_a_saved_adapter_config_serves_as_peft(tiny: Path, sums: Path, tmp_path: Path) -> None:
+def test_a_saved_adapter_config_can_be_given_as_peft(tiny: Path, sums: Path, tmp_path: Path) -> None:
     config = LoraConfig(r=3, lora_alpha=7, target_modules=["q_proj"], use_rslora=True, task_type="CAUSAL_LM")
     get_peft_model(AutoModelForCausalLM.from_pretrained(tiny), config).save_pretrained(str(tmp_path / "other"))
     recipe = write_recipe(tmp_path, tiny, sums)
@@ -224,7 +224,7 @@ def test_a_tied_head_that_was_trained_apart_is_saved_apart(sums: Path, tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["lora", "rslora with the head", "ia3"])
-def test_an_adapter_goes_on_after_a_stop(kind: str, tiny: Path, sums: Path, tmp_path: Path) -> None:
+def test_an_adapter_is_resumed_after_a_stop(kind: str, tiny: Path, sums: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, tiny, sums, **QUICK, peft=KINDS[kind])
     assert run("train", recipe, tmp_path / "whole", "--max_steps", 4) == 0
     assert run("train", recipe, tmp_path / "stopped") == 0

@@ -73,7 +73,7 @@ def test_the_pass_rate_of_a_toy_task_rises(tiny: Path, tmp_path: Path) -> None:
     assert "rewards unit_tests" in (output / "final" / "README.md").read_text()
 
 
-def test_resuming_goes_on_with_the_same_numbers(tiny: Path, sums: Path, tmp_path: Path) -> None:
+def test_resuming_continues_with_the_same_numbers(tiny: Path, sums: Path, tmp_path: Path) -> None:
     changes = {"rewards": "bleu", "max_new_tokens": 4, "generations": 4, "gradient_accumulation_steps": 2}
     recipe = write_recipe(tmp_path, tiny, sums, **changes)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
@@ -155,7 +155,7 @@ def test_every_option_trains(tiny: Path, sums: Path, tmp_path: Path, changes: di
         assert "kl" in logged[-1]
 
 
-def test_counts_go_on_after_a_resume(tiny: Path, sums: Path, tmp_path: Path, own_module: None) -> None:
+def test_counts_continue_after_a_resume(tiny: Path, sums: Path, tmp_path: Path, own_module: None) -> None:
     changes = {"rewards": "own_reward:length", "max_new_tokens": 4, "generations": 4, "gradient_accumulation_steps": 1}
     recipe = write_recipe(tmp_path, tiny, sums, **changes)  # without the column `bonus`: every answer raises
     output = tmp_path / "out"

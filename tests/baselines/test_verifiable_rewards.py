@@ -140,7 +140,7 @@ class TestOwn:
             made(tmp_path, name)
         assert what in str(caught.value)
 
-    def test_a_run_goes_on_and_shows_the_count(self, tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
+    def test_a_run_continues_and_shows_the_count(self, tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
         """Also where every single answer raises; beside another reward, with weights."""
         (tmp_path / "own_reward.py").write_text("def always(completion, row):\n    raise OSError('gone')\n")
         changes = {"rewards": ["own_reward:always", "bleu"], "reward_weights": [1.0, 2.0], "generations": 4}

@@ -32,5 +32,5 @@ def test_drop_last_leaves_out_what_does_not_fill_a_batch() -> None:
     assert parts == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 
-def test_a_short_batch_is_shared_out() -> None:
+def test_a_short_batch_is_split_evenly() -> None:
     assert [part_of([0, 1, 2, 3, 4], p, 4) for p in range(4)] == [[0, 1], [2, 3], [4, -1], [-1, -1]]

@@ -17,7 +17,7 @@ from tests.model.packed_losses import some_loss, some_packed
 from tests.models import tiny_model
 
 
-class TestModelsThatCannotBeServed:
+class TestUnsupportedModels:
     def test_recurrent(self) -> None:
         model = AutoModelForCausalLM.from_config(MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1))
         with pytest.raises(ValueError, match="recurrent state"):

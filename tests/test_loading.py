@@ -1,4 +1,4 @@
-"""EBFT and RLVR from a model that SFT has trained."""
+"""Models, tokenizers and feature networks from what a recipe or an evaluation names."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("trl")
-
-from tests.baselines.runs import results_of, run, write_recipe
+from tests.baselines.runs import needs_trl, results_of, run, write_recipe
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -24,6 +22,7 @@ def warm(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder / "sft"
 
 
+@needs_trl
 class TestWarmStart:
     """`model: runs/sft`, and the frozen network from the warm start or from the base model."""
 
