@@ -7,14 +7,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ebft.config.usage import COMMANDS, PLAN, USAGE
-from ebft.errors import ConfigError, TrainingDiverged, nearest
+from ebft.config.usage import PLAN, USAGE
+from ebft.errors import ConfigError, SandboxError, TrainingDiverged, nearest
 from ebft.runtime.messages import LEVELS, show_messages
 from ebft.version import __version__
 
@@ -35,18 +34,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     name, rest = command[0], command[1:]
-    if name not in COMMANDS:
-        return _print_error(f"unknown command {name!r}; there is {', '.join(COMMANDS)}{nearest(name, COMMANDS)}")
+    others: dict[str, Callable[[list[str]], int]] = {
+        "plan": _plan,
+        "sweep": _sweep,
+        "compare": _compare,
+        "export": _export,
+        "eval": _eval,
+        "score": _score,
+        "fetch": _fetch,
+        "env": _env,
+    }
+    commands = (*TRAINING, *others)
+    if name not in commands:
+        return _print_error(f"unknown command {name!r}; there is {', '.join(commands)}{nearest(name, commands)}")
     try:
         show_messages(_log_level(rest))
-        if name in TRAINING:
-            return _run_training(name, rest)
-        return globals()[f"_{name}"](_without_log_level(rest))
-    except ValueError as error:  # configuration, data and layout errors are all of this kind
-        return _print_error(str(error), once=True)
+        return _run_training(name, rest) if name in TRAINING else others[name](_without_log_level(rest))
     except BrokenPipeError:  # `ebft train --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (ValueError, SandboxError) as error:  # configuration, data and layout errors are all ValueErrors
+        return _print_error(str(error), once=True)
+    except KeyboardInterrupt:
+        return _print_error("stopped; the same command resumes from here", INTERRUPTED)
+    except OSError as error:
+        return _print_error(": ".join(str(part) for part in (error.filename, error.strerror or error) if part), FAILED)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -252,18 +264,15 @@ def _sweep(arguments: list[str]) -> int:
     if "launch" in settings:
         raise ConfigError("--launch is not for sweeps: every point of one runs in a single process")
     launcher = sweep.make_launcher(options)
-    with _file_errors() as failure:
-        found = points.points(options.config, settings, options.set, options.command)
-        if options.dry_run:
-            print("\n".join(sweep.preview(found, launcher)))
-            return 0
-        failed = sweep.sweep(found, launcher)
-        if failed is None:  # they run later
-            return 0
-        _print_table(sweep.table(found, failed))
-        comparison = sweep.compare_points(found)
-    if failure:
-        return failure[0]
+    found = points.points(options.config, settings, options.set, options.command)
+    if options.dry_run:
+        print("\n".join(sweep.preview(found, launcher)))
+        return 0
+    failed = sweep.sweep(found, launcher)
+    if failed is None:  # they run later
+        return 0
+    _print_table(sweep.table(found, failed))
+    comparison = sweep.compare_points(found)
     for note in comparison.notes if comparison else ():
         print(f"note: {note}", file=sys.stderr)
     if comparison:
@@ -283,9 +292,8 @@ def _export(arguments: list[str]) -> int:
     _quiet_libraries()
     from ebft.train.export import export
 
-    with _file_errors(options.output) as failure:
-        print(export(options.source, options.output, options.dtype, options.trust_remote_code))
-    return failure[0] if failure else 0
+    print(export(options.source, options.output, options.dtype, options.trust_remote_code))
+    return 0
 
 
 def _compare(arguments: list[str]) -> int:
@@ -294,10 +302,7 @@ def _compare(arguments: list[str]) -> int:
     parser = _Parser(prog="ebft compare", description="A table and overlaid curves of finished or running runs.")
     compare.add_arguments(parser)
     options = parser.parse_args(arguments)
-    with _file_errors(options.output) as failure:
-        found = compare.compare(options.runs, options.output, options.x, options.name)
-    if failure:
-        return failure[0]
+    found = compare.compare(options.runs, options.output, options.x, options.name)
     _print_table(found.table)
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -318,10 +323,7 @@ def _eval(arguments: list[str]) -> int:
     options = evaluation.parse(arguments, parser)
     from ebft.evaluate import eval_command
 
-    with _file_errors(options.output) as failure:
-        table = eval_command.run(options, ["ebft", "eval", *arguments])
-    if failure:
-        return failure[0]
+    table = eval_command.run(options, ["ebft", "eval", *arguments])
     _print_table(table)
     print(f"\n{options.output}/{eval_command.TABLE_FILE}")
     return 0
@@ -334,10 +336,7 @@ def _score(arguments: list[str]) -> int:
     parser = _Parser(prog="ebft score", description=description)
     score_command.add_arguments(parser)
     options = parser.parse_args(arguments)
-    with _file_errors(options.output) as failure:
-        results = score_command.score(options)
-    if failure:
-        return failure[0]
+    results = score_command.score(options)
     for note in results.get("notes", []):
         print(f"note: {note}", file=sys.stderr)
     _print_table(score_command.table(results))
@@ -393,23 +392,6 @@ def _quiet_libraries() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-
-@contextmanager
-def _file_errors(output: str = "") -> Iterator[list[int]]:
-    """Ctrl-C, files that cannot be read or written, and a missing sandbox in one line; yields a list for the exit
-    code, which stays empty if nothing happens."""
-    from ebft.sandbox.isolation import SandboxError
-
-    failure: list[int] = []
-    try:
-        yield failure
-    except SandboxError as error:
-        failure.append(_print_error(str(error)))
-    except KeyboardInterrupt:
-        failure.append(_print_error("stopped; the same command resumes from here", INTERRUPTED))
-    except OSError as error:
-        failure.append(_print_error(f"{error.filename or output}: {error.strerror or error}", FAILED))
 
 
 def _end_progress() -> None:

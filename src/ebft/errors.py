@@ -27,3 +27,7 @@ def first_line(error: BaseException) -> str:
 
 class TrainingDiverged(RuntimeError):
     """Loss or reward are no longer numbers to learn from; the message says what to try."""
+
+
+class SandboxError(RuntimeError):
+    """The sandbox cannot start; the message says what is missing."""

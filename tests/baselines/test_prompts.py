@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from ebft.baselines.prompts import prompt_of
+from ebft.errors import DataError
+
 pytest.importorskip("trl")
 from ebft.baselines.verifiable_rewards import make_rewards
-from ebft.errors import DataError
 from tests.baselines.runs import results_of, run, write_recipe, write_rows
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -66,3 +68,12 @@ def test_some_rows_that_cannot_be_rewarded_are_left_out_and_told(tiny: Path, tmp
     )
     assert run("rlvr", recipe, tmp_path / "out", "--dry-run") == 0
     assert "documents are left out; the first: " in capsys.readouterr().err
+
+
+def test_a_row_without_a_prompt_is_refused() -> None:
+    columns = {name: name for name in ("text", "prompt", "completion", "messages")}
+    assert prompt_of({"prompt": "1+1="}, columns) == "1+1="
+    with pytest.raises(
+        DataError, match=r"rlvr needs a prompt in the column 'prompt' or 'messages'; the row has .*text"
+    ):
+        prompt_of({"text": "1+1=2"}, columns)

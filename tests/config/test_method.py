@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
+from ebft.config.convert import convert
 from ebft.config.evaluation import EvalOptions
 from ebft.config.fields import default_of
 from ebft.config.method import MethodConfig
 from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
 from ebft.method.rewards import feature_matching_rewards
+from ebft.model.taps import resolve_taps
 
 
 def test_training_takes_every_setting_as_it_is() -> None:
@@ -29,8 +31,14 @@ def test_the_default_whitening_is_the_same_in_code_and_settings() -> None:
 
 
 def test_layers_are_fractions_of_the_depth_or_numbers() -> None:
-    assert MethodConfig(feature_layers=[0.25, 1, 8]).feature_taps == [0.25, 1.0, 8]
     assert [type(tap) for tap in MethodConfig(feature_layers=[0.5, 8.0]).feature_taps] == [float, int]
+    for given in ([0.25, 1, 1.0], "0.25,1,1.0", ["0.25", "1", "1.0"]):
+        layers = convert("feature_layers", given, get_type_hints(MethodConfig)["feature_layers"])
+        taps = MethodConfig(feature_layers=layers).feature_taps
+        assert [(type(tap), tap) for tap in taps] == [(float, 0.25), (int, 1), (float, 1.0)]
+        assert resolve_taps(taps, 6) == (1, 1, 6), "the first layer, and the last"
+    with pytest.raises(ConfigError, match="is not a list"):
+        convert("feature_layers", "a.b", get_type_hints(MethodConfig)["feature_layers"])
 
 
 @pytest.mark.parametrize(

@@ -209,3 +209,30 @@ def _ending_tokenizer() -> Any:
         single=f"$A {END}", special_tokens=[(END, tokenizer.eos_token_id)]
     )
     return tokenizer
+
+
+class TestColumnsThatWereNamed:
+    """A column that was set and is not used would be a run on other text than was meant."""
+
+    def test_a_completion_without_a_prompt(self) -> None:
+        row = {"text": "a text", "code": "x = 1"}
+        with pytest.raises(DataError, match=r"completion_column='code' would not be used: there is no column 'prompt'"):
+            encode(row, byte_tokenizer(), {"completion": "code"})
+
+    def test_a_text_beside_messages(self) -> None:
+        row = {"messages": [{"role": "user", "content": "hi"}], "body": "a text"}
+        with pytest.raises(DataError, match=r"text_column='body' would not be used: 'messages' would be read"):
+            encode(row, byte_tokenizer(), {"text": "body"})
+
+    def test_a_text_beside_prompt_and_completion(self) -> None:
+        row = {"prompt": "p", "completion": "c", "body": "a text"}
+        with pytest.raises(DataError, match=r"text_column='body' would not be used: 'prompt' and 'completion' would"):
+            encode(row, byte_tokenizer(), {"text": "body"})
+
+    def test_columns_of_another_dataset_of_a_mixture(self) -> None:
+        assert encode({"text": "ab"}, byte_tokenizer(), {"prompt": "question", "completion": "reply"}).tokens
+
+    def test_those_that_are_used(self) -> None:
+        row = {"question": "p", "reply": "c", "text": "other"}
+        found = encode(row, byte_tokenizer(), {"prompt": "question", "completion": "reply"})
+        assert byte_tokenizer().decode(found.tokens).startswith("pc")

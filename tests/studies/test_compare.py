@@ -36,12 +36,12 @@ class TestNotes:
         [
             (
                 {"network": "cc"},
-                "not measured alike (the frozen feature network); of their numbers compare",
+                "measured differently (the frozen feature network); of their numbers compare",
             ),
             ({"horizon": 5}, "(horizon 5 and None); of their numbers compare only the cross-entropies"),
             ({"network": "cc", "validation": "cc"}, "do not compare their numbers"),
-            ({"validation": "cc"}, "not measured alike (the validation text)"),
-            ({"context_length": 64}, "not measured alike (context_length 64 and 48)"),
+            ({"validation": "cc"}, "measured differently (the validation text)"),
+            ({"context_length": 64}, "measured differently (context_length 64 and 48)"),
             ({"samples": 8}, "differ in samples 8 and 4; their whitened proxy"),
         ],
     )

@@ -26,14 +26,14 @@ from typing import Any
 
 from ebft.config.baseline_settings import RLVRSettings
 from ebft.data.rows import Row
-from ebft.errors import ConfigError, DataError, nearest
+from ebft.errors import ConfigError, DataError, SandboxError, nearest
 from ebft.problems.humaneval import humaneval_problem
 from ebft.problems.mbpp import mbpp_problem
 from ebft.problems.problem import Attempt, Problem, run_many
 from ebft.problems.records import Record
 from ebft.sandbox.command import Limits
 from ebft.sandbox.isolated_tests import ERROR, TIMEOUT, Outcome
-from ebft.sandbox.isolation import Sandbox, SandboxError
+from ebft.sandbox.isolation import Sandbox
 
 logger = logging.getLogger(__name__)
 

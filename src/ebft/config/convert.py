@@ -41,6 +41,14 @@ def _choices(kind: Any) -> list[str]:
     return [str(member.value) for member in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
 
 
+def _try_any(item: Any, kinds: list[Any]) -> Any:
+    """The first of several types that the item fits. Of int and float, one written with a point or exponent is float."""
+    written_as_float = isinstance(item, float) or (isinstance(item, str) and any(mark in item.lower() for mark in ".e"))
+    if kinds == [int, float] and written_as_float:
+        kinds = [float]
+    return next((found for found in (_try(item, kind) for kind in kinds) if found is not _NO), _NO)
+
+
 def _alternatives(annotation: Any) -> list[Any]:
     if get_origin(annotation) in (Union, UnionType):
         return [kind for option in get_args(annotation) for kind in _alternatives(option)]
@@ -52,8 +60,8 @@ def _try(value: Any, kind: Any) -> Any:
     if origin is list:
         items = [v.strip() for v in value.split(",") if v.strip()] if isinstance(value, str) else value
         items = items if isinstance(items, list) else [items]
-        inner = get_args(kind)[0] if get_args(kind) else str
-        converted = [_try(item, inner) for item in items]
+        inner = _alternatives(get_args(kind)[0]) if get_args(kind) else [str]
+        converted = [_try_any(item, inner) for item in items]
         return _NO if any(c is _NO for c in converted) else converted
     if origin is bool:
         if isinstance(value, bool):

@@ -50,9 +50,9 @@ class MethodConfig:
     )
 
     # ---- the frozen feature network
-    feature_layers: list[float] = _features(
+    feature_layers: list[int | float] = _features(
         [0.25, 0.5, 0.75],
-        "hidden states to tap: up to 1, fractions of the depth; above, layer numbers",
+        "hidden states to tap: fractions of the depth (0.25, 1.0) or layer numbers (1, 8; 0 is the embeddings)",
         changes="features",
     )
     feature_pooling: Pooling = _features(
@@ -120,8 +120,8 @@ class MethodConfig:
 
     @property
     def feature_taps(self) -> list[float | int]:
-        """`feature_layers` as the feature network takes them: fractions of the depth, or layer numbers."""
-        return [int(layer) if float(layer) > 1 else float(layer) for layer in self.feature_layers]
+        """`feature_layers` as the feature network takes them: 1 is the first layer, 1.0 the whole depth."""
+        return [int(layer) if layer > 1 else layer for layer in self.feature_layers]
 
 
 def settings_that_change(*kinds: str) -> tuple[str, ...]:

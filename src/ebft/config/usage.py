@@ -1,8 +1,6 @@
-"""What `ebft --help` and `ebft plan --help` say, and which commands there are."""
+"""What `ebft --help` and `ebft plan --help` say."""
 
 from __future__ import annotations
-
-COMMANDS = ("train", "sft", "rlvr", "plan", "sweep", "compare", "export", "eval", "score", "fetch", "env")
 
 USAGE = """usage: ebft COMMAND [options]
 

@@ -42,6 +42,7 @@ def check_tokenizer(tokenizer: Any, vocabulary_size: int | None = None) -> None:
 def encode(row: Row, tokenizer: Any, columns: dict[str, str] | None = None) -> Document:
     """Tokens and answer flags of one row. `columns` renames: {"prompt": "question", ...}."""
     names = {name: (columns or {}).get(name, name) for name in ("text", "prompt", "completion", "messages")}
+    _check_used(row, names)
     if names["messages"] in row:
         document = _from_messages(row[names["messages"]], 0, tokenizer)
     elif names["prompt"] in row and names["completion"] in row:
@@ -61,6 +62,24 @@ def encode(row: Row, tokenizer: Any, columns: dict[str, str] | None = None) -> D
             "completion_column or messages_column"
         )
     return _ended(document, tokenizer)
+
+
+def _check_used(row: Row, names: dict[str, str]) -> None:
+    """A column that the user has named and the row has must be one that is trained on."""
+    if names["messages"] in row:
+        used = {"messages"}
+    else:
+        used = {"prompt", "completion"} if names["prompt"] in row and names["completion"] in row else {"text"}
+    for kind, name in names.items():
+        if name != kind and name in row and kind not in used:
+            read = " and ".join(repr(names[other]) for other in sorted(used, reverse=True))
+            partner = {"prompt": "completion", "completion": "prompt"}.get(kind)
+            missing = partner is not None and names[partner] not in row
+            why = f"there is no column {names[partner]!r} beside it" if missing and partner else f"{read} would be read"
+            raise DataError(
+                f"{kind}_column={name!r} would not be used: {why}; name the columns that belong together, or leave "
+                f"{kind}_column out"
+            )
 
 
 def _text(value: Any, column: str) -> str:

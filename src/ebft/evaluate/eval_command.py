@@ -12,6 +12,7 @@ from ebft.config.evaluation import EvalOptions
 from ebft.data.rows import fingerprint as source_fingerprint
 from ebft.errors import ConfigError
 from ebft.evaluate import tables
+from ebft.evaluate.training_text import seen_in_training
 from ebft.runtime.environment import describe
 from ebft.runtime.files import write_json, write_text
 from ebft.tasks.problem_set import ProblemSet
@@ -64,6 +65,9 @@ def _evaluate_models(
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     subjects = [CheckpointSubject(name, options) for name in options.model]
+    for name in options.model if "calibration" in options.tasks else ():
+        if (warning := seen_in_training(name, options)) is not None:
+            logger.warning(warning)
     labels = tables.labels(options.model)
     if len(subjects) == 1:
         return {labels[0]: evaluate(options, sets, subjects[0], output, command)}

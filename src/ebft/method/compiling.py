@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 # A run meets a handful of shapes: context, step, packed pass, features, each with and without gradients or a window.
-# Past torch's default limit of 8 it would silently run uncompiled.
-_SHAPES = 64
+# Several evaluations, lengths or runs in one process meet more. Past torch's limit, 8 by default, a function silently
+# runs uncompiled.
+_SHAPES = 512
 
 
 @cache
@@ -22,10 +24,14 @@ def raise_limits() -> None:
 
 
 @cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, compiled for every shape it meets."""
+def compiled(function: Callable[..., Any], kind: str = "") -> Callable[..., Any]:
+    """The function, compiled for every shape it meets; torch's limit counts each kind of call on its own."""
     raise_limits()
-    return torch.compile(function, dynamic=False)
+    assert isinstance(function, FunctionType)
+    code = function.__code__.replace(co_name=f"{function.__name__}_{kind}" if kind else function.__name__)
+    own = FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+    own.__kwdefaults__ = function.__kwdefaults__
+    return torch.compile(own, dynamic=False)
 
 
 def fused(function: Callable[..., Any], tensors: Sequence[Tensor], *constants: Any) -> Any:

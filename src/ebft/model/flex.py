@@ -24,8 +24,20 @@ _FEW = 8
 _KERNEL = {"BACKEND": "TRITON"}
 
 
-def _attention(*args: Any, **kwargs: Any) -> Any:
-    return compiled(flex_attention)(*args, **kwargs, kernel_options=_KERNEL)
+def _attention(kind: str, *args: Any, **kwargs: Any) -> Any:
+    """FlexAttention, compiled: `kind` of call by kind."""
+    return compiled(_only_compiled, kind)(*args, **kwargs, kernel_options=_KERNEL)
+
+
+def _only_compiled(*args: Any, **kwargs: Any) -> Any:
+    """Uncompiled, FlexAttention holds a score for every pair of packed tokens: that is an error, never a fallback."""
+    if not torch.compiler.is_compiling():
+        raise RuntimeError(
+            "torch has stopped compiling FlexAttention (its limit of recompilations is reached, or compiling is "
+            "switched off), and uncompiled it would take the square of the packed length; use "
+            "attention_backend=sdpa, or fewer different shapes in one process"
+        )
+    return flex_attention(*args, **kwargs)
 
 
 def packed_mask(layout: PackedLayout, window: int | None) -> BlockMask:
@@ -108,6 +120,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, rule: ScoreRule, co
     if torch.is_grad_enabled() and q.shape[1] != k.shape[1] and _starves(k, context_length):
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     return _attention(
+        "training" if torch.is_grad_enabled() else "forward",
         q,
         k,
         v,
@@ -150,6 +163,7 @@ def attend_step(
     product, and the two merged by their log-sum-exps. What own_k and own_v [b, kv, B, n, h, d] hold beyond `step` is
     not looked at, but must be numbers."""
     from_context, aux = _attention(
+        "step",
         q,
         context_k,
         context_v,

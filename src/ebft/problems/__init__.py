@@ -1,0 +1,1 @@
+"""Benchmarks: their problems, prompts, the reading of answers, and the tests."""

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from ebft.errors import SandboxError
 from ebft.problems import answers
 from ebft.sandbox.command import Limits
 from ebft.sandbox.isolated_tests import ERROR, FAILED, Outcome
-from ebft.sandbox.isolation import Sandbox, SandboxError
+from ebft.sandbox.isolation import Sandbox
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,17 @@ change, and weights must stay where they are (an optimiser step and a refreshed 
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ebft.errors import first_line
+
+logger = logging.getLogger(__name__)
 
 # Each graph keeps the memory of its intermediate results: training and evaluation, with and without a short last batch.
 _KEPT = 4
@@ -29,7 +34,8 @@ class Captured:
                 function(*self.tensors)
         torch.cuda.current_stream().wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        # Other threads, such as one that pins memory for a data loader, may use CUDA meanwhile.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.outputs = function(*self.tensors)
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
@@ -45,6 +51,7 @@ class Graphs:
 
     def __init__(self) -> None:
         self._captured: OrderedDict[Hashable, Captured] = OrderedDict()
+        self._failed: set[Hashable] = set()
 
     def __len__(self) -> int:
         return len(self._captured)
@@ -52,8 +59,15 @@ class Graphs:
     def run(self, options: Hashable, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
         """function(*tensors), captured for these options and shapes; equal options must mean the same function."""
         key = (options, tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors))
+        if key in self._failed:
+            return function(*tensors)
         if key not in self._captured:
-            self._captured[key] = Captured(function, tensors)
+            try:
+                self._captured[key] = Captured(function, tensors)
+            except RuntimeError as error:
+                logger.warning(f"running without a CUDA graph: {first_line(error)}")
+                self._failed.add(key)
+                return function(*tensors)
             while len(self._captured) > _KEPT:
                 self._captured.popitem(last=False)
         self._captured.move_to_end(key)

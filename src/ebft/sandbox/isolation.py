@@ -22,15 +22,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
+from ebft.errors import SandboxError
 from ebft.sandbox.bubblewrap import Gate, bubblewrap_line, bubblewrap_version, limits_line
 from ebft.sandbox.command import BOX, INSIDE, INSIDE_MOUNT, Command, Finished, Limits, Streams
 from ebft.sandbox.monitor import monitor
 
 UNSAFE_HINT = "or pass --unsafe-exec to run model-written programs with your own rights"
-
-
-class SandboxError(RuntimeError):
-    """The sandbox cannot start; the message says what is missing."""
 
 
 @dataclass(eq=False)

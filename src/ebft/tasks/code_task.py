@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ebft.config.evaluation import EvalOptions
-from ebft.errors import ConfigError, DataError
+from ebft.errors import ConfigError, DataError, SandboxError
 from ebft.problems.catalog import load_problems
-from ebft.sandbox.isolation import Sandbox, SandboxError
+from ebft.sandbox.isolation import Sandbox
 from ebft.tasks.problem_set import ProblemSet, Scored
 from ebft.tasks.scoring import (
     MEMORY_MIB,

@@ -6,9 +6,23 @@ from typing import Any
 
 from ebft.config.recipe import Recipe
 from ebft.data.packing import DocumentIndex, SequenceDataset, mix, pad_token_id
+from ebft.data.rows import read_rows
 from ebft.data.store import tokenize_source
 from ebft.errors import DataError
 from ebft.iteration import check_sequences
+
+
+def _check_columns(recipe: Recipe) -> None:
+    """A column that was named must be in one of the datasets, or a slip in its name would train on another one."""
+    data = recipe.data
+    named = {kind: name for kind, name in data.columns.items() if name != kind}
+    if not named:
+        return
+    rows = [next(iter(read_rows(source, data.dataset_split)), {}) for source in data.dataset]
+    for kind, name in named.items():
+        if not any(name in row for row in rows):
+            there = ", ".join(map(repr, dict.fromkeys(column for row in rows for column in row))) or "none"
+            raise DataError(f"{kind}_column={name!r} is in none of the datasets; they have the columns {there}")
 
 
 def load_data(
@@ -23,6 +37,7 @@ def load_data(
     def sequences(index: DocumentIndex) -> SequenceDataset:
         return SequenceDataset(index, training.context_length, training.packing, pad_token_id(tokenizer))
 
+    _check_columns(recipe)
     indices = [tokenized(source, data.dataset_split) for source in data.dataset]
     index = indices[0]
     if len(indices) > 1:
