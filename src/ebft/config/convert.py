@@ -42,7 +42,7 @@ def _choices(kind: Any) -> list[str]:
 
 
 def _try_any(item: Any, kinds: list[Any]) -> Any:
-    """The first of several types that the item fits. Of int and float, one written with a point or exponent is float."""
+    """The first of several types that the item fits; of int and float, a point or an exponent means float."""
     written_as_float = isinstance(item, float) or (isinstance(item, str) and any(mark in item.lower() for mark in ".e"))
     if kinds == [int, float] and written_as_float:
         kinds = [float]
