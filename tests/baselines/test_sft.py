@@ -194,7 +194,7 @@ class TestBadInput:
             (["--feature_source", "average"], "cannot measure baselines"),
             (["--model", "./nowhere"], "no such folder"),
             (["--feature_layers", "99"], "holds 99"),
-            (["--prompt_column", "question"], "Name yours with"),
+            (["--prompt_column", "question"], "is in none of the datasets"),
         ],
     )
     def test_one_line_and_nothing_written(
