@@ -12,9 +12,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ebft import adapters, cli
-from ebft.config.model_and_data import ModelConfig
 from ebft.config.recipe import load_recipe
-from ebft.errors import ConfigError
 from tests.baselines.runs import run, write_recipe
 from tests.models import tiny_model
 from tests.tiny_tokenizer import END, byte_tokenizer
@@ -96,7 +94,7 @@ def test_the_frozen_network_is_the_base_model(kind: str, tiny: Path, sums: Path,
         assert weight_fingerprint(features.decoder) == weight_fingerprint(base.decoder)
 
 
-def test_a_saved_adapter_config_serves_as_peft(tiny: Path, sums: Path, tmp_path: Path) -> None:
+def test_a_saved_adapter_config_can_be_given_as_peft(tiny: Path, sums: Path, tmp_path: Path) -> None:
     config = LoraConfig(r=3, lora_alpha=7, target_modules=["q_proj"], use_rslora=True, task_type="CAUSAL_LM")
     get_peft_model(AutoModelForCausalLM.from_pretrained(tiny), config).save_pretrained(str(tmp_path / "other"))
     recipe = write_recipe(tmp_path, tiny, sums)
@@ -135,13 +133,6 @@ def test_modules_that_the_model_has_not(
     recipe = write_recipe(tmp_path, tiny, sums, peft={"target_modules": ["query"]})
     assert run("train", recipe, tmp_path / "out") == 2
     assert "the adapter does not fit the model: Target modules" in capsys.readouterr().err
-
-
-def test_settings_that_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="exclude each other"):
-        ModelConfig(model="x", lora=True, peft={"r": 4})
-    with pytest.raises(ConfigError, match="set lora=true or peft"):
-        ModelConfig(model="x", load_in_4bit=True)
 
 
 @pytest.mark.parametrize("package", ["peft", "bitsandbytes"])
@@ -233,7 +224,7 @@ def test_a_tied_head_that_was_trained_apart_is_saved_apart(sums: Path, tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["lora", "rslora with the head", "ia3"])
-def test_an_adapter_goes_on_after_a_stop(kind: str, tiny: Path, sums: Path, tmp_path: Path) -> None:
+def test_an_adapter_is_resumed_after_a_stop(kind: str, tiny: Path, sums: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, tiny, sums, **QUICK, peft=KINDS[kind])
     assert run("train", recipe, tmp_path / "whole", "--max_steps", 4) == 0
     assert run("train", recipe, tmp_path / "stopped") == 0

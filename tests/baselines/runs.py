@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from ebft import cli
 from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
+
+needs_trl = pytest.mark.skipif(find_spec("trl") is None, reason="needs trl")
 
 ROWS = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}, and that is all"} for a in range(6) for b in range(6)]
 SETTINGS: dict[str, Any] = {

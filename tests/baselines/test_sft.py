@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("trl")
 
-from ebft.baselines import sft, trl_trainers
+from ebft.baselines import sft
 from ebft.config.recipe import load_recipe
 from ebft.data.formats import encode
 from ebft.data.packing import DocumentIndex, SequenceDataset
 from ebft.data.store import TokenStore
-from ebft.errors import ConfigError
 from ebft.loading import load_model, load_tokenizer
-from ebft.train import model_card
 from ebft.train.sequences import load_data
-from ebft.train.trainer import TrainingDiverged
 from ebft.train.training_method import Loaded
 from tests.baselines.runs import contents, metrics_of, results_of, run, write_recipe, write_rows
 from tests.tiny_tokenizer import END, byte_tokenizer
@@ -198,7 +194,7 @@ class TestBadInput:
             (["--feature_source", "average"], "cannot measure baselines"),
             (["--model", "./nowhere"], "no such folder"),
             (["--feature_layers", "99"], "holds 99"),
-            (["--prompt_column", "question"], "Name yours with"),
+            (["--prompt_column", "question"], "is in none of the datasets"),
         ],
     )
     def test_one_line_and_nothing_written(
@@ -219,59 +215,6 @@ class TestBadInput:
         # transformers may have made the folder itself; anything in it would make the next try look like another run.
         assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
 
-    def test_options_that_trl_does_not_know(
-        self, tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        for options, what in (
-            ({"loss_typ": "dft"}, "did you mean 'loss_type'?"),
-            ({"learning_rate": 1}, "which is a setting of its own"),
-        ):
-            recipe = write_recipe(tmp_path, tiny, sums, trl_options=options)
-            assert run("sft", recipe, tmp_path / "out") == 2
-            assert what in capsys.readouterr().err
-
-    def test_without_trl(
-        self, tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-    ) -> None:
-        monkeypatch.setattr(trl_trainers, "find_spec", lambda name: None)
-        assert run("sft", write_recipe(tmp_path, tiny, sums), tmp_path / "out") == 2
-        assert "pip install ebft[baselines]" in capsys.readouterr().err
-
-    def test_nothing_is_reported_to_the_makers_of_trl(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import huggingface_hub
-        from huggingface_hub.utils import _telemetry
-
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_TELEMETRY", False)
-        sent: list[Any] = []
-        monkeypatch.setattr(_telemetry._TELEMETRY_QUEUE, "put", lambda *args, **kwargs: sent.append(args))
-        monkeypatch.setattr(_telemetry, "_start_telemetry_thread", lambda: None)
-        _telemetry.send_telemetry("test/before")
-        assert sent  # so that the next line can fail
-        sent.clear()
-        trl_trainers.method("sft")
-        _telemetry.send_telemetry("test/after")
-        assert not sent
-
-    def test_the_folder_of_another_method(self, tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
-        output = tmp_path / "out"
-        output.mkdir()
-        recipe = write_recipe(tmp_path, tiny, sums)
-        (output / "recipe.yaml").write_text(recipe.read_text())
-        (output / "results.json").write_text(json.dumps({"method": "sft"}))
-        before = contents(output)
-        assert run("train", recipe, output, "--resume") == 2
-        assert "holds a run of sft, not of ebft" in capsys.readouterr().err
-        assert run("sft", recipe, output) == 2
-        assert "already holds a run" in capsys.readouterr().err
-        assert contents(output) == before
-
-
-def test_settings_of_ebft_alone_are_named(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
-    recipe = write_recipe(tmp_path, tiny, sums, gamma=0.1, max_steps=1, eval_strategy="no", save_strategy="no")
-    assert run("sft", recipe, tmp_path / "out") == 0
-    assert "note: gamma: used by EBFT training only" in capsys.readouterr().err
-
 
 def test_an_adapter_is_trained_and_can_be_a_start(tiny: Path, sums: Path, tmp_path: Path) -> None:
     """LoRA with SFT, then EBFT from it: the adapter is merged into the weights."""
@@ -284,64 +227,6 @@ def test_an_adapter_is_trained_and_can_be_a_start(tiny: Path, sums: Path, tmp_pa
     merged = results_of(tmp_path / "ebft")["before"]["eval_cross_entropy"]
     assert merged == pytest.approx(results_of(adapter)["after"]["eval_cross_entropy"], rel=1e-5)
     assert (tmp_path / "ebft" / "final" / "model.safetensors").exists()
-
-
-def test_evaluation_without_validation_data(tiny: Path, sums: Path, tmp_path: Path) -> None:
-    file = write_recipe(tmp_path, tiny, sums, validation_split=0, eval_strategy="no")
-    recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, "sft")
-    tokenizer = load_tokenizer(recipe)
-    train_set, validation_set = load_data(recipe, tokenizer)
-    trainer = sft.build(Loaded(recipe, train_set, validation_set, load_model(recipe), tokenizer))
-    with pytest.raises(ConfigError, match="evaluation needs validation data"):
-        trainer.evaluate()
-
-
-def test_the_best_checkpoint_by_validation(tiny: Path, sums: Path, tmp_path: Path) -> None:
-    """A learning rate that is far too high at the end: the best one is not the last, and it is the one that is left."""
-    recipe = write_recipe(
-        tmp_path, tiny, sums, max_steps=8, load_best_model_at_end=True, metric_for_best_model="cross_entropy"
-    )
-    output = tmp_path / "out"
-    schedule = ["--learning_rate", "3e-2", "--warmup_steps", "8"]  # grows from step to step
-    assert run("sft", recipe, output, *schedule) == 0
-    seen = {e["step"]: e["eval_cross_entropy"] for e in metrics_of(output)[:-1] if "eval_cross_entropy" in e}
-    best = min((step for step in seen if step), key=lambda step: seen[step])
-    assert results_of(output)["after"]["eval_cross_entropy"] == pytest.approx(seen[best], rel=1e-6)
-    assert (output / f"checkpoint-{best}" / "COMPLETE").exists()
-
-
-def test_evaluation_tasks_run_while_training(tiny: Path, sums: Path, tmp_path: Path) -> None:
-    options = {
-        "calibration_data": str(sums),
-        "context_length": 32,
-        "horizon": 4,
-        "stride": 8,
-        "rollouts": 2,
-        "sequences": 3,
-        "profile_lengths": [1, 4],
-        "profile_stride": 8,
-    }
-    recipe = write_recipe(
-        tmp_path, tiny, sums, max_steps=2, save_strategy="no", eval_tasks=["calibration"], eval_task_options=options
-    )
-    assert run("sft", recipe, tmp_path / "out") == 0
-    assert any("eval_calibration_cfm_at_4" in entry for entry in metrics_of(tmp_path / "out"))
-
-
-def test_a_loss_that_is_no_number_stops_the_run(
-    tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    broken = tmp_path / "broken"
-    model = AutoModelForCausalLM.from_pretrained(tiny)
-    with torch.no_grad():
-        model.lm_head.weight[0] = float("nan")
-    recipe = write_recipe(tmp_path, tiny, sums, validation_split=0, eval_strategy="no")
-    loaded = load_recipe(recipe, {"output_dir": str(broken)}, "sft")
-    tokenizer = load_tokenizer(loaded)
-    trainer = sft.build(Loaded(loaded, load_data(loaded, tokenizer)[0], None, model, tokenizer))
-    with pytest.raises(TrainingDiverged, match="try a lower learning_rate"):
-        trainer.train()
-    assert not list(broken.glob("checkpoint-*"))
 
 
 @pytest.mark.parametrize(
@@ -371,54 +256,9 @@ def test_every_option_trains(tiny: Path, sums: Path, tmp_path: Path, changes: di
         assert {p.parent.name for p in (tmp_path / "out").glob("*/COMPLETE")} == {"checkpoint-1", "checkpoint-2"}
 
 
-def test_divergence_stops_before_a_checkpoint_though_nothing_is_logged_yet(
-    tiny: Path, sums: Path, tmp_path: Path, capsys: Any
-) -> None:
-    recipe = write_recipe(tmp_path, tiny, sums, learning_rate=1e30, max_grad_norm=1e30, eval_strategy="no")
-    assert run("sft", recipe, tmp_path / "out", "--logging_steps", 100, "--save_steps", 3) == 1
-    assert "try a lower learning_rate" in capsys.readouterr().err
-    assert not list((tmp_path / "out").glob("checkpoint-*"))
-
-
 def test_what_is_left_out_is_said(tiny: Path, tmp_path: Path, capsys: Any) -> None:
     rows = [{"prompt": "a long prompt " * 4, "completion": "x"}, *({"prompt": "p", "completion": "yes"} for _ in "123")]
     recipe = write_recipe(tmp_path, tiny, write_rows(tmp_path / "rows.jsonl", rows), validation_split=0)
     arguments = ["--answer_only", "true", "--max_length", 10, "--eval_strategy", "no", "--dry-run"]
     assert run("sft", recipe, tmp_path / "out", *arguments) == 0
     assert "note: 1 of 4 training sequences are left out" in capsys.readouterr().err
-
-
-def test_without_a_bar_lines_say_how_it_goes(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
-    assert run("sft", write_recipe(tmp_path, tiny, sums, max_steps=2, eval_steps=1), tmp_path / "out") == 0
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step 1: ")]
-    assert lines[0].startswith("step 1: loss ")
-    assert "cross_entropy" in lines[1]
-
-
-def test_the_card_holds_its_picture(tiny: Path, sums: Path, tmp_path: Path) -> None:
-    assert run("sft", write_recipe(tmp_path, tiny, sums, max_steps=1), tmp_path / "out") == 0
-    final = tmp_path / "out" / "final"
-    assert "![curves](curves.png)" in (final / "README.md").read_text()
-    assert (final / "curves.png").read_bytes() == (tmp_path / "out" / "curves.png").read_bytes()
-    assert model_card._header("base_model", ["Qwen/Qwen2.5-1.5B"]) == ["base_model: [Qwen/Qwen2.5-1.5B]"]
-    assert model_card._header("datasets", ["a/b:c", str(sums), "stdlib-code"]) == ["datasets: [a/b]"]
-
-
-def test_evaluation_that_is_asked_for_without_data(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
-    for command in ("train", "sft"):
-        assert run(command, write_recipe(tmp_path, tiny, sums, validation_split=0), tmp_path / "out") == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("ebft: eval_strategy=steps needs validation data; set validation_split")
-
-
-def test_a_finished_run_that_goes_on_is_not_finished(
-    tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe, output = write_recipe(tmp_path, tiny, sums), tmp_path / "out"
-    assert run("sft", recipe, output, "--max_steps", 2) == 0
-    seen: list[dict[str, Any]] = []
-    train = sft.MeasuredSFT.train
-    monkeypatch.setattr(sft.MeasuredSFT, "train", lambda *a, **k: (seen.append(results_of(output)), train(*a, **k))[1])
-    assert run("sft", recipe, output, "--max_steps", 4, "--resume") == 0
-    assert "steps" not in seen[0]
-    assert results_of(output)["steps"] == 4

@@ -8,9 +8,9 @@ from typing import Any, get_type_hints
 import pytest
 
 from ebft.config.convert import convert
-from ebft.config.evaluation import BORROWED, EvalOptions, options
+from ebft.config.evaluation import EvalOptions
 from ebft.config.fields import default_of
-from ebft.config.method import MethodConfig, settings_that_change
+from ebft.config.method import MethodConfig
 from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
 from ebft.method.rewards import feature_matching_rewards
@@ -21,17 +21,6 @@ def test_training_takes_every_setting_as_it_is() -> None:
     mine = {f.name: f for f in fields(EBFTConfig)}
     for f in fields(MethodConfig):
         assert (default_of(mine[f.name]), mine[f.name].metadata) == (default_of(f), f.metadata)
-
-
-def test_evaluation_borrows_what_changes_its_numbers() -> None:
-    names = {inner for inner, owner in BORROWED.values() if owner is MethodConfig}
-    own = {"alpha", "eval_samples", "eval_seed"}
-    assert names == set(settings_that_change("text", "features", "proxy")) - own
-    assert {name for name, _, _ in options()} >= {"rollouts", "rollout_temperature", "samples", "temperature"}
-    chosen = EvalOptions.from_values({"rollouts": "3", "samples": "5", "rollout_temperature": "0.7", "seed": "2"})
-    assert (chosen.method.samples, chosen.samples, chosen.method.temperature, chosen.temperature) == (3, 5, 0.7, 0.6)
-    assert chosen.method.eval_seed == 2
-    assert chosen.values("calibration")["rollouts"] == 3
 
 
 def test_the_default_whitening_is_the_same_in_code_and_settings() -> None:

@@ -45,19 +45,6 @@ def test_a_run_starts_once(tmp_path: Path) -> None:
     assert (config.world_size, config.process_index) == (1, 0)
 
 
-def test_the_processes_that_were_launched_count_in_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ConfigError, match=r"times 3 processes are 6 answers per step, which is not a multiple of g"):
-        RLVRSettings(
-            output_dir=str(tmp_path),
-            use_cpu=True,
-            rewards=["bleu"],
-            generations=4,
-            per_device_train_batch_size=2,
-            gradient_accumulation_steps=1,
-        )
-
-
 def test_ebft_does_not_train_in_fp16_and_baselines_may(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"fp16=true is not supported: .*; use bf16=true, or float32"):
         EBFTConfig(output_dir=str(tmp_path), fp16=True, use_cpu=True)

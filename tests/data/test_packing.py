@@ -211,3 +211,25 @@ class TestMix:
         inner = mix([numbered(4), numbered(4, 1000)], [1, 1], 0)
         outer = mix([inner, numbered(8, 2000)], [1, 1], 0)
         assert sorted(numbers(outer)) == [*range(4), *range(1000, 1004), *range(2000, 2008)]
+
+
+class TestFirst:
+    @settings(max_examples=150, deadline=None)
+    @given(documents_strategy, st.integers(2, 9), st.booleans(), st.integers(1, 12))
+    def test_rows_are_the_first_ones_and_no_others(
+        self, drawn: list[list[tuple[int, bool]]], T: int, packing: bool, rows: int
+    ) -> None:
+        whole = SequenceDataset(index_of(documents_of(drawn)), T, packing, PAD_TOKEN)
+        part = whole.first(rows)
+        assert len(part) == min(rows, len(whole))
+        for row in range(len(part)):
+            for name, value in whole[row].items():
+                assert part[row][name].tolist() == value.tolist(), name
+        assert len(part.index) <= len(whole.index)
+
+    def test_documents_behind_the_rows_are_left_out(self) -> None:
+        whole = SequenceDataset(numbered(10, length=3), 4)
+        assert numbers(whole.first(2).index) == [0, 1, 2]  # 8 tokens
+        assert numbers(whole.first(3).index) == [0, 1, 2, 3]  # 12 tokens
+        assert whole.first(100) is whole
+        assert numbers(SequenceDataset(numbered(10, length=3), 4, packing=False).first(2).index) == [0, 1]

@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("trl")
 
 from ebft import cli
-from ebft.runtime import launch
 from tests.baselines.runs import ROWS, make_model, metrics_of, results_of, write_recipe, write_rows
 from tests.distributed import group
 
@@ -70,11 +69,3 @@ def test_rlvr_counts_what_all_processes_did(folder: Path) -> None:
     # Every answer got 1, or raised.
     assert logged[-1]["reward_counts/raised"] == pytest.approx(sum(8 * (1 - e["reward"]) for e in logged))
     assert (two / "checkpoint-4" / "reward_counts.json").exists()
-
-
-@pytest.mark.parametrize("command", ["train", "sft", "rlvr"])
-def test_launch_starts_the_command_it_was_given(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Any] = []
-    monkeypatch.setattr(launch, "launch", lambda *given: started.append(given) or 0)
-    assert cli.main([command, "--launch", "2", "--model", "m"]) == 0
-    assert started == [(2, command, ["--model", "m"])]

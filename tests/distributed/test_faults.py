@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from ebft.loading import Checkpoint
-from tests.distributed import driver, group
+from tests import killed_runs
+from tests.distributed import group
+from tests.killed_runs import final_weights, metrics, start, steps
 from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
 
-ROOT = Path(__file__).parents[2]
 STEPS = 6
 
 
@@ -58,34 +55,15 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "recipe.yaml"
 
 
-def arguments(recipe: Path, output: Path, *flags: object) -> list[str]:
-    return ["train", "--config", str(recipe), "--output_dir", str(output), *map(str, flags)]
-
-
-def run(processes: int, recipe: Path, output: Path, *flags: object, **variables: str) -> group.Ended:
+def run(
+    processes: int, recipe: Path, output: Path, *flags: object, kill_at: str = "", kill_rank: int = 1
+) -> group.Ended:
     """`ebft train` on so many processes, without a launcher that stands by."""
-    given = {"EBFT_CACHE": str(recipe.parent / "cache"), **variables}
-    folder = output.parent
-    return group.run(processes, driver.main, arguments(recipe, output, *flags), folder=folder, variables=given)
-
-
-def launch(recipe: Path, output: Path, *flags: object, **variables: str) -> subprocess.Popen[str]:
-    """`ebft train --launch`, as a user starts it."""
-    paths = os.pathsep.join([str(ROOT), *sys.path])
-    given = {"EBFT_CACHE": str(recipe.parent / "cache"), "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **variables}
-    command = [sys.executable, driver.__file__, *arguments(recipe, output, *flags)]
-    return subprocess.Popen(
-        command, env={**os.environ, **given}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    arguments, variables = (
+        killed_runs.arguments(recipe, output, *flags),
+        killed_runs.variables(recipe, kill_at, kill_rank),
     )
-
-
-def weights(output: Path) -> dict[str, torch.Tensor]:
-    return load_file(output / "final" / "model.safetensors")
-
-
-def metrics(output: Path) -> list[dict[str, Any]]:
-    entries = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in e.items() if "second" not in k and "time" not in k} for e in entries if "reward" in e]
+    return group.run(processes, killed_runs.main, arguments, folder=output.parent, variables=variables)
 
 
 @pytest.fixture(scope="module", params=[[], ["--fsdp", "full_shard"]], ids=["whole", "sharded"])
@@ -109,7 +87,7 @@ def killed(recipe: Path, how: list[str], tmp_path_factory: pytest.TempPathFactor
     """The second of two processes is killed in the middle of step 3; checkpoint 2 is there."""
     output = tmp_path_factory.mktemp("runs") / "killed"
     begin = time.monotonic()
-    died = launch(recipe, output, "--launch", 2, *how, KILL_RANK="1", KILL_STEP="3")
+    died = start(recipe, output, "--launch", 2, *how, kill_at="step:3", kill_rank=1)
     errors = died.communicate(timeout=120)[1]
     assert died.returncode == 1, errors
     killed_at = max(p.stat().st_mtime for p in output.rglob("*"))  # hardly later than the last thing written
@@ -123,7 +101,7 @@ def killed(recipe: Path, how: list[str], tmp_path_factory: pytest.TempPathFactor
 
 
 def test_what_a_run_of_two_processes_leaves_behind(uninterrupted: Path, how: list[str]) -> None:
-    assert [entry["step"] for entry in metrics(uninterrupted)] == list(range(1, STEPS + 1))
+    assert steps(uninterrupted) == list(range(1, STEPS + 1))
     assert sorted(p.name for p in uninterrupted.glob("checkpoint-*")) == [f"checkpoint-{n}" for n in (2, 4, 6)]
     assert all((p / "COMPLETE").exists() for p in uninterrupted.glob("checkpoint-*"))
     assert {"before", "after", "steps"} <= json.loads((uninterrupted / "results.json").read_text()).keys()
@@ -149,8 +127,7 @@ def test_killed_and_resumed_gives_the_same_weights(
     """Also when the next one dies in the middle of a checkpoint, which must not be taken for whole."""
     output = tmp_path / "run"
     shutil.copytree(killed, output)
-    where = "shards" if how else "save"
-    died = run(2, recipe, output, "--resume", *how, KILL_RANK="1", KILL_STEP="4", KILL_WHEN=where)
+    died = run(2, recipe, output, "--resume", *how, kill_at="shards:4" if how else "save:4")
     assert died.codes == [1, -signal.SIGKILL], died.said
     assert (output / "checkpoint-4").exists()
     assert not (output / "checkpoint-4" / "COMPLETE").exists()
@@ -160,9 +137,9 @@ def test_killed_and_resumed_gives_the_same_weights(
     done = run(2, recipe, output, "--resume", *how)
     assert done.codes == [0, 0], done.said
     assert "checkpoint-4 was cut off" in done.said[0]
-    assert [said.count("going on from") for said in done.said] == [1, 0]
-    found = weights(output)
-    for name, value in weights(uninterrupted).items():
+    assert [said.count("resuming from") for said in done.said] == [1, 0]
+    found = final_weights(output)
+    for name, value in final_weights(uninterrupted).items():
         assert torch.equal(found[name], value), name
     assert metrics(output) == metrics(uninterrupted)
 
@@ -185,23 +162,23 @@ def test_resumed_on_another_number_of_processes(
     assert one.codes == [0], one.said
     four = run(4, recipe, output, *how, "--resume", "--gradient_accumulation_steps", 1)
     assert four.codes == [0] * 4, four.said
-    found = weights(output)
-    for name, value in weights(uninterrupted).items():
+    found = final_weights(output)
+    for name, value in final_weights(uninterrupted).items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=name)
-    assert [entry["step"] for entry in metrics(output)] == list(range(1, STEPS + 1))
+    assert steps(output) == list(range(1, STEPS + 1))
 
 
 def test_a_process_that_does_not_answer(recipe: Path, tmp_path: Path) -> None:
     """It is given up after ddp_timeout, on CPUs too and without a launcher."""
     flags = ("--fsdp", "--ddp_timeout", 4, "--validation_split", 0)
-    ended = run(2, recipe, tmp_path / "run", *flags, KILL_RANK="1", KILL_STEP="3", SLEEP="9")
+    ended = run(2, recipe, tmp_path / "run", *flags, kill_at="sleep:3:9")
     assert ended.codes == [1, 1], ended.said
     assert "ebft: lost another process: " in ended.said[0]
     assert "Timed out waiting 4000ms" in ended.said[0]
 
 
 def test_the_launcher_says_an_error_once(recipe: Path, tmp_path: Path) -> None:
-    wrong = launch(recipe, tmp_path / "run", "--launch=2", "--horizon", 100)
+    wrong = start(recipe, tmp_path / "run", "--launch=2", "--horizon", 100)
     errors = wrong.communicate(timeout=120)[1]
     assert wrong.returncode == 2
     assert errors.count("\n") == 1, errors
@@ -211,7 +188,7 @@ def test_the_launcher_says_an_error_once(recipe: Path, tmp_path: Path) -> None:
 
 def test_interrupting_the_launcher_stops_all(recipe: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    started = launch(recipe, output, "--launch", 2, "--max_steps", 100000)
+    started = start(recipe, output, "--launch", 2, "--max_steps", 100000)
     try:
         deadline = time.monotonic() + 90
         while not (output / "checkpoint-2" / "COMPLETE").exists():

@@ -49,7 +49,7 @@ RUNS = {
     2: [(name, 1) for name in SETTINGS if name not in ONLY_SHARDED] + [("documents", 2), ("feature_matching", 4)],
     4: [("feature_matching", 1), ("documents", 2), ("answer_starts", 1)],
 }
-# The same with the model shared out over the processes.
+# The same with the model sharded over the processes.
 SHARDED_RUNS = {
     1: [("documents", 1)],
     2: [(name, 1) for name in SETTINGS] + [("documents", 2)],

@@ -178,7 +178,7 @@ def test_what_follows_an_end_token_changes_nothing_before_it() -> None:
     assert torch.equal(before[:, kept], after[:, kept])
 
 
-def test_plain_calls_go_on_as_before(family: str) -> None:
+def test_plain_calls_stay_as_they_were(family: str) -> None:
     """ebft leaves its attention in the model; whoever calls the model without a pass must not notice."""
     model = tiny_model(family)
     plain = untouched(model)

@@ -88,8 +88,8 @@ def test_contexts_of_a_batch_do_not_mix() -> None:
                 assert float(together[row, b, j]) == pytest.approx(float(expected - t2[j] / 2), abs=1e-12)
 
 
-# Inputs and outputs of the released code: alpha, alignment, diversity, baseline.
-RELEASED = [
+# Inputs and outputs of the reference implementation: alpha, alignment, diversity, baseline.
+REFERENCE_CASES = [
     (1.0, [-0.973556, 0.378074], [0.937935, 0.065746], [0.378074, -0.973556]),
     (0.5, [0.544988, -0.101904, -2.828142], [1.033566, 0.334816, 0.952906], [-1.592101, -1.967405, 0.013804]),
     (
@@ -113,8 +113,8 @@ RELEASED = [
 ]
 
 
-@pytest.mark.parametrize(("alpha", "alignment", "diversity", "baseline"), RELEASED)
-def test_baseline_equals_the_released_code(
+@pytest.mark.parametrize(("alpha", "alignment", "diversity", "baseline"), REFERENCE_CASES)
+def test_baseline_equals_the_reference_implementation(
     alpha: float, alignment: list[float], diversity: list[float], baseline: list[float]
 ) -> None:
     found = leave_one_out_baseline(torch.tensor(alignment), torch.tensor(diversity), alpha)

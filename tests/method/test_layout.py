@@ -1,4 +1,4 @@
-"""The packed layout against the paper's worked example, the released code's masks and plain loops."""
+"""The packed layout against the paper's worked example, the masks of the reference implementation and plain loops."""
 
 from __future__ import annotations
 
@@ -97,18 +97,18 @@ def test_worked_example_with_two_samples_and_documents() -> None:
     assert layout.truth_mask.tolist() == [False, True, True, False, True, True, True, False]
 
 
-# ---- the released code's masks -----------------------------------------------------------------------------
+# ---- the masks of the reference implementation -------------------------------------------------------------
 
 
-def in_released_order(layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mask and positions with token t of block b at T + t*NB + b, where the released code puts it."""
+def in_reference_order(layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mask and positions with token t of block b at T + t*NB + b, where the reference implementation puts it."""
     T, blocks = layout.context_length, layout.num_anchors
     order = list(range(T))
     order += [int(layout.completion_slots[b, 0, t]) for t in range(layout.horizon) for b in range(blocks)]
     return layout.attention_mask()[order][:, order], layout.position_ids[order]
 
 
-RELEASED_T12_G4_STRIDE4 = """
+REFERENCE_T12_G4_STRIDE4 = """
 1... .... .... .. .. .. ..
 11.. .... .... .. .. .. ..
 111. .... .... .. .. .. ..
@@ -133,7 +133,7 @@ RELEASED_T12_G4_STRIDE4 = """
 
 # T=30, G=4, stride 8, but the first context has 2 tokens. The rows of generated tokens: how many leading
 # context tokens they see, and what they see of the generated tokens.
-RELEASED_T30_G4_STRIDE8_CONTEXT2 = [
+REFERENCE_T30_G4_STRIDE8_CONTEXT2 = [
     (2, "1... .... .... ...."),
     (10, ".1.. .... .... ...."),
     (18, "..1. .... .... ...."),
@@ -153,16 +153,16 @@ RELEASED_T30_G4_STRIDE8_CONTEXT2 = [
 ]
 
 
-def test_released_mask_with_the_papers_anchors() -> None:
-    mask, positions = in_released_order(StridedLayout(12, horizon=4, stride=4, samples=1))
-    assert torch.equal(mask, mask_from_text(RELEASED_T12_G4_STRIDE4))
+def test_reference_mask_with_the_papers_anchors() -> None:
+    mask, positions = in_reference_order(StridedLayout(12, horizon=4, stride=4, samples=1))
+    assert torch.equal(mask, mask_from_text(REFERENCE_T12_G4_STRIDE4))
     assert positions.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 4, 8, 5, 9, 6, 10, 7, 11]
 
 
-def test_released_mask_whose_first_context_is_not_one_stride_long() -> None:
-    mask, positions = in_released_order(PackedLayout(30, 4, 1, torch.tensor([2, 10, 18, 26])))
+def test_reference_mask_whose_first_context_is_not_one_stride_long() -> None:
+    mask, positions = in_reference_order(PackedLayout(30, 4, 1, torch.tensor([2, 10, 18, 26])))
     text = "\n".join("1" * (i + 1) + "." * (45 - i) for i in range(30)) + "\n"
-    text += "\n".join("1" * seen + "." * (30 - seen) + rest for seen, rest in RELEASED_T30_G4_STRIDE8_CONTEXT2)
+    text += "\n".join("1" * seen + "." * (30 - seen) + rest for seen, rest in REFERENCE_T30_G4_STRIDE8_CONTEXT2)
     assert torch.equal(mask, mask_from_text(text))
     assert positions[30:].tolist() == [2, 10, 18, 26, 3, 11, 19, 27, 4, 12, 20, 28, 5, 13, 21, 29]
 

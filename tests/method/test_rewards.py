@@ -80,7 +80,7 @@ def in_feature_space(generated: Tensor, truth: Tensor, whitening: str) -> tuple[
     white_phi = [half_inverse @ x for x in phi]
     white_truth = half_inverse @ truth
     if whitening == "reference":
-        # The released code whitens with Phi Phi^T (no 1/n) and leaves the truth as it is.
+        # The reference implementation whitens with Phi Phi^T (no 1/n) and leaves the truth as it is.
         white_phi = [x / n**0.5 for x in white_phi]
         signs = sums_that_decide_the_sign(generated).sign()
         alignment = [float(2 * s * cosine(x, truth)) for s, x in zip(signs, white_phi, strict=True)]
@@ -287,11 +287,11 @@ def test_a_single_sample_has_no_diversity() -> None:
         assert float(alignment[0]) == pytest.approx(expected[whitening], abs=1e-9)
 
 
-# ---- numbers of the released code --------------------------------------------------------------------------
+# ---- numbers of the reference implementation ---------------------------------------------------------------
 
-# One context each of the released code's own inputs and outputs (float32, before the factor 2). The features
+# One context each of the reference implementation's own inputs and outputs (float32, before the factor 2). The features
 # have 24 entries; here they are coordinates in an orthonormal basis of their span, truth first.
-RELEASED = {
+REFERENCE_CASES = {
     "random": (
         [
             [1.0, 0.0, 0.0, 0.0, 0.0],
@@ -355,13 +355,13 @@ RELEASED = {
 }
 
 
-@pytest.mark.parametrize("case", RELEASED)
-def test_reference_equals_the_released_code(case: str) -> None:
-    features, released_alignment, released_diversity = RELEASED[case]
+@pytest.mark.parametrize("case", REFERENCE_CASES)
+def test_reference_equals_the_reference_implementation(case: str) -> None:
+    features, their_alignment, their_diversity = REFERENCE_CASES[case]
     truth, *generated = torch.tensor(features)
     alignment, diversity = feature_matching_rewards(torch.stack(generated), truth, "reference")
-    assert alignment.tolist() == pytest.approx([2 * x for x in released_alignment], abs=5e-6)
-    assert diversity.tolist() == pytest.approx([2 * x for x in released_diversity], abs=5e-6)
+    assert alignment.tolist() == pytest.approx([2 * x for x in their_alignment], abs=5e-6)
+    assert diversity.tolist() == pytest.approx([2 * x for x in their_diversity], abs=5e-6)
 
 
 # ---- groups ------------------------------------------------------------------------------------------------

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from ebft.method.layout import PackedLayout, StridedLayout
-from ebft.model import blocks, flex
+from ebft.model import blocks
 from ebft.model.blocks import classify_blocks, ordered
+from tests.model.mask_cases import cases, dense_mask
 
 
 def by_block(dense: Tensor, size: int) -> Tensor:
@@ -21,28 +19,6 @@ def by_block(dense: Tensor, size: int) -> Tensor:
     padded = torch.zeros(rows, -(-Q // size) * size, -(-K // size) * size, dtype=torch.bool)
     padded[:, :Q, :K] = dense
     return padded.unflatten(2, (-1, size)).unflatten(1, (-1, size)).transpose(2, 3)
-
-
-def dense_mask(layout: PackedLayout, queries: Tensor, keys: int, window: int | None) -> Tensor:
-    return layout.allowed(layout.mask_rows[:, None, None], queries[:, None], torch.arange(keys), window)
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> tuple[PackedLayout, int | None, int]:
-    T, G = draw(st.integers(6, 40)), draw(st.integers(1, 6))
-    stride, n = draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    documents = None
-    if draw(st.booleans()):
-        rows = draw(st.integers(1, 3))
-        lengths = [draw(st.lists(st.integers(1, T), min_size=1, max_size=4)) for _ in range(rows)]
-        documents = torch.full((rows, T), -1)
-        for row, parts in enumerate(lengths):
-            at = 0
-            for number, part in enumerate(parts):
-                documents[row, at : at + part] = number
-                at += part
-    layout = StridedLayout(T, min(G, T - stride), stride, n, document_ids=documents, fixed_shape=True, allow_empty=True)
-    return layout, draw(st.none() | st.integers(1, T)), draw(st.sampled_from([2, 4, 8]))
 
 
 @settings(max_examples=150, deadline=None)
@@ -88,51 +64,3 @@ def test_ordered_lists_the_chosen_blocks_first() -> None:
     assert counts.tolist() == [[[2, 0]]]
     assert order[0, 0, 0, :2].tolist() == [1, 3]
     assert sorted(order[0, 0, 1].tolist()) == [0, 1, 2, 3]
-
-
-@settings(max_examples=100, deadline=None)
-@given(cases(), st.integers(0, 5))
-def test_the_masks_of_the_kernels_are_the_rule(case: tuple[PackedLayout, int | None, int], step: int) -> None:
-    layout, window, _ = case
-    T, S, step = layout.context_length, layout.packed_length, min(step, layout.horizon - 1)
-    everything = torch.arange(S)
-    of_step = everything[T + step :: layout.horizon]
-    for mask, queries, keys in (
-        (flex.packed_mask(layout, window), everything, S),
-        (flex.context_mask(layout, window), everything[:T], T),
-        (flex.step_mask(layout, window, step), of_step, T),
-    ):
-        assert mask.shape[-2:] == (len(queries), keys)
-        rows, places = layout.mask_rows[:, None, None], torch.arange(len(queries))[:, None]
-        found = mask.mask_mod(rows, torch.tensor(0), places, torch.arange(keys))
-        assert torch.equal(found, dense_mask(layout, queries, keys, window))
-
-
-@pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("window", [None, 7])
-@pytest.mark.parametrize(("step", "room"), [(0, 1), (5, 6), (7, 8), (9, 16), (20, 39)])
-def test_context_and_own_tokens_merge_to_one_softmax(
-    step: int, room: int, window: int | None, softcap: float | None
-) -> None:
-    b, kv, repeat, B, n, d, T = 2, 2, 3, 2, 2, 5, 11
-    generator = torch.Generator().manual_seed(step)
-    q = torch.randn(b, kv * repeat, B * n, d, generator=generator)
-    context_k, context_v = torch.randn(2, b, kv, T, d, generator=generator)
-    own_k, own_v = torch.randn(2, b, kv, B, n, room, d, generator=generator)  # later tokens must not count
-
-    def score(products: Tensor) -> Tensor:
-        return products * 0.3 if softcap is None else softcap * torch.tanh(products * 0.3 / softcap)
-
-    expected = torch.empty_like(q)
-    from_context, lse = torch.empty_like(q), torch.empty(b, kv * repeat, B * n)
-    for row, head, query in itertools.product(range(b), range(kv * repeat), range(B * n)):
-        group, first = head // repeat, max(0, step + 1 - (window or step + 1))
-        mine = own_k[row, group].flatten(0, 1)[query, first : step + 1]
-        values = own_v[row, group].flatten(0, 1)[query, first : step + 1]
-        on_context = score(context_k[row, group] @ q[row, head, query])
-        lse[row, head, query] = on_context.logsumexp(0)
-        from_context[row, head, query] = on_context.softmax(0) @ context_v[row, group]
-        weights = torch.cat([on_context, score(mine @ q[row, head, query])]).softmax(0)
-        expected[row, head, query] = weights @ torch.cat([context_v[row, group], values])
-    found = flex._merge_own(q, from_context, lse, own_k, own_v, torch.tensor(step), 0.3, window, softcap)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

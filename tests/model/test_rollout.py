@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, BloomConfig, MambaConfig, T5Config, T5ForConditionalGeneration
 
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.sampling import uniforms
 from ebft.model import rollout as rollout_module
 from ebft.model import rollout_graph
-from ebft.model.backbone import output_head, packed_hidden_states, prepare_model
+from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.rollout import rollout
+from tests.model import compiled_models as gpu
 from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
 from tests.plain import places, plain_logits, untouched
 
@@ -162,45 +162,6 @@ def test_rollouts_leave_the_model_in_the_mode_it_was_in() -> None:
     assert not model.lm_head.training
 
 
-class TestModelsThatCannotBeServed:
-    def test_recurrent(self) -> None:
-        model = AutoModelForCausalLM.from_config(MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1))
-        with pytest.raises(ValueError, match="recurrent state"):
-            prepare_model(model)
-
-    def test_alibi(self) -> None:
-        model = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=20, hidden_size=8, n_layer=1, n_head=2))
-        with pytest.raises(ValueError, match="attention interface"):
-            prepare_model(model)
-
-    def test_encoder_decoder(self) -> None:
-        config = T5Config(vocab_size=20, d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2)
-        with pytest.raises(ValueError, match="decoder-only"):
-            prepare_model(T5ForConditionalGeneration(config))
-
-    def test_not_a_transformers_model(self) -> None:
-        with pytest.raises(ValueError, match="AutoModelForCausalLM"):
-            prepare_model(torch.nn.Linear(2, 2))
-
-    def test_without_a_head(self) -> None:
-        with pytest.raises(ValueError, match="no language-model head"):
-            prepare_model(tiny_model().model)
-
-    def test_whose_packed_pass_differs_from_plain_sequences(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A model that does something ebft does not know of is found out before it is trained."""
-        model = tiny_model()
-        forward = model.model.forward
-
-        def with_absolute_positions(*args, **kwargs):  # type: ignore[no-untyped-def]
-            kwargs["position_ids"] = torch.arange(kwargs["input_ids"].shape[1])[None]
-            return forward(*args, **kwargs)
-
-        monkeypatch.setattr(model.model, "forward", with_absolute_positions)
-        with pytest.raises(ValueError, match="other logits for a packed sequence"):
-            prepare_model(model)
-        assert model.config._attn_implementation == "sdpa"
-
-
 class TestBadInput:
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -233,12 +194,19 @@ class TestBadInput:
             packed_hidden_states(model, torch.zeros(1, layout.packed_length, dtype=torch.long), layout)
 
 
-def test_a_layout_with_another_batchs_tensors_is_that_batchs_layout() -> None:
-    """What a captured rollout is replayed with: anchors further on must see all of their context."""
-    model, ids = tiny_model("llama"), some_ids(rows=1)
-    early, late = (PackedLayout(T, 3, 2, torch.tensor([[5, last]])) for last in (7, 16))
-    names, tensors = rollout_graph.layout_tensors(late)
-    expected = rollout(model, ids, late, temperature=0, seeds=SEEDS[:1])
-    assert not torch.equal(expected, rollout(model, ids, early, temperature=0, seeds=SEEDS[:1]))
-    found = rollout(model, ids, rollout_graph.layout_with(early, names, tensors), temperature=0, seeds=SEEDS[:1])
-    assert torch.equal(found, expected)
+@pytest.mark.cuda
+def test_sampled_log_probs_are_training_log_probs() -> None:
+    """Tokens drawn from the cached pass, in bf16, are as likely under the packed pass up to rounding."""
+    model = gpu.compiled_model("llama", torch.bfloat16)
+    ids, where = gpu.some_ids(0).cuda(), StridedLayout(gpu.T, 5, 4, 3)
+    completions = rollout(model, ids, where, temperature=1.0, seeds=torch.tensor([1, 2]), backend="flex")
+    packed = where.pack(ids, completions)
+    rows = []
+    for backend in ("flex", "sdpa"):
+        with torch.no_grad():
+            hidden = packed_hidden_states(model, packed, where, backend)  # type: ignore[arg-type]
+            log_p = output_head(model).logits(hidden.flatten(0, 1)).log_softmax(-1).unflatten(0, hidden.shape[:2])
+        of_completions = where.completions(log_p)[:, :, :, :-1]
+        rows.append(of_completions.gather(-1, completions[..., 1:, None]))
+    assert float((rows[0] - rows[1]).abs().mean()) < 0.05
+    assert float((rows[0].exp().mean() - rows[1].exp().mean()).abs()) < 0.01

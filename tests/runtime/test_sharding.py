@@ -3,39 +3,19 @@ tests/distributed/."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ebft.method.layout import StridedLayout
 from ebft.model import rollout
-from ebft.model.backbone import decoder_layers, decoder_of, output_head, packed_hidden_states, prepare_model
-from ebft.runtime import processes, sharded_checkpoints, sharding
+from ebft.model.backbone import decoder_of, output_head, packed_hidden_states
+from ebft.runtime import sharding
 from tests.models import FAMILIES, VOCABULARY, tiny_model
+from tests.runtime.sharded_models import sharded
 
-CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("group")
 LAYOUT = StridedLayout(context_length=16, horizon=3, stride=4, samples=2)
-
-
-@pytest.fixture(autouse=True)
-def group() -> Iterator[None]:
-    processes.join_alone(CPU)
-    yield
-    processes.leave()
-
-
-def sharded(model: Any, dtype: torch.dtype | None = None) -> Any:
-    prepare_model(model)
-    model = copy.deepcopy(model)
-    decoder = decoder_of(model)
-    group = sharding.ShardGroup(CPU, 1, dtype)
-    sharding.shard_model(model, decoder, decoder_layers(decoder)[1], group, reshard=True)
-    return model
 
 
 def ids(*shape: int) -> torch.Tensor:
@@ -83,21 +63,3 @@ def test_bf16_is_for_computing_only() -> None:
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
     assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}, "frequencies of rotary embeddings"
-
-
-def test_a_sharded_checkpoint_fills_an_ordinary_model(tmp_path: Any) -> None:
-    plain = tiny_model("qwen2")  # its head is its embeddings
-    model = sharded(plain)
-    sharded_checkpoints.save(tmp_path / sharded_checkpoints.MODEL, sharded_checkpoints.weights(model))
-    other = tiny_model("qwen2")
-    for parameter in other.parameters():
-        torch.nn.init.zeros_(parameter)
-    sharded_checkpoints.load_whole(tmp_path, other.to(torch.bfloat16))
-    for name, value in plain.named_parameters():
-        assert torch.equal(other.get_parameter(name), value.to(torch.bfloat16)), name
-
-
-def test_errors_of_a_checkpoint_are_plain_ones(tmp_path: Any) -> None:
-    with pytest.raises(Exception, match="nowhere") as found:
-        sharded_checkpoints.load(tmp_path / "nowhere", {"a": torch.zeros(2)})
-    assert not isinstance(found.value, dist.checkpoint.CheckpointException)

@@ -19,7 +19,6 @@ from ebft.method.layout import StridedLayout
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import text_config
 from ebft.model.features import FeatureNetwork
-from ebft.model.fingerprint import feature_space
 from ebft.model.rollout import rollout
 from ebft.tasks import calibration
 from ebft.tasks.calibration import Profile, estimates, measure_sequences
@@ -227,34 +226,6 @@ def test_attention_and_mode_are_restored() -> None:
     measured(model, features, sequences([24]), options())
     assert text_config(model)._attn_implementation == before != "ebft"
     assert model.training
-
-
-def test_feature_spaces_are_told_apart() -> None:
-    model = tiny_model("llama")
-    mine = feature_space(FeatureNetwork(model), "a")
-    assert feature_space(FeatureNetwork(copy.deepcopy(model)), "b") == {**mine, "model": "b"}
-    rounded = copy.deepcopy(model).bfloat16()
-    assert feature_space(FeatureNetwork(rounded), "a") == mine, "one checkpoint in two precisions is one space"
-    assert feature_space(FeatureNetwork(tiny_model("llama", seed=1)), "a")["weights"] != mine["weights"]
-    assert feature_space(FeatureNetwork(model, layers=[0.5]), "a")["taps"] != mine["taps"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"profile_lengths": [1, 1]}, r"profile_lengths=\[1, 1\] must be different numbers"),
-        ({"profile_lengths": [0]}, "must be different numbers of at least 1"),
-        ({"profile_lengths": [20]}, "profile_lengths up to 20 with profile_stride=5 do not fit in context_length=24"),
-        ({"profile_stride": 0}, "profile_stride=0 must be at least 1"),
-        ({"whitening": "pap"}, "whitening='pap' is not one of .* did you mean 'paper'"),
-        ({"horizon": 24}, "horizon=24 with stride=4 does not fit in context_length=24"),
-        ({"rollouts": 1}, "rollouts=1 must be at least 2"),
-        ({"rollout_temperature": 0.0}, "temperature=0.0 must be above 0"),
-    ],
-)
-def test_bad_settings(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        calibration_profile(options(**changes))
 
 
 def test_no_profile_is_fine() -> None:

@@ -6,80 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM
 
-from ebft import EBFTConfig, EBFTTrainer
-from ebft.data.formats import Document
-from ebft.data.packing import DocumentIndex, SequenceDataset
-from ebft.data.store import TokenStore
+from ebft import EBFTTrainer
 from ebft.errors import ConfigError
-from ebft.method.layout import StridedLayout
-from ebft.model.backbone import packed_hidden_states
-from ebft.train.networks import Networks
 from ebft.train.trainer import TrainingDiverged
-from tests.models import tiny_model
-from tests.plain import places, plain_logits
-
-T, VOCABULARY = 32, 24
-
-
-def small_model(seed: int = 0) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    sizes = dict(hidden_size=48, intermediate_size=96, num_hidden_layers=4, num_attention_heads=2)
-    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **sizes))
-
-
-def counting_text(documents: int = 64, seed: int = 0) -> SequenceDataset:
-    """Documents that count up by a step of their own, modulo the vocabulary: easy to learn, not at once."""
-    generator = torch.Generator().manual_seed(seed)
-    made = []
-    for _ in range(documents):
-        start, step = torch.randint(VOCABULARY, (2,), generator=generator).tolist()
-        tokens = [(start + i * (1 + step % 3)) % VOCABULARY for i in range(40)]
-        made.append(Document(tokens, [i >= 10 for i in range(40)]))
-    return SequenceDataset(DocumentIndex.of(TokenStore.from_documents(made)), T)
-
-
-def config(output: Path, **changes: Any) -> EBFTConfig:
-    settings: dict[str, Any] = dict(
-        output_dir=str(output),
-        use_cpu=True,
-        context_length=T,
-        horizon=4,
-        stride=4,
-        samples=4,
-        per_device_train_batch_size=8,
-        learning_rate=1e-3,
-        warmup_steps=0,
-        max_steps=4,
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-        samples_every=0,
-    )
-    return EBFTConfig(**{**settings, **changes})
-
-
-def weights(model: Any) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Models this small are faster on one thread, and bit-exact on any machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from tests.train.small_runs import config, counting_text, small_model, weights
 
 
 @pytest.fixture(scope="module")
@@ -223,47 +156,6 @@ def test_kl_keeps_the_model_near_its_start(tmp_path: Path) -> None:
     assert moved[1] < moved[0] / 2
 
 
-def test_lora_uses_the_base_model_as_frozen_network_and_saves_an_adapter(tmp_path: Path) -> None:
-    model = small_model()
-    start = weights(model)
-    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], task_type="CAUSAL_LM")
-    args = config(tmp_path, kl_weight=0.01, learning_rate=1e-2)
-    trainer = EBFTTrainer(model, args, counting_text(), counting_text(documents=8, seed=1), peft_config=adapter)
-    assert trainer.features.source == "adapter_off"
-    assert trainer.networks.reference is None
-    trainer.train()
-    assert all(
-        torch.equal(start[n.replace(".base_layer", "")], p) for n, p in model.named_parameters() if "lora" not in n
-    )
-    trainer.save_model(str(tmp_path / "adapter"))
-    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
-
-
-def test_kl_is_from_the_base_models_head_where_the_adapter_trains_one(tmp_path: Path) -> None:
-    """The divergence of the loss, against plain sequences run one by one through the model at the start and now."""
-    start, now, tau = small_model(), small_model(), 0.7
-    adapter = LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")
-    args = config(tmp_path, kl_weight=0.1, temperature=tau)
-    trainer = EBFTTrainer(small_model(), args, counting_text(), peft_config=adapter)
-    trainer.state.max_steps = 1
-    with torch.no_grad():  # the adapter itself begins as nothing: only the head has moved
-        moved = now.lm_head.weight
-        moved += 0.5 * torch.randn(moved.shape, generator=torch.Generator().manual_seed(0))
-        trainer.model.base_model.model.lm_head.modules_to_save["default"].weight.copy_(moved)
-    batches, _ = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, torch.device("cpu"))
-    _, terms = trainer.compute_loss(trainer.model, batches[0], return_outputs=True)
-    packed, layout = batches[0]["input_ids"], batches[0]["layout"]
-    expected = []
-    for place in places(packed[:, : layout.context_length], layout.completions(packed), layout):
-        rows = slice(-layout.horizon - 1, -1)
-        log_p, log_q = (
-            (plain_logits(model.eval(), place.sequence)[rows] / tau).log_softmax(-1) for model in (now, start)
-        )
-        expected.append((log_p.exp() * (log_p - log_q)).sum(-1).mean())
-    assert float(terms.kl) > 0.01
-    torch.testing.assert_close(terms.kl, torch.stack(expected).mean())
-
-
 def test_what_is_logged(tmp_path: Path) -> None:
     args = config(tmp_path, gamma=0.1, eval_strategy="steps", eval_steps=2, samples_every=2)
     EBFTTrainer(small_model(), args, counting_text(), counting_text(documents=8, seed=1)).train()
@@ -322,115 +214,6 @@ def test_the_final_model_is_an_ordinary_one(tmp_path: Path) -> None:
     assert loaded.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0).shape == (1, 12)
 
 
-def test_dropout_is_turned_off(tmp_path: Path) -> None:
-    model = tiny_model("gpt2", vocab_size=VOCABULARY)
-    EBFTTrainer(model, config(tmp_path, max_steps=1), counting_text()).train()
-    assert all(m.p == 0 for m in model.modules() if isinstance(m, torch.nn.Dropout))
-
-
-def opt_with_dropout() -> PreTrainedModel:
-    """Its dropouts are calls of functions, with rates that its modules keep."""
-    torch.manual_seed(0)
-    sizes = dict(hidden_size=32, ffn_dim=48, num_hidden_layers=4, num_attention_heads=2, word_embed_proj_dim=32)
-    rates = dict(dropout=0.1, attention_dropout=0.1, layerdrop=0.3)
-    return OPTForCausalLM(OPTConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **sizes, **rates))
-
-
-def test_functional_dropout_is_turned_off(tmp_path: Path) -> None:
-    model = opt_with_dropout()
-    trainer = EBFTTrainer(model, config(tmp_path, max_steps=1), counting_text())
-    trainer.train()
-    layout = StridedLayout(16, 3, 4, 2)
-    packed = torch.randint(VOCABULARY, (2, layout.packed_length), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        first, second = (packed_hidden_states(model.train(), packed, layout) for _ in range(2))
-        evaluated = packed_hidden_states(model.eval(), packed, layout)
-    assert torch.equal(first, second)
-    assert torch.equal(first, evaluated)
-
-
-class Noise(torch.nn.Module):
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self.module, self.rate = module, 0.1
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.dropout(self.module(x), self.rate, self.training)
-
-
-def test_randomness_that_cannot_be_turned_off_is_refused(tmp_path: Path) -> None:
-    model = small_model()
-    model.model.layers[1].mlp = Noise(model.model.layers[1].mlp)
-    state = torch.get_rng_state()
-    with pytest.raises(ValueError, match=r"computes something else in training than in evaluation .* set it to 0"):
-        Networks(model, config(tmp_path), None)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert model.training == small_model().training
-    Networks(model, config(tmp_path, disable_dropout=False), None)  # what the user asks for
-
-
 def test_rows_of_text_need_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="processing_class"):
         EBFTTrainer(small_model(), config(tmp_path), [{"text": "a"}])
-
-
-@pytest.mark.parametrize("metric", ["cfm", "whitened_proxy"])
-def test_the_best_checkpoint_is_the_best(tmp_path: Path, metric: str) -> None:
-    """Smaller is better but for the proxy and the reward, and the best one survives the limit."""
-    args = config(
-        tmp_path,
-        max_steps=6,
-        eval_strategy="steps",
-        eval_steps=2,
-        save_strategy="steps",
-        save_steps=2,
-        save_total_limit=1,
-        load_best_model_at_end=True,
-        metric_for_best_model=metric,
-        learning_rate=3e-3,
-    )
-    trainer = EBFTTrainer(small_model(), args, counting_text(), counting_text(documents=8, seed=1))
-    trainer.train()
-    seen = {e["step"]: e[f"eval_{metric}"] for e in trainer.state.log_history if f"eval_{metric}" in e}
-    best = (max if metric == "whitened_proxy" else min)(seen, key=lambda step: seen[step])
-    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best}")
-    assert (tmp_path / f"checkpoint-{best}" / "COMPLETE").exists()
-    assert trainer.evaluate()[f"eval_{metric}"] == pytest.approx(seen[best], rel=1e-5)
-
-
-def test_bf16_computes_on_a_copy_and_trains_float32_weights(tmp_path: Path) -> None:
-    """Steps far below the resolution of bf16 are not lost, and what is saved is what is trained."""
-    args = config(tmp_path, bf16=True, gamma=0.1, learning_rate=1e-6, max_steps=6, gradient_accumulation_steps=2)
-    trainer = EBFTTrainer(small_model(), args, counting_text(), counting_text(documents=8, seed=1))
-    assert trainer.networks.working is not None
-    start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    trainer.train()
-    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
-    assert {p.dtype for p in trainer.networks.working.model.parameters()} == {torch.bfloat16}
-    assert all(not torch.equal(start[name], p) for name, p in trainer.model.named_parameters())
-    trainer.save_model(str(tmp_path / "saved"))
-    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
-    for name, p in trainer.model.named_parameters():
-        assert torch.equal(saved.get_parameter(name), p), name
-
-
-def test_bf16_and_float32_take_nearly_the_same_steps(tmp_path: Path) -> None:
-    """The same data from the same weights: the gradient's direction agrees up to rounding and other samples."""
-    gradients = []
-    for bf16 in (False, True):
-        args = config(tmp_path / str(bf16), bf16=bf16, gamma=1.0, whitening="none", max_steps=1, max_grad_norm=0.0)
-        trainer = EBFTTrainer(small_model(), args, counting_text())
-        trainer.create_optimizer_and_scheduler(1)
-        trainer.state.max_steps = 1
-        batch = next(iter(trainer.get_train_dataloader()))
-        window, count = trainer.get_batch_samples(iter([batch]), 1, args.device)
-        trainer.current_gradient_accumulation_steps = 1
-        trainer.training_step(trainer.model, window[0], count)
-        gradients.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]))
-    assert float(torch.nn.functional.cosine_similarity(*gradients, dim=0)) > 0.98
-    assert float(gradients[1].norm() / gradients[0].norm()) == pytest.approx(1, abs=0.1)
-
-
-def test_float16_weights_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"weights are in float16, .*; load it in float32 or bfloat16"):
-        EBFTTrainer(small_model().half(), config(tmp_path), counting_text())

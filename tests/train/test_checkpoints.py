@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-DRIVER = Path(__file__).parent / "driver.py"
+from tests.killed_runs import final_weights, metrics, run
+
 STEPS = 8
 
 
@@ -60,28 +56,12 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "recipe.yaml"
 
 
-def run(recipe: Path, output: Path, *flags: str, kill_at: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "KILL_AT": kill_at, "EBFT_CACHE": str(recipe.parent / "cache"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(DRIVER), "train", "--config", str(recipe), "--output_dir", str(output), *flags]
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
-
-
-def final_weights(output: Path) -> dict[str, torch.Tensor]:
-    return load_file(output / "final" / "model.safetensors")
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("runs") / "uninterrupted"
     done = run(recipe, output)
     assert done.returncode == 0, done.stderr
     return output
-
-
-def metrics(output: Path) -> list[dict[str, Any]]:
-    timing = ("second", "time", "per_second")
-    entries = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in e.items() if not any(t in k for t in timing)} for e in entries if "train_loss" not in e]
 
 
 @pytest.mark.parametrize(

@@ -8,42 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.data_loader import SeedableRandomSampler
-from torch.utils.data import BatchSampler, SequentialSampler
 
-from ebft import EBFTConfig, EBFTTrainer, cli
+from ebft import EBFTConfig
 from ebft.config.parallel import Sharding
-from ebft.data.loaders import NOTHING, PartOfBatches, part_of
 from ebft.errors import ConfigError
 from ebft.runtime import processes as runtime_processes
-from tests.models import tiny_model
-
-
-@pytest.mark.parametrize("rows", range(1, 22))
-@pytest.mark.parametrize("processes", [1, 2, 3, 4])
-def test_an_epoch_has_every_row_once_on_all_processes_together(rows: int, processes: int) -> None:
-    order = SeedableRandomSampler(range(rows), data_seed=3)
-    parts = []
-    for process in range(processes):
-        batches = PartOfBatches(order, 2, process, processes, drop_last=False)
-        batches.set_epoch(5)  # a sampler moves on by an epoch each time it is gone through
-        parts.append(list(batches))
-        assert len(parts[-1]) == len(batches)
-    order.set_epoch(5)
-    expected = list(BatchSampler(order, 2 * processes, drop_last=False))
-    for number, together in enumerate(zip(*parts, strict=True)):
-        assert len({len(part) for part in together}) == 1, "passes of the same size"
-        assert [row for part in together for row in part if row != NOTHING] == expected[number]
-    assert sorted(row for part in parts for batch in part for row in batch if row != NOTHING) == list(range(rows))
-
-
-def test_drop_last_leaves_out_what_does_not_fill_a_batch() -> None:
-    parts = [list(PartOfBatches(SequentialSampler(range(11)), 2, p, 2, drop_last=True)) for p in range(2)]
-    assert parts == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
-
-
-def test_a_short_batch_is_shared_out() -> None:
-    assert [part_of([0, 1, 2, 3, 4], p, 4) for p in range(4)] == [[0, 1], [2, 3], [4, -1], [-1, -1]]
 
 
 def test_more_processes_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,20 +20,6 @@ def test_more_processes_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigError, match="4 processes were started on this machine, which has 2 GPUs; start 2"):
         EBFTConfig(output_dir=str(tmp_path))
-
-
-@pytest.mark.parametrize("number", [[], ["0"], ["two"], ["2", "3"]])
-def test_launch_wants_a_number(number: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["train", "--model", "m", "--launch", *number]) == 2
-    assert "--launch takes the number of processes to start" in capfd.readouterr().err
-
-
-def test_launch_inside_a_launcher_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert cli.main(["train", "--launch=2"]) == 2
-    assert "leave it out under torchrun" in capfd.readouterr().err
 
 
 def config(tmp_path: Path, **settings: Any) -> EBFTConfig:
@@ -85,13 +40,6 @@ def test_what_asks_for_a_sharded_model(tmp_path: Path, settings: dict[str, Any],
     found = config(tmp_path, **settings)
     assert found.sharding == Sharding(reshard)
     assert found.fsdp_plugin_args is None, "transformers must not shard it a second time"
-
-
-def test_a_quantised_model_is_not_sharded(tmp_path: Path) -> None:
-    model: Any = tiny_model("llama")
-    model.is_quantized = True
-    with pytest.raises(ConfigError, match="fsdp with a quantised model is not supported; load it in float32"):
-        EBFTTrainer(model, config(tmp_path, fsdp="full_shard"))
 
 
 def test_nothing_asks_for_a_sharded_model(tmp_path: Path) -> None:

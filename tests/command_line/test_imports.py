@@ -1,0 +1,103 @@
+"""`import ebft`, help and the mistakes of a command line are answered without torch and transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.imports import Ended, imports_torch, run_commands
+
+# By name: the arguments, the exit code, and what standard error says. {folder} has a recipe, {folder}/no has nothing.
+COMMANDS: dict[str, tuple[list[str], int, str]] = {
+    "no command": ([], 2, ""),
+    "help": (["--help"], 0, ""),
+    "version": (["--version"], 0, ""),
+    "unknown command": (["trian"], 2, "did you mean 'train'?"),
+    "log level": (["train", "--log_level", "loud"], 2, "--log_level loud is not one of debug"),
+    "unexpected argument": (["train", "recipe.yaml"], 2, "unexpected argument 'recipe.yaml'"),
+    "missing recipe": (["train", "--config", "{folder}/no.yaml"], 2, "no.yaml: no such recipe"),
+    "broken recipe": (["train", "--config", "{folder}/broken.yaml"], 2, "broken.yaml: not valid YAML"),
+    "unknown setting": (["train", "--config", "{folder}/recipe.yaml", "--horizen", "4"], 2, "did you mean 'horizon'?"),
+    "bad value": (["train", "--config", "{folder}/recipe.yaml", "--horizon", "many"], 2, "is not a whole number"),
+    "bad choice": (["sft", "--config", "{folder}/recipe.yaml", "--whitening", "bth"], 2, "did you mean 'both'?"),
+    "values that do not fit": (["train", "--config", "{folder}/recipe.yaml", "--horizon", "2000"], 2, "does not fit"),
+    "no model": (["train", "--dataset", "d", "--output_dir", "o"], 2, "no model: set `model`"),
+    "no data": (["rlvr", "--model", "m", "--output_dir", "o"], 2, "no data: set `dataset`"),
+    "no output folder": (["train", "--model", "m", "--dataset", "d"], 2, "no output folder"),
+    "launch": (["train", "--launch", "two"], 2, "--launch takes the number of processes"),
+    "launch with a bad recipe": (
+        ["train", "--launch", "2", "--config", "{folder}/recipe.yaml", "--horizen", "4"],
+        2,
+        "did you mean 'horizon'?",
+    ),
+    "plan without a recipe": (["plan"], 2, "ebft plan needs --config"),
+    "plan without GPUs": (["plan", "--config", "{folder}/recipe.yaml"], 2, "ebft plan needs --gpus with a number"),
+    "plan help": (["plan", "--help"], 0, ""),
+    "sweep option": (
+        ["sweep", "--config", "{folder}/recipe.yaml", "--set", "gamma=0", "--launcher", "slrum"],
+        2,
+        "slrum",
+    ),
+    "sweep recipe": (["sweep", "--config", "{folder}/no.yaml", "--set", "gamma=0,1"], 2, "no such recipe"),
+    "sweep command": (["sweep", "--command", "trian", "--config", "{folder}/recipe.yaml"], 2, "did you mean 'train'?"),
+    "compare nothing": (["compare"], 2, "RUN"),
+    "compare missing runs": (["compare", "{folder}/no"], 2, "no"),
+    "export without output": (["export", "{folder}/no"], 2, "--output"),
+    "eval option": (["eval", "--modle", "m"], 2, "did you mean '--model'?"),
+    "eval task": (["eval", "--model", "m", "--tasks", "humanevl", "--output", "o"], 2, "did you mean 'humaneval'?"),
+    "eval value": (["eval", "--model", "m", "--tasks", "mbpp", "--output", "o", "--limit", "x"], 2, "not a whole"),
+    "eval without a model": (["eval", "--tasks", "mbpp", "--output", "o"], 2, "model"),
+    "score option": (["score", "humaneval", "--problem", "f"], 2, ""),
+    "score task": (
+        ["score", "humanevl", "--problems", "f", "--samples", "f", "--output", "{folder}/o.json"],
+        2,
+        "humaneval",
+    ),
+    "score missing file": (
+        ["score", "humaneval", "--problems", "{folder}/no", "--samples", "{folder}/no", "--output", "{folder}/o.json"],
+        2,
+        "no",
+    ),
+    "fetch nothing": (["fetch"], 2, "name"),
+    "fetch unknown model": (["fetch", "smollm2-135"], 2, "did you mean 'smollm2-135m'?"),
+    "env option": (["env", "--verbose"], 2, "unknown option '--verbose'"),
+}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    folder = tmp_path_factory.mktemp("recipes")
+    (folder / "recipe.yaml").write_text("model: m\ndataset: d\noutput_dir: out\n")
+    (folder / "broken.yaml").write_text("model: [\n")
+    commands = [[a.replace("{folder}", str(folder)) for a in arguments] for arguments, _, _ in COMMANDS.values()]
+    found = dict(zip(COMMANDS, run_commands(commands), strict=True))
+    assert {Path(p).name for p in folder.iterdir()} == {"recipe.yaml", "broken.yaml"}
+    return found
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_answered_without_heavy_imports(name: str, ended: dict[str, Ended]) -> None:
+    _, code, words = COMMANDS[name]
+    found = ended[name]
+    assert found.imported == []
+    assert found.code == code, found.errors
+    assert words in found.errors
+    lines = found.errors.splitlines()
+    assert [line.startswith("ebft: ") for line in lines] == ([True] if code and name != "no command" else [])
+
+
+def test_heavy_imports_are_noticed() -> None:
+    """Or the tests above could not fail."""
+    (found,) = run_commands([["env"]])
+    assert found.code == 0
+    assert "torch" in found.imported
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the settings of a sweep are looked up among transformers' own, which imports it"
+)
+def test_a_sweep_over_an_unknown_setting_is_answered_without_heavy_imports(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("model: m\ndataset: d\noutput_dir: out\n")
+    command = ["sweep", "--config", str(tmp_path / "recipe.yaml"), "--set", "gama=0,1"]
+    assert not imports_torch(*command)

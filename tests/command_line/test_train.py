@@ -1,0 +1,148 @@
+"""`ebft train`: what it prints and leaves."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ebft import cli
+from tests.command_line.commands import Finished, Refused, contents
+
+
+class TestTrain:
+    def test_dry_run_prints_the_plan_and_an_example_and_writes_nothing(
+        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        output = tmp_path / "out"
+        assert cli.main(["train", "--config", str(recipe), "--output_dir", str(output), "--dry-run"]) == 0
+        text = capsys.readouterr().out
+        plan = dict(line.split("  ", 1) for line in text.split("\n\n")[0].splitlines())
+        assert plan["documents"].strip().startswith("29 with ")
+        assert plan["training sequences"].strip().endswith("of 48 tokens")
+        assert plan["anchors per sequence"].strip() == "10.5 of at most 11, 2 rollouts of 4 tokens from each"
+        assert plan["tokens per step"].strip().endswith("in 2 sequences")
+        assert plan["steps"].strip().startswith("3 (")
+        assert plan["compute per step"].strip().endswith("GFLOP (estimate)")
+        assert plan["memory"].strip().endswith("MiB (estimate)")
+        assert "One sequence, with some of its anchors" in text
+        assert "that is all" in text
+        assert not output.exists()
+
+    def test_dry_run_leaves_a_run_that_is_there_alone(self, recipe: Path, tmp_path: Path) -> None:
+        output = tmp_path / "out"
+        output.mkdir()
+        (output / "recipe.yaml").write_text("model: another\n")
+        assert cli.main(["train", "--config", str(recipe), "--output_dir", str(output), "--dry-run"]) == 0
+        assert contents(output) == {"recipe.yaml": b"model: another\n"}
+
+    def test_a_run_through_a_process_shows_before_and_after(self, finished: Finished) -> None:
+        assert finished.done.returncode == 0, finished.done.stderr
+        for part in ("before", "after", "cross-entropy", "feature-matching loss", str(finished.output / "final")):
+            assert part in finished.done.stdout
+
+    def test_what_a_run_leaves(self, finished: Finished, rows: Path, model: Path) -> None:
+        output = finished.output
+        metrics = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+        assert {1, 2, 3} <= {entry["step"] for entry in metrics if "reward" in entry}
+        assert any("eval_cfm" in entry for entry in metrics)
+        results = json.loads((output / "results.json").read_text())
+        assert results["steps"] == 3
+        assert set(results["before"]) >= {"eval_cfm", "eval_cfm_se", "eval_cross_entropy", "eval_cross_entropy_se"}
+        assert results["after"]["eval_cross_entropy"] != results["before"]["eval_cross_entropy"]
+        given = yaml.safe_load((output / "recipe.yaml").read_text())
+        assert given["model"] == str(model)
+        assert given["seed"] == 7
+        resolved = json.loads((output / "resolved.json").read_text())
+        assert (resolved["seed"], resolved["horizon"], resolved["whitening"]) == (7, 4, "reference")
+        assert resolved["dataset"] == [str(rows)]
+        assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
+        assert any((output / "samples").iterdir())
+        assert {p.name for p in output.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-3"}
+
+    def test_a_run_shows_its_progress(self, finished: Finished) -> None:
+        assert "step 1: reward " in finished.done.stderr
+        assert "3/3" in finished.done.stderr
+
+    def test_a_log_file_has_a_line_for_each_step_and_few_bars(self, finished: Finished) -> None:
+        shown = finished.done.stderr.replace("\r", "\n").splitlines()
+        assert [line.split(":")[0] for line in shown if line.startswith("step ")] == ["step 1", "step 2", "step 3"]
+        assert sum("%|" in line and "/3 [" in line for line in shown) <= 3
+
+    def test_model_card_tells_command_data_and_results(self, finished: Finished, rows: Path) -> None:
+        card = (finished.output / "final" / "README.md").read_text(encoding="utf-8")
+        assert shlex.join(["ebft", *finished.arguments]) in card
+        assert f"fine-tuned with Energy-Based Fine-Tuning on {rows}" in card
+        assert "| cross-entropy, all tokens |" in card
+
+    def test_plain_transformers_loads_the_model_and_generates(self, finished: Finished, model: Path) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(finished.output / "final")
+        trained = AutoModelForCausalLM.from_pretrained(finished.output / "final")
+        prompt = tokenizer("1+1=", return_tensors="pt")
+        generated = trained.generate(**prompt, max_new_tokens=5, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+        assert generated.shape[1] > prompt["input_ids"].shape[1]
+        weight = "model.layers.0.self_attn.q_proj.weight"
+        original = AutoModelForCausalLM.from_pretrained(model)
+        assert not trained.state_dict()[weight].equal(original.state_dict()[weight])
+
+    def test_a_second_run_into_the_same_folder_is_refused(self, finished: Finished, refused: Refused) -> None:
+        assert "already holds a run; continue it with --resume" in refused(output=finished.output)
+
+    def test_resume_of_a_finished_run_changes_neither_weights_nor_results(
+        self, finished: Finished, tmp_path: Path
+    ) -> None:
+        output = tmp_path / "copy"
+        shutil.copytree(finished.output, output)
+        before = contents(output)
+        assert cli.main([*finished.arguments, "--output_dir", str(output), "--resume"]) == 0
+        after = contents(output)
+        results = [json.loads(files["results.json"]) for files in (before, after)]
+        assert results[1]["steps"] == 3
+        assert after["final/model.safetensors"] == before["final/model.safetensors"]
+        assert results[0]["before"] == results[1]["before"]
+        assert results[0]["after"]["eval_cfm"] == results[1]["after"]["eval_cfm"]
+        steps = [json.loads(line)["step"] for line in after["metrics.jsonl"].splitlines()]
+        assert steps == sorted(steps)
+
+    def test_resume_with_other_data_under_the_same_name_is_refused(
+        self, finished: Finished, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        output = tmp_path / "copy"
+        shutil.copytree(finished.output, output)
+        before, text = contents(output), rows.read_text()
+        lines = text.splitlines()
+        try:
+            rows.write_text("\n".join([*lines[1:], lines[0]]) + "\n")  # as many documents and tokens, in another order
+            assert cli.main([*finished.arguments, "--output_dir", str(output), "--resume"]) == 2
+        finally:
+            rows.write_text(text)
+        assert "the dataset has changed since the run" in capsys.readouterr().err
+        assert contents(output) == before
+
+    def test_metrics_go_to_tensorboard(self, recipe: Path, tmp_path: Path) -> None:
+        pytest.importorskip("tensorboard")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        output = tmp_path / "out"
+        arguments = f"--output_dir {output} --report_to tensorboard --max_steps 2 --logging_steps 1".split()
+        assert cli.main(["train", "--config", str(recipe), *arguments]) == 0
+        events = list(output.rglob("events.out.tfevents*"))
+        names: set[str] = set()
+        for file in events:
+            accumulator = EventAccumulator(str(file))
+            accumulator.Reload()
+            names |= set(accumulator.Tags()["scalars"])
+        assert {"train/reward", "train/ebft/cfm", "eval/cfm"} <= names
+
+    def test_pad_token_equal_to_the_end_token_unpacked(
+        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arguments = ["--packing", "false", "--document_masks", "--answer_only", "--max_steps", "1"]
+        output = tmp_path / "out"
+        assert cli.main(["train", "--config", str(recipe), "--output_dir", str(output), *arguments]) == 0
+        assert (output / "final" / "model.safetensors").exists()

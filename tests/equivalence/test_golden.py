@@ -1,0 +1,97 @@
+"""Two short seeded runs on a CPU give the committed numbers.
+
+A change that should not move numbers proves it here. A change that should move them says so, and commits new ones:
+
+    PYTHONPATH=src:. python -m tests.equivalence.test_golden > tests/assets/golden.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ebft.config.recipe import load_recipe
+from ebft.train.run import train
+from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
+
+GOLDEN = Path(__file__).parents[1] / "assets" / "golden.json"
+ROWS = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}, and that is all"} for a in range(6) for b in range(6)]
+SETTINGS: dict[str, Any] = {
+    "context_length": 48,
+    "samples": 3,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "max_steps": 4,
+    "learning_rate": 1e-2,
+    # Adam's first steps are signs of gradients, which rounding flips where they are near zero: a large epsilon.
+    "adam_epsilon": 1e-2,
+    "warmup_steps": 0,
+    "logging_steps": 1,
+    "validation_split": 0.2,
+    "samples_every": 0,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "use_cpu": True,
+    "seed": 5,
+}
+RUNS: dict[str, dict[str, Any]] = {
+    "plain": {"gamma": 0.1},
+    "documents and answers": {
+        "document_masks": True,
+        "answer_only": True,
+        "whitening": "both",
+        "kl_weight": 0.1,
+        "horizon": 4,
+        "stride": 4,
+    },
+}
+LOGGED = ("reward", "reward_std", "ebft/alignment", "ebft/diversity", "ebft/cfm", "ebft/distinct", "ebft/anchors")
+LOGGED += ("ebft/packed_tokens", "ebft/cross_entropy", "entropy", "kl", "num_tokens", "learning_rate")
+VALIDATED = tuple(f"eval_{name}" for name in ("cross_entropy", "answer_cross_entropy", "cfm", "whitened_proxy"))
+
+
+def numbers_of(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train a tiny model in a folder, and return what was logged at each step and the validation at the end."""
+    save_tiny_model(folder / "model", byte_tokenizer(pad=END))
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    given = {"model": str(folder / "model"), "dataset": str(folder / "rows.jsonl"), "output_dir": str(folder / "out")}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums in the same order on any machine
+    try:
+        results = train(load_recipe(None, {**given, **SETTINGS, **settings}))
+    finally:
+        torch.set_num_threads(threads)
+    entries = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "steps": [{name: e[name] for name in LOGGED if name in e} for e in entries if "reward" in e],
+        "after": {name: results["after"][name] for name in VALIDATED},
+    }
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_seeded_run_gives_the_committed_numbers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EBFT_CACHE", str(tmp_path / "cache"))
+    expected, found = json.loads(GOLDEN.read_text())[name], numbers_of(tmp_path, RUNS[name])
+    assert len(found["steps"]) == len(expected["steps"]) == SETTINGS["max_steps"]
+    for step, (mine, committed) in enumerate(zip(found["steps"], expected["steps"], strict=True), start=1):
+        assert mine == pytest.approx(committed, rel=1e-4, abs=1e-7), f"step {step}"
+    assert found["after"] == pytest.approx(expected["after"], rel=1e-4)
+
+
+def regenerate() -> str:
+    made = {}
+    for name, settings in RUNS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["EBFT_CACHE"] = f"{folder}/cache"
+            made[name] = numbers_of(Path(folder), settings)
+    return json.dumps(made, indent=1)
+
+
+if __name__ == "__main__":
+    print(regenerate())

@@ -1,0 +1,146 @@
+"""Runs of `ebft` that are killed, interrupted or stalled at a chosen moment, for the tests of resuming.
+
+As a program, and as `main` in a process that a test forks, it is `ebft` with one difference: at the moment that KILL_AT
+names, something happens to the process with rank KILL_RANK (to the only one, if that is not set).
+
+    step:3                   killed, as `kill -9` does, in the middle of step 3, after the rollouts
+    save:4, shards:4         killed while the checkpoint of step 4 is written; shards: those of the model are there
+    write:checkpoint-4/x.pt  killed half-way through a file
+    mark:checkpoint-4        killed when everything of a checkpoint is written but its mark
+    interrupt:3              Ctrl-C in step 3
+    sleep:3:9                asleep for 9 seconds in step 3
+    full:checkpoint-4/x.pt   no room left for this file
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ebft.cli import main as ebft
+from ebft.runtime import launch
+
+ROOT = Path(__file__).parents[1]
+
+
+# ---- in the process that is killed ---------------------------------------------------------------------------------
+
+
+def main(arguments: list[str]) -> int:
+    launch.ENTRY = (__file__,)  # what `--launch` starts is killed in the same way
+    kind, _, where = os.environ.get("KILL_AT", "").partition(":")
+    if kind and os.environ.get("KILL_RANK") == os.environ.get("RANK"):
+        _arm(kind, where)
+    return ebft(arguments)
+
+
+def _arm(kind: str, where: str) -> None:
+    import torch
+
+    from ebft.train import checkpoints
+    from ebft.train.trainer import EBFTTrainer
+
+    if kind in ("write", "full"):
+        _before_or_after(torch, "save", lambda _, file, *__: str(file).endswith(where), kind)
+    elif kind == "mark":
+        _before_or_after(checkpoints, "mark_complete", lambda checkpoint: checkpoint.name == where, kind)
+    else:
+        methods = {"save": "_save_rng_state", "shards": "_save_optimizer_and_scheduler"}
+        step, _, seconds = where.partition(":")
+        _before_or_after(
+            EBFTTrainer,
+            methods.get(kind, "training_step"),
+            lambda trainer, *_: trainer.state.global_step == int(step),
+            kind,
+            float(seconds or 0),
+        )
+
+
+def _before_or_after(owner: Any, name: str, is_now: Callable[..., bool], kind: str, seconds: float = 0) -> None:
+    """Make something happen in the function `owner.name` when it is called with arguments for which `is_now`."""
+    original = getattr(owner, name)
+
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        if not is_now(*args):
+            return original(*args, **kwargs)
+        if kind == "interrupt":
+            raise KeyboardInterrupt
+        if kind == "full":
+            raise OSError(28, "No space left on device", str(args[1]))
+        if kind == "sleep":
+            time.sleep(seconds)
+            return original(*args, **kwargs)
+        if kind == "write":
+            original(*args, **kwargs)
+            os.truncate(args[1], os.path.getsize(args[1]) // 2)
+        return os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, replaced)
+
+
+# ---- in the tests --------------------------------------------------------------------------------------------------
+
+
+def arguments(recipe: Path, output: Path, *flags: object) -> list[str]:
+    return ["train", "--config", str(recipe), "--output_dir", str(output), *map(str, flags)]
+
+
+def variables(recipe: Path, kill_at: str = "", kill_rank: int | None = None) -> dict[str, str]:
+    """What the environment of a run holds; the cache is beside the recipe."""
+    rank = {} if kill_rank is None else {"KILL_RANK": str(kill_rank)}
+    return {"EBFT_CACHE": str(recipe.parent / "cache"), "OMP_NUM_THREADS": "1", "KILL_AT": kill_at, **rank}
+
+
+def start(
+    recipe: Path, output: Path, *flags: object, kill_at: str = "", kill_rank: int | None = None
+) -> subprocess.Popen[str]:
+    """`ebft train` in a process of its own, as a user starts it."""
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    return subprocess.Popen(
+        [sys.executable, __file__, *arguments(recipe, output, *flags)],
+        env={**os.environ, **paths, **variables(recipe, kill_at, kill_rank)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(recipe: Path, output: Path, *flags: object, kill_at: str = "") -> subprocess.CompletedProcess[str]:
+    """The same, to its end."""
+    started = start(recipe, output, *flags, kill_at=kill_at)
+    try:
+        printed, errors = started.communicate(timeout=150)
+    finally:
+        started.kill()
+    return subprocess.CompletedProcess(started.args, started.returncode, printed, errors)
+
+
+def final_weights(output: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(output / "final" / "model.safetensors")
+
+
+def metrics(output: Path) -> list[dict[str, Any]]:
+    """What was logged, without what depends on the clock."""
+    entries = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in entry.items() if "second" not in name and "time" not in name}
+        for entry in entries
+        if "train_loss" not in entry
+    ]
+
+
+def steps(output: Path) -> list[int]:
+    return [entry["step"] for entry in metrics(output) if "reward" in entry]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

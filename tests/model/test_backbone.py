@@ -1,0 +1,104 @@
+"""Models that are not supported are refused, and layers are compiled once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, BloomConfig, MambaConfig, T5Config, T5ForConditionalGeneration
+
+from ebft.method.layout import StridedLayout
+from ebft.model import backbone
+from ebft.model.backbone import compile_layers, decoder_of, packed_hidden_states, prepare_model
+from tests.model.packed_losses import some_loss, some_packed
+from tests.models import tiny_model
+
+
+class TestUnsupportedModels:
+    def test_recurrent(self) -> None:
+        model = AutoModelForCausalLM.from_config(MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1))
+        with pytest.raises(ValueError, match="recurrent state"):
+            prepare_model(model)
+
+    def test_alibi(self) -> None:
+        model = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=20, hidden_size=8, n_layer=1, n_head=2))
+        with pytest.raises(ValueError, match="attention interface"):
+            prepare_model(model)
+
+    def test_encoder_decoder(self) -> None:
+        config = T5Config(vocab_size=20, d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2)
+        with pytest.raises(ValueError, match="decoder-only"):
+            prepare_model(T5ForConditionalGeneration(config))
+
+    def test_not_a_transformers_model(self) -> None:
+        with pytest.raises(ValueError, match="AutoModelForCausalLM"):
+            prepare_model(torch.nn.Linear(2, 2))
+
+    def test_without_a_head(self) -> None:
+        with pytest.raises(ValueError, match="no language-model head"):
+            prepare_model(tiny_model().model)
+
+    def test_whose_packed_pass_differs_from_plain_sequences(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A model that does something ebft does not know of is found out before it is trained."""
+        model = tiny_model()
+        forward = model.model.forward
+
+        def with_absolute_positions(*args, **kwargs):  # type: ignore[no-untyped-def]
+            kwargs["position_ids"] = torch.arange(kwargs["input_ids"].shape[1])[None]
+            return forward(*args, **kwargs)
+
+        monkeypatch.setattr(model.model, "forward", with_absolute_positions)
+        with pytest.raises(ValueError, match="other logits for a packed sequence"):
+            prepare_model(model)
+        assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Everything torch.compile does except generating code: what is traced, shared and recompiled."""
+    backbone._compiled_class.cache_clear()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    backbone._compiled_class.cache_clear()
+    torch._dynamo.reset()
+
+
+def graphs() -> int:
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_all_layers_share_what_is_compiled_and_nothing_is_compiled_again(family: str, traced_only: None) -> None:
+    model = tiny_model(family)
+    plain = copy.deepcopy(model)
+    prepare_model(model)
+    compile_layers(decoder_of(model))
+    found, expected = (some_loss(m, some_packed()) for m in (model, plain))
+    torch.testing.assert_close(found, expected)
+    compiled = graphs()
+    kinds = 2 if family == "gemma3" else 1  # full and sliding attention
+    assert compiled <= 5 * kinds  # parts of a layer between attention and the rest; not once for each of 4 layers
+    some_loss(model, some_packed(1))
+    documents = torch.tensor([[0] * 7 + [1] * 9, [0] * 12 + [-1] * 4])
+    with_documents = StridedLayout(16, 3, 4, 2, document_ids=documents, fixed_shape=True)
+    packed_hidden_states(model, some_packed(2), with_documents)
+    assert graphs() == compiled
+
+
+def test_a_copy_of_a_compiled_model_computes_with_its_own_weights(traced_only: None) -> None:
+    model = tiny_model()
+    prepare_model(model)
+    compile_layers(decoder_of(model))
+    compile_layers(decoder_of(model))  # twice is once
+    before = some_loss(model, some_packed()).item()
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in copied.parameters():
+            p.mul_(0.5)
+    assert some_loss(model, some_packed()).item() == before
+    assert some_loss(copied, some_packed()).item() != before

@@ -1,0 +1,98 @@
+"""Masks and merging of the flex kernels against the mask rule and one plain softmax."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ebft.method.layout import PackedLayout
+from ebft.model import flex
+from ebft.model.backbone import decoder_of, output_head, packed_hidden_states
+from ebft.model.working_copy import copy_in_dtype
+from tests.model import compiled_models as gpu
+from tests.model.mask_cases import cases, dense_mask
+from tests.models import VOCABULARY
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(), st.integers(0, 5))
+def test_the_masks_of_the_kernels_are_the_rule(case: tuple[PackedLayout, int | None, int], step: int) -> None:
+    layout, window, _ = case
+    T, S, step = layout.context_length, layout.packed_length, min(step, layout.horizon - 1)
+    everything = torch.arange(S)
+    of_step = everything[T + step :: layout.horizon]
+    for mask, queries, keys in (
+        (flex.packed_mask(layout, window), everything, S),
+        (flex.context_mask(layout, window), everything[:T], T),
+        (flex.step_mask(layout, window, step), of_step, T),
+    ):
+        assert mask.shape[-2:] == (len(queries), keys)
+        rows, places = layout.mask_rows[:, None, None], torch.arange(len(queries))[:, None]
+        found = mask.mask_mod(rows, torch.tensor(0), places, torch.arange(keys))
+        assert torch.equal(found, dense_mask(layout, queries, keys, window))
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize(("step", "room"), [(0, 1), (5, 6), (7, 8), (9, 16), (20, 39)])
+def test_context_and_own_tokens_merge_to_one_softmax(
+    step: int, room: int, window: int | None, softcap: float | None
+) -> None:
+    b, kv, repeat, B, n, d, T = 2, 2, 3, 2, 2, 5, 11
+    generator = torch.Generator().manual_seed(step)
+    q = torch.randn(b, kv * repeat, B * n, d, generator=generator)
+    context_k, context_v = torch.randn(2, b, kv, T, d, generator=generator)
+    own_k, own_v = torch.randn(2, b, kv, B, n, room, d, generator=generator)  # later tokens must not count
+
+    def score(products: Tensor) -> Tensor:
+        return products * 0.3 if softcap is None else softcap * torch.tanh(products * 0.3 / softcap)
+
+    expected = torch.empty_like(q)
+    from_context, lse = torch.empty_like(q), torch.empty(b, kv * repeat, B * n)
+    for row, head, query in itertools.product(range(b), range(kv * repeat), range(B * n)):
+        group, first = head // repeat, max(0, step + 1 - (window or step + 1))
+        mine = own_k[row, group].flatten(0, 1)[query, first : step + 1]
+        values = own_v[row, group].flatten(0, 1)[query, first : step + 1]
+        on_context = score(context_k[row, group] @ q[row, head, query])
+        lse[row, head, query] = on_context.logsumexp(0)
+        from_context[row, head, query] = on_context.softmax(0) @ context_v[row, group]
+        weights = torch.cat([on_context, score(mine @ q[row, head, query])]).softmax(0)
+        expected[row, head, query] = weights @ torch.cat([context_v[row, group], values])
+    found = flex._merge_own(q, from_context, lse, own_k, own_v, torch.tensor(step), 0.3, window, softcap)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def log_probs_of(model: Any, packed: Tensor, seed: int, backend: Any) -> tuple[Tensor, Tensor]:
+    hidden = packed_hidden_states(model, packed, gpu.layout(seed), backend)
+    weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(9)).to(hidden.device)
+    (hidden.float() * weights).mean().backward()
+    with torch.no_grad():
+        logits = output_head(model).logits(hidden.flatten(0, 1))
+    return logits.log_softmax(-1), torch.cat(
+        [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]
+    )
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)], ids=["f32", "bf16"])
+def test_compiled_flex_equals_a_float32_reference(family: str, dtype: torch.dtype, tolerance: float) -> None:
+    """Weights rounded to bf16 in both, so that only the computation differs."""
+    model = gpu.compiled_model(family, dtype)
+    reference, _ = copy_in_dtype(model, torch.float32)
+    for layer in decoder_of(reference).layers:
+        layer.__class__ = type(layer).__mro__[1]  # not compiled
+    packed = gpu.layout(0).pack(gpu.some_ids(0), torch.randint(VOCABULARY, (2, gpu.layout(0).num_anchors, 3, 5))).cuda()
+    found, expected = log_probs_of(model, packed, 0, "flex"), log_probs_of(reference, packed, 0, "sdpa")
+    assert error(found[0], expected[0]) < tolerance
+    assert error(found[1], expected[1]) < 3 * tolerance

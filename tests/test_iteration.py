@@ -1,0 +1,205 @@
+"""The first half of an iteration: layouts under the settings, joined scores, and micro-batches that add up."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ebft.config.method import MethodConfig
+from ebft.config.training import EBFTConfig
+from ebft.data.formats import Document
+from ebft.data.packing import PADDING, DocumentIndex, OnHost, SequenceDataset, collate
+from ebft.data.store import TokenStore
+from ebft.errors import ConfigError, DataError
+from ebft.iteration import Scores, check_sequences, make_layout, prepare_window
+from ebft.method.advantages import leave_one_out_advantages
+from ebft.method.losses import counted_tokens
+from ebft.model.features import FeatureNetwork
+from tests.models import VOCABULARY, tiny_model
+
+T, END = 24, 7
+
+
+def method(**changes: Any) -> MethodConfig:
+    return MethodConfig(**{"context_length": T, "horizon": 3, "stride": 4, "samples": 3, **changes})
+
+
+def dataset(lengths: list[int], packing: bool = True) -> SequenceDataset:
+    """Random tokens in documents of these lengths; the second half of each is an answer."""
+    generator = torch.Generator().manual_seed(4)
+    made = []
+    for length in lengths:
+        tokens = torch.randint(VOCABULARY, (length,), generator=generator).tolist()
+        made.append(Document(tokens, [2 * place >= length for place in range(length)]))
+    return SequenceDataset(DocumentIndex.of(TokenStore.from_documents(made)), T, packing)
+
+
+@pytest.mark.parametrize("document_masks", [False, True])
+@pytest.mark.parametrize("answer_only", [False, True])
+def test_strided_anchors_keep_what_the_settings_allow(document_masks: bool, answer_only: bool) -> None:
+    documents = torch.tensor([[0] * 9 + [1] * 15, [0] * 14 + [PADDING] * 10])
+    answers = torch.tensor([[False] * 4 + [True] * 20, [False] * 10 + [True] * 4 + [False] * 10])
+    config = method(document_masks=document_masks, answer_only=answer_only)
+    layout = make_layout(OnHost(documents, answers), config, samples=2)
+    assert layout.samples == 2
+    for row in range(2):
+        for place, anchor in enumerate(layout.anchors.tolist()):
+            truth = range(anchor, anchor + 3)
+            kept = truth.stop <= T and all(documents[row, t] != PADDING for t in truth)
+            if document_masks:
+                kept = kept and len({int(documents[row, t]) for t in (anchor - 1, *truth)}) == 1
+            if answer_only:
+                kept = kept and all(bool(answers[row, t]) for t in truth)
+            assert bool(layout.anchor_mask[row, place]) == kept, (row, anchor)
+
+
+def test_shapes_do_not_depend_on_the_data_with_strided_anchors() -> None:
+    config, everything = method(document_masks=True), torch.ones(1, T, dtype=torch.bool)
+    shapes = set()
+    for documents in ([0] * T, [0] * 5 + [1] * 19, [PADDING] * T):
+        layout = make_layout(OnHost(torch.tensor([documents]), everything), config, 3)
+        shapes.add((layout.num_anchors, layout.packed_length))
+    assert len(shapes) == 1
+
+
+def test_anchors_at_answer_starts() -> None:
+    documents = torch.zeros(2, T, dtype=torch.long)
+    answers = torch.zeros(2, T, dtype=torch.bool)
+    answers[0, 5:9] = answers[0, 12:] = answers[1, 20:] = True
+    layout = make_layout(OnHost(documents, answers), method(anchors="answer_start", horizon=6), 2)
+    assert layout.anchor_mask.tolist() == [[True, True], [True, False]]
+    assert layout.anchors[layout.anchor_mask].tolist() == [5, 12, 20]
+    assert layout.truth_lengths.tolist() == [[4, 6], [4, 0]]
+
+
+def some_scores(rows: int, first: int, with_optional: bool) -> Scores:
+    shapes = {"packed_ids": (30,), "completions": (2, 3, 4), "cfm": (2,)}
+    optional = ("completion_lengths", "cfm")
+    made: dict[str, Any] = {}
+    for f in fields(Scores):
+        shape = (rows, *shapes.get(f.name, (2, 3)))
+        value = torch.arange(first, first + rows).view(-1, *[1] * (len(shape) - 1)).expand(shape)
+        made[f.name] = value if with_optional or f.name not in optional else None
+    return Scores(**made)
+
+
+@pytest.mark.parametrize("with_optional", [False, True])
+def test_joined_scores_are_those_of_the_parts_in_order(with_optional: bool) -> None:
+    joined = Scores.join([some_scores(2, 0, with_optional), some_scores(1, 2, with_optional)])
+    whole = some_scores(3, 0, with_optional)
+    for f in fields(Scores):
+        mine, expected = getattr(joined, f.name), getattr(whole, f.name)
+        assert (mine is None and expected is None) or torch.equal(mine, expected), f.name
+
+
+class TestWindow:
+    @pytest.fixture(scope="class")
+    def networks(self) -> tuple[Any, FeatureNetwork]:
+        model = tiny_model("llama")
+        return model, FeatureNetwork(model)
+
+    def window(self, networks: Any, tmp_path: Path, sizes: list[int], ends: Tensor | None, **changes: Any) -> Any:
+        config = EBFTConfig(
+            output_dir=str(tmp_path), use_cpu=True, **{"context_length": T, "horizon": 3, "stride": 4, **changes}
+        )
+        data = dataset([10, 17, 9, 30, 24, 6])
+        rows, batches = iter(range(len(data))), []
+        for size in sizes:
+            batches.append(collate([data[next(rows)] for _ in range(size)]))
+        return prepare_window(*networks, batches, config, step=3, end_token_ids=ends)
+
+    @pytest.mark.parametrize("ends", [None, torch.tensor([END])], ids=["no ends", "ends"])
+    def test_micro_batches_are_the_window_cut_up(self, networks: Any, tmp_path: Path, ends: Tensor | None) -> None:
+        changes = {"document_masks": ends is not None, "alpha": 0.5}
+        whole = self.window(networks, tmp_path, [4], ends, **changes)
+        (one,) = whole.micro_batches
+        for sizes, at_once in (([1, 3], None), ([2, 2], 1), ([1, 1, 1, 1], 3)):
+            cut = self.window(networks, tmp_path, sizes, ends, rollout_batch_size=at_once, **changes)
+            assert [len(batch["input_ids"]) for batch in cut.micro_batches] == sizes
+            for name in ("input_ids", "advantages", "completion_lengths"):
+                parts = [batch[name] for batch in cut.micro_batches]
+                if one[name] is None:
+                    assert parts == [None] * len(sizes)
+                else:
+                    torch.testing.assert_close(torch.cat(parts), one[name], msg=name)
+            for name in ("generated_tokens", "truth_tokens"):
+                assert {int(batch[name]) for batch in cut.micro_batches} == {int(one[name])}, "of the whole window"
+            assert whole.metrics.keys() == cut.metrics.keys()
+            for name, value in whole.metrics.items():
+                assert float(cut.metrics[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
+            counted = sum(
+                int(counted_tokens(batch["layout"], len(batch["input_ids"]), batch["completion_lengths"]).sum())
+                for batch in cut.micro_batches
+            )
+            assert counted == int(cut.generated_tokens)
+            truth = sum(
+                int(batch["layout"].truth_mask.expand(n, -1)[:, 1:].sum())
+                for n, batch in zip(sizes, cut.micro_batches, strict=True)
+            )
+            assert truth == int(one["truth_tokens"])
+
+    def test_counts_and_means_by_hand(self, networks: Any, tmp_path: Path) -> None:
+        found = self.window(networks, tmp_path, [4], None, alpha=0.5)
+        (batch,) = found.micro_batches
+        anchors = [4, 8, 12, 16, 20]  # every stride, with room for the horizon of 3
+        assert batch["layout"].anchors.tolist() == anchors
+        n = 4
+        assert int(found.sequences) == 4
+        # Four full rows of 24 tokens, all of whose anchors count.
+        assert int(found.tokens) == 4 * T
+        assert int(found.generated_tokens) == 4 * len(anchors) * n * 3
+        assert float(found.metrics["ebft/anchors"]) == len(anchors)
+        assert float(found.metrics["ebft/packed_tokens"]) == 4 * (T + len(anchors) * n * 3)
+        alignment, diversity = found.metrics["ebft/alignment"], found.metrics["ebft/diversity"]
+        assert float(found.metrics["reward"]) == pytest.approx(float(alignment - 0.5 * diversity), abs=1e-6)
+        example = found.example
+        expected = leave_one_out_advantages(example["alignment"][None], example["diversity"][None], 0.5)[0]
+        torch.testing.assert_close(example["advantages"], expected)
+        torch.testing.assert_close(example["advantages"], batch["advantages"][0])
+
+    def test_distinct_is_the_share_of_different_completions(self, networks: Any, tmp_path: Path) -> None:
+        found = self.window(networks, tmp_path, [1], None, temperature=0.3)
+        completions = found.example["completions"]
+        shares = [len({tuple(c.tolist()) for c in anchor}) / len(anchor) for anchor in completions]
+        assert float(found.metrics["ebft/distinct"]) == pytest.approx(sum(shares) / len(shares))
+        assert sum(shares) < len(shares), "some are alike, or this shows nothing"
+
+
+def test_parts_of_a_sum_over_the_window() -> None:
+    from ebft.iteration import Window
+
+    zero = torch.tensor(0)
+    window = Window([], zero, zero, zero, {}, {})
+    for value in (1.0, 2.5):
+        window.add("loss", torch.tensor(value, requires_grad=True))
+    window.add("kl", torch.tensor(4.0))
+    assert {name: float(value) for name, value in window.loss_sums.items()} == {"loss": 3.5, "kl": 4.0}
+    assert not window.loss_sums["loss"].requires_grad
+
+
+class TestSequences:
+    def test_what_has_an_anchor_passes(self) -> None:
+        check_sequences(dataset([30, 30]), method())
+        check_sequences(dataset([2] * 20), method())  # packed, an anchor reaches over several documents
+        check_sequences(dataset([10]), method(answer_only=True, stride=5))
+
+    @pytest.mark.parametrize(
+        ("data", "changes", "error", "message"),
+        [
+            (dataset([30]), {"context_length": 20}, ConfigError, "has sequences of 24 tokens, context_length is 20"),
+            (dataset([1]), {}, DataError, "holds no tokens"),
+            (dataset([2] * 20), {"document_masks": True}, DataError, "the longest has 2 tokens, horizon=3 needs 4"),
+            (dataset([3] * 4, packing=False), {"packing": False}, DataError, "shorter than one anchor needs"),
+            (dataset([4, 4]), {"answer_only": True}, DataError, "no valid anchor in the data"),
+        ],
+    )
+    def test_what_has_none_is_refused(
+        self, data: SequenceDataset, changes: dict[str, Any], error: type[Exception], message: str
+    ) -> None:
+        with pytest.raises(error, match=message):
+            check_sequences(data, method(**changes))

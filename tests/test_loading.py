@@ -1,0 +1,210 @@
+"""Models, tokenizers and feature networks from what a recipe or an evaluation names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from ebft.config.recipe import Recipe, load_recipe
+from ebft.errors import ConfigError
+from ebft.loading import Checkpoint, feature_network, load_model, load_tokenizer
+from tests.baselines.runs import needs_trl, results_of, run, write_recipe
+from tests.tiny_tokenizer import VOCABULARY, byte_tokenizer
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+
+@pytest.fixture(scope="module")
+def warm(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("warm")
+    recipe = write_recipe(folder, tiny, sums, max_steps=8, eval_strategy="no", save_strategy="no")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EBFT_CACHE", str(folder / "cache"))
+        assert run("sft", recipe, folder / "sft") == 0
+    return folder / "sft"
+
+
+@needs_trl
+class TestWarmStart:
+    """`model: runs/sft`, and the frozen network from the warm start or from the base model."""
+
+    @pytest.mark.parametrize("command", ["train", "rlvr"])
+    def test_a_run_begins_where_sft_ended(
+        self, warm: Path, tiny: Path, sums: Path, tmp_path: Path, command: str
+    ) -> None:
+        recipe = write_recipe(tmp_path, warm, sums, max_steps=1, eval_strategy="no", save_strategy="no")
+        own = ["--rewards", "bleu", "--max_new_tokens", "2"] if command == "rlvr" else []
+        assert run(command, recipe, tmp_path / "own", *own) == 0
+        assert run(command, recipe, tmp_path / "base", *own, "--feature_model", tiny) == 0
+        sft_after = results_of(warm)["after"]
+        from_warm, from_base = (results_of(tmp_path / name) for name in ("own", "base"))
+        for name in ("eval_cross_entropy", "eval_answer_cross_entropy"):
+            assert from_warm["before"][name] == pytest.approx(sft_after[name], rel=1e-6)
+            assert from_base["before"][name] == from_warm["before"][name]
+        # Against the base model it is SFT's own measurement; against the warm start it is another.
+        assert from_base["before"]["eval_cfm"] == pytest.approx(sft_after["eval_cfm"], rel=1e-5)
+        assert from_base["ruler"] == results_of(warm)["ruler"]
+        assert abs(from_warm["before"]["eval_cfm"] - sft_after["eval_cfm"]) > 1e-4
+        assert from_warm["ruler"]["network"] != from_base["ruler"]["network"]
+
+    def test_a_run_that_is_not_finished(self, warm: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
+        unfinished = tmp_path / "unfinished"
+        unfinished.mkdir()
+        (unfinished / "recipe.yaml").write_text("model: x\n")
+        assert run("train", write_recipe(tmp_path, unfinished, sums), tmp_path / "out") == 2
+        assert "is a run without a final model yet" in capsys.readouterr().err
+
+
+CPU = torch.device("cpu")
+
+
+def same_weights(found: Any, expected: Any) -> bool:
+    mine = found.state_dict()
+    return all(torch.equal(mine[name], value) for name, value in expected.state_dict().items())
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter as peft saves it, without a tokenizer beside it."""
+    folder = tmp_path_factory.mktemp("adapter")
+    torch.manual_seed(0)
+    config = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    get_peft_model(AutoModelForCausalLM.from_pretrained(tiny), config).save_pretrained(str(folder))
+    return folder
+
+
+class TestCheckpoint:
+    def test_a_model_with_its_tokenizer(self, tiny: Path) -> None:
+        found = Checkpoint.find(str(tiny))
+        assert (found.base, found.adapter) == (str(tiny), None)
+        tokenizer = found.load_tokenizer()
+        model = found.load(tokenizer, torch.bfloat16, CPU)
+        assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+        assert not model.training
+        assert not any(p.requires_grad for p in model.parameters())
+        assert len(tokenizer) == VOCABULARY
+
+    def test_an_adapter_on_its_base(self, tiny: Path, adapter: Path) -> None:
+        found = Checkpoint.find(str(adapter))
+        assert (found.base, found.adapter) == (str(tiny), str(adapter))
+        model = found.load(found.load_tokenizer(), torch.float32, CPU)
+        plain = AutoModelForCausalLM.from_pretrained(tiny)
+        ids = torch.arange(3, 15)[None]
+        with torch.no_grad():
+            expected = PeftModel.from_pretrained(plain, str(adapter)).eval()(ids).logits
+            torch.testing.assert_close(model(ids).logits, expected)
+            with model.disable_adapter():
+                assert not torch.equal(model(ids).logits, expected)
+
+    def test_names_on_the_hub_are_left_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert Checkpoint.find("someone/some-model") == Checkpoint("someone/some-model", "someone/some-model")
+
+    @pytest.mark.parametrize(
+        ("files", "message"),
+        [
+            (None, "no such folder"),
+            ({}, r"has no config.json, so it is not a checkpoint$"),
+            ({"config.json": "{}"}, r"has no weights .*bin\)$"),
+            ({"final/config.json": "{}"}, "has no config.json.*; did you mean .*/final"),
+            ({"checkpoint-2/config.json": "{}", "checkpoint-10/x": ""}, "did you mean .*/checkpoint-"),
+            ({"adapter_config.json": "{}"}, "the adapter folder has no adapter_model.safetensors"),
+            ({"adapter_config.json": "{", "adapter_model.bin": ""}, "adapter_config.json is not valid JSON"),
+            ({"adapter_config.json": "{}", "adapter_model.bin": ""}, "does not name its base model"),
+            (
+                {"adapter_config.json": '{"base_model_name_or_path": "/no/where"}', "adapter_model.bin": ""},
+                "base model /no/where is not there|no such folder",
+            ),
+        ],
+    )
+    def test_what_is_missing_is_said(self, files: dict[str, str] | None, message: str, tmp_path: Path) -> None:
+        folder = tmp_path / "model"
+        for name, text in (files or {}).items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        if files == {}:
+            folder.mkdir()
+        with pytest.raises(ConfigError, match=message):
+            Checkpoint.find(str(folder))
+
+    def test_a_file_is_no_checkpoint(self, tmp_path: Path) -> None:
+        (tmp_path / "model.safetensors").touch()
+        with pytest.raises(ConfigError, match="is a file; give the folder of a checkpoint"):
+            Checkpoint.find(str(tmp_path / "model.safetensors"))
+
+    def test_identity_changes_with_the_weights(self, tiny: Path, tmp_path: Path) -> None:
+        copied = tmp_path / "copy"
+        shutil.copytree(tiny, copied)
+        before = Checkpoint.find(str(copied)).identity()
+        (copied / "README.md").write_text("nothing that matters")
+        assert Checkpoint.find(str(copied)).identity() == before
+        file = copied / "model.safetensors"
+        os.utime(file, ns=(1, 1))
+        assert Checkpoint.find(str(copied)).identity() != before
+
+    def test_damaged_weights_are_an_error_in_one_line(self, tiny: Path, tmp_path: Path) -> None:
+        shutil.copytree(tiny, tmp_path / "damaged")
+        (tmp_path / "damaged" / "model.safetensors").write_text("garbage")
+        found = Checkpoint.find(str(tmp_path / "damaged"))
+        with pytest.raises(ConfigError, match="damaged' cannot be loaded: ") as error:
+            found.load(found.load_tokenizer(), torch.float32, CPU)
+        assert "\n" not in str(error.value)
+
+
+class TestRecipe:
+    def recipe(self, folder: Path, model: Path, **settings: Any) -> Recipe:
+        given = {"model": str(model), "dataset": "d", "output_dir": str(folder / "out"), "use_cpu": True}
+        return load_recipe(None, {**given, **settings})
+
+    def test_the_model_in_the_precision_that_was_asked_for(self, tiny: Path, tmp_path: Path) -> None:
+        model = load_model(self.recipe(tmp_path, tiny))
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+        assert all(p.requires_grad for p in model.parameters())
+        assert same_weights(model, AutoModelForCausalLM.from_pretrained(tiny))
+        small = load_model(self.recipe(tmp_path, tiny, model_dtype="bfloat16"))
+        assert {p.dtype for p in small.parameters()} == {torch.bfloat16}
+
+    def test_an_adapter_is_merged_and_trains_as_a_whole(self, tiny: Path, adapter: Path, tmp_path: Path) -> None:
+        model = load_model(self.recipe(tmp_path, adapter))
+        assert not hasattr(model, "disable_adapter")
+        assert all(p.requires_grad for p in model.parameters())
+        merged = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), str(adapter)).merge_and_unload()
+        assert same_weights(model, merged)
+        assert not same_weights(model, AutoModelForCausalLM.from_pretrained(tiny))
+        with pytest.raises(ConfigError, match="is an adapter; make a model of it first: ebft export"):
+            load_model(self.recipe(tmp_path, adapter, load_in_4bit=True, lora=True))
+
+    def test_a_tokenizer_of_its_own(self, tiny: Path, tmp_path: Path) -> None:
+        byte_tokenizer(extra_tokens=2).save_pretrained(tmp_path / "tokenizer")
+        assert len(load_tokenizer(self.recipe(tmp_path, tiny))) == VOCABULARY
+        other = self.recipe(tmp_path, tiny, tokenizer=str(tmp_path / "tokenizer"))
+        assert len(load_tokenizer(other)) == VOCABULARY + 2
+        with pytest.raises(ConfigError, match=r"tokenizer=.*no such folder|no such folder"):
+            load_tokenizer(self.recipe(tmp_path, tiny, tokenizer=str(tmp_path / "nowhere")))
+
+    def test_feature_networks(self, tiny: Path, adapter: Path, tmp_path: Path) -> None:
+        model = AutoModelForCausalLM.from_pretrained(tiny)
+        adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), str(adapter))
+        settings: dict[str, Any] = {"feature_layers": [0.5, 2], "feature_pooling": "mean"}
+
+        def network(like: Any, **changes: Any) -> Any:
+            training = self.recipe(tmp_path, tiny, **settings, **changes).training
+            return feature_network(like, training, byte_tokenizer())
+
+        assert network(model).source == "copy"
+        assert network(adapted).source == "adapter_off"
+        assert network(model, feature_source="random").source == "random"
+        for changes in ({}, {"feature_model": str(tiny)}):
+            found = network(model, **changes)
+            assert (found.taps, found.pooling) == ((1, 2), "mean")
+        assert {p.dtype for p in network(model, bf16=True).parameters()} == {torch.bfloat16}
+        assert {p.dtype for p in network(model, bf16=True, feature_source="average").parameters()} == {torch.float32}
+        with pytest.raises(ConfigError, match=r"feature_model=.*cannot be loaded|no such folder"):
+            network(model, feature_model=str(tmp_path / "nowhere" / "x"))

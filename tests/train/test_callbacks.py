@@ -1,0 +1,59 @@
+"""What happens beside training: the metrics file, checkpoints, the moving average, samples."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ebft import EBFTTrainer
+from ebft.train.callbacks import MetricsFile
+from tests.train.small_runs import config, counting_text, small_model
+
+
+@pytest.mark.parametrize("metric", ["cfm", "whitened_proxy"])
+def test_the_best_checkpoint_is_the_best(tmp_path: Path, metric: str) -> None:
+    """Smaller is better but for the proxy and the reward, and the best one survives the limit."""
+    args = config(
+        tmp_path,
+        max_steps=6,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="steps",
+        save_steps=2,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        metric_for_best_model=metric,
+        learning_rate=3e-3,
+    )
+    trainer = EBFTTrainer(small_model(), args, counting_text(), counting_text(documents=8, seed=1))
+    trainer.train()
+    seen = {e["step"]: e[f"eval_{metric}"] for e in trainer.state.log_history if f"eval_{metric}" in e}
+    best = (max if metric == "whitened_proxy" else min)(seen, key=lambda step: seen[step])
+    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best}")
+    assert (tmp_path / f"checkpoint-{best}" / "COMPLETE").exists()
+    assert trainer.evaluate()[f"eval_{metric}"] == pytest.approx(seen[best], rel=1e-5)
+
+
+@dataclass
+class State:
+    global_step: int
+    is_world_process_zero: bool = True
+
+
+def test_the_metrics_file_drops_what_lies_behind_the_checkpoint(tmp_path: Path) -> None:
+    args, callback = SimpleNamespace(output_dir=str(tmp_path)), MetricsFile()
+    callback.on_train_begin(args, State(0), None)  # nothing there yet
+    for step in range(1, 5):
+        callback.on_log(args, State(step), None, logs={"reward": float(step), "eval_cfm_se": float("nan")})
+    callback.on_log(args, State(4, is_world_process_zero=False), None, logs={"reward": 9.0})
+    file = tmp_path / "metrics.jsonl"
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 2, 3, 4]
+    with file.open("a") as cut_off:
+        cut_off.write('{"step": 4, "rew')
+    callback.on_train_begin(args, State(2), None)
+    kept = [json.loads(line) for line in file.read_text().splitlines()]
+    assert kept == [{"step": step, "reward": float(step), "eval_cfm_se": None} for step in (1, 2)]

@@ -1,0 +1,23 @@
+"""Parts of what `--dry-run` prints; tests/command_line has the whole."""
+
+from __future__ import annotations
+
+from ebft.train.dry_run import anchors_per_sequence, columns, flops_per_step
+from tests.test_iteration import dataset, method
+
+
+def test_columns_stand_below_each_other() -> None:
+    assert columns({"a": "1", "longer": "2"}) == ["a       1", "longer  2"]
+
+
+def test_anchors_are_counted_and_averaged() -> None:
+    # 24 tokens have anchors at 4, 8, ..., 20; 10 tokens have those at 4 only, with a truth of 3 tokens up to 7.
+    config = method(packing=False)
+    assert anchors_per_sequence(dataset([24, 24], packing=False), config) == 5
+    assert anchors_per_sequence(dataset([24, 10], packing=False), config) == 3
+    assert anchors_per_sequence(dataset([24, 10] * 4, packing=False), config, looked_at=4) == 5, "every second row"
+
+
+def test_flops_of_a_step_by_hand() -> None:
+    # A forward pass is 2 per parameter and token: one to roll out, 3/4 of one for features, three for the update.
+    assert flops_per_step(parameters=10, sequences=2, packed_tokens=100) == 2 * 10 * 200 * 4.75

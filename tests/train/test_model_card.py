@@ -1,0 +1,68 @@
+"""Curves and model card of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ebft.config.recipe import load_recipe
+from ebft.train import model_card
+from ebft.train.training_method import EBFT
+from tests.baselines.runs import needs_trl, run, write_recipe
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+
+@needs_trl
+def test_the_card_holds_its_picture(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    assert run("sft", write_recipe(tmp_path, tiny, sums, max_steps=1), tmp_path / "out") == 0
+    final = tmp_path / "out" / "final"
+    assert "![curves](curves.png)" in (final / "README.md").read_text()
+    assert (final / "curves.png").read_bytes() == (tmp_path / "out" / "curves.png").read_bytes()
+    assert model_card._header("base_model", ["Qwen/Qwen2.5-1.5B"]) == ["base_model: [Qwen/Qwen2.5-1.5B]"]
+    assert model_card._header("datasets", ["a/b:c", str(sums), "stdlib-code"]) == ["datasets: [a/b]"]
+
+
+def write_metrics(folder: Path, *entries: dict[str, Any]) -> None:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+def test_before_and_after_of_what_was_measured() -> None:
+    before = {"eval_cfm": 0.5, "eval_cfm_se": 0.25, "eval_cross_entropy": 2.0, "eval_cross_entropy_se": None}
+    after = {"eval_cfm": 0.25, "eval_cfm_se": 0.125, "eval_cross_entropy": 1.0, "eval_runtime": 3.0}
+    assert model_card.before_and_after({"before": before, "after": after}) == [
+        ("cross-entropy, all tokens", "2.0000", "1.0000"),
+        ("feature-matching loss", "0.5000 ± 0.2500", "0.2500 ± 0.1250"),
+    ]
+    assert model_card.before_and_after({"after": after})[0] == ("cross-entropy, all tokens", "", "1.0000")
+    assert model_card.before_and_after({"steps": 3}) == []
+
+
+def test_curves_need_something_to_draw(tmp_path: Path) -> None:
+    assert model_card.curves(tmp_path) is None
+    write_metrics(tmp_path, {"step": 1, "learning_rate": 1.0}, {"step": 2, "reward": None})
+    assert model_card.curves(tmp_path) is None
+    write_metrics(tmp_path, {"step": 0, "eval_cfm": 1.0, "eval_cfm_se": 0.1}, {"step": 1, "reward": 0.5})
+    assert model_card.curves(tmp_path) == tmp_path / "curves.png"
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
+    settings = {"model": "some/base", "dataset": ["a/b:c", "rows.jsonl"], "output_dir": str(tmp_path), "use_cpu": True}
+    recipe = load_recipe(None, {**settings, "horizon": 5, "seed": 17})
+    (tmp_path / "final").mkdir()
+    results = {"after": {"eval_cfm": 0.25, "eval_cfm_se": 0.125}, "steps": 42}
+    file = model_card.write(tmp_path, recipe, results, ["ebft", "train", "--run_name", "two words"], EBFT)
+    text = file.read_text(encoding="utf-8")
+    assert file == tmp_path / "final" / "README.md"
+    header = yaml.safe_load(text.split("---")[1])
+    assert header["library_name"] == "transformers"
+    assert (header["base_model"], header["datasets"]) == (["some/base"], ["a/b"])
+    assert "ebft train --run_name 'two words'\n" in text
+    assert "| feature-matching loss |  | 0.2500 ± 0.1250 |" in text
+    assert "42 steps of 16 sequences of 1024 tokens; rollouts of 5 tokens" in text
+    assert "seed 17." in text

@@ -1,0 +1,134 @@
+"""The output folder of a run: whose it is, and when a run may be resumed in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ebft.config.recipe import load_recipe
+from ebft.data.formats import Document
+from ebft.data.packing import DocumentIndex, SequenceDataset
+from ebft.data.store import TokenStore
+from ebft.errors import ConfigError
+from ebft.train import checkpoints
+from ebft.train.run_folder import RunFolder
+from tests.baselines.runs import contents, needs_trl, run, write_recipe
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+
+@needs_trl
+def test_the_folder_of_another_method(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    recipe = write_recipe(tmp_path, tiny, sums)
+    (output / "recipe.yaml").write_text(recipe.read_text())
+    (output / "results.json").write_text(json.dumps({"method": "sft"}))
+    before = contents(output)
+    assert run("train", recipe, output, "--resume") == 2
+    assert "holds a run of sft, not of ebft" in capsys.readouterr().err
+    assert run("sft", recipe, output) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert contents(output) == before
+
+
+GIVEN = {"model": "m", "dataset": "d", "use_cpu": True, "per_device_train_batch_size": 2, "gamma": 0.1}
+
+
+def folder(output: Path, **changes: Any) -> RunFolder:
+    return RunFolder(load_recipe(None, {**GIVEN, "output_dir": str(output), **changes}))
+
+
+def sequences(*texts: str) -> SequenceDataset:
+    documents = [Document([ord(c) for c in text], [True] * len(text)) for text in texts]
+    return SequenceDataset(DocumentIndex.of(TokenStore.from_documents(documents)), 8)
+
+
+@pytest.fixture
+def used(tmp_path: Path) -> Path:
+    """The folder of a run with one complete checkpoint."""
+    folder(tmp_path / "out").describe_run(sequences("abc", "defg"))
+    checkpoint = tmp_path / "out" / "checkpoint-2"
+    checkpoint.mkdir()
+    checkpoints.mark_complete(checkpoint)
+    return tmp_path / "out"
+
+
+def test_a_new_or_empty_folder_is_ours(tmp_path: Path) -> None:
+    assert folder(tmp_path / "new").claim(False, "ebft") is None
+    (tmp_path / "empty").mkdir()
+    for resume in (False, True):
+        assert folder(tmp_path / "empty").claim(resume, "ebft") is None
+
+
+def test_what_is_in_a_folder_is_not_overwritten(used: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="already holds a run; continue it with --resume"):
+        folder(used).claim(False, "ebft")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").touch()
+    with pytest.raises(ConfigError, match="not empty and holds no run"):
+        folder(tmp_path / "thesis").claim(True, "ebft")
+
+
+def test_resuming_takes_the_last_complete_checkpoint(used: Path) -> None:
+    (used / "checkpoint-4").mkdir()  # cut off
+    assert folder(used).claim(True, "ebft") == used / "checkpoint-2"
+    assert not (used / "checkpoint-4").exists()
+    (used / "checkpoint-2" / "COMPLETE").unlink()
+    assert folder(used).claim(True, "ebft") is None, "from the beginning"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_steps": 50},
+        {"logging_steps": 3, "save_steps": 7, "run_name": "again"},
+        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2},
+        {"gamma": "0.1"},
+        {"horizon": 8},  # the default, said aloud
+    ],
+)
+def test_what_may_change_when_a_run_is_resumed(used: Path, changes: dict[str, Any]) -> None:
+    assert folder(used, **changes).claim(True, "ebft") == used / "checkpoint-2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gamma": 0.2}, "holds a run with gamma=0.1, not 0.2"),
+        ({"horizon": 4}, "holds a run with horizon=8, not 4"),
+        ({"model": "other"}, "holds a run with model='m', not 'other'"),
+        ({"dataset": ["d", "e"]}, r"dataset=\['d'\], not \['d', 'e'\]"),
+        ({"per_device_train_batch_size": 4}, "holds a run of 2 sequences per step, not 4"),
+        ({"fsdp": "full_shard"}, "checkpoint-2 holds a whole model; resume without fsdp"),
+    ],
+)
+def test_another_run_is_not_resumed(used: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        folder(used, **changes).claim(True, "ebft")
+
+
+def test_other_data_under_the_same_name(used: Path) -> None:
+    folder(used).check_same_data(sequences("abc", "defg"))
+    for other in (sequences("abc"), sequences("defg", "abc"), sequences("abd", "defg")):
+        with pytest.raises(ConfigError, match="the dataset has changed since the run"):
+            folder(used).check_same_data(other)
+
+
+def test_a_run_is_described_by_what_was_given_and_what_came_of_it(used: Path) -> None:
+    given = yaml.safe_load((used / "recipe.yaml").read_text())
+    assert given == {**GIVEN, "dataset": ["d"], "output_dir": str(used)}
+    resolved = json.loads((used / "resolved.json").read_text())
+    assert (resolved["gamma"], resolved["horizon"], resolved["sequences_per_step"]) == (0.1, 8, 2)
+    data = json.loads((used / "data.json").read_text())
+    assert (data["documents"], data["tokens"]) == (2, 7)
+
+
+def test_results_hold_no_nan(tmp_path: Path) -> None:
+    assert folder(tmp_path).read_results() == {}
+    folder(tmp_path).write_results({"after": {"eval_cfm_se": float("nan"), "eval_cfm": 0.5}})
+    assert folder(tmp_path).read_results() == {"after": {"eval_cfm_se": None, "eval_cfm": 0.5}}

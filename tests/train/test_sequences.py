@@ -1,0 +1,85 @@
+"""Training and validation sequences as a recipe asks for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebft.config.recipe import load_recipe
+from ebft.data.packing import SequenceDataset
+from ebft.errors import DataError
+from ebft.train.sequences import load_data
+from tests.tiny_tokenizer import PAD, byte_tokenizer
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+TOKENIZER = byte_tokenizer(pad=PAD)
+
+
+def load(folder: Path, sources: dict[str, list[str]], needs_anchors: bool = True, **settings: Any) -> Any:
+    for name, texts in sources.items():
+        (folder / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    given = {"model": "m", "output_dir": "o", "use_cpu": True, "context_length": 8, "horizon": 2, "stride": 2}
+    datasets = [str(folder / name) for name in sources if name != "held_out.jsonl"]
+    recipe = load_recipe(None, {**given, "dataset": datasets, **settings})
+    return load_data(recipe, TOKENIZER, needs_anchors)
+
+
+def texts(dataset: SequenceDataset) -> list[str]:
+    """The documents of a dataset that has one in each row."""
+    found = []
+    for row in range(len(dataset)):
+        ids, documents = dataset[row]["input_ids"], dataset[row]["document_ids"]
+        found.append(TOKENIZER.decode(ids[documents >= 0].tolist()).removesuffix("<end>"))
+    return found
+
+
+LETTERS = [chr(97 + i) * 3 for i in range(10)]
+
+
+def test_a_split_holds_out_some_documents_and_trains_on_the_others(tmp_path: Path) -> None:
+    found = load(tmp_path, {"rows.jsonl": LETTERS}, packing=False, validation_split=0.3)
+    train, validation = map(texts, found)
+    assert (len(train), len(validation)) == (7, 3)
+    assert sorted(train + validation) == LETTERS
+    again = load(tmp_path, {"rows.jsonl": LETTERS}, packing=False, validation_split=0.3)
+    assert list(map(texts, again)) == [train, validation], "chosen by the seed"
+    other = load(tmp_path, {"rows.jsonl": LETTERS}, packing=False, validation_split=0.3, split_seed=1)
+    assert texts(other[1]) != validation
+    assert found[0].pad_token_id == TOKENIZER.pad_token_id
+
+
+def test_without_a_split_there_is_no_validation(tmp_path: Path) -> None:
+    train, validation = load(tmp_path, {"rows.jsonl": LETTERS}, packing=False, validation_split=0)
+    assert texts(train) == LETTERS
+    assert validation is None
+
+
+def test_validation_data_of_its_own(tmp_path: Path) -> None:
+    sources = {"rows.jsonl": LETTERS, "held_out.jsonl": ["xyz", "uvw", "rst"]}
+    settings = {"packing": False, "validation_dataset": str(tmp_path / "held_out.jsonl"), "validation_sequences": 2}
+    train, validation = load(tmp_path, sources, **settings)
+    assert texts(train) == LETTERS
+    assert texts(validation) == ["xyz", "uvw"], "no more than validation_sequences"
+
+
+def test_several_sources_are_mixed_in_their_proportions(tmp_path: Path) -> None:
+    sources = {"a.jsonl": ["aaa"] * 6, "b.jsonl": ["bbb"] * 6}
+    given = {"packing": False, "validation_split": 0}
+    train, _ = load(tmp_path, sources, **given)
+    assert sorted(texts(train)) == ["aaa"] * 6 + ["bbb"] * 6, "everything, by default"
+    train, _ = load(tmp_path, sources, dataset_weights=[2, 1], **given)
+    assert sorted(texts(train)) == ["aaa"] * 6 + ["bbb"] * 3
+
+
+def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="one document cannot be split"):
+        load(tmp_path, {"rows.jsonl": ["aaa"]}, validation_split=0.5)
+    short = {"rows.jsonl": ["a"] * 4}
+    given = {"packing": False, "horizon": 4, "validation_split": 0}
+    with pytest.raises(DataError, match="shorter than one anchor needs"):
+        load(tmp_path, short, **given)
+    assert len(load(tmp_path, short, needs_anchors=False, **given)[0]) == 4, "baselines need no anchors"
