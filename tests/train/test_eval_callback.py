@@ -138,7 +138,10 @@ def test_at_every_evaluation_and_for_the_best_checkpoint(options: dict[str, Any]
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"eval_tasks": ["translatio"]}, "unknown task 'translatio'; there is .*; did you mean 'translation'"),
+        (
+            {"eval_tasks": ["translatio"]},
+            "unknown task 'translatio' in eval_tasks; there is .*; did you mean 'translation'",
+        ),
         ({"eval_tasks_every": 0}, "eval_tasks_every=0 must be at least 1"),
         ({"eval_task_options": {"limitt": 3}}, "unknown option 'limitt' of an evaluation; did you mean 'limit'"),
         ({"eval_task_options": {"model": "x"}}, "eval_task_options holds 'model', which training decides itself"),

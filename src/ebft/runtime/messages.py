@@ -1,8 +1,6 @@
 """What ebft says while it works. Library code logs to `ebft.*`; commands choose what of it reaches the terminal.
 
-logger = logging.getLogger(__name__)
-logger.info("shown as it is")
-logger.warning("shown behind `note: `")
+`logger.info` is shown as it is, `logger.warning` and above behind `note: `.
 """
 
 from __future__ import annotations
@@ -27,7 +25,8 @@ class _Stderr(logging.StreamHandler):
         return sys.stderr
 
     def emit(self, record: logging.LogRecord) -> None:
-        bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
+        # In a log file there is no line to clear, and a bar would be drawn once more for every message.
+        bars = getattr(sys.modules.get("tqdm"), "tqdm", None) if sys.stderr.isatty() else None
         with bars.external_write_mode(file=sys.stderr) if bars is not None else nullcontext():
             super().emit(record)
 
