@@ -18,7 +18,7 @@ from ebft.config.training import EBFTConfig
 from ebft.data.formats import check_tokenizer
 from ebft.errors import ConfigError, first_line
 from ebft.model.backbone import embedding_size
-from ebft.model.features import FeatureNetwork
+from ebft.model.features import FeatureNetwork, Source
 from ebft.runtime import sharded_checkpoints
 
 ADAPTER_FILE = "adapter_config.json"
@@ -170,9 +170,11 @@ def feature_network(model: Any, config: EBFTConfig, tokenizer: Any) -> FeatureNe
     dtype = torch.bfloat16 if config.bf16 else None
     if config.feature_model is not None:
         return other_feature_network(config.feature_model, model, config, tokenizer, dtype or torch.float32)
-    source: Any = config.feature_source
-    if source == "auto":
+    source: Source
+    if config.feature_source == "auto":
         source = "adapter_off" if hasattr(model, "disable_adapter") else "copy"
+    else:
+        source = config.feature_source
     average = source == "average"  # moves in float32 and still computes in bf16
     return FeatureNetwork(
         model,

@@ -7,6 +7,7 @@ processes the first one runs the tasks, and the others wait for its numbers.
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from transformers import TrainerCallback
 from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
 from ebft.runtime import processes
+
+logger = logging.getLogger(__name__)
 
 # Options that training itself decides.
 _TAKEN = ("model", "tasks", "output", "compare", "feature_model", "backend", "dtype", "device", "overwrite")
@@ -66,6 +69,8 @@ class EvalTasks(TrainerCallback):
             start = time.perf_counter()
             with trainer.compute_loss_context_manager():
                 found = run_task(task, self.options, subject, folder, self.sets[task])
+            for note in found.get("notes", ()):
+                logger.warning(f"{task} at step {step}: {note}")
             points = {f"cfm_at_{point['length']}": point for point in found.get("profile", ())}
             for name, entry in (found["metrics"] | points).items():
                 key = f"eval_{task}_{name}".replace(" ", "_")
