@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 import time
@@ -16,6 +17,8 @@ from ebft.config.usage import PLAN, USAGE
 from ebft.errors import ConfigError, SandboxError, TrainingDiverged, nearest
 from ebft.runtime.messages import LEVELS, show_messages
 from ebft.version import __version__
+
+logger = logging.getLogger("ebft.cli")  # by this name also where the module is run as a program
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 TRAINING = ("train", "sft", "rlvr")
@@ -48,8 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in commands:
         return _print_error(f"unknown command {name!r}; there is {', '.join(commands)}{nearest(name, commands)}")
     try:
-        show_messages(_log_level(rest))
-        return _run_training(name, rest) if name in TRAINING else others[name](_without_log_level(rest))
+        level, without_level = _take_log_level(rest)
+        show_messages(level)
+        # For training the level is a setting like any other.
+        return _run_training(name, rest) if name in TRAINING else others[name](without_level)
     except BrokenPipeError:  # `ebft train --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -275,7 +280,7 @@ def _sweep(arguments: list[str]) -> int:
     _print_table(sweep.table(found, failed))
     comparison = sweep.compare_points(found)
     for note in comparison.notes if comparison else ():
-        print(f"note: {note}", file=sys.stderr)
+        logger.warning(note)
     if comparison:
         print("\n" + "\n".join(map(str, comparison.files)))
     if failed:
@@ -306,7 +311,7 @@ def _compare(arguments: list[str]) -> int:
     found = compare.compare(options.runs, options.output, options.x, options.name)
     _print_table(found.table)
     for note in found.notes:
-        print(f"note: {note}", file=sys.stderr)
+        logger.warning(note)
     if found.files:
         print()
         print("\n".join(map(str, found.files)))
@@ -339,7 +344,7 @@ def _score(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     results = score_command.score(options)
     for note in results.get("notes", []):
-        print(f"note: {note}", file=sys.stderr)
+        logger.warning(note)
     _print_table(score_command.table(results))
     print(f"\n{options.output}")
     return 0
@@ -365,26 +370,19 @@ def _env(arguments: list[str]) -> int:
 # ---- what commands share -------------------------------------------------------------------------------------------
 
 
-def _log_level(arguments: Sequence[str]) -> str:
-    """`--log_level`, which every command takes: debug, info (the default), warning, error or critical."""
+def _take_log_level(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """`--log_level`, which every command takes, and the other arguments: debug, info (the default), warning, error or
+    critical."""
+    level, rest = "info", list(arguments)
     for place, argument in enumerate(arguments):
-        flag, equals, value = argument.replace("-", "_").partition("=")
-        if flag == "__log_level":
-            value = value if equals else "".join(arguments[place + 1 : place + 2])
-            if value not in (*LEVELS, "passive", "detail"):
-                raise ConfigError(f"--log_level {value} is not one of {', '.join(LEVELS)}")
-            return value
-    return "info"
-
-
-def _without_log_level(arguments: list[str]) -> list[str]:
-    kept, skip = [], False
-    for argument in arguments:
-        flag, equals, _ = argument.replace("-", "_").partition("=")
-        if flag != "__log_level" and not skip:
-            kept.append(argument)
-        skip = flag == "__log_level" and not equals
-    return kept
+        flag, equals, value = argument.partition("=")
+        if flag.replace("-", "_") == "__log_level":
+            level = value if equals else "".join(arguments[place + 1 : place + 2])
+            rest = [*arguments[:place], *arguments[place + (1 if equals else 2) :]]
+            break
+    if level not in (*LEVELS, "passive", "detail"):
+        raise ConfigError(f"--log_level {level} is not one of {', '.join(LEVELS)}")
+    return level, rest
 
 
 def _quiet_libraries() -> None:

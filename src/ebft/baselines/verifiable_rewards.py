@@ -34,6 +34,7 @@ from ebft.problems.records import Record
 from ebft.sandbox.command import Limits
 from ebft.sandbox.isolated_tests import ERROR, TIMEOUT, Outcome
 from ebft.sandbox.isolation import Sandbox
+from ebft.tasks.scoring import available_cores
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class UnitTests(RewardFunction):
         self.tests_column, self.columns = settings.tests_column, columns
         self.limits = Limits(seconds=settings.reward_timeout)
         self.sandbox = Sandbox(unsafe=settings.unsafe_exec, limits=self.limits)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = available_cores()
         self.workers = settings.reward_workers or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
         self._scores: OrderedDict[str, float] = OrderedDict()
         try:

@@ -326,7 +326,7 @@ def _example(base: PreTrainedModel) -> tuple[PackedLayout, Tensor, Tensor]:
 
 
 def _packed_rows(base: PreTrainedModel, layout: PackedLayout, packed: Tensor, anchor: int) -> Tensor:
-    """Hidden states before the anchor and of the completion, [1 + G, D]."""
+    """Hidden states before the anchor and of the completion, [1 + G, H]."""
     hidden = run_decoder(decoder_of(base), packed, layout.position_ids, PackedPass(layout, "sdpa"))
     return torch.cat([hidden[0, anchor - 1 : anchor], hidden[0, layout.completion_slots[0, 0]]])
 
@@ -334,7 +334,7 @@ def _packed_rows(base: PreTrainedModel, layout: PackedLayout, packed: Tensor, an
 def _cached_rows(
     base: PreTrainedModel, layout: PackedLayout, context: Tensor, completion: Tensor, anchor: int
 ) -> Tensor:
-    """The same by the passes of a rollout, which does not run the completion's last token, [G, D]."""
+    """The same by the passes of a rollout, which does not run the completion's last token, [G, H]."""
     T, G, decoder, cached = layout.context_length, layout.horizon, decoder_of(base), CachedPass(layout, "sdpa")
     rows = [run_decoder(decoder, context, layout.position_ids[..., :T], cached)[0, anchor - 1 : anchor]]
     for cached.step in range(G - 1):
