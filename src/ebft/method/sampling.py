@@ -21,14 +21,15 @@ _GOLDEN_ODD = 0x632BE59BD9B4E019
 
 
 def uniforms(seeds: Tensor, anchors: Tensor, samples: int, horizon: int) -> Tensor:
-    """Uniform numbers in [0, 1) as float32 [b, B, n, G] for seeds [b] and anchors [B] or [b, B]."""
+    """Uniform numbers in (0, 1) as float32 [b, B, n, G] for seeds [b] and anchors [B] or [b, B]."""
     device = anchors.device
     key = _mix(seeds.to(device=device, dtype=torch.long) + _GOLDEN)[:, None]
     key = _mix(key + torch.atleast_2d(anchors) * _GOLDEN)[..., None]
     key = _mix(key + (torch.arange(samples, device=device) + 1) * _GOLDEN)[..., None]
     key = _mix(key + (torch.arange(horizon, device=device) + 1) * _GOLDEN)
-    # 23 bits: u * total stays below total in float32, so the last token with any mass is never overrun.
-    return _shift_right(key, 41).to(torch.float32) * 2.0**-23
+    # The middle of one of 2^23 intervals, which float32 holds exactly: never 0, which would take the first token of the
+    # vocabulary however unlikely it is, and never 1, which would overrun the last.
+    return (_shift_right(key, 41).to(torch.float32) + 0.5) * 2.0**-23
 
 
 def sequence_seeds(run_seed: int, step: int, sequence_ids: Tensor) -> Tensor:
