@@ -40,10 +40,12 @@ test: lint
 
 # With the virtual environment if there is one, else with the python and torch that are installed.
 GPU_PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+# Compiling is most of the work, so several processes share the GPU where pytest-xdist is installed.
+SIDE_BY_SIDE = $(shell $(GPU_PYTHON) -c "import xdist" 2> /dev/null && echo "-n 6 --dist worksteal")
 test-gpu:
 	@$(GPU_PYTHON) -c "import torch; assert torch.cuda.is_available()" 2> /dev/null || \
 		{ echo "make test-gpu: no torch with a GPU for $(GPU_PYTHON); nothing was tested"; exit 1; }
-	PYTHONPATH=src:. $(GPU_PYTHON) -m pytest -m cuda tests
+	PYTHONPATH=src:. $(GPU_PYTHON) -m pytest -m cuda $(SIDE_BY_SIDE) tests
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/step.py --size small-cpu --device cpu

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ from torch import Tensor
 
 from ebft import EBFTTrainer
 from ebft.data.packing import collate
+from tests.baselines.runs import ROWS, results_of, write_recipe, write_rows
+from tests.models import tiny_model
+from tests.tiny_tokenizer import END, byte_tokenizer
 from tests.train.small_runs import config, counting_text, small_model
 
 pytestmark = pytest.mark.cuda
@@ -99,3 +104,50 @@ def test_an_iteration_waits_for_eigenvalues_alone_and_compiles_nothing_again(
         torch.cuda.set_sync_debug_mode("default")
     assert compiled["unique_graphs"] == before
     assert len(waits) == 1, "once a window"
+
+
+def test_workers_that_load_and_pin_do_not_disturb_graphs(tmp_path: Path) -> None:
+    """Their thread talks to CUDA while a rollout is captured. The run is that of one process without workers."""
+    found = []
+    for workers in (0, 2):
+        args = config(
+            tmp_path / str(workers),
+            use_cpu=False,
+            bf16=True,
+            gamma=0.1,
+            dataloader_num_workers=workers,
+            dataloader_pin_memory=True,
+        )
+        trainer = EBFTTrainer(small_model(), args, counting_text())
+        trainer.train()
+        found.append([entry["reward"] for entry in trainer.state.log_history if "reward" in entry])
+    assert len(found[0]) == 4
+    assert found[0] == found[1]
+
+
+def on_the_gpu(folder: Path, name: str, *options: str) -> dict[str, Any]:
+    """The results of `ebft train` in a process of its own, so that process groups and graphs end with it."""
+    base, rows = folder / "base", folder / "rows.jsonl"
+    if not base.exists():
+        tiny_model("llama", vocab_size=259, num_hidden_layers=2, intermediate_size=128).save_pretrained(base)
+        byte_tokenizer(pad=END).save_pretrained(base)
+        write_rows(rows, ROWS)
+    recipe = write_recipe(folder, base, rows, use_cpu=False)
+    command = [sys.executable, "-m", "ebft.cli", "train", "--config", str(recipe), "--output_dir", str(folder / name)]
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return results_of(folder / name)
+
+
+def test_shards_over_nccl_train_as_a_whole_model_does(tmp_path: Path) -> None:
+    whole = on_the_gpu(tmp_path, "whole")
+    sharded = on_the_gpu(tmp_path, "sharded", "--fsdp", "full_shard")
+    for name in ("eval_cross_entropy", "eval_cfm"):
+        assert sharded["after"][name] == pytest.approx(whole["after"][name], rel=1e-3), name
+        assert sharded["after"][name] != sharded["before"][name], "it has trained"
+
+
+def test_four_bits_train_on_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    results = on_the_gpu(tmp_path, "out", "--lora", "--load_in_4bit", "--bf16", "--learning_rate", "0.01")
+    assert results["after"]["eval_cross_entropy"] < results["before"]["eval_cross_entropy"]
