@@ -8,11 +8,18 @@ so that all n*B completions share one copy of their context (paper, appendix on 
 paper appends tokens step by step, here a completion is contiguous, which is what caches and block-sparse
 kernels like). An anchor at a stands between x[a-1] and x[a]: its context is x[:a], its truth x[a:a+G].
 
+Completions that begin alike need not be computed twice. `as_tree` gives the layout in which the distinct prefixes of
+an anchor's completions are nodes of a tree, in depth-first order, and completions that agree share nodes:
+
+    [ x_0 ... x_{T-1} | anchor 1: the nodes of its tree | anchor 2: ... | ... | anchor B | unused ]
+
+Completions one after the other are the trees that part at the root.
+
 What a token sees (`allowed` decides):
 - a context token: the context tokens up to itself;
-- token g of a completion at anchor a: the context tokens before a, and tokens 0..g of its own completion;
+- a node at anchor a: the context tokens before a, its ancestors and itself: the nodes k with k <= q < subtree_end[k];
 - with document ids, only tokens of its own document; with a window, only tokens less than that many positions
-  back. Never another completion, never the truth after its anchor.
+  back. Never another completion, never the truth after its anchor, unless the completion itself begins with it.
 
 Not covered: what a completion emits after an end token needs no mask of its own. Nothing before an end token
 can see what follows it, so it is enough that `completion_lengths` keeps it out of loss and features.
@@ -35,8 +42,21 @@ from ebft.method.anchors import (
     truth_lengths,
     why_no_anchor,
 )
+from ebft.method.tree import Tree, build_tree
 
-_PER_ROW = ("_anchors", "_valid", "_truths", "_truth_mask", "row_positions", "visible_context", "packed_documents")
+_PER_ROW = (
+    "_anchors",
+    "_valid",
+    "_truths",
+    "_truth_mask",
+    "_slots",
+    "row_positions",
+    "visible_context",
+    "subtree_end",
+    "packed_documents",
+    "predicted",
+    "predicting_rows",
+)
 
 
 class PackedLayout:
@@ -63,10 +83,12 @@ class PackedLayout:
         anchor_mask: bool [B] or [b, B], False where a row drops the anchor.
         truth_lengths: [B] or [b, B], tokens of truth per anchor: G where the window is whole, 0 where dropped.
         truth_mask: bool [T] or [b, T], tokens that count as targets of the cross-entropy.
+        predicted: of a tree, bool [b, B, n, G], tokens whose predecessor is in the packed sequence; None: all are.
+        predicting_rows: of a tree, for each row of the batch how many of its tokens predict something.
 
     What the mask rule compares, for attention kernels; R is b, or 1 if nothing differs by row:
         visible_context: [R, S], how many leading context tokens a packed token may look back to.
-        completion_index: [S], the number of its completion; -1 for context tokens.
+        subtree_end: [R, S], one past the last token that sees it as one of its own completion; 0 for context tokens.
         packed_documents: [R, S], or None without documents.
         row_positions: [R, S].
     """
@@ -136,11 +158,15 @@ class PackedLayout:
         steps = torch.arange(G).repeat(B * n)
         self.row_positions = torch.cat([positions_RT, to_completions(first_position_RB) + steps], 1)
         self.visible_context = torch.cat([(index_T + 1).expand(R, -1), to_completions(self._anchors)], 1)
-        self.completion_index = torch.cat([torch.full((T,), -1), torch.arange(B * n).repeat_interleave(G)])
+        last_RBn = torch.arange(1, B * n + 1).expand(R, -1) * G + T
+        self.subtree_end = torch.cat([torch.zeros(R, T, dtype=torch.long), last_RBn.repeat_interleave(G, 1)], 1)
         self.packed_documents: Tensor | None = None
         if documents_RT is not None:
             of_completions = to_completions(documents_RT.gather(1, last_context_RB))
             self.packed_documents = torch.cat([documents_RT, of_completions], 1)
+        self._slots: Tensor | None = None
+        self.predicted: Tensor | None = None
+        self.predicting_rows: list[int] | None = None
         # Plain integers, so that attention over chunks of anchors can leave out the context after them without
         # asking the device.
         self.furthest_context: list[int] = self._anchors.amax(0).tolist()
@@ -169,7 +195,10 @@ class PackedLayout:
 
     @property
     def completion_slots(self) -> Tensor:
-        """LongTensor [B, n, G]: where token g of every sample of every anchor stands in the packed sequence."""
+        """LongTensor [B, n, G]: where token g of every sample of every anchor stands in the packed sequence. Of a tree
+        [b, B, n, G]: completions that agree share slots; what the tree leaves out has slot 0."""
+        if self._slots is not None:
+            return self._slots
         slots = torch.arange(self.context_length, self.packed_length, device=self.device)
         return slots.view(self.num_anchors, self.samples, self.horizon)
 
@@ -197,10 +226,9 @@ class PackedLayout:
 
     def allowed(self, row: Tensor | int, query: Tensor, key: Tensor, window: int | None = None) -> Tensor:
         """The one mask rule, elementwise on packed indices. `row` counts the batch, 0 if rows are alike."""
-        in_context = (key < self.context_length) & (key < self.visible_context[row, query])
-        own = (self.completion_index[query] == self.completion_index[key]) & (key <= query)
-        # Two context tokens share the "completion" -1; for them both conditions say the same thing.
-        result = in_context | own
+        # No token looks at more context than there is, and no context token is anybody's ancestor.
+        own = (key <= query) & (query < self.subtree_end[row, key])
+        result = (key < self.visible_context[row, query]) | own
         if self.packed_documents is not None:
             result = result & (self.packed_documents[row, query] == self.packed_documents[row, key])
         if window is not None:
@@ -211,11 +239,30 @@ class PackedLayout:
 
     def pack(self, context_ids: Tensor, completions: Tensor) -> Tensor:
         """[b, T] and [b, B, n, G] -> [b, S]."""
-        return torch.cat([context_ids, completions.flatten(1)], 1)
+        if self._slots is None:
+            return torch.cat([context_ids, completions.flatten(1)], 1)
+        packed = context_ids.new_zeros(context_ids.shape[0], self.packed_length)
+        packed.scatter_(1, self._slots.flatten(1), completions.flatten(1))
+        packed[:, : self.context_length] = context_ids  # whatever was put in slot 0
+        return packed
 
     def completions(self, packed: Tensor) -> Tensor:
-        """What stands in the completion slots of [b, S, ...], as a view [b, B, n, G, ...]."""
-        return packed[:, self.context_length :].unflatten(1, (self.num_anchors, self.samples, self.horizon))
+        """What stands in the completion slots of [b, S, ...]: [b, B, n, G, ...], without a tree as a view."""
+        if self._slots is None:
+            return packed[:, self.context_length :].unflatten(1, (self.num_anchors, self.samples, self.horizon))
+        index = self._slots.flatten(1)
+        index = index.view(*index.shape, *[1] * (packed.dim() - 2)).expand(-1, -1, *packed.shape[2:])
+        return packed.gather(1, index).unflatten(1, self._slots.shape[1:])
+
+    @property
+    def predictor_slots(self) -> Tensor:
+        """[1 or b, B, n, G]: the slot whose hidden state predicts every token: the one before it, for a first token the
+        last of its context."""
+        slots = self.completion_slots if self._slots is not None else self.completion_slots[None]
+        anchors = torch.atleast_2d(self.anchors)[..., None, None]
+        rows = max(slots.shape[0], anchors.shape[0])
+        before = (anchors - 1).expand(rows, -1, self.samples, -1)
+        return torch.cat([before, slots[..., :-1].expand(rows, -1, -1, -1)], -1)
 
     def before_anchors(self, hidden: Tensor) -> Tensor:
         """The rows of [b, T or more, H] that predict the first token of every completion: [b, B, H]."""
@@ -235,6 +282,76 @@ class PackedLayout:
                 "build one layout per batch when documents, answers or lengths are given per row"
             )
 
+    # ---- trees -----------------------------------------------------------------------------------------------------
+
+    def as_tree(self, completions: Tensor, context_ids: Tensor | None = None, held: Tensor | None = None) -> PackedLayout:
+        """The layout in which these completions [b, B, n, G] share the tokens that they begin with.
+
+        Args:
+            context_ids: [b, T]; given, completions share tokens with the truth as well: those stand in the context.
+            held: [b, B, n], leading tokens of each completion to have in it, by default all; -1 leaves a completion
+                out, and its first token is then not predicted either. Anchors that a row drops are always left out.
+
+        Asks the device how many nodes there are. `tree_of` and `with_tree` are the two halves around that question.
+        """
+        tree = self.tree_of(completions, context_ids, held)
+        nodes, predicting = torch.stack([tree.counts, tree.predicting]).tolist()
+        return self.with_tree(tree, max(nodes), predicting)
+
+    def tree_of(self, completions: Tensor, context_ids: Tensor | None = None, held: Tensor | None = None) -> Tree:
+        b = completions.shape[0]
+        self.check_batch(b)
+        if held is None:
+            held = torch.full(completions.shape[:3], self.horizon, device=completions.device)
+        held = torch.where(self.anchor_mask.expand(b, -1)[..., None], held, -1)
+        truths = None
+        if context_ids is not None:
+            slots = self.truth_slots.expand(b, -1, -1)
+            truths = context_ids.gather(1, slots.flatten(1)).view(slots.shape)
+            inside = torch.arange(self.horizon, device=held.device) < self._truths.expand(b, -1)[..., None]
+            truths = torch.where(inside, truths, -1)
+        return build_tree(completions, held, truths)
+
+    def with_tree(self, tree: Tree, nodes: int, predicting_rows: list[int]) -> PackedLayout:
+        """This layout with the nodes of a tree instead of completions, and room for `nodes` of them in every row."""
+        T, (b, B, n, G) = self.context_length, tree.nodes.shape
+        packed = copy.copy(self)
+        packed.batch_size, packed.rows_alike, packed.packed_length = b, False, T + nodes
+        for name in ("_anchors", "_valid", "_truths", "_truth_mask"):
+            setattr(packed, name, getattr(self, name).expand(b, -1))
+        anchors = packed._anchors[..., None, None]
+        steps = torch.arange(G, device=self.device)
+        in_context = steps < tree.in_context[..., None]
+        packed._slots = torch.where(tree.is_node, tree.nodes + T, torch.where(in_context, anchors + steps, 0))
+        packed.predicted, packed.predicting_rows = tree.predicted, predicting_rows
+
+        spare = torch.where(tree.is_node, tree.nodes, nodes).flatten(1)  # what is no node goes past the end
+        last_context = packed._anchors - 1
+
+        def at_nodes(values: Tensor, elsewhere: Tensor | int) -> Tensor:
+            """Values of completion tokens, [b, B, n, G], in the order of the nodes: [b, nodes]."""
+            found = torch.zeros(b, nodes + 1, dtype=torch.long, device=self.device) + elsewhere
+            return found.scatter(1, spare, values.expand(b, B, n, G).flatten(1))[:, :nodes]
+
+        def of_anchors(per_token: Tensor) -> Tensor:
+            """What a token has, for the last context token of every anchor: [b, B, 1, 1]."""
+            return per_token[:, :T].expand(b, -1).gather(1, last_context)[..., None, None]
+
+        def joined(per_token: Tensor, at_nodes: Tensor) -> Tensor:
+            return torch.cat([per_token[:, :T].expand(b, -1), at_nodes], 1)
+
+        # A place without a node sees itself and nothing else, so that its softmax is not empty.
+        itself = torch.arange(T + 1, T + nodes + 2, device=self.device)
+        visible = anchors + tree.in_context[..., None]
+        packed.visible_context = joined(self.visible_context, at_nodes(visible, 0))
+        packed.subtree_end = joined(self.subtree_end, at_nodes(tree.end + T, itself))
+        packed.row_positions = joined(
+            self.row_positions, at_nodes(of_anchors(self.row_positions) + 1 + steps, 0)
+        )
+        if self.packed_documents is not None:
+            packed.packed_documents = joined(self.packed_documents, at_nodes(of_anchors(self.packed_documents), 0))
+        return packed
+
     # ---- devices ---------------------------------------------------------------------------------------------------
 
     @property
@@ -252,7 +369,7 @@ class PackedLayout:
                 setattr(moved, name, value.to(device, non_blocking=True))
         return moved
 
-    def select_rows(self, rows: slice) -> PackedLayout:
+    def select_rows(self, rows: slice | Tensor) -> PackedLayout:
         """The layout of some rows of the batch (itself if all rows of any batch are alike)."""
         if self.batch_size is None:
             return self

@@ -4,8 +4,8 @@
         + gamma * mean over truth tokens (-log p_1(x_t | ...))
         [+ 1/beta * KL(p_tau || q_tau), the sequence-level divergence from a frozen model q]
 
-An anchor's row predicts the first token of all n samples at once, and every term goes through the one weighted
-cross-entropy of cross_entropy.py.
+A row predicts the next token of all samples that share its prefix: an anchor's the first token of all n, and in a tree
+a node's those of its children. Every term goes through the one weighted cross-entropy of cross_entropy.py.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def ebft_loss(
     per_generated = _inverse(count_generated if generated_tokens is None else generated_tokens, device)
     per_truth = _inverse(count_truth if truth_tokens is None else truth_tokens, device)
 
-    predictors = _Predictors(layout, b, with_truth=gamma != 0)
+    wanted = counted if layout.predicted is None else counted & layout.predicted
+    predictors = _Predictors(layout, b, gamma != 0, wanted)
     hidden_rows = predictors.hidden(hidden)
     targets = predictors.per_row(layout.completions(packed_ids), packed_ids[:, 1:T])
     row_temperature = predictors.temperatures(temperature, device)
@@ -121,50 +122,66 @@ def ebft_loss(
 class _Predictors:
     """The rows of a packed sequence that predict something, in the order they go through the loss.
 
-    1. b*B anchor rows, each predicting the first token of all n samples;
-    2. b*B*n*(G-1) completion rows, each predicting the next token of its completion;
-    3. with gamma, b*(T-1) context rows, each predicting the next token of the truth.
+    1. Rows that predict tokens of completions. In the context they belong to an anchor: the row before it predicts the
+       first token of all its samples, rows after it what follows where samples begin like the truth. The others are
+       nodes. Each predicts the next token of all samples that share its prefix.
+    2. With gamma, b*(T-1) context rows, each predicting the next token of the truth.
 
-    Every row has n places for targets; rows of kinds 2 and 3 use the first. The last token of a completion
-    predicts nothing and takes no part.
+    Every row has n places for targets, one per sample; rows of kind 2 use the first. Rows that predict nothing take no
+    part; a few may be there for no reason but that the device alone knows their exact number.
     """
 
-    def __init__(self, layout: PackedLayout, batch_size: int, with_truth: bool) -> None:
-        self.layout, self.b, self.with_truth = layout, batch_size, with_truth
-        self.anchor_rows = batch_size * layout.num_anchors
-        self.policy_rows = self.anchor_rows * (1 + layout.samples * (layout.horizon - 1))
+    def __init__(self, layout: PackedLayout, batch_size: int, with_truth: bool, wanted: Tensor) -> None:
+        """wanted: bool [b, B, n, G], the tokens of completions that are to be predicted."""
+        self.layout, self.b, self.with_truth, self.wanted = layout, batch_size, with_truth, wanted
+        T, S, (b, B, n, G) = layout.context_length, layout.packed_length, wanted.shape
+        device = wanted.device
+        slots = layout.predictor_slots.expand(b, -1, -1, -1)
+        # A place for every row there could be: G of each anchor in the context, then the nodes.
+        places, steps = B * G + S - T, torch.arange(G, device=device)
+        own = torch.arange(B, device=device)[:, None, None] * G + steps
+        place = torch.where(slots < T, own, B * G + slots - T)
+        place = place + torch.arange(b, device=device)[:, None, None, None] * places
+        used = torch.zeros(b * places + 1, dtype=torch.bool, device=device)
+        used.scatter_(0, torch.where(wanted, place, b * places).flatten(), True)  # the last takes what is not wanted
+        self.policy_rows = b * B * (1 + n * (G - 1)) if layout.predicting_rows is None else sum(layout.predicting_rows)
+        chosen = torch.nonzero_static(used[:-1], size=self.policy_rows, fill_value=0)[:, 0]
+        in_context = (layout.anchors.expand(b, B)[..., None] - 1 + steps).flatten(1)
+        slot_of_place = torch.cat([in_context, torch.arange(T, S, device=device).expand(b, -1)], 1)
+        slot_of_place = slot_of_place + torch.arange(b, device=device)[:, None] * S
+        self.rows = slot_of_place.flatten()[chosen]  # of [b*S]
+        # Of every token, the row that predicts it; one too many for the unwanted.
+        self.row = torch.where(wanted, (used.cumsum(0) - 1)[place], self.policy_rows)
 
     def hidden(self, hidden: Tensor) -> Tensor:
         """[b, S, H] -> [R, H]."""
-        layout, H = self.layout, hidden.shape[-1]
-        parts = [
-            layout.before_anchors(hidden).flatten(0, 1),
-            layout.completions(hidden)[..., :-1, :].reshape(-1, H),
-        ]
-        if self.with_truth:
-            parts.append(hidden[:, : layout.context_length - 1].reshape(-1, H))
-        return torch.cat(parts)
+        policy = hidden.flatten(0, 1).index_select(0, self.rows)
+        if not self.with_truth:
+            return policy
+        return torch.cat([policy, hidden[:, : self.layout.context_length - 1].flatten(0, 1)])
 
     def per_row(self, per_token: Tensor, per_truth: Tensor | None = None) -> Tensor:
-        """Values of generated tokens [b, B, n, G] and truth tokens [b, T-1] -> [R, n]."""
+        """Values of generated tokens [b, B, n, G] and truth tokens [b, T-1] -> [R, n]; 0 where there is none."""
         n = self.layout.samples
-        single = per_token[..., 1:].reshape(-1, 1)
-        if self.with_truth:
-            per_truth = (
-                per_truth if per_truth is not None else per_token.new_zeros(self.b, self.layout.context_length - 1)
-            )
-            single = torch.cat([single, per_truth.reshape(-1, 1).to(per_token.dtype)])
-        unused = single.new_zeros(single.shape[0], n - 1)
-        return torch.cat([per_token[..., 0].flatten(0, 1), torch.cat([single, unused], 1)])
+        values = per_token.new_zeros(self.policy_rows + 1, n)
+        sample = torch.arange(n, device=values.device)[:, None]
+        values[self.row, sample.expand_as(self.row[0, 0])] = per_token
+        values = values[:-1]
+        if not self.with_truth:
+            return values
+        of_truth = per_token.new_zeros(self.b * (self.layout.context_length - 1), n)
+        if per_truth is not None:
+            of_truth[:, 0] = per_truth.flatten()
+        return torch.cat([values, of_truth])
 
     def per_token(self, per_row: Tensor) -> Tensor:
-        """[R, n], or [R] for what a row has once, -> [b, B, n, G]."""
-        n, B, G = self.layout.samples, self.layout.num_anchors, self.layout.horizon
+        """[R, n], or [R] for what a row has once, -> [b, B, n, G]; 0 for what was not wanted."""
+        n = self.layout.samples
         if per_row.dim() == 1:
             per_row = per_row[:, None].expand(-1, n)
-        first = per_row[: self.anchor_rows].view(self.b, B, n, 1)
-        rest = per_row[self.anchor_rows : self.policy_rows, 0].view(self.b, B, n, G - 1)
-        return torch.cat([first, rest], -1)
+        policy = torch.nn.functional.pad(per_row[: self.policy_rows], (0, 0, 0, 1))
+        sample = torch.arange(n, device=policy.device)[:, None]
+        return policy[self.row, sample.expand_as(self.row[0, 0])]
 
     def truth_log_probs(self, per_row: Tensor) -> Tensor:
         return per_row[self.policy_rows :, 0].view(self.b, -1)

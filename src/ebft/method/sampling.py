@@ -48,31 +48,47 @@ def sample_tokens(
     top_p: float | None = None,
 ) -> Tensor:
     """Tokens [R, m] for float32 logits [R, V] and m uniform numbers a row [R, m]; temperature 0 is greedy."""
+    return sample_with_entropy(logits, uniform, temperature, top_k, top_p)[0]
+
+
+def sample_with_entropy(
+    logits: Tensor,
+    uniform: Tensor,
+    temperature: float,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Tokens as `sample_tokens` gives them, and the entropy [R] of the distribution they are drawn from."""
     if temperature == 0:
-        return logits.argmax(-1, keepdim=True).expand_as(uniform)
+        return logits.argmax(-1, keepdim=True).expand_as(uniform), torch.zeros_like(logits[:, 0])
     if top_k is not None or top_p is not None:
         logits = truncate(logits / temperature, top_k, top_p) * temperature
-    highest, masses = fused(block_masses, [logits], 1 / temperature)
-    return _choose(logits, temperature, uniform, highest, masses)
+    highest, masses, entropy = fused(block_masses, [logits], 1 / temperature)
+    return _choose(logits, temperature, uniform, highest, masses), entropy
 
 
 # Tokens whose probability is summed before the choice is narrowed down.
 _BLOCK = 128
 
 
-def block_masses(logits: Tensor, inverse_temperature: float) -> tuple[Tensor, Tensor]:
-    """The highest logit of each row [R, 1], and the mass of each block of tokens relative to it [R, blocks].
+def block_masses(logits: Tensor, inverse_temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The highest logit of each row [R, 1], the mass of each block of tokens relative to it [R, blocks], and the
+    entropy of the row [R].
 
     Two reads of the logits and nothing written but the sums, once compiled: probabilities and their running sum over
     the vocabulary would be two more arrays as large as the logits.
     """
     highest = logits.amax(-1, keepdim=True)
-    masses = torch.exp((logits - highest) * inverse_temperature)
+    below = (logits - highest) * inverse_temperature
+    masses = torch.exp(below)
     even = logits.shape[-1] // _BLOCK * _BLOCK
     sums = masses[:, :even].unflatten(-1, (-1, _BLOCK)).sum(-1)
     if even < logits.shape[-1]:
         sums = torch.cat([sums, masses[:, even:].sum(-1, keepdim=True)], -1)
-    return highest, sums
+    total = masses.sum(-1)
+    # A token without any mass has a logit of minus infinity and no part in the entropy.
+    entropy = total.log() - (masses * below.clamp(min=torch.finfo(below.dtype).min)).sum(-1) / total
+    return highest, sums, entropy
 
 
 def _choose(logits: Tensor, temperature: float, uniform: Tensor, highest: Tensor, masses: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from transformers.masking_utils import sdpa_mask
 from ebft.method.choices import Backend
 from ebft.method.layout import PackedLayout
 from ebft.model import flex
+from ebft.model.alike import Alike
 from ebft.model.scores import ScoreRule
 
 ATTENTION_NAME = "ebft"
@@ -38,6 +39,8 @@ ATTENTION_NAME = "ebft"
 # Of a layer that leaves its sliding window to the mask. A number, not an object of its own, for compiled layers.
 _NOT_PASSED = -1
 
+# Tokens of completions that the sdpa backend looks at in one call.
+PART = 128
 # Attention scores alive at once in the sdpa backend, in elements: small enough for a CPU's cache.
 CHUNK_SCORES = {"cpu": 2**20, "cuda": 2**26}
 
@@ -88,16 +91,19 @@ class PackedPass(_Pass):
             mask = self._mask(("packed", rule.window), flex.packed_mask, rule.window)
             return flex.attend(q, k, v, mask, rule, layout.context_length)
         context = self._attend_context(q[:, :, :T], k[:, :, :T], v[:, :, :T], rule)
-        completions = attend_completions(
-            by_completion(q[:, :, T:], layout),
-            k[:, :, :T],
-            v[:, :, :T],
-            by_completion(k[:, :, T:], layout),
-            by_completion(v[:, :, T:], layout),
-            layout,
-            rule,
-        )
-        return torch.cat([context, completions.flatten(2, 4)], 2)
+        parts = [self._attend_part(part, q, k, v, rule) for part in self._mask(("parts", rule.window), parts_of, rule.window)]
+        return torch.cat([context, *parts], 2)
+
+    def _attend_part(self, part: Part, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
+        """Some tokens of completions over what they look at: the context up to their anchors, and their ancestors."""
+        q = q[:, :, part.queries]
+        k, v = (torch.cat([x[:, :, : part.context], x[:, :, part.own]], 2) for x in (k, v))
+        if rule.softcap is None:
+            grouped = q.shape[1] != k.shape[1]
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=part.mask, scale=rule.scale, enable_gqa=grouped
+            )
+        return _attend_plainly(q, k, v, part.mask, rule)
 
 
 class CachedPass(_Pass):
@@ -106,6 +112,7 @@ class CachedPass(_Pass):
     def __init__(self, layout: PackedLayout, backend: Backend) -> None:
         super().__init__(layout, backend)
         self.step = -1  # -1: the context; g: token g of every completion
+        self.alike: Alike | None = None  # at this step only some samples compute, for all of them
         self.context: dict[int, tuple[Tensor, Tensor]] = {}
         self.own: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -119,6 +126,8 @@ class CachedPass(_Pass):
                 return flex.attend(q, k, v, mask, rule, layout.context_length)
             return self._attend_context(q, k, v, rule)
 
+        if self.alike is not None:
+            q, k, v = (self.alike.spread(x) for x in (q, k, v))
         if self.step == 0:
             shape = (*k.shape[:2], layout.num_anchors, layout.samples, layout.horizon - 1, k.shape[-1])
             self.own[layer] = (k.new_zeros(shape), v.new_zeros(*shape[:-1], v.shape[-1]))
@@ -134,7 +143,35 @@ class CachedPass(_Pass):
             return flex.attend_step(q, context_k, context_v, own_k, own_v, mask, rule, self.step)
         q = q.unflatten(2, (layout.num_anchors, layout.samples, 1))
         own_k, own_v = own_k[..., : self.step + 1, :], own_v[..., : self.step + 1, :]
-        return attend_completions(q, context_k, context_v, own_k, own_v, layout, rule, self.step).flatten(2, 4)
+        output = attend_completions(q, context_k, context_v, own_k, own_v, layout, rule, self.step).flatten(2, 4)
+        return output if self.alike is None else self.alike.gather(output)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive tokens of completions, and what any of them looks at."""
+
+    queries: slice
+    context: int  # how many leading context tokens
+    own: slice  # from the first ancestor on
+    mask: Tensor  # bool [rows, 1, queries, keys]
+
+
+def parts_of(layout: PackedLayout, window: int | None) -> list[Part]:
+    T, S = layout.context_length, layout.packed_length
+    tokens = torch.arange(S, device=layout.device)
+    rows = layout.mask_rows[:, None, None]
+    parts = []
+    for start in range(T, S, PART):
+        queries = slice(start, min(start + PART, S))
+        seen = int(layout.visible_context[:, queries].max())
+        # A token before the first query that ends after it is its ancestor.
+        ancestors = (layout.subtree_end[:, T:start] > start).any(0).nonzero()
+        own = slice(T + int(ancestors[0]) if len(ancestors) else start, queries.stop)
+        keys = torch.cat([tokens[:seen], tokens[own]])
+        mask = layout.allowed(rows, tokens[queries, None], keys, window)[:, None]
+        parts.append(Part(queries, seen, own, mask))
+    return parts
 
 
 def by_completion(x: Tensor, layout: PackedLayout) -> Tensor:

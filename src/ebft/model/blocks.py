@@ -2,8 +2,8 @@
 
 FlexAttention skips empty blocks and asks the mask rule only inside partial ones. Evaluating the rule for every pair of
 tokens to find out would grow with the square of the packed length. Here a block of queries and a block of keys are
-each described by the range of what the rule compares (context seen, document, position, completion), and the ranges
-decide. They err on the safe side: a block called partial may turn out empty, one called whole is whole.
+each described by the range of what the rule compares (context seen, end of a subtree, document, position), and the
+ranges decide. They err on the safe side: a block called partial may turn out empty, one called whole is whole.
 """
 
 from __future__ import annotations
@@ -41,14 +41,12 @@ def classify_blocks(layout: PackedLayout, queries: Tensor, keys: int, window: in
     of_context = (first_key < T) & (first_key < seen_high)
     whole = (last_key < T) & (last_key < seen_low)
 
-    # A completion's own tokens: causal, and only within the completion.
+    # Among completions: ancestors of the query, k <= q < end[k]. Context tokens are nobody's, their end is 0.
     first_query, last_query = (x[..., None] for x in _range(queries[None]))
-    own_low_q, own_high_q, own_low_k, own_high_k = ranges(layout.completion_index[None])
-    own = (last_key >= T) & (own_high_q >= 0) & (own_low_q <= own_high_k) & (own_low_k <= own_high_q)
-    own = own & (first_key <= last_query)
-    one_completion = (own_low_q == own_high_q) & (own_low_k == own_high_k) & (own_low_q == own_low_k) & (own_low_q >= 0)
+    _, _, end_low, end_high = ranges(layout.subtree_end[rows])
+    own = (first_key <= last_query) & (first_query < end_high)
     possible = of_context | own
-    whole = whole | (one_completion & (last_key <= first_query))
+    whole = whole | ((last_key <= first_query) & (last_query < end_low))
 
     if layout.packed_documents is not None:
         low_q, high_q, low_k, high_k = ranges(layout.packed_documents[rows])

@@ -226,15 +226,17 @@ def _pooled_rows(
     Of completions and truths only the first `longest` tokens count.
     """
     B, n, G, device = layout.num_anchors, layout.samples, longest, layout.device
-    first = torch.cat([layout.completion_slots[..., 0].reshape(1, -1).expand(b, -1), layout.anchors.expand(b, B)], 1)
     if completion_lengths is None:
         of_completions = torch.full((b, B * n), G, device=device)
     else:
         of_completions = completion_lengths.flatten(1).clamp(max=G)
     lengths = torch.cat([of_completions, layout.truth_lengths.expand(b, B).clamp(min=1, max=G)], 1)
-    if pooling == "last":
-        return (first + lengths - 1)[..., None], torch.ones(1, 1, 1, 1, device=device)
     steps = torch.arange(G, device=device)
-    inside = steps < lengths[..., None]
-    rows = first[..., None] + torch.minimum(steps, lengths[..., None] - 1)
-    return rows, (inside / lengths[..., None])[..., None]
+    completions = layout.completion_slots[..., :G].expand(b, B, n, G).flatten(1, 2)
+    truths = layout.anchors.expand(b, B)[..., None] + steps
+    slots = torch.cat([completions, truths], 1)  # [b, B*n + B, G]
+    last = lengths[..., None] - 1
+    if pooling == "last":
+        return slots.gather(2, last), torch.ones(1, 1, 1, 1, device=device)
+    inside = steps <= last
+    return slots.gather(2, torch.minimum(steps, last)), (inside / lengths[..., None])[..., None]

@@ -69,7 +69,7 @@ def _leading_tokens_mask(layout: PackedLayout, window: int | None, tokens: int) 
 def _compact(layout: PackedLayout) -> PackedLayout:
     """The same rule on 32-bit integers: half the bytes to read in the middle of a kernel."""
     narrow = copy.copy(layout)
-    for name in ("visible_context", "completion_index", "packed_documents", "row_positions"):
+    for name in ("visible_context", "subtree_end", "packed_documents", "row_positions"):
         value = getattr(layout, name)
         setattr(narrow, name, None if value is None else value.to(torch.int32))
     return narrow

@@ -14,7 +14,8 @@ from ebft.method.choices import Backend
 from ebft.method.cross_entropy import check_token_ids, rows_per_chunk
 from ebft.method.head import Head
 from ebft.method.layout import PackedLayout
-from ebft.method.sampling import check_sampling, sample_tokens, uniforms
+from ebft.method.sampling import check_sampling, sample_with_entropy, uniforms
+from ebft.model.alike import Alike
 from ebft.model.attention import CachedPass, resolve_backend
 from ebft.model.backbone import (
     decoder_of,
@@ -57,6 +58,23 @@ def rollout(
 
     Completions of anchors that a row drops (`layout.anchor_mask`) mean nothing.
     """
+    return rollout_with_entropy(model, input_ids, layout, temperature, top_k, top_p, seeds, end_token_ids, backend)[0]
+
+
+@torch.no_grad()
+def rollout_with_entropy(
+    model: nn.Module,
+    input_ids: Tensor,
+    layout: PackedLayout,
+    temperature: float = 0.6,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seeds: Tensor | None = None,
+    end_token_ids: Tensor | None = None,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Tensor]:
+    """The completions that `rollout` gives, and the entropy of the distribution that each token was drawn from, float32
+    [b, B, n, G]."""
     check_sampling(temperature, top_k, top_p)
     base = prepare_model(model)
     b = _check_input(input_ids, layout, base)
@@ -71,10 +89,12 @@ def rollout(
     options = (temperature, top_k, top_p, resolve_backend(backend, device))
 
     if is_launch_bound(model, base, b * B * n, options[-1]):
-        completions = replay(_generate, base, layout, input_ids, uniform, options)
+        completions, entropy = replay(_generate, base, layout, input_ids, uniform, options)
     else:
-        completions = _generate(base, layout, input_ids, uniform, *options)
-    return completions if end_token_ids is None else repeat_end_token(completions, layout, end_token_ids)
+        completions, entropy = _generate(base, layout, input_ids, uniform, *options)
+    if end_token_ids is not None:
+        completions = repeat_end_token(completions, layout, end_token_ids)
+    return completions, entropy
 
 
 def _generate(
@@ -86,27 +106,36 @@ def _generate(
     top_k: int | None,
     top_p: float | None,
     backend: Backend,
-) -> Tensor:
-    """The rollout itself, on tensors alone and without asking the device anything: [b, B, n, G]."""
+) -> tuple[Tensor, Tensor]:
+    """The rollout itself, on tensors alone: completions and entropies [b, B, n, G]. A GPU is asked nothing."""
     b, T = input_ids.shape
     n, B, G = layout.samples, layout.num_anchors, layout.horizon
     decoder = decoder_of(base)
     cached = CachedPass(layout, backend)
     positions = layout.position_ids.expand(b, -1)
     completions = torch.empty(b, B, n, G, dtype=torch.long, device=input_ids.device)
+    entropies = torch.empty(b, B, n, G, device=input_ids.device)
     with evaluating(base):
         hidden = run_decoder(decoder, input_ids, positions[:, :T], cached)
         head = output_head(base).prepared(hidden)  # once for all steps; a sharded one is gathered by now
         at_anchors = layout.before_anchors(hidden).flatten(0, 1)
-        tokens = _sample_rows(head, at_anchors, uniform[..., 0].flatten(0, 1), temperature, top_k, top_p)
-        completions[..., 0] = tokens.view(b, B, n)
+        options = (temperature, top_k, top_p)
+        tokens, entropy = _sample_rows(head, at_anchors, uniform[..., 0].flatten(0, 1), *options)
+        completions[..., 0], entropies[..., 0] = tokens.view(b, B, n), entropy.view(b, B, 1)
         for step in range(G - 1):
             cached.step = step
-            hidden = run_decoder(decoder, tokens.view(b, B * n), positions[:, T + step :: G], cached)
-            uniform_rows = uniform[..., step + 1].reshape(-1, 1)
-            tokens = _sample_rows(head, hidden.flatten(0, 1), uniform_rows, temperature, top_k, top_p)
-            completions[..., step + 1] = tokens.view(b, B, n)
-    return completions
+            ids, places = completions[..., step].flatten(1), positions[:, T + step :: G]
+            # A CPU knows which samples are still alike. What begins alike is computed once.
+            alike = cached.alike = None if backend == "flex" else Alike.of(completions[..., : step + 1])
+            if alike is None:
+                rows = run_decoder(decoder, ids, places, cached).flatten(0, 1)
+                drawn, entropy = _sample_rows(head, rows, uniform[..., step + 1].reshape(-1, 1), *options)
+            else:
+                rows = run_decoder(decoder, alike.chosen(ids), alike.chosen(places), cached)[0]
+                drawn, entropy = _sample_rows(head, rows, alike.by_sample(uniform[..., step + 1]), *options)
+                drawn, entropy = alike.of_samples(drawn), alike.of_samples(entropy)
+            completions[..., step + 1], entropies[..., step + 1] = drawn.view(b, B, n), entropy.view(b, B, n)
+    return completions, entropies
 
 
 def repeat_end_token(completions: Tensor, layout: PackedLayout, end_token_ids: Tensor) -> Tensor:
@@ -118,15 +147,16 @@ def repeat_end_token(completions: Tensor, layout: PackedLayout, end_token_ids: T
 
 def _sample_rows(
     head: Head, hidden: Tensor, uniform: Tensor, temperature: float, top_k: int | None, top_p: float | None
-) -> Tensor:
-    """Tokens [R, m] for hidden rows [R, H] and uniform numbers [R, m], a chunk of logits at a time."""
+) -> tuple[Tensor, Tensor]:
+    """Tokens [R, m] for hidden rows [R, H] and uniform numbers [R, m], and the rows' entropies [R], a chunk of logits
+    at a time."""
     chunk = rows_per_chunk(head, hidden.device)
-    return torch.cat(
-        [
-            sample_tokens(head.logits(rows), u, temperature, top_k, top_p)
-            for rows, u in zip(hidden.split(chunk), uniform.split(chunk), strict=True)
-        ]
-    )
+    drawn = [
+        sample_with_entropy(head.logits(rows), u, temperature, top_k, top_p)
+        for rows, u in zip(hidden.split(chunk), uniform.split(chunk), strict=True)
+    ]
+    tokens, entropies = zip(*drawn, strict=True)
+    return torch.cat(tokens), torch.cat(entropies)
 
 
 def _check_input(input_ids: Tensor, layout: PackedLayout, model: nn.Module) -> int:

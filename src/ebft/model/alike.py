@@ -1,0 +1,57 @@
+"""Samples of a rollout that have drawn the same tokens so far: one of them computes the step for all.
+
+Needs to know how many there are, and so a device that answers at once: the host itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ebft.method.tree import common_prefix
+
+
+@dataclass(frozen=True)
+class Alike:
+    """R of the b*B*n samples stand for all; rows are those of the batch one after the other."""
+
+    leaders: Tensor  # [R], places among all samples
+    group: Tensor  # [b*B*n], which leader each sample follows
+    shape: tuple[int, int, int]  # b, B, n
+
+    @classmethod
+    def of(cls, begun: Tensor) -> Alike:
+        """For what the samples have drawn so far, [b, B, n, g]."""
+        same = common_prefix(begun[:, :, :, None], begun[:, :, None])[..., -1]  # [b, B, n, n]
+        first = same.to(torch.uint8).argmax(-1)
+        b, B, n = first.shape
+        leads = first == torch.arange(n, device=first.device)
+        number = leads.flatten().cumsum(0) - 1
+        leader_of = torch.arange(b * B, device=first.device).view(b, B, 1) * n + first
+        return cls(leads.flatten().nonzero()[:, 0], number[leader_of.flatten()], (b, B, n))
+
+    def chosen(self, per_sample: Tensor) -> Tensor:
+        """[b, B*n] of all samples -> [1, R] of the leaders."""
+        return per_sample.reshape(1, -1)[:, self.leaders]
+
+    def by_sample(self, values: Tensor) -> Tensor:
+        """[b, B, n] -> [R, n]: for every leader the values of the samples of its anchor."""
+        return values.flatten(0, 1)[self.leaders // self.shape[2]]
+
+    def of_samples(self, rows: Tensor) -> Tensor:
+        """[R, n], or [R] for what a row has once, -> [b*B*n]: every sample's own."""
+        if rows.dim() == 1:
+            return rows[self.group]
+        sample = torch.arange(self.shape[2], device=rows.device).repeat(self.shape[0] * self.shape[1])
+        return rows[self.group, sample]
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Heads of the leaders [1, heads, R, d] -> of all samples [b, heads, B*n, d]."""
+        b, B, n = self.shape
+        return x[0].index_select(1, self.group).unflatten(1, (b, B * n)).transpose(0, 1)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[b, heads, B*n, d] of all samples -> [1, heads, R, d] of the leaders."""
+        return x.transpose(0, 1).flatten(1, 2).index_select(1, self.leaders)[None]
