@@ -28,7 +28,14 @@ def measured(trainer: Any) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"document_masks": True}, {"answer_only": True}, {"bf16": True}, {"packing": False, "eval_samples": 4}],
+    [
+        {},
+        {"document_masks": True},
+        {"answer_only": True},
+        {"anchors": "answer_start", "horizon": 30},
+        {"bf16": True},
+        {"packing": False, "eval_samples": 4},
+    ],
     ids=str,
 )
 def test_identical_numbers_for_an_identical_model(
@@ -39,6 +46,9 @@ def test_identical_numbers_for_an_identical_model(
     assert {f"eval_{name}{end}" for name in METRICS for end in ("", "_se")} == set(found["ebft"])
     assert found["sft"] == found["ebft"]
     assert found["rlvr"] == found["ebft"]
+    for name, trainer in made.items():
+        ends = trainer.end_token_ids if name == "ebft" else trainer.validator.end_token_ids
+        assert (ends is not None) == ("document_masks" in changes or "anchors" in changes)
     identities = [
         validation.identity(t.validator.config if n != "ebft" else t.args, t.features, _validation(t))
         for n, t in made.items()

@@ -14,6 +14,7 @@ from ebft.config.training import EBFTConfig
 from ebft.data.packing import PADDING, OnHost, SequenceDataset, collate
 from ebft.errors import ConfigError, DataError
 from ebft.method.advantages import leave_one_out_advantages
+from ebft.method.anchors import whole_answers
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.losses import counted_tokens
 from ebft.method.metrics import conditional_feature_matching_loss
@@ -63,13 +64,14 @@ class Window:
         self.loss_sums[name] = self.loss_sums[name] + value.detach() if name in self.loss_sums else value.detach()
 
 
-def make_layout(on_host: OnHost, config: MethodConfig, samples: int, round_up: bool = False) -> PackedLayout:
+def make_layout(
+    on_host: OnHost, config: MethodConfig, samples: int, end_token_ids: Tensor | None, round_up: bool = False
+) -> PackedLayout:
     """The layout of a batch under the method's settings. Shapes do not depend on the data with strided anchors.
 
     round_up: few different shapes also with anchors at answer starts, for code that is compiled for each of them.
     """
-    documents = on_host.document_ids
-    answers = on_host.answer_mask if config.answer_only or config.anchors == "answer_start" else None
+    documents, answers = on_host.document_ids, on_host.answer_mask
     padding = documents == PADDING
     lengths = None
     if not config.document_masks and bool(padding.any()):
@@ -80,14 +82,19 @@ def make_layout(on_host: OnHost, config: MethodConfig, samples: int, round_up: b
         "allow_empty": True,
     }
     if config.anchors == "answer_start":
-        assert answers is not None
-        return PackedLayout.at_answer_starts(answers, config.horizon, samples, round_up=round_up, **given)
-    return StridedLayout(
-        config.context_length, config.horizon, config.stride, samples, answer_mask=answers, fixed_shape=True, **given
-    )
+        ends = torch.zeros_like(answers)
+        if end_token_ids is not None:
+            ends = torch.isin(on_host.input_ids, end_token_ids)
+        whole = whole_answers(answers, documents, ends, config.horizon)
+        targets = answers if config.answer_only else torch.ones_like(answers)
+        return PackedLayout.at_answer_starts(
+            whole, config.horizon, samples, round_up=round_up, target_mask=targets, **given
+        )
+    given["answer_mask"] = answers if config.answer_only else None
+    return StridedLayout(config.context_length, config.horizon, config.stride, samples, fixed_shape=True, **given)
 
 
-def check_sequences(dataset: SequenceDataset, config: MethodConfig) -> None:
+def check_sequences(dataset: SequenceDataset, config: MethodConfig, end_token_ids: Tensor | None) -> None:
     """At least one anchor must fit somewhere."""
     if dataset.context_length != config.context_length:
         raise ConfigError(
@@ -107,8 +114,13 @@ def check_sequences(dataset: SequenceDataset, config: MethodConfig) -> None:
         )
     for row in range(min(len(dataset), 2000)):
         batch = collate([dataset[row]])
-        if bool(make_layout(batch["on_host"], config, config.samples).anchor_mask.any()):
+        if bool(make_layout(batch["on_host"], config, config.samples, end_token_ids).anchor_mask.any()):
             return
+    if config.anchors == "answer_start":
+        raise DataError(
+            "no valid anchor in the data: no answer starts after a context and ends in its sequence, or has horizon="
+            f"{config.horizon} tokens in it; use rows with answers, a longer context_length or a smaller horizon"
+        )
     raise DataError(
         "no valid anchor in the data: every truth window leaves its document or its answer; use a smaller horizon or "
         "stride, or answer_only=false"
@@ -178,7 +190,8 @@ def prepare_window(
     rows, device = input_ids.shape[0], input_ids.device
     seeds = sequence_seeds(config.seed, step, torch.cat([batch["sequence_id"] for batch in batches]))
     on_host = OnHost.joined([batch["on_host"] for batch in batches])
-    layout = make_layout(on_host, config, config.samples, round_up=device.type == "cuda").to(device)
+    round_up = device.type == "cuda"
+    layout = make_layout(on_host, config, config.samples, end_token_ids, round_up).to(device)
     at_once = config.rollout_batch_size or rows
     scores = Scores.join(
         [

@@ -51,7 +51,8 @@ def measure(
     its contexts, NaN for a sequence without any."""
     input_ids, document_ids = batch["input_ids"], batch["document_ids"]
     on_gpu = input_ids.device.type == "cuda"
-    layout = make_layout(batch["on_host"], config, config.eval_samples or config.samples, on_gpu).to(input_ids.device)
+    samples = config.eval_samples or config.samples
+    layout = make_layout(batch["on_host"], config, samples, end_token_ids, on_gpu).to(input_ids.device)
     found: dict[str, Tensor] = {}
     log_probs = truth_log_probs(model, input_ids, layout, config.attention_backend).double()
     real = document_ids != PADDING

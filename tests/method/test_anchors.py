@@ -87,13 +87,32 @@ def test_answer_starts_equal_loops(answers: list[list[bool]], round_up: bool, da
     assert found.tolist() == [own + [0] * (places - len(own)) for own in expected]
 
 
+@settings(max_examples=400, deadline=None)
+@given(rows_of_flags, st.integers(1, 4), st.data())
+def test_whole_answers_equal_loops(answers: list[list[bool]], horizon: int, data: st.DataObject) -> None:
+    documents = [sorted(data.draw(st.lists(st.integers(0, 2), min_size=T, max_size=T))) for _ in answers]
+    ends = [data.draw(flags) for _ in answers]
+    found = anchors.whole_answers(torch.tensor(answers), torch.tensor(documents), torch.tensor(ends), horizon)
+    for row, (own, numbers, own_ends) in enumerate(zip(answers, documents, ends, strict=True)):
+        expected = [False] * T
+        for first in range(1, T):
+            if not own[first] or own[first - 1] or numbers[first] != numbers[first - 1]:
+                continue
+            stop = first + 1
+            while stop < T and own[stop] and numbers[stop] == numbers[first] and not own_ends[stop - 1]:
+                stop += 1
+            if stop < T or own_ends[stop - 1] or stop - first >= horizon:
+                expected[first:stop] = [True] * (stop - first)
+        assert found[row].tolist() == expected
+
+
 def some(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.long)
 
 
 def test_common_batch_size() -> None:
     def size(**given: Tensor) -> int | None:
-        names = ("anchors", "document_ids", "answer_mask", "lengths")
+        names = ("anchors", "document_ids", "answer_mask", "lengths", "target_mask")
         return anchors.common_batch_size(T, *(given.get(name) for name in names))
 
     assert size() is None
@@ -104,6 +123,7 @@ def test_common_batch_size() -> None:
         ({"lengths": some(2, 1)}, "lengths must have 1 dimension"),
         ({"document_ids": some(1, 1, T)}, "document_ids must have 1 or 2 dimensions, not 3"),
         ({"answer_mask": some(2, T + 1)}, f"answer_mask has {T + 1} entries per sequence, context_length is {T}"),
+        ({"target_mask": some(2, T), "answer_mask": some(3, T)}, "answer_mask has 3 rows, target_mask has 2 rows"),
         ({"document_ids": some(2, T), "lengths": some(3)}, "batch sizes differ: lengths has 3 rows, document_ids has"),
     ):
         with pytest.raises(ValueError, match=message):

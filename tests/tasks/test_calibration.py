@@ -73,8 +73,8 @@ def test_profile_equals_plain_sequences_and_brute_force_pairs(document_masks: bo
     batch = collate([dataset[row] for row in range(len(dataset))])
     config, profile = copy.copy(chosen.method), calibration_profile(chosen)
     config.horizon, config.stride = max(LENGTHS), profile.stride
-    layout = make_layout(batch["on_host"], config, 3)
     ends = torch.tensor([END]) if document_masks else None
+    layout = make_layout(batch["on_host"], config, 3, ends)
     seeds = sequence_seeds(3, 1, batch["sequence_id"])
     completions = rollout(model, batch["input_ids"], layout, 0.6, seeds=seeds, end_token_ids=ends)
     documents = batch["document_ids"] if document_masks else None

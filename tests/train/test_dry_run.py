@@ -13,9 +13,10 @@ def test_columns_stand_below_each_other() -> None:
 def test_anchors_are_counted_and_averaged() -> None:
     # 24 tokens have anchors at 4, 8, ..., 20; 10 tokens have those at 4 only, with a truth of 3 tokens up to 7.
     config = method(packing=False)
-    assert anchors_per_sequence(dataset([24, 24], packing=False), config) == 5
-    assert anchors_per_sequence(dataset([24, 10], packing=False), config) == 3
-    assert anchors_per_sequence(dataset([24, 10] * 4, packing=False), config, looked_at=4) == 5, "every second row"
+    assert anchors_per_sequence(dataset([24, 24], packing=False), config, None) == 5
+    assert anchors_per_sequence(dataset([24, 10], packing=False), config, None) == 3
+    every_second = anchors_per_sequence(dataset([24, 10] * 4, packing=False), config, None, looked_at=4)
+    assert every_second == 5
 
 
 def test_flops_of_a_step_by_hand() -> None:

@@ -26,7 +26,7 @@ class Validator:
         self.config, self.dataset, self.device = config, dataset, device
         prepare_model(model)
         self.features = feature_network(model, config, tokenizer)
-        self.end_token_ids = end_token_ids(tokenizer, config.document_masks, device)
+        self.end_token_ids = end_token_ids(tokenizer, config.completions_end)
 
     def _compute_model(self, model: Any) -> Any:
         """As EBFTTrainer computes: with bf16, on a copy of the weights in bf16. An adapter's model uses autocast."""

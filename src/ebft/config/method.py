@@ -30,7 +30,7 @@ class MethodConfig:
     anchors: Anchors = _method(
         "strided",
         "strided: every `stride` tokens; answer_start: one anchor at the start of each answer, for whole-answer "
-        "rollouts with a long horizon",
+        "rollouts with a long horizon, which end at end tokens",
         changes="features",
     )
     whitening: Whitening = _method(
@@ -45,7 +45,8 @@ class MethodConfig:
     answer_only: bool = _method(False, "use only anchors and cross-entropy targets inside answers", changes="features")
     document_masks: bool = _method(
         False,
-        "a token sees only its own document, and completions end at end tokens; the released runs went without",
+        "a token sees only its own document, and completions end at end tokens (with answer_start anchors they always "
+        "do); the released runs went without",
         changes="text",
     )
 
@@ -117,6 +118,11 @@ class MethodConfig:
                 f"feature_model={self.feature_model!r} and feature_source={self.feature_source!r} exclude each "
                 "other; give one of them"
             )
+
+    @property
+    def completions_end(self) -> bool:
+        """Whether a completion ends at an end token. Whole answers do; the released code's completions do not."""
+        return self.document_masks or self.anchors == "answer_start"
 
     @property
     def feature_taps(self) -> list[float | int]:

@@ -156,11 +156,11 @@ def pad_token_id(tokenizer: Any) -> int:
     return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 
 
-def end_token_ids(tokenizer: Any, document_masks: bool, device: torch.device | str = "cpu") -> Tensor | None:
-    """What ends a completion; without document masks nothing does, as in the released code."""
-    if tokenizer is None or not document_masks:
+def end_token_ids(tokenizer: Any, completions_end: bool) -> Tensor | None:
+    """What ends a completion, on the host: layouts need it there. None if nothing does."""
+    if tokenizer is None or not completions_end:
         return None
-    return torch.tensor([tokenizer.eos_token_id], device=device)
+    return torch.tensor([tokenizer.eos_token_id])
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,15 @@ class OnHost:
 
     document_ids: Tensor
     answer_mask: Tensor
+    input_ids: Tensor
 
     @classmethod
     def joined(cls, parts: Sequence[OnHost]) -> OnHost:
-        return cls(torch.cat([p.document_ids for p in parts]), torch.cat([p.answer_mask for p in parts]))
+        return cls(
+            torch.cat([p.document_ids for p in parts]),
+            torch.cat([p.answer_mask for p in parts]),
+            torch.cat([p.input_ids for p in parts]),
+        )
 
 
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -182,4 +187,4 @@ def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 def collate(rows: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
     batch: dict[str, Any] = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    return {**batch, "on_host": OnHost(batch["document_ids"], batch["answer_mask"])}
+    return {**batch, "on_host": OnHost(batch["document_ids"], batch["answer_mask"], batch["input_ids"])}

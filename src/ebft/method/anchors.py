@@ -22,6 +22,7 @@ def common_batch_size(
     document_ids: Tensor | None,
     answer_mask: Tensor | None,
     lengths: Tensor | None,
+    target_mask: Tensor | None = None,
 ) -> int | None:
     """The number of rows that the arguments given per row agree on; None if nothing differs by row."""
     sizes = {}
@@ -29,7 +30,8 @@ def common_batch_size(
         if lengths.dim() != 1:
             raise ValueError(f"lengths must have 1 dimension, one number per sequence, not {lengths.dim()}")
         sizes["lengths"] = lengths.shape[0]
-    for name, value in (("anchors", anchors), ("document_ids", document_ids), ("answer_mask", answer_mask)):
+    masks = {"document_ids": document_ids, "answer_mask": answer_mask, "target_mask": target_mask}
+    for name, value in {"anchors": anchors, **masks}.items():
         if value is None:
             continue
         if value.dim() not in (1, 2):
@@ -81,14 +83,40 @@ def truth_lengths(starts_RT: Tensor, unusable_RT: Tensor) -> Tensor:
     return torch.where(unusable_RT, 0, next_stop_RT - index_T)
 
 
+def answer_begins(answers_RT: Tensor, documents_RT: Tensor) -> Tensor:
+    """True at the first token of every answer; an answer lies in one document."""
+    begins_RT = answers_RT.clone()
+    begins_RT[:, 1:] &= ~answers_RT[:, :-1] | document_starts(documents_RT)[:, 1:]
+    return begins_RT
+
+
+def whole_answers(answers_RT: Tensor, documents_RT: Tensor, ends_RT: Tensor, horizon: int) -> Tensor:
+    """The tokens of those answers that a completion, which ends at end tokens, can be compared with.
+
+    Such an answer has a context in its own document. It stops after its first end token (True in `ends_RT`), as a
+    completion does, or where the answer or the document stops. An answer that reaches the last token of the row
+    without an end token there may go on in the next row: it is left out, unless `horizon` tokens of it are here.
+    """
+    T = answers_RT.shape[1]
+    begins_RT = answer_begins(answers_RT, documents_RT)
+    first_RT = torch.where(begins_RT, torch.arange(T), 0).cummax(1).values  # of the answer that a token is in
+    has_context_RT = ~document_starts(documents_RT).gather(1, first_RT)
+    ends_RT = ends_RT & answers_RT
+    ends_before_RT = ends_RT.long().cumsum(1) - ends_RT.long()
+    not_ended_RT = ends_before_RT == ends_before_RT.gather(1, first_RT)
+    usable_RT = answers_RT & has_context_RT & not_ended_RT
+    cut_R = usable_RT[:, -1] & ~ends_RT[:, -1] & (T - first_RT[:, -1] < horizon)
+    in_last_answer_RT = first_RT == first_RT[:, -1:]
+    return usable_RT & ~(in_last_answer_RT & cut_R[:, None])
+
+
 def answer_starts(answers_RT: Tensor, documents_RT: Tensor, round_up: bool) -> Tensor:
     """The first token of every answer that has a context: [R, places], 0 where a row has fewer.
 
     round_up: make the number of places a power of two, so that batches have few different shapes.
     """
     T = answers_RT.shape[1]
-    begins_RT = answers_RT.clone()
-    begins_RT[:, 1:] &= ~answers_RT[:, :-1] | document_starts(documents_RT)[:, 1:]
+    begins_RT = answer_begins(answers_RT, documents_RT)
     begins_RT[:, 0] = False  # no context before it
     places = max(int(begins_RT.sum(1).max()), 1)
     if round_up:

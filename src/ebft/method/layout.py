@@ -72,6 +72,8 @@ class PackedLayout:
             None: one document, no document mask.
         answer_mask: BoolTensor [T] or [b, T]; if given, truth windows must lie in an answer, and only answer
             tokens count in the cross-entropy (`truth_mask`).
+        target_mask: BoolTensor [T] or [b, T]; which tokens count in the cross-entropy, where not those of
+            `answer_mask`.
         lengths: LongTensor [b], real tokens per row of a right-padded batch.
         whole_truth: True drops an anchor whose truth is shorter than G; False keeps it, with the truth ending
             where its document, its answer or the sequence ends (`truth_lengths`).
@@ -105,17 +107,19 @@ class PackedLayout:
         whole_truth: bool = False,
         drop_unused: bool = False,
         allow_empty: bool = False,
+        target_mask: Tensor | None = None,
     ) -> None:
         self.context_length = T = at_least_one("context_length", context_length)
         self.horizon = at_least_one("horizon", horizon)
         self.samples = at_least_one("samples", samples)
-        self.batch_size = common_batch_size(T, anchors, document_ids, answer_mask, lengths)
+        self.batch_size = common_batch_size(T, anchors, document_ids, answer_mask, lengths, target_mask)
         # Inside, every tensor has a row dimension R: one row if nothing differs by row, else the batch's.
         R = self.batch_size or 1
         documents_RT, padding_RT = documents_and_padding(R, T, document_ids, lengths)
         answers_RT = (
             torch.ones(R, T, dtype=torch.bool) if answer_mask is None else answer_mask.bool().cpu().expand(R, T)
         )
+        targets_RT = answers_RT if target_mask is None else target_mask.bool().cpu().expand(R, T)
         starts_RT = document_starts(documents_RT)
         anchors_RB = anchors.to("cpu", torch.long).expand(R, -1)
 
@@ -131,7 +135,7 @@ class PackedLayout:
         self._anchors = anchors_RB[:, used]
         self._valid = valid_RB[:, used]
         self._truths = torch.where(valid_RB, truth_RB, 0)[:, used]
-        self._truth_mask = ~starts_RT & ~padding_RT & answers_RT
+        self._truth_mask = ~starts_RT & ~padding_RT & targets_RT
         self._describe_tokens(documents_RT if document_ids is not None else None)
         self.has_documents = document_ids is not None
         # True if all rows of a batch see the same: attention then needs one mask for all of them. With documents,
@@ -271,7 +275,7 @@ class PackedLayout:
 
     def completion_lengths(self, completions: Tensor, end_token_ids: Tensor) -> Tensor:
         """Tokens of [..., G] up to and including the first end token: [...]."""
-        is_end = torch.isin(completions, end_token_ids.to(completions.device))
+        is_end = torch.isin(completions, end_token_ids.to(completions.device, non_blocking=True))
         ended_before = is_end.long().cumsum(-1) - is_end.long() > 0
         return (~ended_before).sum(-1)
 
@@ -395,9 +399,11 @@ class PackedLayout:
         lengths: Tensor | None = None,
         allow_empty: bool = False,
         round_up: bool = False,
+        target_mask: Tensor | None = None,
     ) -> PackedLayout:
         """One anchor at the start of every answer: whole-answer rollouts, Algorithm 1 in its plain form.
 
+        answer_mask: every stretch of it is taken for a whole answer; `anchors.whole_answers` leaves only such.
         round_up: make the number of places for anchors a power of two, so that batches have few different shapes, for
         code that is compiled for each of them.
         """
@@ -410,7 +416,17 @@ class PackedLayout:
         if not allow_empty and not bool(anchors.any()):
             raise ValueError("no valid anchor: no answer starts after a context; answer_mask must mark the answers")
         anchors = anchors if batch_size else anchors[0]
-        return cls(T, horizon, samples, anchors, document_ids, answer_mask, lengths, allow_empty=allow_empty)
+        return cls(
+            T,
+            horizon,
+            samples,
+            anchors,
+            document_ids,
+            answer_mask,
+            lengths,
+            allow_empty=allow_empty,
+            target_mask=target_mask,
+        )
 
 
 class StridedLayout(PackedLayout):

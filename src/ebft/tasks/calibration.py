@@ -101,7 +101,8 @@ def profile_of(
     settings.horizon, settings.stride = max(profile.lengths), profile.stride
     input_ids = batch["input_ids"]
     on_gpu = input_ids.device.type == "cuda"
-    layout = make_layout(batch["on_host"], settings, config.eval_samples or config.samples, on_gpu).to(input_ids.device)
+    samples = config.eval_samples or config.samples
+    layout = make_layout(batch["on_host"], settings, samples, end_token_ids, on_gpu).to(input_ids.device)
     # Anchors at answer starts may have a shorter truth; a profile needs one that is whole at every length.
     whole = layout.anchor_mask & (layout.truth_lengths == settings.horizon)
     valid = whole.expand(input_ids.shape[0], -1)

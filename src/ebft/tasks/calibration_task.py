@@ -24,7 +24,8 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
     config, profile = options.method, calibration_profile(options)
     documents = calibration_documents(options, subject.tokenizer)
     dataset = SequenceDataset(documents, config.context_length, config.packing, pad_token_id(subject.tokenizer))
-    check_sequences(dataset, config)
+    end_tokens = end_token_ids(subject.tokenizer, config.completions_end)
+    check_sequences(dataset, config, end_tokens)
     rows = range(min(len(dataset), options.sequences, options.limit or options.sequences))
     made_with = {
         "model": subject.identity,
@@ -36,7 +37,6 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
     records = ResumableRecords(folder, "calibration", made_with, options.overwrite)
     made = {row["sequence"] for row in records.rows}
     wanted = [row for row in rows if row not in made]
-    end_tokens = end_token_ids(subject.tokenizer, config.document_masks)
     features = feature_space(subject.features, subject.feature_name)
     if wanted:
         with progress("calibration", len(rows), len(rows) - len(wanted)) as advance:

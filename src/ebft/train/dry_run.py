@@ -11,7 +11,7 @@ import torch
 
 from ebft import adapters
 from ebft.config.recipe import Recipe
-from ebft.data.packing import SequenceDataset, collate
+from ebft.data.packing import SequenceDataset, collate, end_token_ids
 from ebft.iteration import make_layout
 from ebft.planning.memory import Memory, estimate
 from ebft.planning.model_shape import ModelShape, meta_model
@@ -25,7 +25,8 @@ def describe(
 ) -> list[str]:
     """The lines that `--dry-run` prints."""
     config = recipe.training
-    layout = make_layout(collate([train_set[0]])["on_host"], config, config.samples)
+    end_tokens = end_token_ids(tokenizer, config.completions_end)
+    layout = make_layout(collate([train_set[0]])["on_host"], config, config.samples, end_tokens)
     per_step = config.rows_per_step
     steps_per_epoch = math.ceil(len(train_set) / per_step)
     steps = config.max_steps if config.max_steps > 0 else math.ceil(steps_per_epoch * config.num_train_epochs)
@@ -36,8 +37,8 @@ def describe(
         "documents": f"{len(train_set.index):,} with {train_set.total_tokens:,} tokens",
         "training sequences": f"{len(train_set):,} of {config.context_length} tokens",
         "validation sequences": f"{len(validation_set):,}" if validation_set is not None else "none",
-        "anchors per sequence": f"{anchors_per_sequence(train_set, config):.1f} of at most {layout.num_anchors}, "
-        f"{config.samples} rollouts of {config.horizon} tokens from each",
+        "anchors per sequence": f"{anchors_per_sequence(train_set, config, end_tokens):.1f} of at most "
+        f"{layout.num_anchors}, {config.samples} rollouts of {config.horizon} tokens from each",
         "packed sequence": f"{packed:,} tokens, {packed - config.context_length:,} of them generated",
         "tokens per step": f"{per_step * packed:,} in {per_step} sequences",
         "steps": f"{steps:,} ({steps_per_epoch:,} an epoch)",
@@ -47,11 +48,11 @@ def describe(
     shown = [*columns(lines), "", "One sequence, with some of its anchors (| marks where rollouts begin):"]
     row = collate([train_set[0]])
     valid = torch.atleast_2d(layout.anchor_mask)[0].nonzero().flatten().tolist()
-    anchors = torch.atleast_2d(layout.anchors)[0]
+    anchors, truths = torch.atleast_2d(layout.anchors)[0], torch.atleast_2d(layout.truth_lengths)[0]
     for place in valid[:: max(1, len(valid) // 3)][:3]:
         a = int(anchors[place])
         before = tokenizer.decode(row["input_ids"][0, max(0, a - CONTEXT_TOKENS) : a].tolist())
-        after = tokenizer.decode(row["input_ids"][0, a : a + config.horizon].tolist())
+        after = tokenizer.decode(row["input_ids"][0, a : a + int(truths[place])].tolist())
         shown.append(f"  token {a}: ...{before!r} | {after!r}")
     return shown if valid else [*shown, "  (no anchor in this sequence)"]
 
@@ -62,12 +63,13 @@ def columns(lines: Mapping[str, str]) -> list[str]:
     return [f"{name:<{width}}  {value}" for name, value in lines.items()]
 
 
-def anchors_per_sequence(dataset: SequenceDataset, config: Any, looked_at: int = 200) -> float:
+def anchors_per_sequence(
+    dataset: SequenceDataset, config: Any, end_tokens: torch.Tensor | None, looked_at: int = 200
+) -> float:
     """The mean over some sequences, spread over the dataset."""
     rows = range(0, len(dataset), max(1, len(dataset) // looked_at))
-    return sum(int(make_layout(collate([dataset[row]])["on_host"], config, 1).anchor_mask.sum()) for row in rows) / len(
-        rows
-    )
+    layouts = (make_layout(collate([dataset[row]])["on_host"], config, 1, end_tokens) for row in rows)
+    return sum(int(layout.anchor_mask.sum()) for layout in layouts) / len(rows)
 
 
 def flops_per_step(parameters: int, sequences: int, packed_tokens: int) -> float:

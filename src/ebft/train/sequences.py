@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ebft.config.recipe import Recipe
-from ebft.data.packing import DocumentIndex, SequenceDataset, mix, pad_token_id
+from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, mix, pad_token_id
 from ebft.data.rows import read_rows
 from ebft.data.store import tokenize_source
 from ebft.errors import DataError
@@ -51,5 +51,5 @@ def load_data(
         index, validation = index.split(data.validation_split, data.split_seed)
     train_set = sequences(index)
     if needs_anchors:
-        check_sequences(train_set, training)
+        check_sequences(train_set, training, end_token_ids(tokenizer, training.completions_end))
     return train_set, None if validation is None else sequences(validation).first(data.validation_sequences)

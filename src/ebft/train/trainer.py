@@ -92,7 +92,7 @@ class EBFTTrainer(ShardedTrainer):
             disable_dropout(model)
         resolve_backend(args.attention_backend, args.device)  # an error here costs nothing yet
         self.pad_token_id = pad_token_id(processing_class)
-        self.end_token_ids = end_token_ids(processing_class, args.document_masks, args.device)
+        self.end_token_ids = end_token_ids(processing_class, args.completions_end)
         self.clock, self.deferred_checks, self.costs = Clock(args.device), DeferredChecks(), CostTracker()
         self.window: Window | None = None
         self.evaluated: tuple[int, dict[str, float]] = (-1, {})  # the last evaluation, and after which step
@@ -319,5 +319,5 @@ class EBFTTrainer(ShardedTrainer):
             store = tokenize_rows(dataset, tokenizer)
             found = SequenceDataset(DocumentIndex.of(store), args.context_length, args.packing, self.pad_token_id)
         if found is not None:
-            check_sequences(found, args)
+            check_sequences(found, args, self.end_token_ids)
         return found
