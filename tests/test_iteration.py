@@ -16,7 +16,7 @@ from ebft.data.formats import Document
 from ebft.data.packing import PADDING, DocumentIndex, OnHost, SequenceDataset, collate
 from ebft.data.store import TokenStore
 from ebft.errors import ConfigError, DataError
-from ebft.iteration import Scores, check_sequences, make_layout, prepare_window
+from ebft.iteration import Scores, check_sequences, make_layout, prepare_window, score
 from ebft.method.advantages import leave_one_out_advantages
 from ebft.method.losses import counted_tokens
 from ebft.model.features import FeatureNetwork
@@ -208,3 +208,21 @@ class TestSequences:
     ) -> None:
         with pytest.raises(error, match=message):
             check_sequences(data, method(**changes), None)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_sample_that_is_the_truth_has_its_features(ended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16 the features of the two differ by rounding. Whitened rewards of a sample that is the truth: 2 and 0."""
+    model = tiny_model("llama").bfloat16()
+    ids = torch.randint(VOCABULARY, (1, T), generator=torch.Generator().manual_seed(0))
+    if ended:
+        ids[:, 2::4] = ids[:, 1::4]  # a sample that ends with its second token looks like the truth
+    config = method(whitening="paper")
+    layout = make_layout(on_host(torch.zeros_like(ids), torch.ones_like(ids).bool()), config, 3, None)
+    samples = torch.randint(VOCABULARY, (1, layout.num_anchors, 3, 3), generator=torch.Generator().manual_seed(1))
+    samples[:, :, 1] = ids[:, layout.truth_slots]
+    lengths = torch.tensor([3, 2, 3]).expand(1, layout.num_anchors, 3) if ended else None
+    monkeypatch.setattr("ebft.iteration.roll_out", lambda *_: (samples, lengths, layout.pack(ids, samples)))
+    found = score(model, FeatureNetwork(model), ids, layout, torch.tensor([0]), config, None)
+    off = (found.alignment - torch.tensor([0.0, 2.0, 0.0])).abs().amax(-1)
+    assert off.min() > 1e-3 if ended else off.max() < 1e-9

@@ -18,7 +18,7 @@ from ebft.method.anchors import whole_answers
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.losses import counted_tokens
 from ebft.method.metrics import conditional_feature_matching_loss
-from ebft.method.rewards import feature_matching_rewards, token_groups
+from ebft.method.rewards import feature_matching_rewards, token_groups, truth_groups
 from ebft.method.sampling import sequence_seeds
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout
@@ -167,9 +167,23 @@ def score(
         generated, truth = features(packed_ids, layout, lengths)
     with clock.phase("rewards"):
         groups = token_groups(completions)
-        alignment, diversity = feature_matching_rewards(generated, truth, config.whitening, groups)
+        truth_group = _truth_groups(input_ids, layout, completions, lengths, groups)
+        alignment, diversity = feature_matching_rewards(generated, truth, config.whitening, groups, truth_group)
         cfm = conditional_feature_matching_loss(generated, truth) if layout.samples > 1 else None
     return Scores(packed_ids, completions, lengths, groups, alignment, diversity, cfm)
+
+
+def _truth_groups(
+    input_ids: Tensor, layout: PackedLayout, completions: Tensor, lengths: Tensor | None, groups: Tensor
+) -> Tensor:
+    """The group of the samples that are the truth itself, [b, B]; -1 where none is. Both sides up to their own end."""
+    steps = torch.arange(layout.horizon, device=input_ids.device)
+    slots = layout.truth_slots.expand(input_ids.shape[0], -1, -1)
+    truths = input_ids.gather(1, slots.flatten(1)).view(slots.shape)
+    truths = torch.where(steps < layout.truth_lengths[..., None], truths, -1)
+    if lengths is not None:
+        completions = torch.where(steps < lengths[..., None], completions, -1)
+    return truth_groups(completions, truths, groups)
 
 
 def prepare_window(
