@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,31 +20,42 @@ from ebft.method.losses import counted_tokens
 from ebft.method.metrics import conditional_feature_matching_loss
 from ebft.method.rewards import feature_matching_rewards, token_groups, truth_groups
 from ebft.method.sampling import sequence_seeds
+from ebft.method.tree import Tree
 from ebft.model.features import FeatureNetwork
-from ebft.model.rollout import rollout
+from ebft.model.rollout import rollout_with_entropy
 from ebft.runtime.processes import sum_over_processes
 from ebft.runtime.timing import Clock
 
 
+Part = TypeVar("Part", "Rollouts", "Scores")
+
+
+def join(parts: Sequence[Part]) -> Part:
+    """What was found for one batch after the other, as for all of them at once."""
+    columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(parts[0])}
+    return type(parts[0])(**{k: None if v[0] is None else torch.cat(v) for k, v in columns.items()})
+
+
+@dataclass
+class Rollouts:
+    """n completions at B anchors of b sequences, before anything looks at them."""
+
+    completions: Tensor  # [b, B, n, G]
+    lengths: Tensor | None  # [b, B, n], tokens up to their end; None if nothing ends them
+    entropy: Tensor  # [b, B, n, G], of the distribution that each token was drawn from
+    groups: Tensor  # [b, B, n], equal completions have equal numbers
+
+    def select(self, rows: slice | Tensor) -> Rollouts:
+        return Rollouts(**{k: None if v is None else v[rows] for k, v in vars(self).items()})
+
+
 @dataclass
 class Scores:
-    """Everything known about the rollouts of a batch: n samples at B anchors of b sequences."""
+    """What the frozen network says about rollouts."""
 
-    packed_ids: Tensor  # [b, S]
-    completions: Tensor  # [b, B, n, G]
-    completion_lengths: Tensor | None  # [b, B, n]
-    groups: Tensor  # [b, B, n], equal completions have equal numbers
     alignment: Tensor  # [b, B, n]
     diversity: Tensor  # [b, B, n]
     cfm: Tensor | None  # [b, B], the unbiased feature-matching loss of every context; None for a single sample
-
-    @classmethod
-    def join(cls, parts: Sequence[Scores]) -> Scores:
-        joined: dict[str, Any] = {}
-        for name in (f.name for f in fields(cls)):
-            column = [getattr(part, name) for part in parts]
-            joined[name] = None if column[0] is None else torch.cat(column)
-        return cls(**joined)
 
 
 @dataclass
@@ -55,6 +66,7 @@ class Window:
     generated_tokens: Tensor
     sequences: Tensor
     tokens: Tensor  # of the contexts, padding left out
+    computed: dict[str, Tensor]  # tokens that went through the layers, by phase, and rows with logits in the update
     metrics: dict[str, Tensor | float]
     example: dict[str, Tensor]  # the first sequence, for the table of samples
     loss_sums: dict[str, Tensor] = field(default_factory=dict)  # over the micro-batches so far, of this process
@@ -134,9 +146,8 @@ def roll_out(
     seeds: Tensor,
     config: MethodConfig,
     end_token_ids: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Completions [b, B, n, G], their lengths [b, B, n] if anything ends them, and the packed sequences [b, S]."""
-    completions = rollout(
+) -> Rollouts:
+    completions, entropy = rollout_with_entropy(
         model,
         input_ids,
         layout,
@@ -146,44 +157,99 @@ def roll_out(
         backend=config.attention_backend,
     )
     lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
-    return completions, lengths, layout.pack(input_ids, completions)
+    return Rollouts(completions, lengths, entropy, token_groups(completions))
 
 
 def score(
-    model: nn.Module,
     features: FeatureNetwork,
     input_ids: Tensor,
     layout: PackedLayout,
-    seeds: Tensor,
+    rollouts: Rollouts,
     config: MethodConfig,
-    end_token_ids: Tensor | None,
     clock: Clock | None = None,
 ) -> Scores:
-    """Roll out, look at the rollouts with the frozen network, and compute both terms of the reward."""
+    """Look at rollouts with the frozen network, and compute both terms of the reward."""
     clock = clock or Clock(input_ids.device)
-    with clock.phase("rollout"):
-        completions, lengths, packed_ids = roll_out(model, input_ids, layout, seeds, config, end_token_ids)
     with clock.phase("features"):
-        generated, truth = features(packed_ids, layout, lengths)
+        generated, truth = features(layout.pack(input_ids, rollouts.completions), layout, rollouts.lengths)
     with clock.phase("rewards"):
-        groups = token_groups(completions)
-        truth_group = _truth_groups(input_ids, layout, completions, lengths, groups)
-        alignment, diversity = feature_matching_rewards(generated, truth, config.whitening, groups, truth_group)
+        truth_group = _truth_groups(input_ids, layout, rollouts)
+        alignment, diversity = feature_matching_rewards(
+            generated, truth, config.whitening, rollouts.groups, truth_group
+        )
         cfm = conditional_feature_matching_loss(generated, truth) if layout.samples > 1 else None
-    return Scores(packed_ids, completions, lengths, groups, alignment, diversity, cfm)
+    return Scores(alignment, diversity, cfm)
 
 
-def _truth_groups(
-    input_ids: Tensor, layout: PackedLayout, completions: Tensor, lengths: Tensor | None, groups: Tensor
-) -> Tensor:
+def _truth_groups(input_ids: Tensor, layout: PackedLayout, rollouts: Rollouts) -> Tensor:
     """The group of the samples that are the truth itself, [b, B]; -1 where none is. Both sides up to their own end."""
-    steps = torch.arange(layout.horizon, device=input_ids.device)
-    slots = layout.truth_slots.expand(input_ids.shape[0], -1, -1)
-    truths = input_ids.gather(1, slots.flatten(1)).view(slots.shape)
-    truths = torch.where(steps < layout.truth_lengths[..., None], truths, -1)
-    if lengths is not None:
-        completions = torch.where(steps < lengths[..., None], completions, -1)
-    return truth_groups(completions, truths, groups)
+    completions = rollouts.completions
+    if rollouts.lengths is not None:
+        steps = torch.arange(layout.horizon, device=completions.device)
+        completions = torch.where(steps < rollouts.lengths[..., None], completions, -2)
+    return truth_groups(completions, layout.truths(input_ids), rollouts.groups)
+
+
+# ---- how a pass is packed ----------------------------------------------------------------------------------------------
+
+# Packed lengths on a GPU are rounded up, so that few shapes are compiled: to a sixteenth of the longest, in whole blocks.
+_SIZES, _BLOCK = 16, 128
+
+
+@dataclass
+class Packing:
+    """The sequences of a window for one pass: plain completions, or the trees of what the pass needs of them."""
+
+    layout: PackedLayout
+    tree: Tree | None = None
+    nodes: list[int] = field(default_factory=list)  # of each row, as the host knows it
+    predicting: list[int] = field(default_factory=list)
+
+    def of_rows(self, rows: Sequence[int], index: slice | Tensor) -> PackedLayout:
+        """The layout of some rows; `index` says the same to the device."""
+        if self.tree is None:
+            return self.layout.select_rows(index)
+        nodes = max(self.nodes[row] for row in rows)
+        if self.layout.device.type == "cuda":
+            longest = self.layout.packed_length - self.layout.context_length
+            step = -(-longest // (_SIZES * _BLOCK)) * _BLOCK
+            nodes = -(-max(nodes, 1) // step) * step
+        predicting = [self.predicting[row] for row in rows]
+        return self.layout.select_rows(index).with_tree(self.tree.select(index), nodes, predicting)
+
+
+def packings(layout: PackedLayout, input_ids: Tensor, rollouts: Rollouts, config: MethodConfig) -> tuple[Packing, Packing]:
+    """For the frozen network, and for the update. Asks the device how large the trees are: once for both."""
+    if not config.trees:
+        return Packing(layout), Packing(layout)
+    held = _tokens_held(layout, rollouts)
+    seen = layout.tree_of(rollouts.completions, input_ids, held)
+    # The update needs what predicts something with a weight. The last token predicts nothing, and nothing has a weight
+    # where all completions are equal: their advantages are 0. A divergence is there all the same.
+    needed = held - 1
+    if layout.samples > 1 and not config.kl_weight:
+        needed = torch.where((rollouts.groups == 0).all(-1, keepdim=True), -1, needed)
+    trained = layout.tree_of(rollouts.completions, input_ids, needed)
+    counts = torch.stack([seen.counts, seen.predicting, trained.counts, trained.predicting]).tolist()
+    return Packing(layout, seen, *counts[:2]), Packing(layout, trained, *counts[2:])
+
+
+def pack_to_score(layout: PackedLayout, input_ids: Tensor, rollouts: Rollouts, config: MethodConfig) -> PackedLayout:
+    """The layout to look at rollouts with, where no update follows."""
+    if not config.trees:
+        return layout
+    tree = layout.tree_of(rollouts.completions, input_ids, _tokens_held(layout, rollouts))
+    rows = range(input_ids.shape[0])
+    return Packing(layout, tree, *torch.stack([tree.counts, tree.predicting]).tolist()).of_rows(rows, slice(None))
+
+
+def _tokens_held(layout: PackedLayout, rollouts: Rollouts) -> Tensor:
+    if rollouts.lengths is not None:
+        return rollouts.lengths
+    return torch.full_like(rollouts.groups, layout.horizon)
+
+
+# ---- a window ----------------------------------------------------------------------------------------------------------
 
 
 def prepare_window(
@@ -202,49 +268,82 @@ def prepare_window(
     """
     input_ids = torch.cat([batch["input_ids"] for batch in batches])
     rows, device = input_ids.shape[0], input_ids.device
+    clock = clock or Clock(device)
     seeds = sequence_seeds(config.seed, step, torch.cat([batch["sequence_id"] for batch in batches]))
     on_host = OnHost.joined([batch["on_host"] for batch in batches])
     round_up = device.type == "cuda"
     layout = make_layout(on_host, config, config.samples, end_token_ids, round_up).to(device)
     at_once = config.rollout_batch_size or rows
-    scores = Scores.join(
+    parts = [slice(start, min(start + at_once, rows)) for start in range(0, rows, at_once)]
+    with clock.phase("rollout"):
+        rollouts = join(
+            [
+                roll_out(model, input_ids[at], layout.select_rows(at), seeds[at], config, end_token_ids)
+                for at in parts
+            ]
+        )
+    with clock.phase("features"):
+        to_score, to_train = packings(layout, input_ids, rollouts, config)
+        packed = [to_score.of_rows(range(rows)[at], at) for at in parts]
+    scores = join(
         [
-            score(model, features, input_ids[at], layout.select_rows(at), seeds[at], config, end_token_ids, clock)
-            for at in (slice(start, min(start + at_once, rows)) for start in range(0, rows, at_once))
+            score(features, input_ids[at], layout_at, rollouts.select(at), config, clock)
+            for at, layout_at in zip(parts, packed, strict=True)
         ]
     )
     advantages = leave_one_out_advantages(scores.alignment, scores.diversity, config.alpha)
-    sums = _metric_sums(scores, layout, config.alpha)
-    totals = sum_over_processes(_counts(on_host, layout, scores) | sums)
+    sums = _metric_sums(rollouts, scores, layout, config.alpha)
+    counts = _counts(on_host, layout, rollouts, to_score, to_train)
+    totals = sum_over_processes(counts | sums)
     contexts = totals["contexts"].clamp(min=1)
     metrics: dict[str, Tensor | float] = {name: totals[name] / contexts for name in sums}
+    metrics["entropy"] = totals["entropy"] / totals["generated_tokens"].clamp(min=1)
     metrics["ebft/anchors"] = totals["contexts"] / totals["sequences"]
     metrics["ebft/packed_tokens"] = totals["packed_tokens"]
+    metrics["ebft/shared"] = 1 - totals["nodes"] / totals["generated_tokens"].clamp(min=1)
     return Window(
-        _micro_batches(batches, scores, layout, advantages, totals),
+        _micro_batches(batches, input_ids, rollouts, to_train, advantages, totals),
         totals["generated_tokens"],
         totals["sequences"],
         totals["tokens"],
+        {name: totals[name] for name in ("packed_tokens", "scored_tokens", "trained_tokens", "trained_rows")},
         metrics,
-        _example(input_ids, scores, layout, advantages),
+        _example(input_ids, rollouts, scores, layout, advantages),
     )
 
 
-def _counts(on_host: OnHost, layout: PackedLayout, scores: Scores) -> dict[str, Tensor]:
+def _counts(
+    on_host: OnHost, layout: PackedLayout, rollouts: Rollouts, to_score: Packing, to_train: Packing
+) -> dict[str, Tensor]:
     """Of this process's part of the window. What the host knows is not asked of the device."""
-    rows, device = scores.packed_ids.shape[0], scores.packed_ids.device
+    rows, device = rollouts.completions.shape[0], rollouts.completions.device
     real = on_host.document_ids != PADDING
     sequences = int(real.any(1).sum())  # rows that only fill up a process's part hold no token
-    on_device = {"sequences": sequences, "tokens": int(real.sum()), "packed_tokens": sequences * layout.packed_length}
+    text = sequences * layout.context_length
+    plain = sequences * (layout.packed_length - layout.context_length)
+    trees = to_score.tree is not None
+    per_anchor = 1 + layout.samples * (layout.horizon - 1)
+    known = {
+        "sequences": sequences,
+        "tokens": int(real.sum()),
+        "packed_tokens": text + plain,
+        "scored_tokens": text + (sum(to_score.nodes) if trees else plain),
+        "trained_tokens": text + (sum(to_train.nodes) if trees else plain),
+        "trained_rows": sum(to_train.predicting) if trees else sequences * layout.num_anchors * per_anchor,
+    }
+    counted = counted_tokens(layout, rows, rollouts.lengths)
+    generated = counted.sum()
     return {
-        "generated_tokens": counted_tokens(layout, rows, scores.completion_lengths).sum(),
+        "generated_tokens": generated,
+        "nodes": to_score.tree.counts.sum() if to_score.tree is not None else generated,
+        "entropy": torch.where(counted, rollouts.entropy, 0.0).sum(),
         "truth_tokens": layout.truth_mask.expand(rows, -1)[:, 1:].sum(),
         "contexts": layout.anchor_mask.expand(rows, -1).sum(),
-        **{name: torch.full((), count, device=device) for name, count in on_device.items()},
+        **{name: torch.full((), count, device=device) for name, count in known.items()},
     }
 
 
-def _metric_sums(scores: Scores, layout: PackedLayout, alpha: float) -> dict[str, Tensor]:
+def _metric_sums(rollouts: Rollouts, scores: Scores, layout: PackedLayout, alpha: float) -> dict[str, Tensor]:
     """Sums over the anchors that count, as tensors: nothing waits for the device here. Logged as means over anchors."""
     rows, n = scores.alignment.shape[0], layout.samples
     valid = layout.anchor_mask.expand(rows, -1)  # [b, B]
@@ -253,7 +352,7 @@ def _metric_sums(scores: Scores, layout: PackedLayout, alpha: float) -> dict[str
         return torch.where(valid, per_context, 0.0).sum()
 
     reward = scores.alignment - alpha * scores.diversity
-    firsts = (scores.groups == torch.arange(n, device=scores.groups.device)).sum(-1)
+    firsts = (rollouts.groups == torch.arange(n, device=reward.device)).sum(-1)
     sums = {
         "reward": total(reward.mean(-1)),
         "reward_std": total(reward.std(-1) if n > 1 else torch.zeros_like(reward[..., 0])),
@@ -265,19 +364,31 @@ def _metric_sums(scores: Scores, layout: PackedLayout, alpha: float) -> dict[str
 
 
 def _micro_batches(
-    batches: list[dict[str, Any]], scores: Scores, layout: PackedLayout, advantages: Tensor, totals: dict[str, Tensor]
+    batches: list[dict[str, Any]],
+    input_ids: Tensor,
+    rollouts: Rollouts,
+    packing: Packing,
+    advantages: Tensor,
+    totals: dict[str, Tensor],
 ) -> list[dict[str, Any]]:
+    """The window's rows in as many parts as it came in; those with trees of about one size go together."""
+    order = list(range(input_ids.shape[0]))
+    by_size: Tensor | None = None
+    if packing.tree is not None:  # two stable sorts of the same numbers, since the device need not be told the order
+        order.sort(key=packing.nodes.__getitem__)
+        by_size = packing.tree.counts.sort(stable=True).indices
     found, start = [], 0
     for batch in batches:
         at = slice(start, start + batch["input_ids"].shape[0])
         start = at.stop
-        lengths = scores.completion_lengths
+        index = at if by_size is None else by_size[at]
+        layout, chosen = packing.of_rows(order[at], index), rollouts.select(index)
         found.append(
             {
-                "input_ids": scores.packed_ids[at],
-                "layout": layout.select_rows(at),
-                "advantages": advantages[at],
-                "completion_lengths": None if lengths is None else lengths[at],
+                "input_ids": layout.pack(input_ids[index], chosen.completions),
+                "layout": layout,
+                "advantages": advantages[index],
+                "completion_lengths": chosen.lengths,
                 "generated_tokens": totals["generated_tokens"],
                 "truth_tokens": totals["truth_tokens"],
             }
@@ -285,11 +396,13 @@ def _micro_batches(
     return found
 
 
-def _example(input_ids: Tensor, scores: Scores, layout: PackedLayout, advantages: Tensor) -> dict[str, Tensor]:
+def _example(
+    input_ids: Tensor, rollouts: Rollouts, scores: Scores, layout: PackedLayout, advantages: Tensor
+) -> dict[str, Tensor]:
     rows = input_ids.shape[0]
     return {
         "input_ids": input_ids[0],
-        "completions": scores.completions[0],
+        "completions": rollouts.completions[0],
         "alignment": scores.alignment[0],
         "diversity": scores.diversity[0],
         "advantages": advantages[0],

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ebft.config.method import MethodConfig, settings_that_change
 from ebft.config.training import EBFTConfig
 from ebft.data.packing import PADDING, SequenceDataset, to_device
-from ebft.iteration import make_layout, score
+from ebft.iteration import make_layout, pack_to_score, roll_out, score
 from ebft.method.choices import Backend
 from ebft.method.cross_entropy import Rows, weighted_cross_entropy
 from ebft.method.layout import PackedLayout
@@ -64,7 +64,8 @@ def measure(
         found[f"{name}tokens"] = counted.sum(1)
 
     seeds = sequence_seeds(config.eval_seed, 0, batch["sequence_id"])
-    scores = score(model, features, input_ids, layout, seeds, config, end_token_ids)
+    rollouts = roll_out(model, input_ids, layout, seeds, config, end_token_ids)
+    scores = score(features, input_ids, pack_to_score(layout, input_ids, rollouts, config), rollouts, config)
     assert scores.cfm is not None  # the settings ask for at least two samples
     valid = layout.anchor_mask.expand(input_ids.shape[0], -1)
     found["contexts"] = valid.sum(1)

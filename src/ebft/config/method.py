@@ -81,6 +81,11 @@ class MethodConfig:
         True, "documents one after the other; otherwise one document a row, padded", "data", changes="text"
     )
     attention_backend: Backend = option("auto", "auto, sdpa, or flex (CUDA)", "running")
+    trees: bool = option(
+        True,
+        "compute what completions have in common once. The numbers are the same to rounding; off is for comparison",
+        "running",
+    )
     eval_samples: int | None = option(
         None, "rollouts per anchor in evaluation; default: samples", "running", changes="proxy"
     )

@@ -268,6 +268,12 @@ class PackedLayout:
         before = (anchors - 1).expand(rows, -1, self.samples, -1)
         return torch.cat([before, slots[..., :-1].expand(rows, -1, -1, -1)], -1)
 
+    def truths(self, context_ids: Tensor) -> Tensor:
+        """What follows every anchor in contexts [b, T]: [b, B, G]; -1 past the end of a short truth."""
+        slots = self.truth_slots.expand(context_ids.shape[0], -1, -1)
+        inside = torch.arange(self.horizon, device=slots.device) < self.truth_lengths[..., None]
+        return torch.where(inside, context_ids.gather(1, slots.flatten(1)).view(slots.shape), -1)
+
     def before_anchors(self, hidden: Tensor) -> Tensor:
         """The rows of [b, T or more, H] that predict the first token of every completion: [b, B, H]."""
         rows = (self.anchors.expand(hidden.shape[0], -1) - 1)[..., None]
@@ -308,13 +314,7 @@ class PackedLayout:
         if held is None:
             held = torch.full(completions.shape[:3], self.horizon, device=completions.device)
         held = torch.where(self.anchor_mask.expand(b, -1)[..., None], held, -1)
-        truths = None
-        if context_ids is not None:
-            slots = self.truth_slots.expand(b, -1, -1)
-            truths = context_ids.gather(1, slots.flatten(1)).view(slots.shape)
-            inside = torch.arange(self.horizon, device=held.device) < self._truths.expand(b, -1)[..., None]
-            truths = torch.where(inside, truths, -1)
-        return build_tree(completions, held, truths)
+        return build_tree(completions, held, None if context_ids is None else self.truths(context_ids))
 
     def with_tree(self, tree: Tree, nodes: int, predicting_rows: list[int]) -> PackedLayout:
         """This layout with the nodes of a tree instead of completions, and room for `nodes` of them in every row."""

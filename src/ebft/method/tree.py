@@ -28,7 +28,7 @@ class Tree:
     counts: Tensor  # [b], nodes of each row
     predicting: Tensor  # [b], tokens of each row, nodes or context, that predict a token of a completion
 
-    def select(self, rows: Tensor) -> Tree:
+    def select(self, rows: slice | Tensor) -> Tree:
         return Tree(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
 

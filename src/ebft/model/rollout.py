@@ -125,8 +125,8 @@ def _generate(
         for step in range(G - 1):
             cached.step = step
             ids, places = completions[..., step].flatten(1), positions[:, T + step :: G]
-            # A CPU knows which samples are still alike. What begins alike is computed once.
-            alike = cached.alike = None if backend == "flex" else Alike.of(completions[..., : step + 1])
+            # What begins alike is computed once, where the host need not wait for the answer.
+            alike = cached.alike = Alike.of(completions[..., : step + 1]) if ids.device.type == "cpu" else None
             if alike is None:
                 rows = run_decoder(decoder, ids, places, cached).flatten(0, 1)
                 drawn, entropy = _sample_rows(head, rows, uniform[..., step + 1].reshape(-1, 1), *options)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ebft.config.method import MethodConfig
 from ebft.data.packing import SequenceDataset, collate, to_device
 from ebft.errors import ConfigError
-from ebft.iteration import make_layout, roll_out
+from ebft.iteration import make_layout, pack_to_score, roll_out
 from ebft.method.metrics import Estimate, conditional_feature_matching_loss, mean_and_standard_error
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import base_model, evaluating, input_embeddings, text_config
@@ -107,8 +107,10 @@ def profile_of(
     whole = layout.anchor_mask & (layout.truth_lengths == settings.horizon)
     valid = whole.expand(input_ids.shape[0], -1)
     seeds = sequence_seeds(config.eval_seed, 1, batch["sequence_id"])
-    _, lengths, packed_ids = roll_out(model, input_ids, layout, seeds, config, end_token_ids)
-    at_lengths = features.at_lengths(packed_ids, layout, profile.lengths, lengths)
+    rollouts = roll_out(model, input_ids, layout, seeds, config, end_token_ids)
+    packed = pack_to_score(layout, input_ids, rollouts, config)
+    packed_ids = packed.pack(input_ids, rollouts.completions)
+    at_lengths = features.at_lengths(packed_ids, packed, profile.lengths, rollouts.lengths)
     found = {"profile_contexts": valid.sum(1)}
     for length, (generated, truth) in zip(profile.lengths, at_lengths, strict=True):
         found[f"cfm_at_{length}"] = mean_over_contexts(conditional_feature_matching_loss(generated, truth), valid)

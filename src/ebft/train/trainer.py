@@ -195,7 +195,7 @@ class EBFTTrainer(ShardedTrainer):
         )
         sharding.release(self.networks.reference)
         if self.window is not None:
-            parts = {"loss": terms.loss, "ebft/policy_loss": terms.policy, "entropy": terms.entropy, "kl": terms.kl}
+            parts = {"loss": terms.loss, "ebft/policy_loss": terms.policy, "kl": terms.kl}
             if self.args.gamma:
                 parts["ebft/cross_entropy"] = terms.cross_entropy
             for name, value in parts.items():
@@ -225,11 +225,13 @@ class EBFTTrainer(ShardedTrainer):
     def _count_costs(self, window: Window) -> None:
         """One pass over everything to roll out, one of the frozen network, the update, one more for the KL term."""
         flops = self.networks.flops
-        packed = wide(torch.as_tensor(window.metrics["ebft/packed_tokens"]))
-        generated, text = wide(window.generated_tokens), wide(window.tokens)
-        rows = generated + text if self.args.gamma else generated  # with logits
-        total = flops.over(packed, generated) + packed * flops.of_features(self.features)
-        total = total + flops.over(packed, rows) * (flops.update + bool(self.args.kl_weight))
+        computed = {name: wide(count) for name, count in window.computed.items()}
+        rows = computed["trained_rows"]  # with logits
+        if self.args.gamma:
+            rows = rows + wide(window.tokens)
+        total = flops.over(computed["packed_tokens"], wide(window.generated_tokens))
+        total = total + computed["scored_tokens"] * flops.of_features(self.features)
+        total = total + flops.over(computed["trained_tokens"], rows) * (flops.update + bool(self.args.kl_weight))
         self.costs.add(tokens=window.tokens, generated_tokens=window.generated_tokens, flops=total)
 
     def _loss_check(self, step: int) -> Callable[[float], None]:
