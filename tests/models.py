@@ -5,15 +5,19 @@ from __future__ import annotations
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
+    MixtralConfig,
+    OlmoeConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 VOCABULARY = 61
@@ -67,13 +71,39 @@ EXTRA_CONFIGS = {
         max_window_layers=4,
     ),
 }
+# Experts: in all layers, in some, with shared ones, and with attention whose keys and values differ in width.
+_EXPERTS = dict(moe_intermediate_size=32, num_experts_per_tok=2)
+MIXTURES = {
+    "mixtral": lambda: MixtralConfig(**_SIZES, num_local_experts=4, num_experts_per_tok=2),
+    "olmoe": lambda: OlmoeConfig(**_SIZES, num_experts=4, num_experts_per_tok=2),
+    "qwen2_moe_dense_first": lambda: Qwen2MoeConfig(
+        **_SIZES, **_EXPERTS, shared_expert_intermediate_size=40, num_experts=4, mlp_only_layers=[0]
+    ),
+    "qwen3_moe_every_second": lambda: Qwen3MoeConfig(
+        **_SIZES, **_EXPERTS, head_dim=16, num_experts=8, decoder_sparse_step=2
+    ),
+    "deepseek_v3": lambda: DeepseekV3Config(
+        **{**_SIZES, "num_key_value_heads": 4},
+        **_EXPERTS,
+        n_routed_experts=4,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        n_group=2,
+        topk_group=1,
+        kv_lora_rank=16,
+        q_lora_rank=24,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=16,
+        v_head_dim=12,
+    ),
+}
 FAMILIES = tuple(CONFIGS)
 
 
 def tiny_model(family: str = "llama", seed: int = 0, **overrides: object) -> PreTrainedModel:
     """Random weights large enough that attention is far from uniform."""
     torch.manual_seed(seed)
-    config = {**CONFIGS, **EXTRA_CONFIGS}[family]()
+    config = {**CONFIGS, **EXTRA_CONFIGS, **MIXTURES}[family]()
     for name, value in overrides.items():
         setattr(config, name, value)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa" if family != "gemma2" else "eager")

@@ -100,11 +100,23 @@ def add(model: Any, config: Any) -> Any:
 
 def count_parameters(meta_model: nn.Module, config: Any) -> int:
     """How many parameters the adapter would have, on a model of the meta device, which is left as it is."""
+    return sum(p.numel() for p in _adapted(meta_model, config).parameters() if p.requires_grad)
+
+
+def count_rebuilt(meta_model: nn.Module, config: Any) -> int:
+    """How many of the model's weights are built anew in every pass, with the adapter's part added: stacked experts have
+    no layer of their own that an adapter could stand beside."""
+    from peft.tuners.lora.layer import ParamWrapper
+
+    wrapped = [m.get_param() for m in _adapted(meta_model, config).modules() if isinstance(m, ParamWrapper)]
+    return sum(p.numel() for p in wrapped if p.dim() == 3)
+
+
+def _adapted(meta_model: nn.Module, config: Any) -> Any:
     from peft import get_peft_model
 
     # peft writes what it has found out into the configuration, and its layers into the model.
-    adapted: Any = get_peft_model(copy.deepcopy(meta_model), copy.deepcopy(config), low_cpu_mem_usage=True)
-    return sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    return get_peft_model(copy.deepcopy(meta_model), copy.deepcopy(config), low_cpu_mem_usage=True)
 
 
 def four_bit(device: torch.device) -> dict[str, Any]:

@@ -4,7 +4,9 @@ were measured on a GPU and are committed with the benchmarks."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from ebft import adapters
+from ebft.config.method import MethodConfig
+from ebft.data.packing import OnHost
 from ebft.method.layout import StridedLayout
 from ebft.model import rollout as rollout_module
 from ebft.model.attention import CachedPass
@@ -25,7 +29,8 @@ from ebft.planning.memory import estimate
 from ebft.planning.model_shape import ModelShape, meta_model
 from ebft.planning.strategies import DDP, FSDP2, LORA, LORA_FSDP2, QLORA, STRATEGIES, Strategy
 from ebft.planning.workload import Workload
-from tests.models import FAMILIES, tiny_model
+from ebft.validation import measure
+from tests.models import FAMILIES, MIXTURES, tiny_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MEASURED = sorted(BENCHMARKS.glob("results/step-h200-*.json"))
@@ -78,7 +83,7 @@ def test_the_estimate_is_near_all_peaks_of_the_grid(monkeypatch: pytest.MonkeyPa
         assert found.peak == pytest.approx(row["peak_memory_bytes"], rel=0.15), row
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES])
 def test_weights_are_those_of_the_real_model(family: str) -> None:
     model = tiny_model(family)
     found = estimate(ModelShape.of(model, LAYERS), WORK, DDP)
@@ -88,11 +93,12 @@ def test_weights_are_those_of_the_real_model(family: str) -> None:
     assert found.frozen == bytes_of(FeatureNetwork(model, LAYERS, dtype=torch.bfloat16))
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2_moe_dense_first"])
 @pytest.mark.parametrize("name", ["adamw_torch_fused", "adafactor", "sgd", "adagrad"])
-def test_gradients_and_optimizer_state_are_those_of_a_real_step(name: str, tmp_path: Path) -> None:
+def test_gradients_and_optimizer_state_are_those_of_a_real_step(name: str, family: str, tmp_path: Path) -> None:
     from transformers import Trainer, TrainingArguments
 
-    model = tiny_model("llama")
+    model = tiny_model(family)
     arguments = TrainingArguments(output_dir=str(tmp_path), optim=name, use_cpu=True, report_to="none")
     optimizer = Trainer(model, arguments).create_optimizer()
     ids = torch.arange(8)[None]
@@ -110,7 +116,7 @@ def test_gradients_and_optimizer_state_are_those_of_a_real_step(name: str, tmp_p
     assert found.optimizer == state
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES])
 def test_keys_and_values_are_those_of_a_real_rollout(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[CachedPass] = []
 
@@ -153,10 +159,104 @@ def test_the_adapter_is_as_large_as_peft_says(config: LoraConfig) -> None:
         assert found.weights == sum(2 * p.numel() for p in base) + 4 * counted
 
 
-def test_four_bits_are_what_bitsandbytes_keeps(tmp_path: Path) -> None:
+class Saved:
+    """Adds up what autograd saves for the backward pass, parameters left out."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
+        self.tensors: dict[int, torch.Tensor] = {}
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda tensor: tensor)
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        place = tensor.untyped_storage().data_ptr()
+        if place not in self.parameters:
+            self.tensors[place] = tensor
+        return tensor
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors.values())
+
+
+def test_experts_keep_what_is_counted() -> None:
+    """A compiled mixture: only what the partition of torch.compile keeps is looked at, no code is generated."""
+    model = tiny_model("mixtral", hidden_size=128, intermediate_size=96).bfloat16()
+    shape, experts, tokens = ModelShape.of(model, LAYERS), model.model.layers[0].mlp.experts, 512
+    chosen = torch.rand(tokens, 4).topk(2).indices
+    share = torch.rand(tokens, 2, dtype=torch.bfloat16, requires_grad=True)  # from the router, which is trained
+    saved = Saved(experts)
+    with saved.hooks:
+        states = torch.randn(tokens, 128, dtype=torch.bfloat16, requires_grad=True)
+        torch.compile(experts, backend="aot_eager_decomp_partition")(states, chosen, share)
+    layer = shape.feed_forward[0]
+    assert saved.bytes == pytest.approx(2 * tokens * (3 * layer.inner + 2 * layer.experts * shape.width), rel=0.05)
+
+
+def test_an_adapter_of_experts_builds_them_anew() -> None:
+    config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = tiny_model("mixtral")
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    rebuilt, shape = adapters.count_rebuilt(meta_model(model.config), config), ModelShape.of(model, LAYERS)
+    assert rebuilt == experts
+    adapted = get_peft_model(model, config)
+    saved = Saved(adapted)
+    with saved.hooks:
+        adapted(input_ids=torch.arange(8)[None])
+    whole = [t.numel() for t in saved.tensors.values() if t.dim() == 3 and len(t) == 4 and t.numel() * 12 >= experts]
+    assert sum(whole) == rebuilt
+    work = replace(WORK, adapter=1, bf16=False)
+    without, found = (estimate(shape, replace(work, rebuilt=n), LORA) for n in (0, rebuilt))
+    assert found.activations - without.activations == 4 * rebuilt
+    assert found.backward - without.backward == found.rolling - without.rolling == 4 * rebuilt / shape.layers
+    assert adapters.count_rebuilt(meta_model(tiny_model("llama").config), config) == 0
+
+
+def test_evaluation_is_rollouts_and_features_of_its_own_size() -> None:
+    shape = ModelShape.of(tiny_model("llama"), LAYERS)
+    found = estimate(shape, replace(WORK, eval_rows=7, eval_samples=11), DDP)
+    as_large = estimate(shape, replace(WORK, rows=7, samples=11), DDP)
+    assert found.evaluation == max(as_large.kv_cache + as_large.rolling, as_large.forward)
+    assert found.stages()["evaluation"] == max(as_large.stages()["rollout"], as_large.stages()["features"])
+    without = estimate(shape, WORK, DDP)
+    assert "evaluation" not in without.stages()
+    for stage, needed in without.stages().items():
+        assert found.stages()[stage] == needed, "training is what it was"
+    small = estimate(shape, replace(WORK, eval_rows=1, eval_samples=2), DDP)
+    assert (small.peak_stage, small.peak) == (without.peak_stage, without.peak)
+    large = estimate(shape, replace(WORK, eval_rows=500, eval_samples=50), DDP)
+    assert (large.peak_stage, large.peak) == ("evaluation", large.stages()["evaluation"])
+
+
+def allocated(run: Callable[[], object]) -> int:
+    """The most bytes that torch had allocated during a run on the CPU, beyond those at its start."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    assert profiled.profiler is not None
+    events = profiled.profiler.kineto_results.events()
+    return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
+
+
+@pytest.mark.parametrize(("family", "below"), [("llama", 0.83), ("mixtral", 0.7)])
+def test_evaluation_takes_what_it_allocates(family: str, below: float) -> None:
+    """The rule is for compiled layers; these are not, and hold intermediate results longer, in the same proportion."""
+    model = tiny_model(family, hidden_size=128, intermediate_size=512 if family == "llama" else 256, head_dim=32)
+    features, shape = FeatureNetwork(model, LAYERS), ModelShape.of(model, LAYERS)
+    for rows, samples in (4, 4), (4, 16), (8, 8):
+        method = MethodConfig(context_length=64, horizon=4, stride=8, samples=2, eval_samples=samples)
+        ids = torch.randint(0, 61, (rows, 64))
+        on_host = OnHost(document_ids=torch.zeros_like(ids), answer_mask=torch.ones_like(ids, dtype=torch.bool))
+        batch = {"input_ids": ids, "sequence_id": torch.arange(rows), "on_host": on_host}
+        batch |= {"document_ids": on_host.document_ids, "answer_mask": on_host.answer_mask}
+        measured = allocated(lambda batch=batch, method=method: measure(model, features, batch, method, None))
+        work = Workload(1, 1, 64, 7, 2, 4, eval_rows=rows, eval_samples=samples, bf16=False, device="cpu")
+        assert estimate(shape, work, DDP).evaluation / measured == pytest.approx(below, abs=0.03)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_four_bits_are_what_bitsandbytes_keeps(family: str, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     # Wide enough that the scales of a matrix are whole blocks.
-    model = tiny_model("llama", hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=4)
+    model = tiny_model(family, hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=4)
     model.save_pretrained(tmp_path)
     shape = ModelShape.of(model, LAYERS)
     options = adapters.four_bit(torch.device("cpu"))
@@ -204,10 +304,14 @@ def test_checkpointing_keeps_what_is_between_the_layers() -> None:
 def test_the_largest_batches_fit_and_one_more_does_not(strategy: Strategy) -> None:
     shape = ModelShape.of(tiny_model("llama"), LAYERS)
     work = replace(WORK, adapter=100)
+    work = replace(work, eval_rows=1, eval_samples=6)
     room = estimate(shape, replace(work, micro_batch=50, rows=70), strategy).peak
     n = memory.largest_micro_batch(shape, work, strategy, room)
     rows = memory.largest_rollout_batch(shape, work, strategy, room)
     assert estimate(shape, replace(work, micro_batch=n, rows=rows), strategy).peak <= room
     assert estimate(shape, replace(work, micro_batch=n + 1, rows=rows), strategy).peak > room
     assert estimate(shape, replace(work, micro_batch=n, rows=rows + 1), strategy).peak > room
+    evaluated = memory.largest_eval_batch(shape, work, strategy, room)
+    assert estimate(shape, replace(work, eval_rows=evaluated), strategy).peak <= room
+    assert estimate(shape, replace(work, eval_rows=evaluated + 1), strategy).peak > room
     assert memory.largest_micro_batch(shape, work, strategy, 100.0) == 0

@@ -7,19 +7,19 @@ from torch import nn
 
 from ebft.method.cross_entropy import rows_per_chunk
 from ebft.model.backbone import output_head
-from ebft.planning.model_shape import ModelShape, meta_model
-from tests.models import FAMILIES, tiny_model
+from ebft.planning.model_shape import FeedForward, ModelShape, meta_model
+from tests.models import FAMILIES, MIXTURES, tiny_model
 
 LAYERS = [0.25, 0.5, 0.75]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES])
 def test_the_meta_device_gives_the_same_shape(family: str) -> None:
     model = tiny_model(family)
     assert ModelShape.of(meta_model(model.config), LAYERS) == ModelShape.of(model, LAYERS)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES])
 def test_sizes_are_those_of_the_modules(family: str) -> None:
     model = tiny_model(family)
     shape = ModelShape.of(model, LAYERS)
@@ -31,6 +31,26 @@ def test_sizes_are_those_of_the_modules(family: str) -> None:
     assert shape.outside_layers == shape.parameters - in_layers
     linear = [m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear)]
     assert shape.in_linear == sum(linear) - head.weight.numel()
+
+
+@pytest.mark.parametrize(
+    ("family", "layers"),
+    [
+        ("llama", [(48, 0)] * 4),
+        ("mixtral", [(2 * 48, 2)] * 4),
+        ("olmoe", [(2 * 48, 2)] * 4),
+        ("qwen2_moe_dense_first", [(48, 0)] + [(2 * 32 + 40, 2)] * 3),
+        ("qwen3_moe_every_second", [(48, 0), (2 * 32, 2)] * 2),
+        ("deepseek_v3", [(48, 0)] + [(2 * 32 + 2 * 32, 2)] * 3),
+    ],
+)
+def test_a_token_meets_its_experts_and_the_shared_ones(family: str, layers: list[tuple[int, int]]) -> None:
+    model = tiny_model(family)
+    shape = ModelShape.of(model, LAYERS)
+    assert shape.feed_forward == tuple(FeedForward(*layer) for layer in layers)
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    met = {"qwen3_moe_every_second": 2 / 8}.get(family, 2 / 4)
+    assert shape.active == shape.parameters - experts * (1 - met)
 
 
 def test_logits_are_made_in_the_chunks_of_the_loss() -> None:

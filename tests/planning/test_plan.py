@@ -15,6 +15,7 @@ from ebft import cli
 from ebft.planning.model_shape import ModelShape, meta_model
 from tests.baselines.runs import write_recipe
 from tests.imports import imports_torch
+from tests.models import tiny_model
 from tests.shapes import SHAPES, shape_folder
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -92,6 +93,62 @@ def test_the_table_has_every_part_and_strategy(
     weights = next(line for line in text.splitlines() if line.startswith("weights that compute"))
     assert "MiB on each GPU" in text
     assert float(weights.split()[-1]) > 0, "a small model's numbers are not all 0.0"
+
+
+def test_the_peak_may_be_that_of_evaluation(
+    tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums)
+    hardware = ("--gpus", "1", "--gpu-memory", "24")
+    large = ("--eval_samples", "64", "--per_device_eval_batch_size", "64")
+    words = "is evaluation's; a smaller per_device_eval_batch_size lowers it."
+
+    def shown(*more: str) -> str:
+        capsys.readouterr()
+        assert cli.main(["plan", "--config", str(recipe), "--output_dir", "x", *hardware, *more]) == 0
+        return capsys.readouterr().out
+
+    before, after = planned(recipe, capsys, *hardware), planned(recipe, capsys, *hardware, *large)
+    for name, way in after["ways"].items():
+        assert way["peak_stage"] == "evaluation"
+        assert way["peak"] == way["stages"]["evaluation"] > before["ways"][name]["peak"]
+    assert words in shown(*large)
+    assert words not in shown(*large[:1], "2", *large[2:3], "1")
+    without = shown(*large, "--validation_split", "0", "--eval_strategy", "no")
+    assert "valuation" not in without
+    assert "eval_batch" not in without
+
+
+def test_a_mixture_of_experts(sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny_model("deepseek_v3")
+    model.config.save_pretrained(tmp_path / "mixture")
+    recipe = write_recipe(tmp_path, tmp_path / "mixture", sums)
+    hardware = ("--gpus", "1", "--gpu-memory", "24")
+    found = planned(recipe, capsys, *hardware)
+    # Two of four experts, 3 x 64 x 32 each, are idle in three of the four layers.
+    assert found["parameters"] == model.num_parameters()
+    assert found["active_parameters"] == found["parameters"] - 3 * 2 * 3 * 64 * 32
+    assert cli.main(["plan", "--config", str(recipe), "--output_dir", "x", *hardware]) == 0
+    assert f"({found['active_parameters']:,} of them for a token)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [(9, "num_experts_per_tok=9 must be"), ("two", "expected int, got str"), (None, "got NoneType")],
+)
+def test_a_number_of_experts_that_cannot_be_is_one_line(
+    chosen: object, words: str, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mixture"
+    tiny_model("mixtral").config.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": chosen}))
+    recipe = write_recipe(tmp_path, folder, sums)
+    capsys.readouterr()
+    assert cli.main(["plan", "--config", str(recipe), "--output_dir", "x", "--gpus", "1", "--gpu-memory", "24"]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,19 @@ def test_a_sequence_is_as_long_as_its_layout(workload: Any) -> None:
     assert workload(anchors="answer_start").anchors == 1
 
 
-def test_rollouts_take_a_window_or_an_evaluation_batch(workload: Any) -> None:
-    sizes = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 4, "per_device_eval_batch_size": 2}
+def test_rollouts_take_a_window(workload: Any) -> None:
+    sizes = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 4, "per_device_eval_batch_size": 20}
     assert workload(**sizes).rows == 12
     assert workload(**sizes, rollout_batch_size=5).rows == 5
-    assert workload(**sizes, rollout_batch_size=1).rows == 2
+
+
+def test_evaluation_has_its_own_sizes(workload: Any) -> None:
+    sizes = {"per_device_eval_batch_size": 2, "samples": 3, "context_length": 50, "horizon": 5, "stride": 3}
+    work = workload(**sizes, eval_samples=7, eval_strategy="no")
+    assert (work.eval_rows, work.evaluation.rows) == (2, 2), "also without evaluation between steps"
+    assert work.evaluation.packed == StridedLayout(50, 5, 3, 7).packed_length
+    assert workload(**sizes).evaluation.samples == 3
+    assert workload(**sizes, validation_split=0, eval_strategy="no").eval_rows == 0
 
 
 def test_bytes_of_weights(workload: Any) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from ebft.train.costs import CostTracker, FlopCounter
 from tests.baselines.all_trainers import make_trainers
-from tests.models import tiny_model
+from tests.models import MIXTURES, tiny_model
 from tests.tiny_tokenizer import END, byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -87,6 +87,21 @@ def test_flops_are_what_torch_counts(sums: Path, tmp_path: Path, vocabulary: int
         padding = (sum(sizes) - spent["spent/tokens"]) * flops_of(trainer).body * 3 if sizes else 0.0
         ratio = (spent["spent/flops"] + padding) / counted.get_total_flops()
         assert 0.85 < ratio < 1.15, (name, ratio)  # the last token of a rollout is drawn, and read by nobody
+
+
+@pytest.mark.parametrize("family", ["llama", *MIXTURES])
+def test_flops_of_a_mixture_are_what_torch_counts(family: str) -> None:
+    """Products with weights in one pass, of the experts that the tokens go to. Ours count norms and biases as well."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = tiny_model(family)
+    model.set_experts_implementation("eager")  # torch does not count the products of stacked experts
+    with FlopCounterMode(display=False) as counted:
+        model(input_ids=torch.arange(48).view(2, 24))
+    products = counted.get_flop_counts()["Global"]
+    with_weights = sum(products.get(op, 0) for op in (torch.ops.aten.mm, torch.ops.aten.addmm))
+    assert FlopCounter(model).over(48, 48) == pytest.approx(with_weights, rel=0.03)
 
 
 def test_flops_leave_out_looked_up_embeddings_and_frozen_gradients() -> None:

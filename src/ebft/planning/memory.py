@@ -1,9 +1,9 @@
 """How much memory a run needs on one GPU, computed from its sizes: nothing is loaded, nothing is run.
 
-Each part below is the size of something that the code makes, and says what. An iteration has four stages, which do not
-hold the same things (keys and values are gone when the loss is computed, gradients are not there during rollouts), so
-what a run needs is that of its largest stage and not the sum of all parts. tests/planning/test_memory.py compares the
-parts with real models and the whole with measured peaks.
+Each part below is the size of something that the code makes, and says what. A run has stages, which do not hold the
+same things (keys and values are gone when the loss is computed, gradients are not there during rollouts and in
+evaluation), so what a run needs is that of its largest stage and not the sum of all parts.
+tests/planning/test_memory.py compares the parts with real models and the whole with measured peaks.
 
 Not counted: what CUDA, its graphs and NCCL keep for themselves, and fragmentation. `ROOM` is left for these.
 """
@@ -19,7 +19,7 @@ from ebft.planning.strategies import Strategy
 from ebft.planning.workload import Workload
 
 if TYPE_CHECKING:  # imports torch and transformers
-    from ebft.planning.model_shape import ModelShape
+    from ebft.planning.model_shape import FeedForward, ModelShape
 
 GIB = 2**30
 ROOM = 0.1
@@ -54,20 +54,28 @@ class Memory:
     forward: float  # states of the feature network's pass over the sequences that are rolled out at once
     rolling: float  # states of one step of a rollout, or a chunk of logits to sample from
     stepping: float  # temporary tensors of the optimiser's step
+    evaluation: float  # most of what a batch of evaluation needs at once, with its own numbers of sequences and samples
 
     def stages(self) -> dict[str, float]:
-        """What is there at the peak of each stage of an iteration."""
+        """What is there at the peak of each stage of a run."""
         always = self.weights + self.master + self.optimizer + self.frozen
-        return {
+        stages = {
             "rollout": always + self.kv_cache + self.rolling,
             "features": always + self.forward,
             "update": always + self.gradients + self.activations + max(self.logits, self.backward),
             "step": always + self.gradients + self.stepping,
         }
+        # Between two steps: the optimiser's state is there, and no gradients.
+        return stages | {"evaluation": always + self.evaluation} if self.evaluation else stages
 
     @property
     def peak(self) -> float:
         return max(self.stages().values())
+
+    @property
+    def peak_stage(self) -> str:
+        stages = self.stages()
+        return max(stages, key=lambda stage: stages[stage])
 
 
 def estimate(shape: ModelShape, work: Workload, strategy: Strategy) -> Memory:
@@ -79,16 +87,10 @@ def estimate(shape: ModelShape, work: Workload, strategy: Strategy) -> Memory:
     # Adapters are float32 whatever the base model is in.
     trained_bytes = _FLOAT if strategy.adapter else work.trained_bytes
     tokens = work.micro_batch * work.packed
-    # What a compiled layer keeps of a token: inputs, norms, residuals and outputs; queries and what attention returns,
-    # twice, since its product with the output matrix wants another order; and the feed-forward's three.
-    per_token = work.compute_bytes * (5 * shape.width + 3 * shape.queries + 3 * shape.feed_forward)
+    kept = [work.compute_bytes * tokens * _kept_by(layer, shape) for layer in shape.feed_forward]
     between_layers = work.compute_bytes * shape.width * shape.layers * tokens
-    passing = work.compute_bytes * (
-        2 * shape.width + 3 * shape.feed_forward
-    )  # what a layer without gradients holds of a token
-    completions = work.anchors * work.samples  # of a sequence, generated side by side
-    sampled = min(work.rows * completions, shape.rows_of_logits(work.device)) * shape.vocabulary
-    rolled_out = work.rows * (work.context + completions * (work.horizon - 1))
+    rebuilt = _rebuilt_experts(shape, work, strategy)
+    kv_cache, rolling, forward = _without_gradients(shape, work, strategy)
     weights, master = _weights(shape, work, strategy)
     return Memory(
         weights=weights,
@@ -96,14 +98,56 @@ def estimate(shape: ModelShape, work: Workload, strategy: Strategy) -> Memory:
         optimizer=_optimizer(shape, work, trained, trained_bytes) / shards,
         gradients=trained_bytes * trained / shards,
         frozen=_frozen(shape, work, strategy) / shards,
-        activations=between_layers if work.checkpointing else per_token * shape.layers * tokens,
-        backward=per_token * tokens * (2 if work.checkpointing else 1) + _arriving_gradients(shape, work, strategy),
+        activations=between_layers if work.checkpointing else sum(kept) + shape.mixtures * rebuilt,
+        backward=(max(kept) + rebuilt) * (2 if work.checkpointing else 1) + _arriving_gradients(shape, work, strategy),
         logits=_logits(shape, work, strategy),
-        kv_cache=2 * work.compute_bytes * shape.keys * shape.layers * rolled_out,
-        forward=passing * work.rows * work.packed + _gathered_features(shape, work, strategy),
-        rolling=max(passing * work.rows * max(work.context, completions), sampled * _FLOAT),
+        kv_cache=kv_cache,
+        forward=forward,
+        rolling=rolling,
         stepping=_stepping(shape, work, trained) / shards,
+        evaluation=_evaluation(shape, work.evaluation, strategy) if work.eval_rows else 0,
     )
+
+
+def _kept_by(layer: FeedForward, shape: ModelShape) -> int:
+    """Elements that a compiled layer keeps of a token for the backward pass: inputs, norms, residuals and outputs;
+    queries and what attention returns, twice, since its product with the output matrix wants another order; the
+    feed-forward's three; and of a mixture, what goes into each of the token's experts and what comes out."""
+    return 5 * shape.width + 3 * shape.queries + 3 * layer.inner + 2 * layer.experts * shape.width
+
+
+def _passing(shape: ModelShape) -> int:
+    """Elements that the largest layer holds of a token without gradients. What goes into experts is gone when their
+    output is there."""
+    return 2 * shape.width + max(3 * layer.inner + layer.experts * shape.width for layer in shape.feed_forward)
+
+
+def _without_gradients(shape: ModelShape, work: Workload, strategy: Strategy) -> tuple[float, float, float]:
+    """Of the sequences that are rolled out at once: keys and values, a step of the rollout, and features."""
+    passing = work.compute_bytes * _passing(shape)
+    completions = work.anchors * work.samples  # of a sequence, generated side by side
+    sampled = min(work.rows * completions, shape.rows_of_logits(work.device)) * shape.vocabulary
+    rolled_out = work.rows * (work.context + completions * (work.horizon - 1))
+    kv_cache = work.compute_bytes * (shape.keys + shape.values) * shape.layers * rolled_out
+    rolling = max(
+        passing * work.rows * max(work.context, completions) + _rebuilt_experts(shape, work, strategy),
+        sampled * _FLOAT,
+    )
+    forward = passing * work.rows * work.packed + _gathered_features(shape, work, strategy)
+    return kv_cache, rolling, forward
+
+
+def _evaluation(shape: ModelShape, work: Workload, strategy: Strategy) -> float:
+    """The largest of what evaluation does one after the other: cross-entropy, rollouts and features."""
+    kv_cache, rolling, forward = _without_gradients(shape, work, strategy)
+    rows = work.rows * (work.context - 1)
+    logits = _FLOAT * min(rows, shape.rows_of_logits(work.device)) * shape.vocabulary
+    return max(logits + work.compute_bytes * shape.width * rows, kv_cache + rolling, forward)
+
+
+def _rebuilt_experts(shape: ModelShape, work: Workload, strategy: Strategy) -> float:
+    """A layer's experts with the adapter's part added, which a product needs and the backward pass needs again."""
+    return work.compute_bytes * work.rebuilt / shape.mixtures if strategy.adapter and work.rebuilt else 0
 
 
 def _weights(shape: ModelShape, work: Workload, strategy: Strategy) -> tuple[float, float]:
@@ -190,6 +234,11 @@ def largest_rollout_batch(shape: ModelShape, work: Workload, strategy: Strategy,
         return max(stages["rollout"], stages["features"])
 
     return _largest(needed, room)
+
+
+def largest_eval_batch(shape: ModelShape, work: Workload, strategy: Strategy, room: float) -> int:
+    """How many sequences a batch of evaluation can have."""
+    return _largest(lambda n: estimate(shape, replace(work, eval_rows=n), strategy).stages()["evaluation"], room)
 
 
 def _largest(needed: Callable[[int], float], room: float, at_most: int = 4096) -> int:

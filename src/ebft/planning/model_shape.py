@@ -14,7 +14,16 @@ from transformers import AutoModelForCausalLM
 from ebft.method.cross_entropy import rows_per_chunk
 from ebft.method.head import Head
 from ebft.model.backbone import decoder_config, decoder_layers, decoder_of
+from ebft.model.experts import expert_modules, experts_per_token, idle_parameters
 from ebft.model.taps import cut_decoder, resolve_taps
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """What a token meets in the feed-forward part of a layer."""
+
+    inner: int  # width inside; of a mixture, that of the token's experts and of shared ones together
+    experts: int = 0  # that the token's state is copied to; 0: no mixture
 
 
 @dataclass(frozen=True)
@@ -22,17 +31,19 @@ class ModelShape:
     """All sizes are numbers of elements."""
 
     parameters: int
-    layers: int
+    active: int  # parameters without the experts that a token does not go to
+    outside_layers: int  # parameters of embeddings, head and norms
     layer: int  # parameters of the largest layer
     frozen: int  # parameters of the feature network: everything up to its highest tap
     in_linear: int  # parameters of the layers' matrices, which QLoRA keeps in 4 bits
     largest: int  # the largest parameter
     largest_linear: int  # the largest matrix of a layer
-    factored: int  # rows + columns of all matrices, and all other parameters: what Adafactor keeps
+    factored: int  # rows + columns of all matrices, every expert's too, and all other parameters: what Adafactor keeps
     width: int
     queries: int  # width of all query heads together
-    keys: int  # width of all key-value heads together
-    feed_forward: int
+    keys: int  # width of all key heads together
+    values: int  # the same of values
+    feed_forward: tuple[FeedForward, ...]  # of every layer
     vocabulary: int
     tied: bool  # the head is the embedding
 
@@ -45,30 +56,39 @@ class ModelShape:
         taps = resolve_taps(feature_taps, len(layers))
         linear = [m.weight.numel() for m in layers.modules() if isinstance(m, nn.Linear)]
         heads = config.num_attention_heads
-        head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        # DeepSeek's keys have a part with and one without positions, and its values a width of their own.
+        head_width = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None)
+        head_width = head_width or config.hidden_size // heads
         head: Any = model.get_output_embeddings()  # type: ignore[operator]
         embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
         return cls(
             parameters=_count(parameters),
-            layers=len(layers),
+            active=_count(parameters) - idle_parameters(layers, config),
+            outside_layers=_count(parameters) - _count(layers.parameters()),
             layer=max(_count(layer.parameters()) for layer in layers),
             frozen=_count(cut_decoder(decoder, max(taps)).parameters()),
             in_linear=sum(linear),
             largest=max(p.numel() for p in parameters),
             largest_linear=max(linear, default=0),
-            factored=sum(sum(p.shape[-2:]) if p.dim() >= 2 else p.numel() for p in parameters),
+            factored=sum(_factored(p) for p in parameters),
             width=config.hidden_size,
             queries=heads * head_width,
-            keys=(getattr(config, "num_key_value_heads", None) or heads) * head_width,
-            feed_forward=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+            keys=kv_heads * head_width,
+            values=kv_heads * (getattr(config, "v_head_dim", None) or head_width),
+            feed_forward=tuple(_feed_forward(layer, config) for layer in layers),
             vocabulary=head.weight.shape[0],
             tied=head.weight is embeddings.weight,
         )
 
     @property
-    def outside_layers(self) -> int:
-        """Parameters of embeddings, head and norms."""
-        return self.parameters - self.layers * self.layer
+    def layers(self) -> int:
+        return len(self.feed_forward)
+
+    @property
+    def mixtures(self) -> int:
+        """Layers with experts."""
+        return sum(layer.experts > 0 for layer in self.feed_forward)
 
     @property
     def gathered(self) -> int:
@@ -87,6 +107,28 @@ def meta_model(config: Any) -> Any:
         del config.quantization_config
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
+
+
+def _feed_forward(layer: nn.Module, config: Any) -> FeedForward:
+    held = next(expert_modules(layer), None)
+    if held is None:
+        return FeedForward(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    experts = experts_per_token(config, held.num_experts)
+    # Stacked [experts, inner, width], or the two turned round; the matrix into the experts may be two in one.
+    of_each = min(p.numel() for p in held.parameters(recurse=False) if p.dim() == 3) // held.num_experts
+    # What else of a layer is neither attention nor router: a shared expert's matrices, three of inner x width.
+    shared = sum(
+        m.weight.numel() for name, m in layer.named_modules() if isinstance(m, nn.Linear) and "att" not in name
+    )
+    width = config.hidden_size
+    return FeedForward(inner=experts * of_each // width + shared // (3 * width), experts=experts)
+
+
+def _factored(parameter: nn.Parameter) -> int:
+    if parameter.dim() < 2:
+        return parameter.numel()
+    rows, columns = parameter.shape[-2:]
+    return parameter.numel() // (rows * columns) * (rows + columns)
 
 
 def _count(parameters: Iterable[nn.Parameter]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ class Workload:
     anchors: int  # of a sequence
     samples: int
     horizon: int
+    eval_rows: int = 0  # sequences in a batch of evaluation; 0: nothing to evaluate on
+    eval_samples: int = 0
     bf16: bool = True
     trained_bytes: int = 4  # of a trained weight: model_dtype
     truth: bool = True  # the loss has next-token cross-entropy, which needs the logits of every token
@@ -29,6 +31,7 @@ class Workload:
     other_features: int | None = None  # parameters of another feature network
     average_features: bool = False
     adapter: int = 0  # parameters of the adapter, for lora and qlora
+    rebuilt: int = 0  # weights of experts that the adapter changes: built anew in every pass, all of a layer at once
     gpus: int = 1
     device: str = "cuda"
 
@@ -40,14 +43,18 @@ class Workload:
         t = recipe.training
         if anchors is None:
             anchors = 1 if t.anchors == "answer_start" else (t.context_length - t.horizon) // t.stride
+        validates = recipe.data.validation_dataset is not None or recipe.data.validation_split > 0
         window = t.per_device_train_batch_size * t.gradient_accumulation_steps
         return cls(
             micro_batch=t.per_device_train_batch_size,
-            rows=max(t.rollout_batch_size or window, t.per_device_eval_batch_size),  # evaluation rolls out as well
+            rows=t.rollout_batch_size or window,
             context=t.context_length,
             anchors=anchors,
             samples=t.samples,
             horizon=t.horizon,
+            # Whatever eval_strategy is: a run with validation data evaluates before and after training.
+            eval_rows=t.per_device_eval_batch_size if validates else 0,
+            eval_samples=t.eval_samples or t.samples,
             bf16=bool(t.bf16 or (t.bf16_if_fast and device == "cuda")),
             trained_bytes={"float32": 4, "bfloat16": 2, "float16": 2}[recipe.model.model_dtype],
             truth=t.gamma != 0,
@@ -59,6 +66,11 @@ class Workload:
             gpus=gpus,
             device=device,
         )
+
+    @property
+    def evaluation(self) -> Workload:
+        """Rollouts and features as evaluation computes them."""
+        return replace(self, rows=self.eval_rows, samples=self.eval_samples)
 
     @property
     def packed(self) -> int:

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from ebft.model.backbone import base_model, decoder_layers, decoder_of, input_embeddings
+from ebft.model.backbone import (
+    base_model,
+    decoder_config,
+    decoder_layers,
+    decoder_of,
+    input_embeddings,
+    text_config,
+)
+from ebft.model.experts import idle_parameters
 from ebft.model.features import FeatureNetwork
 from ebft.runtime.files import read_json, write_json
 
@@ -18,7 +26,8 @@ COSTS_FILE = "spent.json"  # in every checkpoint
 
 
 class FlopCounter:
-    """FLOPs of a pass over one token: 2 for every parameter that is multiplied with, by the usual count.
+    """FLOPs of a pass over one token: 2 for every parameter that is multiplied with, by the usual count. Of a mixture
+    of experts, those that a token goes to.
 
     `body` is the decoder's part, `head` that of one row of logits: EBFT and GRPO need logits for some tokens only.
     Not counted: padding, attention's products between tokens, the optimiser, evaluation, and what gradient
@@ -27,7 +36,9 @@ class FlopCounter:
 
     def __init__(self, model: nn.Module) -> None:
         base = base_model(model)
-        total = _count(model)
+        layers = decoder_layers(decoder_of(base))[1]
+        idle = idle_parameters(layers, text_config(base))
+        total = _count(model) - idle
         embeddings = input_embeddings(base)
         head: Any = base.get_output_embeddings()
         # Looking up an embedding multiplies nothing; a head that shares the matrix does.
@@ -37,8 +48,7 @@ class FlopCounter:
         # Backward costs as much for the inputs and once more for the weights; a frozen base has no second part.
         frozen = any(not p.requires_grad for n, p in model.named_parameters() if "lora_" not in n)
         self.update = 2.0 if frozen else 3.0  # in forward passes
-        layers = decoder_layers(decoder_of(base))[1]
-        self._per_layer = 2.0 * _count(layers) / len(layers)
+        self._per_layer = 2.0 * (_count(layers) - idle) / len(layers)
 
     def over(self, tokens: Any, logits: Any) -> Any:
         """FLOPs of a forward pass over so many tokens, with so many rows of logits."""
@@ -48,7 +58,8 @@ class FlopCounter:
         """FLOPs of the frozen network for one token."""
         if network.source in ("copy", "adapter_off", "average", "random"):
             return self._per_layer * max(network.taps)
-        return 2.0 * _count(decoder_layers(network.decoder)[1])
+        layers = decoder_layers(network.decoder)[1]
+        return 2.0 * (_count(layers) - idle_parameters(layers, decoder_config(network.decoder)))
 
 
 def _count(module: nn.Module) -> int:

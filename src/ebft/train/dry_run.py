@@ -13,6 +13,8 @@ from ebft import adapters
 from ebft.config.recipe import Recipe
 from ebft.data.packing import SequenceDataset, collate, end_token_ids
 from ebft.iteration import make_layout
+from ebft.model.backbone import text_config
+from ebft.model.experts import idle_parameters
 from ebft.planning.memory import Memory, estimate
 from ebft.planning.model_shape import ModelShape, meta_model
 from ebft.planning.strategies import strategy_of
@@ -31,6 +33,7 @@ def describe(
     steps_per_epoch = math.ceil(len(train_set) / per_step)
     steps = config.max_steps if config.max_steps > 0 else math.ceil(steps_per_epoch * config.num_train_epochs)
     parameters = sum(p.numel() for p in model.parameters())
+    active = parameters - idle_parameters(model, text_config(model))
     packed = layout.packed_length
     lines = {
         "model": f"{recipe.model.model}, {parameters:,} parameters in {recipe.model.model_dtype}",
@@ -42,7 +45,7 @@ def describe(
         "packed sequence": f"{packed:,} tokens, {packed - config.context_length:,} of them generated",
         "tokens per step": f"{per_step * packed:,} in {per_step} sequences",
         "steps": f"{steps:,} ({steps_per_epoch:,} an epoch)",
-        "compute per step": f"{flops_per_step(parameters, per_step, packed) / 1e9:,.0f} GFLOP (estimate)",
+        "compute per step": f"{flops_per_step(active, per_step, packed) / 1e9:,.0f} GFLOP (estimate)",
         "memory": f"{memory_of(recipe, model, layout.num_anchors).peak / 2**20:,.0f} MiB (estimate)",
     }
     shown = [*columns(lines), "", "One sequence, with some of its anchors (| marks where rollouts begin):"]
@@ -73,7 +76,7 @@ def anchors_per_sequence(
 
 
 def flops_per_step(parameters: int, sequences: int, packed_tokens: int) -> float:
-    """2 per parameter and token forward; rollout 1 pass, features 3/4, update 3."""
+    """2 per parameter that a token meets forward; rollout 1 pass, features 3/4, update 3."""
     return 2.0 * parameters * sequences * packed_tokens * (1 + 0.75 + 3)
 
 
@@ -82,5 +85,7 @@ def memory_of(recipe: Recipe, model: Any, anchors: int) -> Memory:
     empty, config = meta_model(model.config), recipe.training
     work = Workload.of(recipe, config.world_size, anchors, "cuda" if config.device.type == "cuda" else "cpu")
     if recipe.model.adapted:
-        work = replace(work, adapter=adapters.count_parameters(empty, adapters.peft_config(recipe)))
+        adapter = adapters.peft_config(recipe)
+        added = adapters.count_parameters(empty, adapter)
+        work = replace(work, adapter=added, rebuilt=adapters.count_rebuilt(empty, adapter))
     return estimate(ModelShape.of(empty, config.feature_taps), work, strategy_of(recipe))
