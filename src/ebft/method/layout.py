@@ -50,6 +50,7 @@ _PER_ROW = (
     "_truths",
     "_truth_mask",
     "_slots",
+    "_completions",
     "row_positions",
     "visible_context",
     "subtree_end",
@@ -169,6 +170,7 @@ class PackedLayout:
             of_completions = to_completions(documents_RT.gather(1, last_context_RB))
             self.packed_documents = torch.cat([documents_RT, of_completions], 1)
         self._slots: Tensor | None = None
+        self._completions: Tensor | None = None
         self.predicted: Tensor | None = None
         self.predicting_rows: list[int] | None = None
         # Plain integers, so that attention over chunks of anchors can leave out the context after them without
@@ -268,6 +270,10 @@ class PackedLayout:
         before = (anchors - 1).expand(rows, -1, self.samples, -1)
         return torch.cat([before, slots[..., :-1].expand(rows, -1, -1, -1)], -1)
 
+    def generated(self, packed_ids: Tensor) -> Tensor:
+        """The completions of packed sequences, [b, B, n, G]; of a tree also the tokens that it leaves out."""
+        return self.completions(packed_ids) if self._completions is None else self._completions
+
     def truths(self, context_ids: Tensor) -> Tensor:
         """What follows every anchor in contexts [b, T]: [b, B, G]; -1 past the end of a short truth."""
         slots = self.truth_slots.expand(context_ids.shape[0], -1, -1)
@@ -327,7 +333,7 @@ class PackedLayout:
         steps = torch.arange(G, device=self.device)
         in_context = steps < tree.in_context[..., None]
         packed._slots = torch.where(tree.is_node, tree.nodes + T, torch.where(in_context, anchors + steps, 0))
-        packed.predicted, packed.predicting_rows = tree.predicted, predicting_rows
+        packed._completions, packed.predicted, packed.predicting_rows = tree.completions, tree.predicted, predicting_rows
 
         spare = torch.where(tree.is_node, tree.nodes, nodes).flatten(1)  # what is no node goes past the end
         last_context = packed._anchors - 1

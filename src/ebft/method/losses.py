@@ -77,7 +77,7 @@ def ebft_loss(
     wanted = counted if layout.predicted is None else counted & layout.predicted
     predictors = _Predictors(layout, b, gamma != 0, wanted)
     hidden_rows = predictors.hidden(hidden)
-    targets = predictors.per_row(layout.completions(packed_ids), packed_ids[:, 1:T])
+    targets = predictors.per_row(layout.generated(packed_ids), packed_ids[:, 1:T])
     row_temperature = predictors.temperatures(temperature, device)
     # `where`, not a product: what stands at dropped anchors may be anything, NaN included.
     token_advantages = torch.where(counted, advantages.detach().float()[..., None], 0.0)

@@ -20,6 +20,7 @@ from torch import Tensor
 class Tree:
     """Nodes are numbered from 0 in each row of the batch, through all its anchors in their order."""
 
+    completions: Tensor  # [b, B, n, G], whose tree it is
     nodes: Tensor  # [b, B, n, G], the node of every token; 0 where there is none
     is_node: Tensor  # bool, the same: neither left out nor in the context
     in_context: Tensor  # [b, B, n], leading tokens that the context holds
@@ -40,7 +41,7 @@ def build_tree(completions: Tensor, held: Tensor, truths: Tensor | None = None) 
             the context predicts its first token, with -1 it is left out.
         truths: [b, B, G]; completions share what they begin with. Entries below 0 agree with nothing.
     """
-    G = completions.shape[-1]
+    G, given = completions.shape[-1], completions
     order, place = lexicographic_order(completions)
     completions, held = completions.gather(2, order[..., None].expand_as(completions)), held.gather(2, order)
     steps = torch.arange(G, device=completions.device)
@@ -65,6 +66,7 @@ def build_tree(completions: Tensor, held: Tensor, truths: Tensor | None = None) 
     # from the empty one, before the anchor, up to the longest that a completion shares with the truth.
     in_contexts = torch.where(held >= 0, 1 + in_context.clamp(max=G - 1), 0).amax(-1).sum(-1)
     return Tree(
+        given,
         in_given_order(nodes),
         in_given_order(is_node),
         in_given_order(in_context),

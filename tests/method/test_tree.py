@@ -1,0 +1,149 @@
+"""Trees of completions against sets of prefixes, counted and compared one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ebft.method.layout import PackedLayout, StridedLayout
+from ebft.method.tree import build_tree, lexicographic_order
+
+SETTINGS = settings(max_examples=60, deadline=None)
+T, G, S = 14, 3, 4
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, PackedLayout]:
+    """Contexts, completions, how much of each to hold, and the layout they belong to. Few tokens, so that many agree."""
+    n, b = draw(st.integers(1, 4)), draw(st.integers(1, 2))
+    documents = torch.tensor([[0] * 6 + [1] * 8, [0] * 13 + [-1]])[:b] if draw(st.booleans()) else None
+    layout = StridedLayout(T, G, S if draw(st.booleans()) else 2, n, document_ids=documents, fixed_shape=True)
+    tokens = st.integers(0, draw(st.integers(0, 2)))
+    shape = (b, layout.num_anchors, n, G)
+    numbers = draw(st.lists(tokens, min_size=b * layout.num_anchors * n * G, max_size=b * layout.num_anchors * n * G))
+    completions = torch.tensor(numbers).view(shape)
+    ids = torch.tensor(draw(st.lists(tokens, min_size=b * T, max_size=b * T))).view(b, T)
+    # A prefix that two completions share ends for both or for none, as it does with end tokens.
+    end = draw(st.integers(-1, 2))
+    held = torch.tensor([[[c.index(end) + 1 if end in c else G for c in a] for a in row] for row in completions.tolist()])
+    held = held - draw(st.integers(0, 1))
+    left_out = torch.tensor(draw(st.lists(st.booleans(), min_size=b * n, max_size=b * n))).view(b, 1, n)
+    return ids, completions, torch.where(left_out, -1, held), layout
+
+
+@SETTINGS
+@given(batch=batches(), with_truth=st.booleans())
+def test_a_tree_holds_every_prefix_once(batch: tuple[Tensor, Tensor, Tensor, PackedLayout], with_truth: bool) -> None:
+    ids, completions, held, layout = batch
+    tree = layout.as_tree(completions, ids if with_truth else None, held)
+    packed, mask = tree.pack(ids, completions), tree.attention_mask()
+    b, B, n, _ = completions.shape
+    anchors, valid = layout.anchors.expand(b, B).tolist(), layout.anchor_mask.expand(b, B).tolist()
+    documents = layout.packed_documents
+    assert tree.packed_length == packed.shape[1] == mask.shape[1]
+    largest, real = 0, torch.zeros(b, tree.packed_length, dtype=torch.bool)
+    for row in range(b):
+        nodes, predicting = set(), set()
+        for place in range(B):
+            slot_of: dict[tuple[int, ...], int] = {}
+            a = anchors[row][place]
+            for sample in range(n):
+                tokens = completions[row, place, sample].tolist()
+                count = int(held[row, place, sample]) if valid[row][place] else -1
+                slots = tree.completion_slots[row, place, sample].tolist()
+                assert tree.predicted[row, place, sample].tolist() == [step <= count for step in range(G)]
+                predicting |= {(place, tuple(tokens[:step])) for step in range(G) if step <= count}
+                truth = ids[row, a : a + G].tolist()
+                for step in range(max(count, 0)):
+                    prefix = tuple(tokens[: step + 1])
+                    assert slot_of.setdefault(prefix, slots[step]) == slots[step], "one prefix, one slot"
+                    assert int(packed[row, slots[step]]) == tokens[step]
+                    if with_truth and list(prefix) == truth[: step + 1]:
+                        assert slots[step] == a + step, "the context holds it"
+                    else:
+                        assert slots[step] >= T
+                        nodes.add(slots[step])
+                        real[row, slots[step]] = True
+                    first = int(layout.row_positions.expand(b, -1)[row, a - 1]) + 1
+                    assert int(tree.position_ids[row, slots[step]]) == first + step
+                    seen = {t for t in range(a) if documents is None or documents[row, t] == documents[row, a - 1]}
+                    assert set(mask[row, slots[step]].nonzero()[:, 0].tolist()) == seen | set(slots[: step + 1])
+            assert len(set(slot_of.values())) == len(slot_of), "different prefixes, different slots"
+        assert nodes == set(range(T, T + len(nodes))), "no gaps"
+        assert tree.predicting_rows is not None
+        assert tree.predicting_rows[row] == len(predicting)
+        largest = max(largest, len(nodes))
+    assert tree.packed_length == T + largest
+    # Places without a node see themselves alone, and nothing else looks at them.
+    unused = ~real
+    unused[:, :T] = False
+    for row, slot in unused.nonzero().tolist():
+        assert mask[row, slot].nonzero()[:, 0].tolist() == [slot]
+        assert mask[row, :, slot].nonzero()[:, 0].tolist() == [slot]
+    plain = layout.attention_mask()
+    assert torch.equal(mask[:, :T, :T], plain[..., :T, :T].expand(b, -1, -1)), "contexts see what they saw"
+
+
+@SETTINGS
+@given(batch=batches())
+def test_parts_of_a_tree(batch: tuple[Tensor, Tensor, Tensor, PackedLayout]) -> None:
+    """Rows of a layout with trees, selected, moved, or given more room, are the trees of those rows."""
+    ids, completions, held, layout = batch
+    whole = layout.tree_of(completions, ids, held)
+    row = torch.tensor([completions.shape[0] - 1])
+    room = int(whole.counts.max()) + 2
+    alone = layout.select_rows(row).as_tree(completions[row], ids[row], held[row])
+    both = layout.with_tree(whole, room, whole.predicting.tolist()).select_rows(row)
+    part = layout.select_rows(row).with_tree(whole.select(row), room, whole.predicting[row].tolist())
+    for found in (both, part, part.to("cpu")):
+        assert torch.equal(found.completion_slots, alone.completion_slots)
+        size = alone.packed_length
+        assert torch.equal(found.attention_mask()[:, :size, :size], alone.attention_mask())
+        assert torch.equal(found.pack(ids[row], completions[row])[:, :size], alone.pack(ids[row], completions[row]))
+        kept = found.completions(found.pack(ids[row], completions[row]))
+        in_tree = torch.arange(G) < torch.where(layout.anchor_mask.expand(len(ids), -1)[row][..., None], held[row], 0)[..., None]
+        assert torch.equal(kept[in_tree], completions[row][in_tree])
+
+
+@SETTINGS
+@given(st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=1, max_size=6))
+def test_the_order_is_that_of_sorted_lists(completions: list[list[int]]) -> None:
+    order, place = lexicographic_order(torch.tensor(completions)[None, None])
+    expected = sorted(range(len(completions)), key=completions.__getitem__)
+    assert order[0, 0].tolist() == expected
+    assert place[0, 0, order[0, 0]].tolist() == list(range(len(completions)))
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_all_completions_equal_and_none(equal: bool) -> None:
+    layout = StridedLayout(12, 4, 4, 3)
+    tokens = torch.arange(2 * 2 * 3 * 4).view(2, 2, 3, 4)
+    completions = tokens[:, :, :1].expand(-1, -1, 3, -1).contiguous() if equal else tokens
+    tree = layout.as_tree(completions)
+    assert tree.packed_length == 12 + 2 * 4 * (1 if equal else 3)
+    if not equal:  # trees that part at the root are the plain layout
+        assert torch.equal(tree.completion_slots, layout.completion_slots.expand(2, -1, -1, -1))
+        assert torch.equal(tree.attention_mask(), layout.attention_mask().expand(2, -1, -1))
+        assert torch.equal(tree.position_ids, layout.position_ids.expand(2, -1))
+        ids = torch.zeros(2, 12, dtype=torch.long)
+        assert torch.equal(tree.pack(ids, completions), layout.pack(ids, completions))
+
+
+def test_a_short_truth_shares_no_more_than_it_has() -> None:
+    answers = torch.tensor([[False, False, True, True, False, False, True, True]])
+    layout = PackedLayout.at_answer_starts(answers, horizon=4, samples=1)
+    ids = torch.arange(8)[None]
+    completions = torch.stack([ids[0, 2:6], torch.tensor([6, 7, 7, 7])]).view(1, 2, 1, 4)
+    tree = layout.tree_of(completions, ids)
+    assert tree.in_context.flatten().tolist() == [2, 2], "two tokens of answer, whatever follows them"
+    assert tree.counts.tolist() == [4]
+
+
+def test_nothing_held_is_nothing() -> None:
+    completions = torch.zeros(1, 2, 2, 3, dtype=torch.long)
+    tree = build_tree(completions, torch.full((1, 2, 2), -1))
+    assert tree.counts.tolist() == tree.predicting.tolist() == [0]
+    assert not bool(tree.predicted.any())
