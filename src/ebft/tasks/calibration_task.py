@@ -11,7 +11,7 @@ from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, pad
 from ebft.data.rows import fingerprint as source_fingerprint
 from ebft.data.store import tokenize_source
 from ebft.iteration import check_sequences
-from ebft.method.metrics import Estimate
+from ebft.method.ratios import Estimate
 from ebft.model.fingerprint import feature_space
 from ebft.tasks import calibration
 from ebft.tasks.problem_set import Scored
@@ -83,5 +83,5 @@ def calibration_documents(options: EvalOptions, tokenizer: Any) -> DocumentIndex
 
 
 def _entry(estimate: Estimate, count: int) -> dict[str, Any]:
-    value, error = (x if math.isfinite(x) else None for x in map(float, estimate))  # JSON has no NaN
+    value, error = (x if math.isfinite(x) else None for x in estimate)  # JSON has no NaN
     return {"value": value, "standard_error": error, "count": count}

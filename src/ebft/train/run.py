@@ -71,10 +71,10 @@ def train(
             folder.write_results(results)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if loaded.validation_set is not None:
-        step, found = trainer.evaluated
+        last = trainer.evaluated
         # The last step was evaluated already, unless another model was loaded since.
-        known = step == trainer.state.global_step and not trainer.args.load_best_model_at_end
-        results["after"] = found if known else trainer.evaluate()
+        known = last and last.step == trainer.state.global_step and not trainer.args.load_best_model_at_end
+        results["after"] = last.metrics if known else trainer.evaluate()
     results["steps"] = trainer.state.global_step
     results["spent"] = {key.removeprefix("spent/"): value for key, value in trainer.costs.totals().items()}
     trainer.save_model(str(folder.final))
