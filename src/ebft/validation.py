@@ -121,18 +121,23 @@ class Evaluated(NamedTuple):
     records: list[Record]
 
 
+def text_checksum(dataset: SequenceDataset, rows: Iterable[int]) -> str:
+    """The same for the same sequences."""
+    found = 0
+    for row in rows:
+        for name in ("input_ids", "document_ids", "answer_mask"):
+            found = zlib.crc32(dataset[row][name].numpy().tobytes(), found)
+    return f"{found:08x}"
+
+
 def identity(config: EBFTConfig, features: FeatureNetwork, dataset: SequenceDataset) -> dict[str, Any]:
     """What the validation numbers of a run depend on, beside the model; `ebft compare` looks at it."""
     settings = {name: getattr(config, name) for name in settings_that_change("text", "features", "proxy")}
     settings["eval_samples"] = settings["eval_samples"] or settings["samples"]
-    tokens = 0
-    for row in range(len(dataset)):
-        for name in ("input_ids", "document_ids", "answer_mask"):
-            tokens = zlib.crc32(dataset[row][name].numpy().tobytes(), tokens)
     return {
         **settings,
         "network": "moving average" if features.source == "average" else weight_fingerprint(features.decoder),
-        "validation": f"{tokens:08x}",
+        "validation": text_checksum(dataset, range(len(dataset))),
         "validation_sequences": len(dataset),
         "bf16": bool(config.bf16),
     }

@@ -35,7 +35,7 @@ def test_the_table_has_best_and_last_with_standard_errors(runs: list[str]) -> No
 
 class TestPairedDifferences:
     def test_the_error_is_that_of_the_differences(self, tmp_path: Path) -> None:
-        """Sequences differ by 1 from each other, and the runs by 0.1 on each: the standard errors of values are 0.58."""
+        """Sequences differ by 1 from each other, and the runs by about 0.1 on each: values have errors of 0.58."""
         one, two = make_run(tmp_path / "one", [1.3, 1.2]), make_run(tmp_path / "two", [1.3, 1.1], "sft", tilt=0.01)
         found = compare.compare([str(one), str(two)], str(tmp_path / "out"))
         start = [row[2] for row in found.table].index("paired difference")

@@ -18,6 +18,7 @@ from ebft.tasks.problem_set import Scored
 from ebft.tasks.progress import progress
 from ebft.tasks.resumable_records import ResumableRecords
 from ebft.tasks.subject import Subject
+from ebft.validation import text_checksum
 
 
 def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Scored:
@@ -59,6 +60,7 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
         "contexts": int(sum(record["contexts"] for record in counted)),
         "profile_contexts": int(sum(record.get("profile_contexts", 0) for record in counted)),
         "features": features,
+        "text": text_checksum(dataset, rows),  # differences are between measurements of the same
     }
 
 

@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from ebft.method.sequence_records import Record
-from ebft.runtime.files import write_jsonl
+from ebft.runtime.files import read_jsonl, write_jsonl
 
 When = Literal["before", "after"]
 
@@ -23,8 +22,7 @@ def write(run: Path, when: When, records: Sequence[Record]) -> None:
 
 def read(run: Path, when: When) -> list[Record]:
     """Nothing for runs of versions that did not keep them."""
-    file = _file(run, when)
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    return read_jsonl(_file(run, when))
 
 
 def _file(run: Path, when: When) -> Path:
