@@ -1,6 +1,6 @@
 """Differences of runs on the same validation sequences: of a run from its start, and from the first run's end.
 
-Taken sequence by sequence, a difference is known several times better than the standard errors of two values suggest.
+Taken sequence by sequence, a difference is usually known better than the standard errors of the two values suggest.
 """
 
 from __future__ import annotations
