@@ -140,4 +140,5 @@ def identity(config: EBFTConfig, features: FeatureNetwork, dataset: SequenceData
         "validation": text_checksum(dataset, range(len(dataset))),
         "validation_sequences": len(dataset),
         "bf16": bool(config.bf16),
+        "means_over": "contexts",  # they were over sequences once: such losses do not compare with these
     }

@@ -92,6 +92,10 @@ class TestNotes:
             ({"horizon": 5}, "(horizon 5 and None); of their numbers compare only the cross-entropies"),
             ({"network": "cc", "validation": "cc"}, "do not compare their numbers"),
             ({"validation": "cc"}, "measured differently (the validation text)"),
+            (
+                {"means_over": "contexts"},
+                "over sequences instead of contexts); of their numbers compare only the cross-en",
+            ),
             ({"context_length": 64}, "measured differently (context_length 64 and 48)"),
             ({"samples": 8}, "differ in samples 8 and 4; their whitened proxy"),
         ],

@@ -20,7 +20,7 @@ def compares(metric: str, differ: list[str]) -> bool:
     if metric not in ("whitened_proxy", "reward"):
         harmless += settings_that_change("proxy")
     if metric.endswith("cross_entropy"):
-        harmless += ("network", *settings_that_change("features"))
+        harmless += ("network", "means_over", *settings_that_change("features"))
     return all(key in harmless for key in differ)
 
 
@@ -31,6 +31,7 @@ def what_differs(name: str, mine: dict[str, Any], other_name: str, other: dict[s
         return []
     serious = [key for key in differ if key not in settings_that_change("proxy")]
     words = {"network": "the frozen feature network", "validation": "the validation text"}
+    words["means_over"] = "one by an older version, whose means were over sequences instead of contexts"
     shown = ", ".join(words.get(key, f"{key} {mine.get(key)} and {other.get(key)}") for key in serious or differ)
     if not serious:
         return [f"{name} and {other_name} differ in {shown}; their whitened proxy and reward do not compare"]
