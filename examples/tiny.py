@@ -23,7 +23,8 @@ from ebft.method.advantages import leave_one_out_advantages
 from ebft.method.cross_entropy import Rows, weighted_cross_entropy
 from ebft.method.layout import StridedLayout
 from ebft.method.losses import ebft_loss
-from ebft.method.metrics import Estimate, conditional_feature_matching_loss, cross_entropy, mean_and_standard_error
+from ebft.method.metrics import conditional_feature_matching_loss, cross_entropy, mean_and_standard_error
+from ebft.method.ratios import Estimate
 from ebft.method.rewards import feature_matching_rewards, token_groups
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork

@@ -129,7 +129,7 @@ def _run_training(command: str, arguments: list[str]) -> int:
     processes.leave()
     if results:
         if compared := model_card.before_and_after(results):
-            _print_table([("on held-out sequences", "before", "after"), *compared])
+            _print_table([model_card.TITLES, *compared])
         else:
             print("no validation data: nothing was evaluated")
         left = {"model": "final", "curves": "curves.png", "samples": "samples", "metrics": "metrics.jsonl"}

@@ -1,14 +1,15 @@
-"""Validation: cross-entropy, feature-matching loss and whitened proxy, each with its standard error over sequences.
+"""Validation: what cross-entropy, feature-matching loss and whitened proxy are of each sequence.
 
-The same measurement for EBFT, for the baselines and for `ebft eval`.
+The same measurement for EBFT, for the baselines and for `ebft eval`; `method.sequence_records` makes metrics of it.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,9 @@ from ebft.iteration import make_layout, pack_to_score, roll_out, score
 from ebft.method.choices import Backend
 from ebft.method.cross_entropy import Rows, weighted_cross_entropy
 from ebft.method.layout import PackedLayout
-from ebft.method.metrics import Estimate, mean_and_standard_error, ratio_of_sums, whitened_proxy
+from ebft.method.metrics import whitened_proxy
 from ebft.method.sampling import sequence_seeds
+from ebft.method.sequence_records import Record
 from ebft.model.backbone import context_hidden_states, evaluating, output_head
 from ebft.model.features import FeatureNetwork
 from ebft.model.fingerprint import weight_fingerprint
@@ -47,13 +49,13 @@ def measure(
     config: MethodConfig,
     end_token_ids: Tensor | None,
 ) -> dict[str, Tensor]:
-    """What each sequence of a batch contributes, [b] each: sums and counts of its tokens' log-probs, and means over
-    its contexts, NaN for a sequence without any."""
+    """What each sequence of a batch contributes, [b] each: its number, sums and counts of its tokens' log-probs, and
+    means over its contexts, NaN for a sequence without any."""
     input_ids, document_ids = batch["input_ids"], batch["document_ids"]
     on_gpu = input_ids.device.type == "cuda"
     samples = config.eval_samples or config.samples
     layout = make_layout(batch["on_host"], config, samples, end_token_ids, on_gpu).to(input_ids.device)
-    found: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {"sequence": batch["sequence_id"]}
     log_probs = truth_log_probs(model, input_ids, layout, config.attention_backend).double()
     real = document_ids != PADDING
     if config.document_masks:  # the first token of a document has nothing to be predicted from
@@ -82,16 +84,11 @@ def mean_over_contexts(values: Tensor, valid: Tensor) -> Tensor:
     return torch.where(valid, values.double(), 0.0).sum(1) / valid.sum(1)
 
 
-def summarize(found: dict[str, Tensor]) -> dict[str, Estimate]:
-    """Estimates over all sequences from what `measure` gave for them."""
-    estimates: dict[str, Estimate] = {"cross_entropy": ratio_of_sums(-found["log_probs"], found["tokens"])}
-    if bool(found["answer_tokens"].any()):
-        estimates["answer_cross_entropy"] = ratio_of_sums(-found["answer_log_probs"], found["answer_tokens"])
-    for name in ("cfm", "whitened_proxy", "reward"):
-        values = found[name][found["contexts"] > 0]
-        if len(values):
-            estimates[name] = mean_and_standard_error(values)
-    return estimates
+def records_of(found: dict[str, Tensor]) -> list[Record]:
+    """What `measure` found as a dictionary for each sequence. What is not a number is None, which JSON can hold."""
+    columns = {name: values.tolist() for name, values in found.items()}
+    rows = zip(*columns.values(), strict=True)
+    return [{name: v if math.isfinite(v) else None for name, v in zip(columns, row, strict=True)} for row in rows]
 
 
 @torch.no_grad()
@@ -103,10 +100,10 @@ def validate(
     end_token_ids: Tensor | None,
     device: torch.device,
     rows: int,
-) -> dict[str, float]:
-    """Metrics by name, with `<name>_se` beside each. The same model gives the same numbers at any time.
+) -> list[Record]:
+    """A record of each sequence. The same model gives the same numbers at any time.
 
-    With several processes each looks at its share of the `rows` sequences, and all get the numbers of all of them.
+    With several processes each looks at its share of the `rows` sequences, and all get the records of all of them.
     """
     found: dict[str, list[Tensor]] = defaultdict(list)
     with evaluating(model):
@@ -115,25 +112,35 @@ def validate(
             for name, values in measure(model, features, batch, config, end_token_ids).items():
                 found[name].append(values.cpu())
     joined = join_rows({name: torch.cat(values) for name, values in found.items()}, device)
-    results = {}
-    for name, estimate in summarize({name: values[:rows] for name, values in joined.items()}).items():
-        results[name] = float(estimate.mean)
-        results[f"{name}_se"] = float(estimate.standard_error)
-    return results
+    return records_of({name: values[:rows] for name, values in joined.items()})
+
+
+class Evaluated(NamedTuple):
+    """An evaluation in training."""
+
+    step: int  # after which it was made
+    metrics: dict[str, float]
+    records: list[Record]
+
+
+def text_checksum(dataset: SequenceDataset, rows: Iterable[int]) -> str:
+    """The same for the same sequences."""
+    found = 0
+    for row in rows:
+        for name in ("input_ids", "document_ids", "answer_mask"):
+            found = zlib.crc32(dataset[row][name].numpy().tobytes(), found)
+    return f"{found:08x}"
 
 
 def identity(config: EBFTConfig, features: FeatureNetwork, dataset: SequenceDataset) -> dict[str, Any]:
     """What the validation numbers of a run depend on, beside the model; `ebft compare` looks at it."""
     settings = {name: getattr(config, name) for name in settings_that_change("text", "features", "proxy")}
     settings["eval_samples"] = settings["eval_samples"] or settings["samples"]
-    tokens = 0
-    for row in range(len(dataset)):
-        for name in ("input_ids", "document_ids", "answer_mask"):
-            tokens = zlib.crc32(dataset[row][name].numpy().tobytes(), tokens)
     return {
         **settings,
         "network": "moving average" if features.source == "average" else weight_fingerprint(features.decoder),
-        "validation": f"{tokens:08x}",
+        "validation": text_checksum(dataset, range(len(dataset))),
         "validation_sequences": len(dataset),
         "bf16": bool(config.bf16),
+        "means_over": "contexts",  # they were over sequences once: such losses do not compare with these
     }

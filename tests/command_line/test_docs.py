@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from ebft import cli, iteration, validation
+from ebft import cli, iteration
 from ebft.baselines import verifiable_rewards
 from ebft.config import evaluation as eval_options
 from ebft.config.method import settings_that_change
 from ebft.config.recipe import load_recipe, read_values
 from ebft.config.settings_page import settings_page
 from ebft.config.training import EBFTConfig
+from ebft.method.sequence_records import METRICS
 from ebft.studies import compare, points, sweep
 from ebft.train import trainer
 from ebft.train.costs import CostTracker
@@ -42,9 +43,7 @@ def logged_names() -> set[str]:
         re.findall(r'"([\w/]+)": terms\.', training)
     )
     names |= {f"ebft/seconds_{name}" for name in re.findall(r'clock\.phase\("(\w+)"', steps + training)}
-    evaluated = inspect.getsource(validation.measure) + inspect.getsource(validation.summarize)
-    logged = set(re.findall(r'"(\w+)":', evaluated)) | set(re.findall(r'estimates\["(\w+)"\]', evaluated))
-    names |= {f"eval_{name}{ending}" for name in logged for ending in ("", "_se")}
+    names |= {f"eval_{name}{ending}" for name in METRICS for ending in ("", "_se")}
     names |= {*CostTracker().totals(), *(f"reward_counts/{name}" for name in verifiable_rewards.COUNTS)}
     return names | {"eval_runtime", "loss", "grad_norm", "learning_rate", "epoch"}
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from ebft import cli, loading
 from ebft.evaluate import tables
+from ebft.runtime.files import read_jsonl
 from ebft.sandbox.isolation import Sandbox, SandboxError
 from ebft.tasks.generation import Completion, TransformersGenerator
 from ebft.tasks.resumable_records import ResumableRecords
@@ -251,6 +253,39 @@ class TestSeveral:
         assert cli.main(["eval", "--compare", *folders, "--output", str(tmp_path / "both")]) == 0
         assert (tmp_path / "both" / "profile.png").exists()
         assert (tmp_path / "both" / "results.md").read_text() == (tmp_path / "out" / "results.md").read_text()
+
+    def test_differences_are_paired(
+        self, run: Run, model: Path, other_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        run(tmp_path / "out", "calibration", models=(model, other_model))
+        folders = [tmp_path / "out" / name for name in ("tiny", "other")]
+        capfd.readouterr()
+        assert cli.main(["eval", "--compare", *map(str, folders), "--output", str(tmp_path / "both")]) == 0
+        printed = capfd.readouterr()
+        assert printed.out.splitlines()[0].endswith("other - tiny")
+        assert "Differences are paired" in (tmp_path / "both" / "results.md").read_text()
+        records = [read_jsonl(folder / "calibration.jsonl") for folder in folders]
+        for metric, shown, count in (("cfm", "cfm  ", "contexts"), ("cfm_at_2", "cfm at 2 tokens", "profile_contexts")):
+            rows = [(mine, theirs) for theirs, mine in zip(*records, strict=True) if mine[count]]
+            assert len({mine[count] for mine, _ in rows}) == 1  # so that the difference is a paired t's
+            moved = [mine[metric] - theirs[metric] for mine, theirs in rows]
+            expected = f"{statistics.mean(moved):+.4f} ± {statistics.stdev(moved) / len(moved) ** 0.5:.4f}"
+            (line,) = [line for line in printed.out.splitlines() if shown in line]
+            assert line.endswith(expected)
+
+        rows = tmp_path / "rows.jsonl"  # other text, of the same size
+        rows.write_text("".join(json.dumps({k: v[::-1] for k, v in row.items()}) + "\n" for row in ROWS))
+        run(tmp_path / "turned", "calibration", "--calibration-data", rows, "--feature-model", model)
+        texts = [
+            tables.read_results(folder)["tasks"]["calibration"]["text"] for folder in (*folders, tmp_path / "turned")
+        ]
+        assert texts[0] == texts[1] != texts[2]
+
+        (folders[0] / "calibration.jsonl").unlink()
+        assert cli.main(["eval", "--compare", *map(str, folders), "--output", str(tmp_path / "both")]) == 0
+        printed = capfd.readouterr()
+        assert "calibration: no paired differences of other from tiny" in printed.err
+        assert " - tiny" not in printed.out
 
     def test_different_spaces_are_not_compared(
         self, run: Run, model: Path, other_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 
 import pytest
@@ -98,7 +99,7 @@ def test_mean_and_standard_error_of_independent_values(rows: list[tuple[float, b
 def test_a_single_value_has_no_standard_error(recwarn: pytest.WarningsRecorder) -> None:
     found = mean_and_standard_error(torch.tensor([2.0]))
     assert float(found.mean) == 2.0
-    assert torch.isnan(found.standard_error)
+    assert math.isnan(found.standard_error)
     assert not [str(w.message) for w in recwarn]  # a NaN is the answer, not an accident
 
 
@@ -120,7 +121,7 @@ def test_cross_entropy_is_the_mean_over_all_tokens_in_the_mask(seed: int, b: int
     for given_log_probs in (log_probs, outside):
         found = cross_entropy(given_log_probs, mask)
         assert float(found.mean) == pytest.approx(statistics.mean(tokens), rel=1e-5)
-        assert torch.isnan(found.standard_error) == (b == 1)
+        assert math.isnan(found.standard_error) == (b == 1)
 
 
 def test_cross_entropy_error_with_equal_lengths_is_that_of_sequence_means() -> None:
@@ -154,5 +155,5 @@ def test_cross_entropy_error_agrees_with_simulation() -> None:
 
 
 def test_cross_entropy_of_no_tokens_is_an_error() -> None:
-    with pytest.raises(ValueError, match="mask is empty"):
+    with pytest.raises(ValueError, match="nothing to take the mean over"):
         cross_entropy(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool))

@@ -9,12 +9,29 @@ from typing import Any
 VALIDATION = {"context_length": 48, "network": "aa", "validation": "bb", "samples": 4, "whitening": "reference"}
 
 
+def sequences(cfm: float, tilt: float = 0.0) -> list[dict[str, Any]]:
+    """Records of three sequences of very different difficulty: `tilt` makes the first easier and the last harder."""
+    return [
+        {
+            "sequence": number,
+            "tokens": 10,
+            "log_probs": -10 * (cfm + 1 + offset),
+            "contexts": 2,
+            "cfm": cfm + offset + tilt * offset,
+            "whitened_proxy": -cfm,
+        }
+        for number, offset in enumerate((-1.0, 0.0, 1.0))
+    ]
+
+
 def make_run(
     folder: Path,
     values: list[float],
     method: str = "ebft",
     finished: bool = True,
     spent: bool = True,
+    records: bool = True,
+    tilt: float = 0.0,
     **changes: Any,
 ) -> Path:
     folder.mkdir(parents=True)
@@ -29,5 +46,10 @@ def make_run(
     results: dict[str, Any] = {"method": method, "ruler": {**VALIDATION, **changes}}
     if finished:
         results["steps"] = 10 * (len(values) - 1)
+    if finished and values and records:
+        results |= {"after": {"eval_cfm": values[-1]}, "change": {"eval_cfm": values[-1] - values[0]}}
+        results["change"]["eval_cfm_se"] = 0.002
+        lines = [json.dumps(record) for record in sequences(values[-1], tilt)]
+        (folder / "validation-after.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "results.json").write_text(json.dumps(results))
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +10,75 @@ import pytest
 
 from ebft import cli
 from ebft.errors import ConfigError
-from ebft.studies import compare
+from ebft.studies import compare, paired
+from ebft.studies.run_reader import read_run
 from tests.imports import imports_torch
 from tests.studies.made_runs import make_run
 
 
 def test_the_table_has_best_and_last_with_standard_errors(runs: list[str]) -> None:
     found = compare.compare(runs)
-    rows = [row for row in found.table if row[2] == "feature-matching loss"]
+    first_table = found.table[: found.table.index(("",) * 8)]
+    rows = [row for row in first_table if row[2] == "feature-matching loss"]
     assert rows == [
         ("one", "ebft", "feature-matching loss", "1.3000 ± 0.0100", "1.1000 ± 0.0100", "10", "1.2000 ± 0.0100", "20"),
         ("two", "sft", "feature-matching loss", "1.3000 ± 0.0100", "1.2500 ± 0.0100", "10", "1.2500 ± 0.0100", "10"),
     ]
-    (proxy, _) = [row for row in found.table if row[2].startswith("whitened proxy")]
+    (proxy, _) = [row for row in first_table if row[2].startswith("whitened proxy")]
     assert proxy[4] == "-1.1000"  # the largest
     (spent_one, spent_two) = found.table[-2:]
     assert spent_one == ("one", "ebft", "finished", "20", "200", "", "4.0", "2e+09")
     assert spent_two[:4] == ("two", "sft", "not finished", "10")
     assert found.notes == []
     assert found.files == []
+
+
+class TestPairedDifferences:
+    def test_the_error_is_that_of_the_differences(self, tmp_path: Path) -> None:
+        """Sequences differ by 1 from each other, and the runs by about 0.1 on each: values have errors of 0.58."""
+        one, two = make_run(tmp_path / "one", [1.3, 1.2]), make_run(tmp_path / "two", [1.3, 1.1], "sft", tilt=0.01)
+        found = compare.compare([str(one), str(two)], str(tmp_path / "out"))
+        start = [row[2] for row in found.table].index("paired difference")
+        assert [row[:5] for row in found.table[start : start + 6]] == [
+            ("run", "method", "paired difference", "last - first", "last - last of one"),
+            ("two", "sft", "cross-entropy, all tokens", "", "-0.1000 ± 0.0000"),
+            ("one", "ebft", "feature-matching loss", "-0.1000 ± 0.0020", ""),
+            ("two", "sft", "feature-matching loss", "-0.2000 ± 0.0020", "-0.1000 ± 0.0058"),
+            ("two", "sft", "whitened proxy (larger is better)", "", "+0.1000 ± 0.0000"),
+            ("", "", "", "", ""),
+        ]
+        assert found.notes == []
+        numbers = json.loads((tmp_path / "out" / "compare.json").read_text())["runs"]
+        assert numbers["two"]["change"]["cfm"] == {"difference": pytest.approx(-0.2), "standard_error": 0.002}
+        expected = {"difference": pytest.approx(-0.1), "standard_error": pytest.approx(0.01 / 3**0.5)}
+        assert numbers["two"]["against_first"]["cfm"] == expected
+        assert numbers["one"]["against_first"] == {}
+        assert "<td>-0.1000 ± 0.0058</td>" in (tmp_path / "out" / "compare.html").read_text()
+
+    def test_runs_from_before_say_that_they_have_none(self, tmp_path: Path) -> None:
+        runs = [make_run(tmp_path / "one", [1.0]), make_run(tmp_path / "two", [1.0], records=False)]
+        (note,) = compare.compare([str(run) for run in runs]).notes
+        assert note.startswith("no paired differences of two: made before ebft kept")
+
+    @pytest.mark.parametrize(
+        ("change", "left"),
+        [
+            ({"validation": "cc"}, set()),
+            ({"network": "cc"}, {"cross_entropy"}),
+            ({"samples": 8}, {"cross_entropy", "cfm"}),
+            ({"network": "moving average"}, {"cross_entropy"}),
+        ],
+    )
+    def test_only_of_what_was_measured_alike(self, tmp_path: Path, change: dict[str, Any], left: set[str]) -> None:
+        both = change if change.get("network") == "moving average" else {}  # each run's own
+        one = read_run(make_run(tmp_path / "one", [1.0], **both))
+        two = read_run(make_run(tmp_path / "two", [1.0], **change))
+        assert set(paired.against(one, two)) == left
+
+    def test_other_sequences_are_not_paired(self, tmp_path: Path) -> None:
+        one, two = (read_run(make_run(tmp_path / name, [1.0])) for name in ("one", "two"))
+        del two.records[0]
+        assert paired.against(one, two) == {}
 
 
 class TestNotes:
@@ -41,6 +92,10 @@ class TestNotes:
             ({"horizon": 5}, "(horizon 5 and None); of their numbers compare only the cross-entropies"),
             ({"network": "cc", "validation": "cc"}, "do not compare their numbers"),
             ({"validation": "cc"}, "measured differently (the validation text)"),
+            (
+                {"means_over": "contexts"},
+                "over sequences instead of contexts); of their numbers compare only the cross-en",
+            ),
             ({"context_length": 64}, "measured differently (context_length 64 and 48)"),
             ({"samples": 8}, "differ in samples 8 and 4; their whitened proxy"),
         ],

@@ -152,7 +152,8 @@ def test_numbers_do_not_depend_on_the_batch() -> None:
     assert other[0]["cfm"] != pytest.approx(together[0]["cfm"], abs=1e-6)
 
 
-def test_estimates_are_means_over_sequences_that_have_a_context() -> None:
+def test_estimates_are_means_over_contexts() -> None:
+    """A sequence with two contexts weighs twice as much as one with one; sequences without any do not count."""
     base = {"log_probs": -4.0, "tokens": 2, "answer_log_probs": 0.0, "answer_tokens": 0, "reward": 0.0}
     records = [
         {
@@ -161,7 +162,7 @@ def test_estimates_are_means_over_sequences_that_have_a_context() -> None:
             "contexts": 2,
             "cfm": 1.0,
             "whitened_proxy": 0.5,
-            "profile_contexts": 1,
+            "profile_contexts": 3,
             "cfm_at_1": 3.0,
         },
         {
@@ -185,10 +186,14 @@ def test_estimates_are_means_over_sequences_that_have_a_context() -> None:
     ]
     metrics, points = estimates(records, [1])
     assert set(metrics) == {"cross_entropy", "cfm", "whitened_proxy"}
-    assert float(metrics["cfm"].mean) == 1.5
-    assert float(metrics["cfm"].standard_error) == pytest.approx(0.5)
-    assert float(metrics["cross_entropy"].mean) == 2.0
-    assert [(length, float(e.mean), float(e.standard_error)) for length, e in points] == [(1, 3.5, pytest.approx(0.5))]
+    assert metrics["cfm"].mean == pytest.approx((1 + 1 + 2) / 3)
+    # By hand: residuals of (2, 2) and (2, 1) about 4/3 are -2/3 and 2/3, on counts of 1.5 in the mean.
+    assert metrics["cfm"].standard_error == pytest.approx(4 / 9)
+    assert metrics["whitened_proxy"].mean == pytest.approx((0.5 + 0.5 + 0.7) / 3)
+    assert metrics["cross_entropy"].mean == 2.0
+    ((length, point),) = points
+    assert (length, point.mean) == (1, pytest.approx((3 * 3 + 4) / 4))
+    assert point.standard_error == pytest.approx(0.75 / 2)
 
 
 def test_a_broken_model_shows() -> None:

@@ -23,3 +23,8 @@ from ebft.train.metric_names import with_error
 )
 def test_a_value_and_its_error(value: float | None, error: float | None, shown: str) -> None:
     assert with_error(value, error) == shown
+
+
+def test_a_difference_shows_its_sign() -> None:
+    assert with_error(0.5, 0.25, "+") == "+0.5000 ± 0.2500"
+    assert with_error(-0.5, None, "+") == "-0.5000"

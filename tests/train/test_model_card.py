@@ -34,11 +34,12 @@ def write_metrics(folder: Path, *entries: dict[str, Any]) -> None:
 def test_before_and_after_of_what_was_measured() -> None:
     before = {"eval_cfm": 0.5, "eval_cfm_se": 0.25, "eval_cross_entropy": 2.0, "eval_cross_entropy_se": None}
     after = {"eval_cfm": 0.25, "eval_cfm_se": 0.125, "eval_cross_entropy": 1.0, "eval_runtime": 3.0}
-    assert model_card.before_and_after({"before": before, "after": after}) == [
-        ("cross-entropy, all tokens", "2.0000", "1.0000"),
-        ("feature-matching loss", "0.5000 ± 0.2500", "0.2500 ± 0.1250"),
+    change = {"eval_cfm": -0.25, "eval_cfm_se": 0.03125, "eval_cross_entropy": 1.0, "eval_cross_entropy_se": None}
+    assert model_card.before_and_after({"before": before, "after": after, "change": change}) == [
+        ("cross-entropy, all tokens", "2.0000", "1.0000", "+1.0000"),
+        ("feature-matching loss", "0.5000 ± 0.2500", "0.2500 ± 0.1250", "-0.2500 ± 0.0312"),
     ]
-    assert model_card.before_and_after({"after": after})[0] == ("cross-entropy, all tokens", "", "1.0000")
+    assert model_card.before_and_after({"after": after})[0] == ("cross-entropy, all tokens", "", "1.0000", "")
     assert model_card.before_and_after({"steps": 3}) == []
 
 
@@ -55,7 +56,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     settings = {"model": "some/base", "dataset": ["a/b:c", "rows.jsonl"], "output_dir": str(tmp_path), "use_cpu": True}
     recipe = load_recipe(None, {**settings, "horizon": 5, "seed": 17})
     (tmp_path / "final").mkdir()
-    results = {"after": {"eval_cfm": 0.25, "eval_cfm_se": 0.125}, "steps": 42}
+    results = {"after": {"eval_cfm": 0.25, "eval_cfm_se": 0.125}, "change": {"eval_cfm": -0.25}, "steps": 42}
     file = model_card.write(tmp_path, recipe, results, ["ebft", "train", "--run_name", "two words"], EBFT)
     text = file.read_text(encoding="utf-8")
     assert file == tmp_path / "final" / "README.md"
@@ -63,6 +64,6 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     assert header["library_name"] == "transformers"
     assert (header["base_model"], header["datasets"]) == (["some/base"], ["a/b"])
     assert "ebft train --run_name 'two words'\n" in text
-    assert "| feature-matching loss |  | 0.2500 ± 0.1250 |" in text
+    assert "| feature-matching loss |  | 0.2500 ± 0.1250 | -0.2500 |" in text
     assert "42 steps of 16 sequences of 1024 tokens; rollouts of 5 tokens" in text
     assert "seed 17." in text

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import TrainerCallback
 
 from tests.baselines.runs import needs_trl, results_of, run, write_recipe
 
@@ -34,3 +37,77 @@ def test_a_finished_run_that_is_continued_is_not_finished(
     assert run("sft", recipe, output, "--max_steps", 4, "--resume") == 0
     assert "steps" not in seen[0]
     assert results_of(output)["steps"] == 4
+
+
+def records_of(output: Path, when: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / f"validation-{when}.jsonl").read_text().splitlines()]
+
+
+OWN: dict[str, list[Any]] = {
+    "rlvr": ["--rewards", "bleu", "--generations", 4, "--max_new_tokens", 3, "--gradient_accumulation_steps", 1]
+}
+
+
+class TestChange:
+    @needs_trl
+    @pytest.mark.parametrize("command", ["train", "sft", "rlvr"])
+    def test_it_comes_with_the_error_of_the_paired_difference(
+        self, command: str, tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        recipe, output = write_recipe(tmp_path, tiny, sums), tmp_path / "out"
+        assert run(command, recipe, output, *OWN.get(command, [])) == 0
+        printed = capsys.readouterr().out
+        results = results_of(output)
+        before, after = records_of(output, "before"), records_of(output, "after")
+        assert [r["sequence"] for r in before] == [r["sequence"] for r in after] == list(range(len(before)))
+        contexts = [r["contexts"] for r in before]
+        moved = [new["cfm"] - old["cfm"] for new, old in zip(after, before, strict=True)]
+        mean = sum(m * c for m, c in zip(moved, contexts, strict=True)) / sum(contexts)
+        pulls = [(m - mean) * c / statistics.mean(contexts) for m, c in zip(moved, contexts, strict=True)]
+        change = results["change"]
+        assert change["eval_cfm"] == pytest.approx(mean, abs=1e-12)
+        assert change["eval_cfm"] == pytest.approx(results["after"]["eval_cfm"] - results["before"]["eval_cfm"])
+        assert change["eval_cfm_se"] == pytest.approx(statistics.stdev(pulls) / len(pulls) ** 0.5, abs=1e-12)
+        shown = f"{change['eval_cfm']:+.4f} ± {change['eval_cfm_se']:.4f}"
+        assert shown in printed
+        assert f"| {shown} |" in (output / "final" / "README.md").read_text()
+
+    @needs_trl
+    @pytest.mark.parametrize("command", ["train", "sft"])
+    def test_a_stopped_run_still_has_its_before(
+        self, command: str, tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        recipe = write_recipe(tmp_path, tiny, sums)
+        assert run(command, recipe, tmp_path / "whole") == 0
+        step = TrainerCallback.on_step_begin
+
+        def stop(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 3:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(TrainerCallback, "on_step_begin", stop)
+        assert run(command, recipe, tmp_path / "out") == 130
+        monkeypatch.setattr(TrainerCallback, "on_step_begin", step)
+        assert "change" not in results_of(tmp_path / "out")
+        assert run(command, recipe, tmp_path / "out", "--resume") == 0
+        for when in ("before", "after"):
+            assert records_of(tmp_path / "out", when) == records_of(tmp_path / "whole", when)
+        assert results_of(tmp_path / "out")["change"] == results_of(tmp_path / "whole")["change"]
+
+    @pytest.mark.parametrize("lost", ["the records", "the seed"])
+    def test_what_has_no_counterpart_is_measured_again(self, lost: str, tiny: Path, sums: Path, tmp_path: Path) -> None:
+        """Records that a version of before did not keep, and rollouts with another seed than those to come."""
+        recipe, output = write_recipe(tmp_path, tiny, sums), tmp_path / "out"
+        assert run("train", recipe, output, "--max_steps", 2) == 0
+        before = results_of(output)["before"]
+        more: list[Any] = []
+        if lost == "the records":
+            (output / "validation-before.jsonl").unlink()
+        else:
+            more = ["--eval_seed", 11]
+        assert run("train", recipe, output, "--max_steps", 4, "--resume", *more) == 0
+        results = results_of(output)
+        assert (results["before"]["eval_cfm"] == before["eval_cfm"]) == (lost == "the records")
+        expected = results["after"]["eval_cfm"] - results["before"]["eval_cfm"]
+        assert results["change"]["eval_cfm"] == pytest.approx(expected)
+        assert len(records_of(output, "before")) == len(records_of(output, "after"))

@@ -22,6 +22,7 @@ from ebft.baselines.validator import Validator
 from ebft.config.recipe import Recipe
 from ebft.data.packing import SequenceDataset
 from ebft.errors import ConfigError, TrainingDiverged, nearest
+from ebft.method.sequence_records import as_logged, estimates
 from ebft.model.backbone import evaluating
 from ebft.runtime import processes
 from ebft.runtime.deferred import DeferredChecks
@@ -30,6 +31,7 @@ from ebft.train.costs import CostTracker, FlopCounter
 from ebft.train.eval_callback import EvalTasks
 from ebft.train.samples import write_table
 from ebft.train.training_method import TrainingMethod
+from ebft.validation import Evaluated
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +114,7 @@ class Measured:
     costs: CostTracker
     flops: FlopCounter
     deferred_checks: DeferredChecks
-    evaluated: tuple[int, dict[str, float]] = (-1, {})  # the last evaluation, and after which step
+    evaluated: Evaluated | None = None  # the last evaluation
 
     def training_step(self: Any, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
@@ -128,13 +130,13 @@ class Measured:
         if self.validator is None:
             raise ConfigError("evaluation needs validation data; set validation_split or validation_dataset")
         start = time.perf_counter()
-        found = self.validator.measure(self.model)
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
+        records = self.validator.measure(self.model)
+        metrics = as_logged(estimates(records), metric_key_prefix)
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
         with evaluating(self.model):  # TRL asks the model whether this is about training
             self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        self.evaluated = (self.state.global_step, metrics)
+        self.evaluated = Evaluated(self.state.global_step, metrics, records)
         return metrics
 
     def log(self: Any, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -12,6 +12,7 @@ from ebft.data import loaders
 from ebft.data.packing import SequenceDataset, collate, end_token_ids, to_device
 from ebft.iteration import prepare_window
 from ebft.loading import feature_network
+from ebft.method.sequence_records import Record
 from ebft.model.backbone import evaluating, prepare_model
 from ebft.model.working_copy import copy_in_dtype
 from ebft.validation import validate
@@ -39,8 +40,8 @@ class Validator:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
 
     @torch.no_grad()
-    def measure(self, model: Any) -> dict[str, float]:
-        """Metrics by name, with `<name>_se` beside each."""
+    def measure(self, model: Any) -> list[Record]:
+        """A record of each sequence."""
         loader = loaders.evaluation_loader(self.config, self.dataset)
         with self._autocast(model):
             compute_model = self._compute_model(model)

@@ -56,7 +56,9 @@ class EvalOptions:
     model: list[str] = _what([], "checkpoint folder, hub name or LoRA adapter folder; several are compared")
     tasks: list[str] = _what([], f"one or more of {', '.join(TASKS)}")
     output: str = _what("", "folder for results.json, results.md, generations and plots")
-    compare: list[str] = _what([], "instead of evaluating: folders with results.json, put into one table and one plot")
+    compare: list[str] = _what(
+        [], "instead of evaluating: folders with results.json, for one table with differences and one plot"
+    )
     limit: int | None = _what(None, "only the first so many problems of each task")
     seed: int = _what(0, "seed of all samples and rollouts")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ebft.config.evaluation import EvalOptions
 from ebft.data.rows import fingerprint as source_fingerprint
 from ebft.errors import ConfigError
-from ebft.evaluate import tables
+from ebft.evaluate import paired, tables
 from ebft.evaluate.training_text import seen_in_training
 from ebft.runtime.environment import describe
 from ebft.runtime.files import write_json, write_text
@@ -45,18 +45,28 @@ def run(options: EvalOptions, command: Sequence[str]) -> list[tuple[str, ...]]:
             )
         names = tables.labels(options.compare)
         found = {name: tables.read_results(place) for name, place in zip(names, options.compare, strict=True)}
-        return present(found, output)
+        folders = {name: Path(place).expanduser() for name, place in zip(names, options.compare, strict=True)}
+        return present(found, folders, output)
     if not options.model:
         raise ConfigError("no model: give --model, a checkpoint folder, a hub name or an adapter folder")
     if not options.tasks:
         raise ConfigError("no task: give --tasks, such as --tasks calibration,humaneval")
     # What can be wrong with data and settings shows before a model is loaded or a folder made.
     sets = {task: problem_sets(task, options) for task in options.tasks}
-    return present(_evaluate_models(options, sets, output, command), output)
+    folders = _folders(options, output)
+    return present(_evaluate_models(options, sets, folders, command), folders, output)
+
+
+def _folders(options: EvalOptions, output: Path) -> dict[str, Path]:
+    """Each model's own, by its label: the output folder, or if there are several, one inside for each."""
+    labels = tables.labels(options.model)
+    if len(labels) == 1:
+        return {labels[0]: output}
+    return {label: output / re.sub(r"[^\w.-]+", "-", label).strip("-.") for label in labels}
 
 
 def _evaluate_models(
-    options: EvalOptions, sets: dict[str, list[ProblemSet]], output: Path, command: Sequence[str]
+    options: EvalOptions, sets: dict[str, list[ProblemSet]], folders: dict[str, Path], command: Sequence[str]
 ) -> dict[str, tables.Results]:
     from transformers.utils import logging as transformers_logging
 
@@ -68,13 +78,10 @@ def _evaluate_models(
     for name in options.model if "calibration" in options.tasks else ():
         if (warning := seen_in_training(name, options)) is not None:
             logger.warning(warning)
-    labels = tables.labels(options.model)
-    if len(subjects) == 1:
-        return {labels[0]: evaluate(options, sets, subjects[0], output, command)}
     results = {}
-    for label, subject in zip(labels, subjects, strict=True):
-        folder = output / re.sub(r"[^\w.-]+", "-", label).strip("-.")
-        logger.info(f"{label} -> {folder}")
+    for (label, folder), subject in zip(folders.items(), subjects, strict=True):
+        if len(subjects) > 1:
+            logger.info(f"{label} -> {folder}")
         results[label] = evaluate(options, sets, subject, folder, command)
         subject.unload()  # room for the next one
     return results
@@ -122,6 +129,8 @@ def evaluate(
 def task_settings(task: str, options: EvalOptions) -> dict[str, Any]:
     groups = _GROUPS.get(task, _CODE_GROUPS)
     found = {name: value for name, value in options.values(*groups).items() if name not in _SPEED_ONLY}
+    if task == "calibration":
+        found["means_over"] = "contexts"  # they were over sequences once: such results do not compare with these
     return {"seed": options.seed, "limit": options.limit, **found}
 
 
@@ -136,9 +145,12 @@ def task_mark(task: str, options: EvalOptions, subject: Subject, sets: Sequence[
     return fingerprint([task, inputs, task_settings(task, options)])
 
 
-def present(results: dict[str, tables.Results], output: Path) -> list[tuple[str, ...]]:
+def present(results: dict[str, tables.Results], folders: dict[str, Path], output: Path) -> list[tuple[str, ...]]:
     tables.check_same_space(results)
+    differences = paired.against_first(results, folders)
+    for note in paired.without(results, differences):
+        logger.warning(note)
     output.mkdir(parents=True, exist_ok=True)
-    write_text(output / TABLE_FILE, tables.markdown(results))
+    write_text(output / TABLE_FILE, tables.markdown(results, differences))
     tables.profile_plot(results, output / PLOT_FILE)
-    return tables.table(results)
+    return tables.table(results, differences)

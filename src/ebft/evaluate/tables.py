@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ebft.errors import ConfigError
+from ebft.method.ratios import Estimate
 
 RESULTS_FILE = "results.json"
 Results = dict[str, Any]
+Differences = dict[tuple[str, str], Estimate]  # by task and metric
 
 
 def read_results(folder: str | Path) -> Results:
@@ -36,14 +39,19 @@ def labels(names: Sequence[str]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 
-def table(results: Mapping[str, Results]) -> list[tuple[str, ...]]:
-    """Rows of cells: task, metric, and a column for each model."""
+def table(results: Mapping[str, Results], differences: Mapping[str, Differences]) -> list[tuple[str, ...]]:
+    """Rows of cells: task, metric, a column for each model, and one for differences of each from the first.
+
+    Models without any difference have no such column.
+    """
+    differences = {label: found for label, found in differences.items() if found}
+    first = next(iter(results), "")
     metrics: dict[tuple[str, str], None] = {}
     for found in results.values():
         for task, entry in found["tasks"].items():
             metrics |= {(task, name): None for name in entry["metrics"]}
             metrics |= {(task, f"cfm at {point['length']} tokens"): None for point in entry.get("profile", ())}
-    rows: list[tuple[str, ...]] = [("task", "metric", *results)]
+    rows: list[tuple[str, ...]] = [("task", "metric", *results, *(f"{label} - {first}" for label in differences))]
     for task, name in sorted(metrics, key=lambda row: list(dict.fromkeys(t for t, _ in metrics)).index(row[0])):
         cells = []
         for found in results.values():
@@ -51,11 +59,12 @@ def table(results: Mapping[str, Results]) -> list[tuple[str, ...]]:
             values = dict(entry["metrics"])
             values |= {f"cfm at {point['length']} tokens": point for point in entry.get("profile", ())}
             cells.append(_cell(values.get(name)))
+        cells += [_difference_cell(found.get((task, name))) for found in differences.values()]
         rows.append((task, name, *cells))
     skipped = {label: _skipped(found) for label, found in results.items()}
     for task, name in dict.fromkeys(key for reasons in skipped.values() for key in reasons):
         cells = [f"skipped: {reasons[task, name]}" if (task, name) in reasons else "" for reasons in skipped.values()]
-        rows.append((task, name, *cells))
+        rows.append((task, name, *cells, *[""] * len(differences)))
     return rows
 
 
@@ -74,9 +83,18 @@ def _cell(entry: Mapping[str, Any] | None) -> str:
     return f"{entry['value']:.4f}" + (f" ± {error:.4f}" if error is not None else "") + f" (n={entry['count']})"
 
 
-def markdown(results: Mapping[str, Results]) -> str:
-    rows = table(results)
+def _difference_cell(difference: Estimate | None) -> str:
+    if difference is None or math.isnan(difference.mean):
+        return ""
+    error = "" if math.isnan(difference.standard_error) else f" ± {difference.standard_error:.4f}"
+    return f"{difference.mean:+.4f}{error}"
+
+
+def markdown(results: Mapping[str, Results], differences: Mapping[str, Differences]) -> str:
+    rows = table(results, differences)
     lines = ["# Evaluation", "", "Values ± standard errors, with the number of problems or sequences.", ""]
+    if any(differences.values()):
+        lines[-2] += " Differences are paired: by sequence, or by problem."
     lines += [f"| {' | '.join(rows[0])} |", "|" + "---|" * len(rows[0])]
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows[1:]]
     for label, found in results.items():
@@ -101,8 +119,8 @@ def check_same_space(results: Mapping[str, Results]) -> None:
                     f"{theirs['model']}, and {mine[name]} of {mine['model']}); evaluate both with the same "
                     "--feature-model"
                 )
-        for name, value in entry["settings"].items():
-            other = found[first]["settings"].get(name)
+        for name in {**found[first]["settings"], **entry["settings"]}:
+            other, value = (found[one]["settings"].get(name) for one in (first, label))
             if name != "feature_model" and value != other:
                 raise ConfigError(
                     f"{first} and {label} were calibrated with different settings ({name}: {other} and {value}), so "

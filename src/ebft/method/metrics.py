@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from ebft.method.ratios import Estimate, ratio_of_sums
 from ebft.method.rewards import check_features
 from ebft.method.whitening import gram
-
-
-class Estimate(NamedTuple):
-    mean: Tensor
-    standard_error: Tensor  # NaN for fewer than two observations
 
 
 def conditional_feature_matching_loss(generated: Tensor, truth: Tensor) -> Tensor:
@@ -37,12 +31,8 @@ def whitened_proxy(alignment: Tensor, diversity: Tensor) -> Tensor:
 
 def mean_and_standard_error(values: Tensor, mask: Tensor | None = None) -> Estimate:
     """Mean over independent observations, and its standard error."""
-    values = (values if mask is None else values[mask]).double().flatten()
-    if values.numel() == 0:
-        raise ValueError("nothing to take the mean of: the mask is empty")
-    if values.numel() == 1:
-        return Estimate(values.mean(), values.new_full((), float("nan")))
-    return Estimate(values.mean(), values.std() / values.numel() ** 0.5)
+    chosen = (values if mask is None else values[mask]).double().flatten().tolist()
+    return ratio_of_sums(chosen, [1.0] * len(chosen))
 
 
 def cross_entropy(log_probs: Tensor, mask: Tensor) -> Estimate:
@@ -51,16 +41,4 @@ def cross_entropy(log_probs: Tensor, mask: Tensor) -> Estimate:
     The tokens of a sequence are not independent: the standard error is that of a ratio of sums over sequences.
     Give the answer flags as part of `mask` for the cross-entropy over answers.
     """
-    return ratio_of_sums(-torch.where(mask, log_probs.double(), 0.0).sum(-1), mask.sum(-1))
-
-
-def ratio_of_sums(sums: Tensor, counts: Tensor) -> Estimate:
-    """Sum over sequences [b] of `sums` divided by that of `counts`, with the standard error of such a ratio."""
-    sums, counts = sums.double(), counts.double()
-    if not bool(counts.sum() > 0):
-        raise ValueError("no token to take the cross-entropy over: the mask is empty")
-    mean = sums.sum() / counts.sum()
-    residuals = sums - mean * counts
-    b = counts.numel()
-    standard_error = (residuals.square().sum() * b / (b - 1)).sqrt() / counts.sum() if b > 1 else mean * float("nan")
-    return Estimate(mean, standard_error)
+    return ratio_of_sums((-torch.where(mask, log_probs.double(), 0.0).sum(-1)).tolist(), mask.sum(-1).tolist())

@@ -29,6 +29,13 @@ def write_jsonl(file: Path, rows: Any) -> None:
     write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
+def read_jsonl(file: Path) -> list[Any]:
+    """Its rows, without a last one that is being written; none if it is not there."""
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    # Not splitlines: JSON leaves line separators of other scripts inside its strings as they are.
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
+
+
 def read_json(file: Path) -> Any:
     """What is in the file; None if it is not there or was cut off."""
     try:

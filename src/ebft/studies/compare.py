@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ebft.config.method import settings_that_change
 from ebft.errors import ConfigError
-from ebft.runtime.files import write_json, write_text
+from ebft.runtime.files import json_ready, write_json, write_text
+from ebft.studies import paired
 from ebft.studies.compare_page import AXES, draw, has_axis, html_page
 from ebft.studies.run_reader import COSTS, METRICS_FILE, Measurement, Run, read_run
+from ebft.studies.same_measurement import what_differs
 from ebft.train.metric_names import NAMES, with_error
 
 PNG, HTML, TABLE = "compare.png", "compare.html", "compare.json"
@@ -51,7 +52,10 @@ def compare(
     if not present:
         raise ConfigError("no validation metrics in these runs yet; wait for the first evaluation")
     metrics = [*(m for m in NAMES if m in present), *sorted(present - set(NAMES))]
-    comparison = Comparison([*_metrics_table(found, metrics), ("",) * 8, *_costs_table(found)], _notes(found))
+    comparison = Comparison(
+        _stacked(_metrics_table(found, metrics), paired.differences_table(found, metrics), _costs_table(found)),
+        [*_notes(found), *paired.without_records(found)],
+    )
     if folder is not None:
         comparison.files = _write(folder, found, metrics, comparison, axis)
     return comparison
@@ -114,6 +118,13 @@ def _costs_table(runs: list[Run]) -> list[tuple[str, ...]]:
     return rows
 
 
+def _stacked(*tables: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Tables under each other, with an empty row between two and as many cells in all rows."""
+    width = max(len(row) for table in tables for row in table)
+    rows = [row for table in tables if table for row in [(), *table]][1:]
+    return [row + ("",) * (width - len(row)) for row in rows]
+
+
 def _notes(runs: list[Run]) -> list[str]:
     """What makes numbers of two runs incomparable."""
     notes = []
@@ -124,24 +135,8 @@ def _notes(runs: list[Run]) -> list[str]:
         elif run.validation is None:
             notes.append(f"{run.name} does not say how it was measured; its numbers may not compare")
         elif first is not None and first.validation is not None:
-            notes += _differences(run.name, run.validation, first.name, first.validation)
+            notes += what_differs(run.name, run.validation, first.name, first.validation)
     return notes
-
-
-def _differences(name: str, mine: dict[str, Any], other_name: str, other: dict[str, Any]) -> list[str]:
-    """How two runs were measured differently, and which of their numbers can be compared nevertheless."""
-    differ = sorted(key for key in {**other, **mine} if other.get(key) != mine.get(key))
-    if not differ:
-        return []
-    serious = [key for key in differ if key not in settings_that_change("proxy")]
-    words = {"network": "the frozen feature network", "validation": "the validation text"}
-    shown = ", ".join(words.get(key, f"{key} {mine.get(key)} and {other.get(key)}") for key in serious or differ)
-    if not serious:
-        return [f"{name} and {other_name} differ in {shown}; their whitened proxy and reward do not compare"]
-    advice = "do not compare their numbers"
-    if all(key in ("network", *settings_that_change("features")) for key in serious):
-        advice = "of their numbers compare only the cross-entropies"
-    return [f"{name} and {other_name} were measured differently ({shown}); {advice}"]
 
 
 def _write(folder: Path, runs: list[Run], metrics: list[str], comparison: Comparison, axis: str) -> list[Path]:
@@ -150,14 +145,14 @@ def _write(folder: Path, runs: list[Run], metrics: list[str], comparison: Compar
     pictures = {name: draw(runs, metrics, name) for name in AXES if has_axis(runs, metrics, name)}
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / TABLE, folder / PNG, folder / HTML]
-    numbers = {run.name: _numbers(run, metrics) for run in runs}
-    write_json(files[0], {"runs": numbers, "notes": comparison.notes})
+    numbers = {run.name: _numbers(run, runs[0], metrics) for run in runs}
+    write_json(files[0], json_ready({"runs": numbers, "notes": comparison.notes}))
     files[1].write_bytes(pictures[axis])
     write_text(files[2], html_page(comparison.table, comparison.notes, pictures, axis))
     return files
 
 
-def _numbers(run: Run, metrics: list[str]) -> dict[str, Any]:
+def _numbers(run: Run, first: Run, metrics: list[str]) -> dict[str, Any]:
     """What compare.json holds of a run."""
     values = {
         metric: [
@@ -166,4 +161,9 @@ def _numbers(run: Run, metrics: list[str]) -> dict[str, Any]:
         ]
         for metric in metrics
     }
-    return {"folder": str(run.folder), "method": run.method, "finished": run.finished, "metrics": values}
+    found = {"folder": str(run.folder), "method": run.method, "finished": run.finished, "metrics": values}
+    for name, estimates in ("change", paired.change(run)), ("against_first", paired.against(first, run)):
+        found[name] = {
+            metric: {"difference": e.mean, "standard_error": e.standard_error} for metric, e in estimates.items()
+        }
+    return found

@@ -1,4 +1,4 @@
-"""Output folders of training runs, finished or not, read from `metrics.jsonl` and `results.json` alone."""
+"""Output folders of training runs, finished or not: `metrics.jsonl`, `results.json`, records of sequences."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ebft.errors import ConfigError
+from ebft.method.sequence_records import Record
+from ebft.train import validation_records
 
 METRICS_FILE = "metrics.jsonl"
 # What a run has cost when a metric was measured: names in metrics.jsonl, and in compare.json.
@@ -32,6 +34,8 @@ class Run:
     finished: bool
     validation: dict[str, Any] | None  # how its validation measures; unknown for runs of old versions
     entries: list[dict[str, Any]]  # lines of metrics.jsonl
+    change: dict[str, float]  # of validation metrics from before to after training, `eval_<metric>` and `_se`
+    records: list[Record]  # of single sequences after training; none for runs of old versions, and unfinished ones
 
     def measurements(self, metric: str) -> list[Measurement]:
         """Values of a validation metric by step; of two at one step, the later."""
@@ -81,6 +85,8 @@ def read_run(folder: Path) -> Run:
         finished="steps" in results,
         validation=results.get("ruler"),
         entries=_read_entries(folder / METRICS_FILE),
+        change=results.get("change", {}),
+        records=validation_records.read(folder, "after") if "after" in results else [],
     )
 
 

@@ -11,7 +11,6 @@ appendix on the profile); estimates of a model's loss need not be.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,11 +23,14 @@ from ebft.config.method import MethodConfig
 from ebft.data.packing import SequenceDataset, collate, to_device
 from ebft.errors import ConfigError
 from ebft.iteration import make_layout, pack_to_score, roll_out
-from ebft.method.metrics import Estimate, conditional_feature_matching_loss, mean_and_standard_error
+from ebft.method import sequence_records
+from ebft.method.metrics import conditional_feature_matching_loss
+from ebft.method.ratios import Estimate
 from ebft.method.sampling import sequence_seeds
+from ebft.method.sequence_records import Record
 from ebft.model.backbone import base_model, evaluating, input_embeddings, text_config
 from ebft.model.features import FeatureNetwork
-from ebft.validation import mean_over_contexts, measure, summarize
+from ebft.validation import mean_over_contexts, measure, records_of
 
 LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -70,8 +72,8 @@ def measure_sequences(
     config: MethodConfig,
     profile: Profile,
     end_token_ids: Tensor | None,
-) -> Iterator[list[dict[str, Any]]]:
-    """A dictionary of numbers per sequence, for batches of rows of the dataset."""
+) -> Iterator[list[Record]]:
+    """A record of each sequence, for batches of rows of the dataset."""
     profile.check(config.context_length)
     device = input_embeddings(model).device
     with attention_restored(model):
@@ -81,11 +83,7 @@ def measure_sequences(
                 found = measure(model, features, batch, config, end_token_ids)
                 if profile.lengths:
                     found |= profile_of(model, features, batch, config, profile, end_token_ids)
-            columns = {name: values.tolist() for name, values in found.items()}
-            yield [
-                {"sequence": int(row), **{name: _finite_or_none(values[place]) for name, values in columns.items()}}
-                for place, row in enumerate(batch["sequence_id"])
-            ]
+            yield records_of(found)
 
 
 def profile_of(
@@ -117,20 +115,11 @@ def profile_of(
     return found
 
 
-def estimates(records: Sequence[dict[str, Any]], lengths: Sequence[int]) -> tuple[dict[str, Estimate], list[Any]]:
+def estimates(records: Sequence[Record], lengths: Sequence[int]) -> tuple[dict[str, Estimate], list[Any]]:
     """Metrics over all sequences, and the profile as (length, estimate) where any sequence has a context for it."""
-    names = dict.fromkeys(name for record in records for name in record)
-    found = {
-        name: torch.tensor([float("nan") if r.get(name) is None else r[name] for r in records], dtype=torch.float64)
-        for name in names
-    }
-    metrics = {name: estimate for name, estimate in summarize(found).items() if name != "reward"}
-    points = []
-    for length in lengths:
-        values = found[f"cfm_at_{length}"][found["profile_contexts"] > 0]
-        if len(values):
-            points.append((length, mean_and_standard_error(values)))
-    return metrics, points
+    found = sequence_records.estimates(records)
+    metrics = {name: found[name] for name in sequence_records.METRICS if name in found and name != "reward"}
+    return metrics, [(length, found[name]) for length in lengths if (name := f"cfm_at_{length}") in found]
 
 
 @contextmanager
@@ -143,7 +132,3 @@ def attention_restored(model: nn.Module) -> Iterator[None]:
     finally:
         if text_config(base)._attn_implementation != before:
             base.set_attn_implementation(before)
-
-
-def _finite_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -11,13 +11,14 @@ from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, pad
 from ebft.data.rows import fingerprint as source_fingerprint
 from ebft.data.store import tokenize_source
 from ebft.iteration import check_sequences
-from ebft.method.metrics import Estimate
+from ebft.method.ratios import Estimate
 from ebft.model.fingerprint import feature_space
 from ebft.tasks import calibration
 from ebft.tasks.problem_set import Scored
 from ebft.tasks.progress import progress
 from ebft.tasks.resumable_records import ResumableRecords
 from ebft.tasks.subject import Subject
+from ebft.validation import text_checksum
 
 
 def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Scored:
@@ -59,6 +60,7 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
         "contexts": int(sum(record["contexts"] for record in counted)),
         "profile_contexts": int(sum(record.get("profile_contexts", 0) for record in counted)),
         "features": features,
+        "text": text_checksum(dataset, rows),  # differences are between measurements of the same
     }
 
 
@@ -83,5 +85,5 @@ def calibration_documents(options: EvalOptions, tokenizer: Any) -> DocumentIndex
 
 
 def _entry(estimate: Estimate, count: int) -> dict[str, Any]:
-    value, error = (x if math.isfinite(x) else None for x in map(float, estimate))  # JSON has no NaN
+    value, error = (x if math.isfinite(x) else None for x in estimate)  # JSON has no NaN
     return {"value": value, "standard_error": error, "count": count}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 NAMES = {
     "cross_entropy": "cross-entropy, all tokens",
@@ -12,8 +13,8 @@ NAMES = {
 }
 
 
-def with_error(value: float | None, error: float | None) -> str:
-    """A value and its standard error, which one sequence alone does not have."""
+def with_error(value: float | None, error: float | None, sign: Literal["", "+"] = "") -> str:
+    """A value and its standard error, which one sequence alone does not have. Differences show their sign: "+"."""
     if value is None:
         return ""
-    return f"{value:.4f}" if error is None or math.isnan(error) else f"{value:.4f} ± {error:.4f}"
+    return f"{value:{sign}.4f}" + ("" if error is None or math.isnan(error) else f" ± {error:.4f}")

@@ -65,14 +65,17 @@ def curves(output: Path) -> Path | None:
     return file
 
 
-def before_and_after(results: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """(name, before, after) of the metrics a table shows."""
-    before, after = results.get("before", {}), results.get("after", {})
+TITLES = ("on held-out sequences", "before", "after", "change")
+
+
+def before_and_after(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Rows under TITLES: the metrics that a table shows. The error of a change is that of the paired difference."""
     rows = []
     for key, name in NAMES.items():
-        if f"eval_{key}" in after:
-            old, new = (with_error(r.get(f"eval_{key}"), r.get(f"eval_{key}_se")) for r in (before, after))
-            rows.append((name, old, new))
+        if f"eval_{key}" in results.get("after", {}):
+            values = (results.get(when, {}) for when in ("before", "after", "change"))
+            pairs = [(found.get(f"eval_{key}"), found.get(f"eval_{key}_se")) for found in values]
+            rows.append((name, with_error(*pairs[0]), with_error(*pairs[1]), with_error(*pairs[2], "+")))
     return rows
 
 
@@ -86,7 +89,7 @@ def write(
     output: Path, recipe: Recipe, results: dict[str, Any], command: Sequence[str], method: TrainingMethod
 ) -> Path:
     """`final/README.md`: what the model is, what it was measured at, and how it was made."""
-    table = [f"| {name} | {old} | {new} |" for name, old, new in before_and_after(results)]
+    table = [f"| {' | '.join(row)} |" for row in (TITLES, ("---",) * len(TITLES), *before_and_after(results))]
     text = "\n".join(
         [
             "---",
@@ -104,9 +107,9 @@ def write(
             shlex.join(command),
             "```",
             "",
-            "| on held-out sequences | before | after |",
-            "|---|---|---|",
             *table,
+            "",
+            "± is the standard error over sequences; that of a change is of the differences sequence by sequence.",
             "",
             f"{results.get('steps')} steps of {method.details(recipe)}",
             "",

@@ -16,9 +16,11 @@ from ebft.config.recipe import Recipe, as_given
 from ebft.data.formats import check_tokenizer
 from ebft.errors import ConfigError
 from ebft.loading import load_model, load_tokenizer
+from ebft.method.sequence_records import as_logged, differences
 from ebft.model.backbone import embedding_size
 from ebft.runtime import processes
-from ebft.train import model_card
+from ebft.runtime.files import json_ready
+from ebft.train import model_card, validation_records
 from ebft.train.live_progress import LiveProgress, StepLines
 from ebft.train.run_folder import RunFolder
 from ebft.train.sequences import load_data
@@ -57,24 +59,33 @@ def train(
         folder.describe_run(loaded.train_set)
     results = processes.from_first(folder.read_results())
     results["method"] = method.name
-    for ended in ("after", "steps", "spent"):  # of a run that was finished, and is continued
+    for ended in ("after", "change", "steps", "spent"):  # of a run that was finished, and is continued
         results.pop(ended, None)
     if loaded.validation_set is not None:
-        # Under the name that results have always had it by.
-        results["ruler"] = validation.identity(args, trainer.features, loaded.validation_set)
+        identity = validation.identity(args, trainer.features, loaded.validation_set)
+        # Measured in another way, or by a version that did not keep records, it has no difference from what comes.
+        records = processes.from_first(validation_records.read(folder.path, "before"))
+        if not records or results.get("ruler") != json_ready(identity):
+            results.pop("before", None)
+        results["ruler"] = identity  # under the name that results have always had it by
     if first:
         folder.write_results(results)
     if loaded.validation_set is not None and "before" not in results:
         # The model as it was loaded: also when the run resumes from a checkpoint that had no evaluation before it.
         results["before"] = trainer.evaluate()
+        records = trainer.evaluated.records
         if first:
+            validation_records.write(folder.path, "before", records)
             folder.write_results(results)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if loaded.validation_set is not None:
-        step, found = trainer.evaluated
+        last = trainer.evaluated
         # The last step was evaluated already, unless another model was loaded since.
-        known = step == trainer.state.global_step and not trainer.args.load_best_model_at_end
-        results["after"] = found if known else trainer.evaluate()
+        known = last and last.step == trainer.state.global_step and not trainer.args.load_best_model_at_end
+        results["after"] = last.metrics if known else trainer.evaluate()
+        results["change"] = as_logged(differences(trainer.evaluated.records, records))
+        if first:
+            validation_records.write(folder.path, "after", trainer.evaluated.records)
     results["steps"] = trainer.state.global_step
     results["spent"] = {key.removeprefix("spent/"): value for key, value in trainer.costs.totals().items()}
     trainer.save_model(str(folder.final))

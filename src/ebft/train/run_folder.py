@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 RECIPE_FILE = "recipe.yaml"  # what was set, by file and flags
 RESOLVED_FILE = "resolved.json"  # every setting as the run had it
 DATA_FILE = "data.json"  # documents, tokens and checksums
-RESULTS_FILE = "results.json"  # validation before and after, and what they depend on
+RESULTS_FILE = "results.json"  # validation before and after, the change, and what they depend on
 
 # What may change when a run is resumed: how long, and what it shows and keeps.
 _MAY_CHANGE = ("output_dir", "max_steps", "num_train_epochs", "samples_every", "disable_tqdm", "report_to", "run_name")

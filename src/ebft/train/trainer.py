@@ -36,6 +36,7 @@ from ebft.errors import ConfigError, TrainingDiverged
 from ebft.iteration import Window, check_sequences, prepare_window
 from ebft.method.cross_entropy import Reference
 from ebft.method.losses import ebft_loss
+from ebft.method.sequence_records import as_logged, estimates
 from ebft.model.attention import resolve_backend
 from ebft.model.backbone import embedding_size, output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
@@ -46,7 +47,7 @@ from ebft.train import callbacks as standard_callbacks
 from ebft.train.costs import CostTracker, wide
 from ebft.train.networks import Networks, disable_dropout
 from ebft.train.sharded_trainer import ShardedTrainer
-from ebft.validation import validate
+from ebft.validation import Evaluated, validate
 
 
 class EBFTTrainer(ShardedTrainer):
@@ -95,7 +96,7 @@ class EBFTTrainer(ShardedTrainer):
         self.end_token_ids = end_token_ids(processing_class, args.completions_end)
         self.clock, self.deferred_checks, self.costs = Clock(args.device), DeferredChecks(), CostTracker()
         self.window: Window | None = None
-        self.evaluated: tuple[int, dict[str, float]] = (-1, {})  # the last evaluation, and after which step
+        self.evaluated: Evaluated | None = None  # the last evaluation
         self._observed: dict[str, list[Tensor | float]] = defaultdict(list)
         self.sharded = args.sharding is not None
         if self.sharded:  # before the model is put on a device as a whole
@@ -288,7 +289,7 @@ class EBFTTrainer(ShardedTrainer):
         start = time.perf_counter()
         loader = loaders.evaluation_loader(self.args, dataset)
         with torch.no_grad(), self.compute_loss_context_manager():
-            found = validate(
+            records = validate(
                 self.compute_model(),
                 self.features,
                 loader,
@@ -298,11 +299,11 @@ class EBFTTrainer(ShardedTrainer):
                 len(dataset),
             )
         sharding.release(self.model)
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
+        metrics = as_logged(estimates(records), metric_key_prefix)
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        self.evaluated = (self.state.global_step, metrics)
+        self.evaluated = Evaluated(self.state.global_step, metrics, records)
         return metrics
 
     # ---- data --------------------------------------------------------------------------------------------------
