@@ -21,6 +21,8 @@ from ebft.method.losses import LossTerms, ebft_loss
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
+from ebft.rollouts import roll_out
+from ebft.trees import pack_to_score
 from tests.model.plain_features import brute_force
 from tests.models import VOCABULARY, tiny_model
 from tests.plain import plain_logits, untouched
@@ -146,19 +148,21 @@ class TestAnswers:
         ends = end_token_ids(TOKENIZER, config.completions_end)
         layout = make_layout(batch["on_host"], config, 2, ends)
         seeds = sequence_seeds(0, 0, batch["sequence_id"])
-        found = score(model, FeatureNetwork(model, pooling=pooling), batch["input_ids"], layout, seeds, config, ends)
+        rollouts = roll_out(model, batch["input_ids"], layout, seeds, config, ends)
+        packed = pack_to_score(layout, batch["input_ids"], rollouts, config)
+        found = score(FeatureNetwork(model, pooling=pooling), batch["input_ids"], packed, rollouts, config)
         places = layout.anchor_mask.nonzero().tolist()
         expected, _ = usable_answers(self.documents, packing)
-        assert found.completion_lengths is not None
+        assert rollouts.lengths is not None
         short = 0
         for (row, place), answer in zip(places, expected, strict=True):
             begin = answer.document_begin if document_masks else 0
             context = batch["input_ids"][row, begin : answer.anchor].tolist()
             sides = []
-            for number, own in enumerate([*found.completions[row, place].tolist(), answer.truth]):
+            for number, own in enumerate([*rollouts.completions[row, place].tolist(), answer.truth]):
                 own = own[: own.index(END) + 1] if END in own else own
                 if number < 2:
-                    assert int(found.completion_lengths[row, place, number]) == len(own)
+                    assert int(rollouts.lengths[row, place, number]) == len(own)
                     short += len(own) < G
                 sequence = torch.tensor([*context, *own])
                 sides.append(brute_force(plain, sequence, len(own), (1, 2, 3), pooling, "per_layer"))
@@ -214,18 +218,21 @@ def loss_of(model: Any, batch: dict[str, Any], config: MethodConfig, round_up: b
     ends = end_token_ids(TOKENIZER, config.completions_end)
     layout = make_layout(batch["on_host"], config, config.samples, ends, round_up)
     seeds = sequence_seeds(0, 0, batch["sequence_id"])
-    found = score(model, FeatureNetwork(model), batch["input_ids"], layout, seeds, config, ends)
-    hidden = packed_hidden_states(model, found.packed_ids, layout)
+    rollouts = roll_out(model, batch["input_ids"], layout, seeds, config, ends)
+    packed = pack_to_score(layout, batch["input_ids"], rollouts, config)
+    found = score(FeatureNetwork(model), batch["input_ids"], packed, rollouts, config)
+    ids = layout.pack(batch["input_ids"], rollouts.completions)
+    hidden = packed_hidden_states(model, ids, layout)
     advantages = found.alignment - found.alignment.mean(-1, keepdim=True)
     return ebft_loss(
         hidden,
         output_head(model),
-        found.packed_ids,
+        ids,
         layout,
         advantages,
         config.temperature,
         gamma=1.0,
-        completion_lengths=found.completion_lengths,
+        completion_lengths=rollouts.lengths,
     )
 
 

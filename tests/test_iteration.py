@@ -16,10 +16,14 @@ from ebft.data.formats import Document
 from ebft.data.packing import PADDING, DocumentIndex, OnHost, SequenceDataset, collate
 from ebft.data.store import TokenStore
 from ebft.errors import ConfigError, DataError
-from ebft.iteration import Scores, check_sequences, make_layout, prepare_window, score
+from ebft.iteration import Scores, check_sequences, join, make_layout, prepare_window, score
 from ebft.method.advantages import leave_one_out_advantages
-from ebft.method.losses import counted_tokens
+from ebft.method.cross_entropy import Reference
+from ebft.method.losses import counted_tokens, ebft_loss
+from ebft.method.rewards import token_groups
+from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
+from ebft.rollouts import Rollouts
 from tests.models import VOCABULARY, tiny_model
 
 T, END = 24, 7
@@ -83,8 +87,7 @@ def test_anchors_at_answer_starts() -> None:
 
 
 def some_scores(rows: int, first: int, with_optional: bool) -> Scores:
-    shapes = {"packed_ids": (30,), "completions": (2, 3, 4), "cfm": (2,)}
-    optional = ("completion_lengths", "cfm")
+    shapes, optional = {"cfm": (2,)}, ("cfm",)
     made: dict[str, Any] = {}
     for f in fields(Scores):
         shape = (rows, *shapes.get(f.name, (2, 3)))
@@ -95,7 +98,7 @@ def some_scores(rows: int, first: int, with_optional: bool) -> Scores:
 
 @pytest.mark.parametrize("with_optional", [False, True])
 def test_joined_scores_are_those_of_the_parts_in_order(with_optional: bool) -> None:
-    joined = Scores.join([some_scores(2, 0, with_optional), some_scores(1, 2, with_optional)])
+    joined = join([some_scores(2, 0, with_optional), some_scores(1, 2, with_optional)])
     whole = some_scores(3, 0, with_optional)
     for f in fields(Scores):
         mine, expected = getattr(joined, f.name), getattr(whole, f.name)
@@ -118,20 +121,34 @@ class TestWindow:
             batches.append(collate([data[next(rows)] for _ in range(size)]))
         return prepare_window(*networks, batches, config, step=3, end_token_ids=ends)
 
+    def by_sequence(self, micro_batches: list[dict[str, Any]]) -> dict[Any, Any]:
+        """The advantages of every sequence, told by its text, its completions and their lengths."""
+        found = {}
+        for batch in micro_batches:
+            layout, lengths = batch["layout"], batch["completion_lengths"]
+            completions = layout.generated(batch["input_ids"])
+            for row, ids in enumerate(batch["input_ids"][:, :T].tolist()):
+                own = () if lengths is None else tuple(lengths[row].flatten().tolist())
+                found[tuple(ids), tuple(completions[row].flatten().tolist()), own] = batch["advantages"][row].tolist()
+        return found
+
+    @pytest.mark.parametrize("trees", [True, False])
     @pytest.mark.parametrize("ends", [None, torch.tensor([END])], ids=["no ends", "ends"])
-    def test_micro_batches_are_the_window_cut_up(self, networks: Any, tmp_path: Path, ends: Tensor | None) -> None:
-        changes = {"document_masks": ends is not None, "alpha": 0.5}
+    def test_micro_batches_are_the_window_cut_up(
+        self, networks: Any, tmp_path: Path, ends: Tensor | None, trees: bool
+    ) -> None:
+        changes = {"document_masks": ends is not None, "alpha": 0.5, "trees": trees}
         whole = self.window(networks, tmp_path, [4], ends, **changes)
         (one,) = whole.micro_batches
         for sizes, at_once in (([1, 3], None), ([2, 2], 1), ([1, 1, 1, 1], 3)):
             cut = self.window(networks, tmp_path, sizes, ends, rollout_batch_size=at_once, **changes)
             assert [len(batch["input_ids"]) for batch in cut.micro_batches] == sizes
-            for name in ("input_ids", "advantages", "completion_lengths"):
-                parts = [batch[name] for batch in cut.micro_batches]
-                if one[name] is None:
-                    assert parts == [None] * len(sizes)
-                else:
-                    torch.testing.assert_close(torch.cat(parts), one[name], msg=name)
+            found, expected = (self.by_sequence(window.micro_batches) for window in (cut, whole))
+            assert found.keys() == expected.keys()
+            for sequence, advantages in found.items():
+                torch.testing.assert_close(torch.tensor(advantages), torch.tensor(expected[sequence]))
+            widths = [batch["layout"].packed_length for batch in cut.micro_batches]
+            assert widths == sorted(widths), "rows with small trees go together"
             for name in ("generated_tokens", "truth_tokens"):
                 assert {int(batch[name]) for batch in cut.micro_batches} == {int(one[name])}, "of the whole window"
             assert whole.metrics.keys() == cut.metrics.keys()
@@ -165,7 +182,42 @@ class TestWindow:
         example = found.example
         expected = leave_one_out_advantages(example["alignment"][None], example["diversity"][None], 0.5)[0]
         torch.testing.assert_close(example["advantages"], expected)
-        torch.testing.assert_close(example["advantages"], batch["advantages"][0])
+        assert example["advantages"].tolist() in batch["advantages"].tolist()
+
+    @pytest.mark.parametrize("kl_weight", [0.0, 0.1])
+    @pytest.mark.parametrize("ends", [None, torch.tensor([END])], ids=["no ends", "ends"])
+    def test_trees_change_neither_metrics_nor_the_gradient(
+        self, networks: Any, tmp_path: Path, ends: Tensor | None, kl_weight: float
+    ) -> None:
+        model, _ = networks
+        changes = {"document_masks": ends is not None, "kl_weight": kl_weight, "temperature": 0.4}
+        found = []
+        for trees in (True, False):
+            window = self.window(networks, tmp_path, [2, 2], ends, trees=trees, **changes)
+            model.zero_grad()
+            total = 0.0
+            for batch in window.micro_batches:
+                layout, ids = batch["layout"], batch["input_ids"]
+                hidden = packed_hidden_states(model, ids, layout)
+                reference = Reference(hidden.detach() * 0.9, output_head(model)) if kl_weight else None
+                terms = ebft_loss(
+                    *(hidden, output_head(model), ids, layout, batch["advantages"], 0.4, 0.2),
+                    *(batch["completion_lengths"], reference, kl_weight),
+                    **{name: batch[name] for name in ("generated_tokens", "truth_tokens")},
+                )
+                terms.loss.backward()
+                total += float(terms.loss.detach())
+            found.append((total, window, [p.grad.clone() for p in model.parameters()]))
+        (loss, window, gradients), (plain_loss, plain, plain_gradients) = found
+        assert loss == pytest.approx(plain_loss, rel=1e-5, abs=1e-6)
+        for name, value in plain.metrics.items():
+            if name != "ebft/shared":
+                assert float(window.metrics[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
+        for mine, other in zip(gradients, plain_gradients, strict=True):
+            assert (mine - other).abs().max() <= 1e-5 * other.abs().max().clamp(min=1e-2)
+        assert float(plain.metrics["ebft/shared"]) == 0 < float(window.metrics["ebft/shared"])
+        assert int(window.computed["trained_tokens"]) < int(window.computed["scored_tokens"])
+        assert int(window.computed["scored_tokens"]) < int(plain.computed["scored_tokens"])
 
     def test_distinct_is_the_share_of_different_completions(self, networks: Any, tmp_path: Path) -> None:
         found = self.window(networks, tmp_path, [1], None, temperature=0.3)
@@ -179,7 +231,7 @@ def test_parts_of_a_sum_over_the_window() -> None:
     from ebft.iteration import Window
 
     zero = torch.tensor(0)
-    window = Window([], zero, zero, zero, {}, {})
+    window = Window([], zero, zero, zero, {}, {}, {})
     for value in (1.0, 2.5):
         window.add("loss", torch.tensor(value, requires_grad=True))
     window.add("kl", torch.tensor(4.0))
@@ -211,7 +263,7 @@ class TestSequences:
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_sample_that_is_the_truth_has_its_features(ended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_that_is_the_truth_has_its_features(ended: bool) -> None:
     """In bf16 the features of the two differ by rounding. Whitened rewards of a sample that is the truth: 2 and 0."""
     model = tiny_model("llama").bfloat16()
     ids = torch.randint(VOCABULARY, (1, T), generator=torch.Generator().manual_seed(0))
@@ -222,7 +274,7 @@ def test_a_sample_that_is_the_truth_has_its_features(ended: bool, monkeypatch: p
     samples = torch.randint(VOCABULARY, (1, layout.num_anchors, 3, 3), generator=torch.Generator().manual_seed(1))
     samples[:, :, 1] = ids[:, layout.truth_slots]
     lengths = torch.tensor([3, 2, 3]).expand(1, layout.num_anchors, 3) if ended else None
-    monkeypatch.setattr("ebft.iteration.roll_out", lambda *_: (samples, lengths, layout.pack(ids, samples)))
-    found = score(model, FeatureNetwork(model), ids, layout, torch.tensor([0]), config, None)
+    rollouts = Rollouts(samples, lengths, torch.zeros(samples.shape), token_groups(samples))
+    found = score(FeatureNetwork(model), ids, layout, rollouts, config)
     off = (found.alignment - torch.tensor([0.0, 2.0, 0.0])).abs().amax(-1)
     assert off.min() > 1e-3 if ended else off.max() < 1e-9

@@ -18,14 +18,13 @@ from ebft.method.anchors import whole_answers
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.losses import counted_tokens
 from ebft.method.metrics import conditional_feature_matching_loss
-from ebft.method.rewards import feature_matching_rewards, token_groups, truth_groups
+from ebft.method.rewards import feature_matching_rewards, truth_groups
 from ebft.method.sampling import sequence_seeds
-from ebft.method.tree import Tree
 from ebft.model.features import FeatureNetwork
-from ebft.model.rollout import rollout_with_entropy
+from ebft.rollouts import Rollouts, roll_out
 from ebft.runtime.processes import sum_over_processes
 from ebft.runtime.timing import Clock
-
+from ebft.trees import Packing, packings
 
 Part = TypeVar("Part", "Rollouts", "Scores")
 
@@ -33,20 +32,8 @@ Part = TypeVar("Part", "Rollouts", "Scores")
 def join(parts: Sequence[Part]) -> Part:
     """What was found for one batch after the other, as for all of them at once."""
     columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(parts[0])}
-    return type(parts[0])(**{k: None if v[0] is None else torch.cat(v) for k, v in columns.items()})
-
-
-@dataclass
-class Rollouts:
-    """n completions at B anchors of b sequences, before anything looks at them."""
-
-    completions: Tensor  # [b, B, n, G]
-    lengths: Tensor | None  # [b, B, n], tokens up to their end; None if nothing ends them
-    entropy: Tensor  # [b, B, n, G], of the distribution that each token was drawn from
-    groups: Tensor  # [b, B, n], equal completions have equal numbers
-
-    def select(self, rows: slice | Tensor) -> Rollouts:
-        return Rollouts(**{k: None if v is None else v[rows] for k, v in vars(self).items()})
+    joined: dict[str, Any] = {k: None if v[0] is None else torch.cat(v) for k, v in columns.items()}
+    return type(parts[0])(**joined)
 
 
 @dataclass
@@ -139,27 +126,6 @@ def check_sequences(dataset: SequenceDataset, config: MethodConfig, end_token_id
     )
 
 
-def roll_out(
-    model: nn.Module,
-    input_ids: Tensor,
-    layout: PackedLayout,
-    seeds: Tensor,
-    config: MethodConfig,
-    end_token_ids: Tensor | None,
-) -> Rollouts:
-    completions, entropy = rollout_with_entropy(
-        model,
-        input_ids,
-        layout,
-        config.temperature,
-        seeds=seeds,
-        end_token_ids=end_token_ids,
-        backend=config.attention_backend,
-    )
-    lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
-    return Rollouts(completions, lengths, entropy, token_groups(completions))
-
-
 def score(
     features: FeatureNetwork,
     input_ids: Tensor,
@@ -190,68 +156,6 @@ def _truth_groups(input_ids: Tensor, layout: PackedLayout, rollouts: Rollouts) -
     return truth_groups(completions, layout.truths(input_ids), rollouts.groups)
 
 
-# ---- how a pass is packed ----------------------------------------------------------------------------------------------
-
-# Packed lengths on a GPU are rounded up, so that few shapes are compiled: to a sixteenth of the longest, in whole blocks.
-_SIZES, _BLOCK = 16, 128
-
-
-@dataclass
-class Packing:
-    """The sequences of a window for one pass: plain completions, or the trees of what the pass needs of them."""
-
-    layout: PackedLayout
-    tree: Tree | None = None
-    nodes: list[int] = field(default_factory=list)  # of each row, as the host knows it
-    predicting: list[int] = field(default_factory=list)
-
-    def of_rows(self, rows: Sequence[int], index: slice | Tensor) -> PackedLayout:
-        """The layout of some rows; `index` says the same to the device."""
-        if self.tree is None:
-            return self.layout.select_rows(index)
-        nodes = max(self.nodes[row] for row in rows)
-        if self.layout.device.type == "cuda":
-            longest = self.layout.packed_length - self.layout.context_length
-            step = -(-longest // (_SIZES * _BLOCK)) * _BLOCK
-            nodes = -(-max(nodes, 1) // step) * step
-        predicting = [self.predicting[row] for row in rows]
-        return self.layout.select_rows(index).with_tree(self.tree.select(index), nodes, predicting)
-
-
-def packings(layout: PackedLayout, input_ids: Tensor, rollouts: Rollouts, config: MethodConfig) -> tuple[Packing, Packing]:
-    """For the frozen network, and for the update. Asks the device how large the trees are: once for both."""
-    if not config.trees:
-        return Packing(layout), Packing(layout)
-    held = _tokens_held(layout, rollouts)
-    seen = layout.tree_of(rollouts.completions, input_ids, held)
-    # The update needs what predicts something with a weight. The last token predicts nothing, and nothing has a weight
-    # where all completions are equal: their advantages are 0. A divergence is there all the same.
-    needed = held - 1
-    if layout.samples > 1 and not config.kl_weight:
-        needed = torch.where((rollouts.groups == 0).all(-1, keepdim=True), -1, needed)
-    trained = layout.tree_of(rollouts.completions, input_ids, needed)
-    counts = torch.stack([seen.counts, seen.predicting, trained.counts, trained.predicting]).tolist()
-    return Packing(layout, seen, *counts[:2]), Packing(layout, trained, *counts[2:])
-
-
-def pack_to_score(layout: PackedLayout, input_ids: Tensor, rollouts: Rollouts, config: MethodConfig) -> PackedLayout:
-    """The layout to look at rollouts with, where no update follows."""
-    if not config.trees:
-        return layout
-    tree = layout.tree_of(rollouts.completions, input_ids, _tokens_held(layout, rollouts))
-    rows = range(input_ids.shape[0])
-    return Packing(layout, tree, *torch.stack([tree.counts, tree.predicting]).tolist()).of_rows(rows, slice(None))
-
-
-def _tokens_held(layout: PackedLayout, rollouts: Rollouts) -> Tensor:
-    if rollouts.lengths is not None:
-        return rollouts.lengths
-    return torch.full_like(rollouts.groups, layout.horizon)
-
-
-# ---- a window ----------------------------------------------------------------------------------------------------------
-
-
 def prepare_window(
     model: nn.Module,
     features: FeatureNetwork,
@@ -277,10 +181,7 @@ def prepare_window(
     parts = [slice(start, min(start + at_once, rows)) for start in range(0, rows, at_once)]
     with clock.phase("rollout"):
         rollouts = join(
-            [
-                roll_out(model, input_ids[at], layout.select_rows(at), seeds[at], config, end_token_ids)
-                for at in parts
-            ]
+            [roll_out(model, input_ids[at], layout.select_rows(at), seeds[at], config, end_token_ids) for at in parts]
         )
     with clock.phase("features"):
         to_score, to_train = packings(layout, input_ids, rollouts, config)

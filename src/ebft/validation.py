@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ebft.config.method import MethodConfig, settings_that_change
 from ebft.config.training import EBFTConfig
 from ebft.data.packing import PADDING, SequenceDataset, to_device
-from ebft.iteration import make_layout, pack_to_score, roll_out, score
+from ebft.iteration import make_layout, score
 from ebft.method.choices import Backend
 from ebft.method.cross_entropy import Rows, weighted_cross_entropy
 from ebft.method.layout import PackedLayout
@@ -27,7 +27,9 @@ from ebft.method.sequence_records import Record
 from ebft.model.backbone import context_hidden_states, evaluating, output_head
 from ebft.model.features import FeatureNetwork
 from ebft.model.fingerprint import weight_fingerprint
+from ebft.rollouts import roll_out
 from ebft.runtime.processes import join_rows
+from ebft.trees import pack_to_score
 
 
 @torch.no_grad()

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ebft.method.cross_entropy import Reference
 from ebft.method.layout import PackedLayout
 from ebft.method.losses import ebft_loss
-from ebft.method.cross_entropy import Reference
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
 from tests.equivalence.test_packed_is_plain import layouts

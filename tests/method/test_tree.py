@@ -17,7 +17,7 @@ T, G, S = 14, 3, 4
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, PackedLayout]:
-    """Contexts, completions, how much of each to hold, and the layout they belong to. Few tokens, so that many agree."""
+    """Contexts, completions, how much of each to hold, and their layout. Few tokens, so that many agree."""
     n, b = draw(st.integers(1, 4)), draw(st.integers(1, 2))
     documents = torch.tensor([[0] * 6 + [1] * 8, [0] * 13 + [-1]])[:b] if draw(st.booleans()) else None
     layout = StridedLayout(T, G, S if draw(st.booleans()) else 2, n, document_ids=documents, fixed_shape=True)
@@ -28,7 +28,9 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, PackedLayout]:
     ids = torch.tensor(draw(st.lists(tokens, min_size=b * T, max_size=b * T))).view(b, T)
     # A prefix that two completions share ends for both or for none, as it does with end tokens.
     end = draw(st.integers(-1, 2))
-    held = torch.tensor([[[c.index(end) + 1 if end in c else G for c in a] for a in row] for row in completions.tolist()])
+    held = torch.tensor(
+        [[[c.index(end) + 1 if end in c else G for c in a] for a in row] for row in completions.tolist()]
+    )
     held = held - draw(st.integers(0, 1))
     left_out = torch.tensor(draw(st.lists(st.booleans(), min_size=b * n, max_size=b * n))).view(b, 1, n)
     return ids, completions, torch.where(left_out, -1, held), layout
@@ -104,7 +106,10 @@ def test_parts_of_a_tree(batch: tuple[Tensor, Tensor, Tensor, PackedLayout]) -> 
         assert torch.equal(found.attention_mask()[:, :size, :size], alone.attention_mask())
         assert torch.equal(found.pack(ids[row], completions[row])[:, :size], alone.pack(ids[row], completions[row]))
         kept = found.completions(found.pack(ids[row], completions[row]))
-        in_tree = torch.arange(G) < torch.where(layout.anchor_mask.expand(len(ids), -1)[row][..., None], held[row], 0)[..., None]
+        in_tree = (
+            torch.arange(G)
+            < torch.where(layout.anchor_mask.expand(len(ids), -1)[row][..., None], held[row], 0)[..., None]
+        )
         assert torch.equal(kept[in_tree], completions[row][in_tree])
 
 

@@ -8,8 +8,8 @@ from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.sampling import uniforms
 from ebft.model import rollout as rollout_module
 from ebft.model import rollout_graph
-from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.alike import Alike
+from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.rollout import rollout
 from tests.model import compiled_models as gpu
 from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
@@ -73,7 +73,9 @@ def test_cached_and_packed_distributions_are_the_same(
         cached = rows[step]
         if device == "cpu":
             alike = Alike.of(completions[..., :step])
-            assert len(cached) == sum(len({tuple(y) for y in a}) for row in completions[..., :step].tolist() for a in row)
+            assert len(cached) == sum(
+                len({tuple(y) for y in a}) for row in completions[..., :step].tolist() for a in row
+            )
             cached = cached[alike.group]
         cached = cached.view(2, B, n, VOCABULARY)
         packed = logits[:, layout.completion_slots[:, :, step - 1]]

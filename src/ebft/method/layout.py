@@ -300,7 +300,9 @@ class PackedLayout:
 
     # ---- trees -----------------------------------------------------------------------------------------------------
 
-    def as_tree(self, completions: Tensor, context_ids: Tensor | None = None, held: Tensor | None = None) -> PackedLayout:
+    def as_tree(
+        self, completions: Tensor, context_ids: Tensor | None = None, held: Tensor | None = None
+    ) -> PackedLayout:
         """The layout in which these completions [b, B, n, G] share the tokens that they begin with.
 
         Args:
@@ -333,7 +335,11 @@ class PackedLayout:
         steps = torch.arange(G, device=self.device)
         in_context = steps < tree.in_context[..., None]
         packed._slots = torch.where(tree.is_node, tree.nodes + T, torch.where(in_context, anchors + steps, 0))
-        packed._completions, packed.predicted, packed.predicting_rows = tree.completions, tree.predicted, predicting_rows
+        packed._completions, packed.predicted, packed.predicting_rows = (
+            tree.completions,
+            tree.predicted,
+            predicting_rows,
+        )
 
         spare = torch.where(tree.is_node, tree.nodes, nodes).flatten(1)  # what is no node goes past the end
         last_context = packed._anchors - 1
@@ -355,9 +361,7 @@ class PackedLayout:
         visible = anchors + tree.in_context[..., None]
         packed.visible_context = joined(self.visible_context, at_nodes(visible, 0))
         packed.subtree_end = joined(self.subtree_end, at_nodes(tree.end + T, itself))
-        packed.row_positions = joined(
-            self.row_positions, at_nodes(of_anchors(self.row_positions) + 1 + steps, 0)
-        )
+        packed.row_positions = joined(self.row_positions, at_nodes(of_anchors(self.row_positions) + 1 + steps, 0))
         if self.packed_documents is not None:
             packed.packed_documents = joined(self.packed_documents, at_nodes(of_anchors(self.packed_documents), 0))
         return packed

@@ -91,7 +91,9 @@ class PackedPass(_Pass):
             mask = self._mask(("packed", rule.window), flex.packed_mask, rule.window)
             return flex.attend(q, k, v, mask, rule, layout.context_length)
         context = self._attend_context(q[:, :, :T], k[:, :, :T], v[:, :, :T], rule)
-        parts = [self._attend_part(part, q, k, v, rule) for part in self._mask(("parts", rule.window), parts_of, rule.window)]
+        parts = [
+            self._attend_part(part, q, k, v, rule) for part in self._mask(("parts", rule.window), parts_of, rule.window)
+        ]
         return torch.cat([context, *parts], 2)
 
     def _attend_part(self, part: Part, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
@@ -100,9 +102,7 @@ class PackedPass(_Pass):
         k, v = (torch.cat([x[:, :, : part.context], x[:, :, part.own]], 2) for x in (k, v))
         if rule.softcap is None:
             grouped = q.shape[1] != k.shape[1]
-            return F.scaled_dot_product_attention(
-                q, k, v, attn_mask=part.mask, scale=rule.scale, enable_gqa=grouped
-            )
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=part.mask, scale=rule.scale, enable_gqa=grouped)
         return _attend_plainly(q, k, v, part.mask, rule)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ebft.config.method import MethodConfig
 from ebft.data.packing import SequenceDataset, collate, to_device
 from ebft.errors import ConfigError
-from ebft.iteration import make_layout, pack_to_score, roll_out
+from ebft.iteration import make_layout
 from ebft.method import sequence_records
 from ebft.method.metrics import conditional_feature_matching_loss
 from ebft.method.ratios import Estimate
@@ -30,6 +30,8 @@ from ebft.method.sampling import sequence_seeds
 from ebft.method.sequence_records import Record
 from ebft.model.backbone import base_model, evaluating, input_embeddings, text_config
 from ebft.model.features import FeatureNetwork
+from ebft.rollouts import roll_out
+from ebft.trees import pack_to_score
 from ebft.validation import mean_over_contexts, measure, records_of
 
 LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)

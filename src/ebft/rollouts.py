@@ -1,0 +1,48 @@
+"""Rollouts under the settings of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ebft.config.method import MethodConfig
+from ebft.method.layout import PackedLayout
+from ebft.method.rewards import token_groups
+from ebft.model.rollout import rollout_with_entropy
+
+
+@dataclass
+class Rollouts:
+    """n completions at B anchors of b sequences, before anything looks at them."""
+
+    completions: Tensor  # [b, B, n, G]
+    lengths: Tensor | None  # [b, B, n], tokens up to their end; None if nothing ends them
+    entropy: Tensor  # [b, B, n, G], of the distribution that each token was drawn from
+    groups: Tensor  # [b, B, n], equal completions have equal numbers
+
+    def select(self, rows: slice | Tensor) -> Rollouts:
+        chosen: dict[str, Any] = {k: None if v is None else v[rows] for k, v in vars(self).items()}
+        return Rollouts(**chosen)
+
+
+def roll_out(
+    model: nn.Module,
+    input_ids: Tensor,
+    layout: PackedLayout,
+    seeds: Tensor,
+    config: MethodConfig,
+    end_token_ids: Tensor | None,
+) -> Rollouts:
+    completions, entropy = rollout_with_entropy(
+        model,
+        input_ids,
+        layout,
+        config.temperature,
+        seeds=seeds,
+        end_token_ids=end_token_ids,
+        backend=config.attention_backend,
+    )
+    lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
+    return Rollouts(completions, lengths, entropy, token_groups(completions))
