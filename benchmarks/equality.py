@@ -11,7 +11,8 @@ from torch import Tensor
 from packed_implementation import PackedImplementation
 from reference_implementation import ReferenceImplementation
 from step_settings import SEED, Settings
-from trained_model import build_model, random_contexts
+from trained_model import build_model
+from trained_model import contexts as some_contexts
 
 CHECK_SEQUENCES = 2
 # Largest relative differences that float32 rounding explains; whitening divides by small singular values.
@@ -36,14 +37,14 @@ def check_equality(settings: Settings) -> dict[str, Any]:
     )
     packed = PackedImplementation(build_model(settings), settings)
     reference = ReferenceImplementation(build_model(settings), settings)
-    contexts = random_contexts(settings)
+    contexts = some_contexts(settings)
     torch.manual_seed(SEED)
     sequences = packed.rollout(contexts)
-    copies = reference.pack(contexts, packed.layout.completions(sequences))
+    copies = reference.pack(contexts, sequences.rollouts.completions)
 
     generated, truth = packed.features(sequences)
     generated_too, truth_too = reference.features(copies)
-    distinct = (packed.groups(sequences) == torch.arange(settings.samples, device=contexts.device)).all(-1)
+    distinct = (sequences.rollouts.groups == torch.arange(settings.samples, device=contexts.device)).all(-1)
     plain = torch.sub(*packed.rewards(sequences, generated, truth, "none"))  # alignment - diversity
     plain_too = torch.sub(*reference.rewards(generated_too, truth_too, whitened=False))
     whitened = torch.sub(*packed.rewards(sequences, generated, truth, "reference"))

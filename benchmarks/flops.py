@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 
+from packed_work import Work
 from shapes import ModelShape
 from step_settings import Settings
 from trained_model import add_adapter
 
 
-def count_flops(shape: ModelShape, settings: Settings) -> dict[str, float]:
-    """By phase, for the packed layout: what any implementation of it must compute.
+def count_flops(shape: ModelShape, settings: Settings, work: Work | None = None) -> dict[str, float]:
+    """By phase, for the packed layout: what any implementation of it must compute. With the `work` of an iteration
+    with trees, without the tokens that need not be computed.
 
     Norms, activations and softmaxes are left out, and so is whatever a backward pass computes again.
     """
@@ -35,18 +37,19 @@ def count_flops(shape: ModelShape, settings: Settings) -> dict[str, float]:
     attention = 4 * shape.layers * shape.width
     # Rows that need logits: in an anchor's first step its samples share one.
     sampled_rows = b * layout.num_anchors * (1 + layout.samples * (layout.horizon - 1))
-    updated_rows = sampled_rows + (b * (layout.context_length - 1) if settings.gamma else 0)
+    work = work or Work.untreed(layout, b)
+    updated_rows = work.trained_rows + (b * (layout.context_length - 1) if settings.gamma else 0)
 
     tapped = math.floor(0.75 * shape.layers) / shape.layers
     # A backward pass makes the gradients of inputs and of weights. With an adapter only its own weights have any, and
     # nothing that is trained stands before the first layer's queries, keys and values.
     passes = 2 if settings.lora else 3
-    before_first = 2 * first_inputs * packed if settings.lora else 0
+    before_first = 2 * first_inputs * work.trained_tokens if settings.lora else 0
     flops = {
         "rollout": 2 * (matrices + adapter) * sampled + attention * sampled_pairs + 2 * head * sampled_rows,
-        "features": tapped * (2 * matrices * packed + attention * pairs),
-        "update": passes * (2 * matrices * packed + 2 * head * updated_rows)
+        "features": tapped * (2 * matrices * work.scored_tokens + attention * work.scored_pairs),
+        "update": passes * (2 * matrices * work.trained_tokens + 2 * head * updated_rows)
         - before_first
-        + 3 * (2 * adapter * packed + attention * pairs),
+        + 3 * (2 * adapter * work.trained_tokens + attention * work.trained_pairs),
     }
     return {phase: float(number) for phase, number in flops.items()} | {"iteration": float(sum(flops.values()))}

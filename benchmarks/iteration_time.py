@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from ebft.runtime.timing import Clock
 from packed_implementation import PackedImplementation
+from packed_work import Work, work_of
 from reference_implementation import ReferenceImplementation
 from step_settings import SEED, Settings
-from trained_model import Training, random_contexts
+from trained_model import Training, contexts
 
 PHASES = ("rollout", "features", "rewards", "update", "optimizer")
 
@@ -25,28 +27,29 @@ Turn = Callable[[], AbstractContextManager[None]]
 
 
 class Implementation(Protocol):
-    """`sequences` is what an implementation's own rollout returns; advantages are [b, B, n] in both."""
+    """`sequences` is what an implementation's own rollout returns; advantages are [b, B, n] in all."""
 
-    def rollout(self, contexts: Tensor) -> Tensor: ...
-    def features(self, sequences: Tensor) -> tuple[Tensor, Tensor]: ...
-    def advantages(self, sequences: Tensor, generated: Tensor, truth: Tensor) -> Tensor: ...
-    def update(self, sequences: Tensor, advantages: Tensor) -> Tensor: ...
+    def rollout(self, contexts: Tensor) -> Any: ...
+    def features(self, sequences: Any) -> tuple[Tensor, Tensor]: ...
+    def advantages(self, sequences: Any, generated: Tensor, truth: Tensor) -> Tensor: ...
+    def update(self, sequences: Any, advantages: Tensor) -> Tensor: ...
 
 
 IMPLEMENTATIONS: dict[str, Callable[[Any, Settings], Implementation]] = {
     "packed": PackedImplementation,
+    "untreed": partial(PackedImplementation, trees=False),
     "released": ReferenceImplementation,
 }
 
 
 class Run:
-    """A model in training under one of the two implementations."""
+    """A model in training under one of the implementations."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.device = settings.device
         self.training = Training(settings)
         self.implementation = IMPLEMENTATIONS[name](self.training.model, settings)
-        self.contexts = random_contexts(settings)
+        self.contexts = contexts(settings)
 
     def iterate(self) -> dict[str, float]:
         """Seconds of each phase and of the iteration. On a GPU the host does not wait between the phases."""
@@ -71,6 +74,7 @@ class Run:
 class Measured:
     runs: list[dict[str, float]]  # seconds by phase, one entry per repeat
     matrix_rate: float = 0.0
+    work: Work | None = None  # of the last iteration
     peak_bytes: int = 0  # CUDA only: everything that was allocated, weights and optimiser included
     warmup_seconds: float = 0.0
 
@@ -104,6 +108,9 @@ def _measure_together(names: Sequence[str], settings: Settings, turn: Turn) -> d
                 measured[name].runs.append(run.iterate())
         if on_gpu:  # where only one is measured at a time
             measured[names[0]].peak_bytes = torch.cuda.max_memory_allocated()
+        for name, run in runs.items():
+            if isinstance(run.implementation, PackedImplementation):
+                measured[name].work = work_of(run.implementation)
         measured[names[0]].matrix_rate = matrix_rate(settings.device, settings.torch_dtype)
     return measured
 

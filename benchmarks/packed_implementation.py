@@ -1,78 +1,123 @@
-"""One iteration as ebft computes it: all completions packed behind one copy of their context."""
+"""One iteration as ebft computes it: all completions packed behind one copy of their context, each prefix once."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from drawn_sharing import share_prefixes
+from ebft.config.method import MethodConfig
+from ebft.iteration import micro_batches
 from ebft.method.advantages import leave_one_out_advantages
+from ebft.method.layout import PackedLayout
 from ebft.method.losses import ebft_loss
 from ebft.method.rewards import Whitening, feature_matching_rewards, token_groups
+from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import compile_layers, decoder_of, output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
-from ebft.model.rollout import rollout
+from ebft.rollouts import Rollouts, roll_out
+from ebft.trees import Packing, packings
 from step_settings import TEMPERATURE, Settings
 
 
-class PackedImplementation:
-    """The parts of an iteration; `sequences` are packed, [b, S]."""
+@dataclass
+class Rolled:
+    """Contexts [b, T] with their rollouts."""
 
-    def __init__(self, model: Any, settings: Settings) -> None:
-        self.model = model
+    contexts: Tensor
+    rollouts: Rollouts
+    layout: PackedLayout
+    method: MethodConfig
+
+    @cached_property
+    def packings(self) -> tuple[Packing, Packing]:
+        """For the frozen network and for the update."""
+        return packings(self.layout, self.contexts, self.rollouts, self.method)
+
+
+class PackedImplementation:
+    """The parts of an iteration."""
+
+    def __init__(self, model: Any, settings: Settings, trees: bool | None = None) -> None:
+        self.model, self.settings = model, settings
         self.autocast = settings.lora and settings.dtype == "bfloat16"
         self.layout = settings.layout.to(settings.device)
+        self.method = MethodConfig(
+            context_length=settings.context_length,
+            horizon=settings.horizon,
+            stride=settings.stride,
+            samples=settings.samples,
+            temperature=TEMPERATURE,
+            attention_backend=settings.backend,
+            trees=settings.trees if trees is None else trees,
+        )
         # "joint" is what the reference implementation does; it costs the same as the default.
         source: Any = "adapter_off" if settings.lora else "copy"
         self.frozen = FeatureNetwork(model, normalize="joint", source=source, backend=settings.backend)
         if settings.compile:
             compile_layers(decoder_of(model))
             self.frozen.compile_layers()
-        self.gamma, self.backend, self.micro_batch = settings.gamma, settings.backend, settings.micro_batch
+        self.step = 0
+        self.last: Rolled | None = None
 
-    def rollout(self, contexts: Tensor) -> Tensor:
-        completions = rollout(self.model, contexts, self.layout, TEMPERATURE, backend=self.backend)
-        return self.layout.pack(contexts, completions)
+    def rollout(self, contexts: Tensor) -> Rolled:
+        """Other completions at every call."""
+        self.step += 1
+        rows = torch.arange(contexts.shape[0], device=contexts.device)
+        seeds = sequence_seeds(0, self.step, rows)
+        with self.precision():
+            rollouts = roll_out(self.model, contexts, self.layout, seeds, self.method, None)
+        if self.settings.sharing:
+            rollouts.completions = share_prefixes(rollouts.completions, self.step)
+            rollouts.groups = token_groups(rollouts.completions)
+        self.last = Rolled(contexts, rollouts, self.layout, self.method)
+        return self.last
 
-    def features(self, sequences: Tensor) -> tuple[Tensor, Tensor]:
-        generated, truth = self.frozen(sequences, self.layout)
-        return generated, truth
+    def features(self, rolled: Rolled) -> tuple[Tensor, Tensor]:
+        rows = range(rolled.contexts.shape[0])
+        layout = rolled.packings[0].of_rows(rows, slice(None))
+        return self.frozen(layout.pack(rolled.contexts, rolled.rollouts.completions), layout)
 
     def rewards(
-        self, sequences: Tensor, generated: Tensor, truth: Tensor, whitening: Whitening = "reference"
+        self, rolled: Rolled, generated: Tensor, truth: Tensor, whitening: Whitening = "reference"
     ) -> tuple[Tensor, Tensor]:
-        return feature_matching_rewards(generated, truth, whitening, self.groups(sequences))
+        return feature_matching_rewards(generated, truth, whitening, rolled.rollouts.groups)
 
-    def groups(self, sequences: Tensor) -> Tensor:
-        """[b, B, n]: samples of a context with the same tokens have the same number."""
-        return token_groups(self.layout.completions(sequences))
-
-    def advantages(self, sequences: Tensor, generated: Tensor, truth: Tensor) -> Tensor:
-        alignment, diversity = self.rewards(sequences, generated, truth)
+    def advantages(self, rolled: Rolled, generated: Tensor, truth: Tensor) -> Tensor:
+        alignment, diversity = self.rewards(rolled, generated, truth)
         return leave_one_out_advantages(alignment, diversity)
 
-    def update(self, sequences: Tensor, advantages: Tensor) -> Tensor:
+    def update(self, rolled: Rolled, advantages: Tensor) -> Tensor:
         """The loss, after its gradient has been added to the model's parameters."""
-        b, T = sequences.shape[0], self.layout.context_length
-        generated_tokens = float(sequences[:, T:].numel())
-        truth_tokens = float(b * (T - 1))
-        total = torch.zeros((), device=sequences.device)
-        size = self.micro_batch or b
-        for ids, weights in zip(sequences.split(size), advantages.split(size), strict=True):
-            with torch.autocast(sequences.device.type, torch.bfloat16, enabled=self.autocast):
-                hidden = packed_hidden_states(self.model, ids, self.layout, self.backend)
+        b, T = rolled.contexts.shape
+        size = self.settings.micro_batch or b
+        sizes = [min(size, b - start) for start in range(0, b, size)]
+        total = torch.zeros((), device=rolled.contexts.device)
+        for batch in micro_batches(sizes, rolled.contexts, rolled.rollouts, rolled.packings[1], advantages):
+            with self.precision():
+                hidden = packed_hidden_states(self.model, batch["input_ids"], batch["layout"], self.settings.backend)
             terms = ebft_loss(
                 hidden,
                 output_head(self.model),
-                ids,
-                self.layout,
-                weights,
+                batch["input_ids"],
+                batch["layout"],
+                batch["advantages"],
                 TEMPERATURE,
-                self.gamma,
-                generated_tokens=generated_tokens,
-                truth_tokens=truth_tokens,
+                self.settings.gamma,
+                generated_tokens=float(rolled.rollouts.completions.numel()),
+                truth_tokens=float(b * (T - 1)),
             )
             terms.loss.backward()
             total += terms.loss.detach()
         return total
+
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        with torch.autocast(self.settings.device, torch.bfloat16, enabled=self.autocast):
+            yield

@@ -25,7 +25,7 @@ from iteration_time import Turn, free_memory, measure_time
 from provenance import command_and_date, commit
 from shapes import SIZES
 from step_report import describe_machine, describe_measurements, describe_settings, print_table
-from step_settings import NAMES, Settings, parse_arguments
+from step_settings import Settings, parse_arguments
 
 
 class ImplementationsDiffer(Exception):
@@ -40,7 +40,7 @@ def measure(settings: Settings, arguments: Sequence[str], turn: Turn = nullconte
         turn: entered around everything that is timed; grid.py lets several processes take turns here.
     """
     load_average = os.getloadavg()[0]  # before this program adds to it: what else the machine is doing
-    names = NAMES[:1] if settings.skip_released else NAMES
+    names = settings.names
     memory = {name: measure_in_new_process(name, arguments) for name in names} if settings.device == "cpu" else {}
     equality = None if settings.skip_released else check_equality(settings)
     if equality is not None and not equality["equal"]:
@@ -55,7 +55,10 @@ def measure(settings: Settings, arguments: Sequence[str], turn: Turn = nullconte
         **described,
         **describe_machine(settings, load_average),
         **describe_measurements(
-            measured, count_flops(SIZES[settings.size], settings), described["shape"]["packed_tokens"], memory
+            measured,
+            count_flops(SIZES[settings.size], settings, measured["packed"].work),
+            described["shape"]["packed_tokens"],
+            memory,
         ),
     }
     return result if equality is None else {**result, "equality": equality}

@@ -64,6 +64,12 @@ def describe_measurements(
         "utilization": {phase: count / rate / median["packed"][phase] for phase, count in flops.items()},
         "peak_memory_bytes": memory,
     }
+    if measured["packed"].work is not None:
+        result["work"] = asdict(measured["packed"].work)
+    if "untreed" in measured:
+        result["speed_up_by_trees"] = {
+            phase: median["untreed"][phase] / median["packed"][phase] for phase in (*PHASES, "iteration")
+        }
     if "released" in measured:
         result["speed_up"] = {
             phase: median["released"][phase] / median["packed"][phase] for phase in (*PHASES, "iteration")
@@ -94,6 +100,8 @@ def print_table(result: dict[str, Any]) -> None:
     print(f"warm-up: {warmup}")
     row = f"{'peak memory':16}" + "".join(f"{value / 2**20:22.0f} MiB" for value in memory.values())
     print(row + (f"{1 / result['memory_share']:9.2f}x" if compared else ""))
+    if "speed_up_by_trees" in result:
+        print(f"trees make an iteration {result['speed_up_by_trees']['iteration']:.2f} times faster")
     if compared:
         print(
             f"the packed implementation is {result['speed_up']['iteration']:.2f} times faster than the reference "

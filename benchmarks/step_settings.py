@@ -17,8 +17,8 @@ from shapes import SIZES
 
 TEMPERATURE = 0.6
 SEED = 0
-# Names of the two implementations in options and in the JSON; "released" is the reference implementation.
-NAMES = ("packed", "released")
+# Names of the implementations in options and in the JSON: ebft's, the same without trees, the reference implementation.
+NAMES = ("packed", "untreed", "released")
 
 ReferenceAttention = Literal["eager", "sdpa"]
 
@@ -47,6 +47,15 @@ class Settings:
     lora: bool
     optimizer: str
     skip_released: bool
+    trees: bool = True
+    sharing: bool = False
+    model: str | None = None
+    text: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The implementations to measure."""
+        return ("packed", *(["untreed"] if self.trees else []), *([] if self.skip_released else ["released"]))
 
     @property
     def layout(self) -> StridedLayout:
@@ -94,9 +103,12 @@ def parse_arguments(arguments: Sequence[str], description: str = "") -> tuple[Se
         "warmup": 1 if on_cpu else 2,
         "threads": torch.get_num_threads(),
         "compile": not on_cpu and not args.no_compile,
+        "model": None,
+        "text": None,
     }
     values: dict[str, Any] = defaults | {name: value for name, value in vars(args).items() if value is not None}
     values["skip_released"] = args.skip_released or args.lora
+    values["trees"] = not args.no_trees
     settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
     try:
         _ = settings.layout
@@ -133,6 +145,11 @@ def _parser(description: str) -> Parser:
     add("--released-repeats", type=positive, help=repeats)
     add("--warmup", type=int, help="iterations before the timed ones (default: 1 on a CPU, 2 on a GPU)")
     add("--threads", type=positive, help="CPU threads (default: torch's choice)")
+    add("--no-trees", action="store_true", help="compute every token of every completion, and nothing beside it")
+    sharing = "let completions agree for a while, as a real model's do; random weights give none that do"
+    add("--sharing", action="store_true", help=sharing)
+    add("--model", metavar="FOLDER", help="weights of this checkpoint, of the shape that --size names; needs --text")
+    add("--text", metavar="FILE", help="contexts from rows of text, as `ebft train --dataset` takes them")
     add("--skip-released", action="store_true", help="only the packed implementation; nothing to compare with")
     add("--json", type=Path, metavar="FILE", help="write the results here")
     add("--measure-memory", choices=NAMES, help=argparse.SUPPRESS)  # what cpu_memory.py calls this program with
@@ -142,6 +159,8 @@ def _parser(description: str) -> Parser:
 def _check(parser: Parser, args: argparse.Namespace) -> None:
     if args.samples < 3:
         parser.error(f"--samples {args.samples}: the leave-one-out baseline needs at least 3")
+    if (args.model is None) != (args.text is None):
+        parser.error("--model and --text go together: a real model on random tokens measures neither")
     parser.check_device(args.device)
     if args.device == "cpu" and args.backend == "flex":
         parser.error("--backend flex needs --device cuda; use sdpa")

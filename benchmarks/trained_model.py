@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from ebft.data.packing import DocumentIndex, SequenceDataset
+from ebft.data.store import tokenize_rows
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
 from shapes import SIZES
 from step_settings import SEED, Settings
@@ -17,6 +21,10 @@ LORA_RANK = 16
 
 def build_model(settings: Settings) -> PreTrainedModel:
     """The same float32 weights at every call: the ones that are trained."""
+    if settings.model is not None:
+        return AutoModelForCausalLM.from_pretrained(settings.model, dtype=torch.float32, attn_implementation="sdpa").to(
+            settings.device
+        )
     torch.manual_seed(SEED)
     with torch.device(settings.device):
         return AutoModelForCausalLM.from_config(
@@ -31,10 +39,20 @@ def add_adapter(model: Any) -> Any:
     return get_peft_model(model, config)
 
 
-def random_contexts(settings: Settings) -> Tensor:
+def contexts(settings: Settings) -> Tensor:
+    if settings.text is not None:
+        return text_contexts(settings)
     generator = torch.Generator().manual_seed(SEED)
     shape = (settings.sequences, settings.context_length)
     return torch.randint(SIZES[settings.size].vocabulary, shape, generator=generator).to(settings.device)
+
+
+def text_contexts(settings: Settings) -> Tensor:
+    """The first sequences of a file of rows, packed as in training."""
+    rows = [json.loads(line) for line in Path(str(settings.text)).read_text().splitlines()]
+    store = tokenize_rows(rows, AutoTokenizer.from_pretrained(settings.model))
+    dataset = SequenceDataset(DocumentIndex.of(store), settings.context_length)
+    return torch.stack([dataset[row]["input_ids"] for row in range(settings.sequences)]).to(settings.device)
 
 
 class Training:

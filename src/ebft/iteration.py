@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -193,6 +193,7 @@ def prepare_window(
         ]
     )
     advantages = leave_one_out_advantages(scores.alignment, scores.diversity, config.alpha)
+    sizes = [batch["input_ids"].shape[0] for batch in batches]
     sums = _metric_sums(rollouts, scores, layout, config.alpha)
     counts = _counts(on_host, layout, rollouts, to_score, to_train)
     totals = sum_over_processes(counts | sums)
@@ -203,7 +204,10 @@ def prepare_window(
     metrics["ebft/packed_tokens"] = totals["packed_tokens"]
     metrics["ebft/shared"] = 1 - totals["nodes"] / totals["generated_tokens"].clamp(min=1)
     return Window(
-        _micro_batches(batches, input_ids, rollouts, to_train, advantages, totals),
+        [
+            {**batch, "generated_tokens": totals["generated_tokens"], "truth_tokens": totals["truth_tokens"]}
+            for batch in micro_batches(sizes, input_ids, rollouts, to_train, advantages)
+        ],
         totals["generated_tokens"],
         totals["sequences"],
         totals["tokens"],
@@ -264,37 +268,27 @@ def _metric_sums(rollouts: Rollouts, scores: Scores, layout: PackedLayout, alpha
     return sums if scores.cfm is None else sums | {"ebft/cfm": total(scores.cfm)}
 
 
-def _micro_batches(
-    batches: list[dict[str, Any]],
-    input_ids: Tensor,
-    rollouts: Rollouts,
-    packing: Packing,
-    advantages: Tensor,
-    totals: dict[str, Tensor],
-) -> list[dict[str, Any]]:
-    """The window's rows in as many parts as it came in; those with trees of about one size go together."""
+def micro_batches(
+    sizes: Sequence[int], input_ids: Tensor, rollouts: Rollouts, packing: Packing, advantages: Tensor
+) -> Iterator[dict[str, Any]]:
+    """The rows of a window in parts of these sizes; those with trees of about one size go together."""
     order = list(range(input_ids.shape[0]))
     by_size: Tensor | None = None
     if packing.tree is not None:  # two stable sorts of the same numbers, since the device need not be told the order
         order.sort(key=packing.nodes.__getitem__)
         by_size = packing.tree.counts.sort(stable=True).indices
-    found, start = [], 0
-    for batch in batches:
-        at = slice(start, start + batch["input_ids"].shape[0])
+    start = 0
+    for size in sizes:
+        at = slice(start, start + size)
         start = at.stop
         index = at if by_size is None else by_size[at]
         layout, chosen = packing.of_rows(order[at], index), rollouts.select(index)
-        found.append(
-            {
-                "input_ids": layout.pack(input_ids[index], chosen.completions),
-                "layout": layout,
-                "advantages": advantages[index],
-                "completion_lengths": chosen.lengths,
-                "generated_tokens": totals["generated_tokens"],
-                "truth_tokens": totals["truth_tokens"],
-            }
-        )
-    return found
+        yield {
+            "input_ids": layout.pack(input_ids[index], chosen.completions),
+            "layout": layout,
+            "advantages": advantages[index],
+            "completion_lengths": chosen.lengths,
+        }
 
 
 def _example(
