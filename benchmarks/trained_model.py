@@ -22,9 +22,9 @@ LORA_RANK = 16
 def build_model(settings: Settings) -> PreTrainedModel:
     """The same float32 weights at every call: the ones that are trained."""
     if settings.model is not None:
-        return AutoModelForCausalLM.from_pretrained(settings.model, dtype=torch.float32, attn_implementation="sdpa").to(
-            settings.device
-        )
+        options: Any = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+        real: Any = AutoModelForCausalLM.from_pretrained(settings.model, **options)
+        return real.to(settings.device)
     torch.manual_seed(SEED)
     with torch.device(settings.device):
         return AutoModelForCausalLM.from_config(

@@ -53,7 +53,7 @@ def packings(
     if layout.samples > 1 and not config.kl_weight:
         needed = torch.where((rollouts.groups == 0).all(-1, keepdim=True), -1, needed)
     trained = layout.tree_of(rollouts.completions, input_ids, needed)
-    counts = torch.stack([seen.counts, seen.predicting, trained.counts, trained.predicting]).tolist()
+    counts = ask([seen.counts, seen.predicting, trained.counts, trained.predicting])
     return Packing(layout, seen, *counts[:2]), Packing(layout, trained, *counts[2:])
 
 
@@ -63,7 +63,12 @@ def pack_to_score(layout: PackedLayout, input_ids: Tensor, rollouts: Rollouts, c
         return layout
     tree = layout.tree_of(rollouts.completions, input_ids, _tokens_held(layout, rollouts))
     rows = range(input_ids.shape[0])
-    return Packing(layout, tree, *torch.stack([tree.counts, tree.predicting]).tolist()).of_rows(rows, slice(None))
+    return Packing(layout, tree, *ask([tree.counts, tree.predicting])).of_rows(rows, slice(None))
+
+
+def ask(counts: Sequence[Tensor]) -> list[list[int]]:
+    """The device's numbers, for the host. It waits for them."""
+    return torch.stack(list(counts)).tolist()
 
 
 def _tokens_held(layout: PackedLayout, rollouts: Rollouts) -> Tensor:

@@ -26,7 +26,7 @@ def test_documented_fields(result: dict[str, Any]) -> None:
     documented = {
         *("command", "date", "commit", "versions", "settings", "shape", "machine"),
         *("seconds", "warmup_seconds", "tokens_per_second", "flops", "matrix_rate", "utilization"),
-        *("peak_memory_bytes", "speed_up", "memory_share", "equality"),
+        *("peak_memory_bytes", "speed_up", "speed_up_by_trees", "work", "memory_share", "equality"),
     }
     assert set(result) == documented
     assert result["command"].startswith("python benchmarks/step.py --size tiny ")
@@ -40,7 +40,7 @@ def test_documented_fields(result: dict[str, Any]) -> None:
 
 def test_every_phase_is_timed(result: dict[str, Any]) -> None:
     phases = {"rollout", "features", "rewards", "update", "optimizer"}
-    for name in ("packed", "released"):
+    for name in ("packed", "untreed", "released"):
         seconds = result["seconds"][name]
         assert set(seconds) == phases | {"iteration"}
         for phase in seconds.values():
@@ -48,7 +48,7 @@ def test_every_phase_is_timed(result: dict[str, Any]) -> None:
             assert 0 < phase["min"] <= phase["median"] <= phase["max"]
         assert seconds["iteration"]["min"] >= sum(seconds[phase]["min"] for phase in phases)
         assert result["peak_memory_bytes"][name] > 0
-    assert set(result["speed_up"]) == phases | {"iteration"}
+    assert set(result["speed_up"]) == set(result["speed_up_by_trees"]) == phases | {"iteration"}
 
 
 def test_both_implementations_agree(result: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ebft import EBFTTrainer
+from ebft import EBFTTrainer, trees
 from ebft.data.packing import collate
 from tests.baselines.runs import ROWS, results_of, write_recipe, write_rows
 from tests.models import tiny_model
@@ -49,7 +49,7 @@ def test_bf16_compute_moves_float32_weights(tmp_path: Path, changes: dict) -> No
 
 
 @pytest.mark.parametrize("changes", [{}, {"document_masks": True}, {"packing": False}], ids=str)
-def test_an_iteration_waits_for_eigenvalues_alone_and_compiles_nothing_again(
+def test_an_iteration_waits_twice_and_compiles_nothing_again(
     tmp_path: Path, changes: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = config(tmp_path, use_cpu=False, bf16=True, gamma=0.1, gradient_accumulation_steps=2, **changes)
@@ -74,19 +74,24 @@ def test_an_iteration_waits_for_eigenvalues_alone_and_compiles_nothing_again(
             for batch in both
         ]
 
-    eigh, waits = torch.linalg.eigh, []
+    waits: list[str] = []
 
-    def watched(matrices: Tensor) -> Any:
-        """cuSOLVER's result is checked on the host: the one thing that is waited for."""
-        waits.append(matrices.shape)
-        mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("default")
-        try:
-            return eigh(matrices)
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
+    def watched(name: str, function: Any) -> Any:
+        """What may be waited for: the sizes of the trees, and cuSOLVER's result, which is checked on the host."""
 
-    monkeypatch.setattr(torch.linalg, "eigh", watched)
+        def wait(*args: Any) -> Any:
+            waits.append(name)
+            mode = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("default")
+            try:
+                return function(*args)
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
+
+        return wait
+
+    monkeypatch.setattr(torch.linalg, "eigh", watched("eigenvalues", torch.linalg.eigh))
+    monkeypatch.setattr(trees, "ask", watched("sizes", trees.ask))
     one([0, 1, 2, 3])
     one([1, 0, 3, 2])
     waits.clear()
@@ -103,7 +108,7 @@ def test_an_iteration_waits_for_eigenvalues_alone_and_compiles_nothing_again(
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert compiled["unique_graphs"] == before
-    assert len(waits) == 1, "once a window"
+    assert waits == ["sizes", "eigenvalues"], "each once a window"
 
 
 def test_workers_that_load_and_pin_do_not_disturb_graphs(tmp_path: Path) -> None:

@@ -57,14 +57,20 @@ def sample_with_entropy(
     temperature: float,
     top_k: int | None = None,
     top_p: float | None = None,
+    rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens as `sample_tokens` gives them, and the entropy [R] of the distribution they are drawn from."""
+    """Tokens as `sample_tokens` gives them, and the entropy [R] of the distribution they are drawn from.
+
+    rows: [N], with uniform numbers [N, 1]: which row each is for. Some rows may have many, others few.
+    """
     if temperature == 0:
-        return logits.argmax(-1, keepdim=True).expand_as(uniform), torch.zeros_like(logits[:, 0])
+        likeliest = logits.argmax(-1, keepdim=True)
+        likeliest = likeliest if rows is None else likeliest[rows]
+        return likeliest.expand_as(uniform), torch.zeros_like(logits[:, 0])
     if top_k is not None or top_p is not None:
         logits = truncate(logits / temperature, top_k, top_p) * temperature
     highest, masses, entropy = fused(block_masses, [logits], 1 / temperature)
-    return _choose(logits, temperature, uniform, highest, masses), entropy
+    return _choose(logits, temperature, uniform, highest, masses, rows), entropy
 
 
 # Tokens whose probability is summed before the choice is narrowed down.
@@ -91,9 +97,13 @@ def block_masses(logits: Tensor, inverse_temperature: float) -> tuple[Tensor, Te
     return highest, sums, entropy
 
 
-def _choose(logits: Tensor, temperature: float, uniform: Tensor, highest: Tensor, masses: Tensor) -> Tensor:
+def _choose(
+    logits: Tensor, temperature: float, uniform: Tensor, highest: Tensor, masses: Tensor, rows: Tensor | None
+) -> Tensor:
     """The token where the cumulative mass passes the uniform number: first its block, then its place in the block."""
     cumulative = masses.double().cumsum(-1)
+    if rows is not None:
+        cumulative, masses, highest = cumulative[rows], masses[rows], highest[rows]
     target = uniform.double() * cumulative[:, -1:]
     # right=True: the first block whose cumulative mass exceeds the target, which therefore has mass itself.
     block = torch.searchsorted(cumulative, target, right=True).clamp(max=masses.shape[-1] - 1)
@@ -101,7 +111,8 @@ def _choose(logits: Tensor, temperature: float, uniform: Tensor, highest: Tensor
     tokens = block[..., None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)  # [R, m, tokens of the block]
     inside = tokens < logits.shape[-1]
     tokens = tokens.clamp(max=logits.shape[-1] - 1)
-    own = logits.gather(1, tokens.flatten(1)).view_as(tokens)
+    own = logits.gather(1, tokens.flatten(1)) if rows is None else logits[rows[:, None], tokens.flatten(1)]
+    own = own.view_as(tokens)
     mass = torch.where(inside, torch.exp((own - highest[..., None]) / temperature), 0.0)
     passed = (before + mass.double().cumsum(-1) <= target[..., None]).sum(-1)
     # The sum of a block, rounded, may exceed the running sum: then the last token that has any mass.

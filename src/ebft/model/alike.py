@@ -36,17 +36,6 @@ class Alike:
         """[b, B*n] of all samples -> [1, R] of the leaders."""
         return per_sample.reshape(1, -1)[:, self.leaders]
 
-    def by_sample(self, values: Tensor) -> Tensor:
-        """[b, B, n] -> [R, n]: for every leader the values of the samples of its anchor."""
-        return values.flatten(0, 1)[self.leaders // self.shape[2]]
-
-    def of_samples(self, rows: Tensor) -> Tensor:
-        """[R, n], or [R] for what a row has once, -> [b*B*n]: every sample's own."""
-        if rows.dim() == 1:
-            return rows[self.group]
-        sample = torch.arange(self.shape[2], device=rows.device).repeat(self.shape[0] * self.shape[1])
-        return rows[self.group, sample]
-
     def spread(self, x: Tensor) -> Tensor:
         """Heads of the leaders [1, heads, R, d] -> of all samples [b, heads, B*n, d]."""
         b, B, n = self.shape

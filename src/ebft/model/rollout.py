@@ -132,8 +132,8 @@ def _generate(
                 drawn, entropy = _sample_rows(head, rows, uniform[..., step + 1].reshape(-1, 1), *options)
             else:
                 rows = run_decoder(decoder, alike.chosen(ids), alike.chosen(places), cached)[0]
-                drawn, entropy = _sample_rows(head, rows, alike.by_sample(uniform[..., step + 1]), *options)
-                drawn, entropy = alike.of_samples(drawn), alike.of_samples(entropy)
+                drawn, entropy = _sample_rows(head, rows, uniform[..., step + 1].reshape(-1, 1), *options, alike.group)
+                entropy = entropy[alike.group]
             completions[..., step + 1], entropies[..., step + 1] = drawn.view(b, B, n), entropy.view(b, B, n)
     return completions, entropies
 
@@ -146,17 +146,27 @@ def repeat_end_token(completions: Tensor, layout: PackedLayout, end_token_ids: T
 
 
 def _sample_rows(
-    head: Head, hidden: Tensor, uniform: Tensor, temperature: float, top_k: int | None, top_p: float | None
+    head: Head,
+    hidden: Tensor,
+    uniform: Tensor,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    group: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Tokens [R, m] for hidden rows [R, H] and uniform numbers [R, m], and the rows' entropies [R], a chunk of logits
-    at a time."""
+    at a time. group: [N], with uniform numbers [N, 1] and tokens the same: which row each is for."""
     chunk = rows_per_chunk(head, hidden.device)
-    drawn = [
-        sample_with_entropy(head.logits(rows), u, temperature, top_k, top_p)
-        for rows, u in zip(hidden.split(chunk), uniform.split(chunk), strict=True)
-    ]
-    tokens, entropies = zip(*drawn, strict=True)
-    return torch.cat(tokens), torch.cat(entropies)
+    tokens, entropies = torch.empty_like(uniform, dtype=torch.long), []
+    for start in range(0, hidden.shape[0], chunk):
+        at: slice | Tensor = slice(start, start + chunk)
+        logits, rows = head.logits(hidden[at]), None
+        if group is not None:
+            at = ((group >= start) & (group < start + chunk)).nonzero()[:, 0]
+            rows = group[at] - start
+        tokens[at], entropy = sample_with_entropy(logits, uniform[at], temperature, top_k, top_p, rows)
+        entropies.append(entropy)
+    return tokens, torch.cat(entropies)
 
 
 def _check_input(input_ids: Tensor, layout: PackedLayout, model: nn.Module) -> int:
