@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model.backbone import decoder_of, output_head, packed_hidden_states
+from ebft.model.rollout import rollout
 from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
 from tests.plain import places, plain_hidden_states, plain_logits, untouched
 
@@ -128,13 +129,13 @@ def test_gradients_equal_those_of_plain_sequences(family: str, device_and_backen
         assert (mine.grad - other.grad).abs().max() / scale < (1e-4 if device == "cpu" else 1e-3), name
 
 
-def test_chunks_of_anchors_change_nothing(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    """The sdpa backend works through anchors in chunks, and recomputes them in backward."""
+def test_parts_of_completions_change_nothing(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """The sdpa backend works through the tokens of completions a part at a time."""
     layout, _ = layouts()["documents"]
     packed = torch.randint(VOCABULARY, (2, layout.packed_length), generator=torch.Generator().manual_seed(5))
     results = []
-    for budget in (2**30, 1, 2000):
-        monkeypatch.setattr("ebft.model.attention.CHUNK_SCORES", {"cpu": budget})
+    for tokens in (1000, 1, 7):
+        monkeypatch.setattr("ebft.model.attention.PART", tokens)
         model = tiny_model(family)
         hidden = packed_hidden_states(model, packed, layout)
         some_scalar(hidden).backward()
@@ -195,3 +196,14 @@ def test_plain_calls_stay_as_they_were(family: str) -> None:
     assert (found[real] - expected[real]).abs().max() < 1e-4 * expected.abs().max()
     greedy = dict(max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert torch.equal(model.generate(ids[:1], **greedy), plain.generate(ids[:1], **greedy))
+
+
+def test_chunks_of_anchors_change_no_rollout(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    layout, _ = layouts()["documents"]
+    ids = torch.randint(VOCABULARY, (2, T), generator=torch.Generator().manual_seed(5))
+    found = []
+    for budget in (2**30, 1, 2000):
+        monkeypatch.setattr("ebft.model.attention.CHUNK_SCORES", {"cpu": budget})
+        found.append(rollout(tiny_model(family), ids, layout, seeds=torch.tensor([1, 2])))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

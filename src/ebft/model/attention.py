@@ -8,9 +8,9 @@ the layer does plain causal attention, so the model keeps working for all other 
 - `CachedPass`: first the context, then one token of every completion at a time (rollouts). The keys and values of
   the context are kept once for all n*B completions.
 
-Backends: `sdpa` runs anywhere: torch's own attention for the context, and for the completions a product over
-[context | own tokens] in chunks of anchors, which never forms the S x S mask and leaves out the context behind the
-chunk's last anchor. `flex` (CUDA) hands the rule to FlexAttention as a block mask.
+Backends: `sdpa` runs anywhere: torch's own attention for the context, then for some tokens of completions at a time over
+what those look at, which never forms the S x S mask and leaves out the context behind their anchors. `flex` (CUDA)
+hands the rule to FlexAttention as a block mask.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,8 +41,10 @@ ATTENTION_NAME = "ebft"
 _NOT_PASSED = -1
 
 # Tokens of completions that the sdpa backend looks at in one call.
-PART = 128
-# Attention scores alive at once in the sdpa backend, in elements: small enough for a CPU's cache.
+PART = 64
+_RECOMPUTED: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False, "determinism_check": "none"}
+
+# Attention scores of a rollout's step alive at once in the sdpa backend, in elements: small enough for a CPU's cache.
 CHUNK_SCORES = {"cpu": 2**20, "cuda": 2**26}
 
 
@@ -103,7 +106,9 @@ class PackedPass(_Pass):
         if rule.softcap is None:
             grouped = q.shape[1] != k.shape[1]
             return F.scaled_dot_product_attention(q, k, v, attn_mask=part.mask, scale=rule.scale, enable_gqa=grouped)
-        return _attend_plainly(q, k, v, part.mask, rule)
+        # Scores are cheap to make again and large to keep.
+        attend = partial(checkpoint, _attend_plainly, **_RECOMPUTED) if torch.is_grad_enabled() else _attend_plainly
+        return attend(q, k, v, part.mask, rule)
 
 
 class CachedPass(_Pass):
@@ -174,11 +179,6 @@ def parts_of(layout: PackedLayout, window: int | None) -> list[Part]:
     return parts
 
 
-def by_completion(x: Tensor, layout: PackedLayout) -> Tensor:
-    """[b, heads, B*n*G, d] -> [b, heads, B, n, G, d]."""
-    return x.unflatten(2, (layout.num_anchors, layout.samples, layout.horizon))
-
-
 def attend_completions(
     q: Tensor,
     context_k: Tensor,
@@ -200,7 +200,7 @@ def attend_completions(
     for start in range(0, B, chunk):
         stop = min(start + chunk, B)
         seen = max(layout.furthest_context[start:stop])
-        arguments = (
+        output = _attend_chunk(
             grouped[:, :, :, start:stop],
             context_k[:, :, :seen],
             context_v[:, :, :seen],
@@ -210,17 +210,6 @@ def attend_completions(
             _sees_own(first_step, steps, own_k.shape[4], rule.window, q.device),
             rule,
         )
-        if chunk < B and torch.is_grad_enabled():
-            # Scores are cheap to make again and large to keep.
-            output = checkpoint(
-                _attend_chunk,
-                *arguments,
-                use_reentrant=False,
-                preserve_rng_state=False,
-                determinism_check="none",
-            )
-        else:
-            output = _attend_chunk(*arguments)
         outputs.append(output)
     return torch.cat(outputs, 3).flatten(1, 2)
 
