@@ -8,9 +8,9 @@ the layer does plain causal attention, so the model keeps working for all other 
 - `CachedPass`: first the context, then one token of every completion at a time (rollouts). The keys and values of
   the context are kept once for all n*B completions.
 
-Backends: `sdpa` runs anywhere: torch's own attention for the context, then for some tokens of completions at a time over
-what those look at, which never forms the S x S mask and leaves out the context behind their anchors. `flex` (CUDA)
-hands the rule to FlexAttention as a block mask.
+Backends: `sdpa` runs anywhere: torch's own attention for the context, then for some tokens of completions at a time
+over what those look at, which never forms the S x S mask and leaves out the context behind their anchors. `flex`
+(CUDA) hands the rule to FlexAttention as a block mask.
 """
 
 from __future__ import annotations
