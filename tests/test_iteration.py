@@ -184,13 +184,19 @@ class TestWindow:
         torch.testing.assert_close(example["advantages"], expected)
         assert example["advantages"].tolist() in batch["advantages"].tolist()
 
+    @pytest.mark.parametrize("samples", [2, 4])
     @pytest.mark.parametrize("kl_weight", [0.0, 0.1])
     @pytest.mark.parametrize("ends", [None, torch.tensor([END])], ids=["no ends", "ends"])
     def test_trees_change_neither_metrics_nor_the_gradient(
-        self, networks: Any, tmp_path: Path, ends: Tensor | None, kl_weight: float
+        self, networks: Any, tmp_path: Path, ends: Tensor | None, kl_weight: float, samples: int
     ) -> None:
         model, _ = networks
-        changes = {"document_masks": ends is not None, "kl_weight": kl_weight, "temperature": 0.4}
+        changes = {
+            "document_masks": ends is not None,
+            "kl_weight": kl_weight,
+            "temperature": 0.3 if samples == 2 else 0.1,
+            "samples": samples,
+        }
         found = []
         for trees in (True, False):
             window = self.window(networks, tmp_path, [2, 2], ends, trees=trees, **changes)
@@ -201,7 +207,7 @@ class TestWindow:
                 hidden = packed_hidden_states(model, ids, layout)
                 reference = Reference(hidden.detach() * 0.9, output_head(model)) if kl_weight else None
                 terms = ebft_loss(
-                    *(hidden, output_head(model), ids, layout, batch["advantages"], 0.4, 0.2),
+                    *(hidden, output_head(model), ids, layout, batch["advantages"], changes["temperature"], 0.2),
                     *(batch["completion_lengths"], reference, kl_weight),
                     **{name: batch[name] for name in ("generated_tokens", "truth_tokens")},
                 )
@@ -215,6 +221,10 @@ class TestWindow:
                 assert float(window.metrics[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
         for mine, other in zip(gradients, plain_gradients, strict=True):
             assert (mine - other).abs().max() <= 1e-5 * other.abs().max().clamp(min=1e-2)
+        completions = torch.cat([b["layout"].generated(b["input_ids"]) for b in window.micro_batches])
+        equal = (completions == completions[:, :, :1]).all(-1).all(-1)
+        assert bool(equal.any()), "completions that are all equal, or less is shown"
+        assert not bool(equal.all())
         assert float(plain.metrics["ebft/shared"]) == 0 < float(window.metrics["ebft/shared"])
         assert int(window.computed["trained_tokens"]) < int(window.computed["scored_tokens"])
         assert int(window.computed["scored_tokens"]) < int(plain.computed["scored_tokens"])

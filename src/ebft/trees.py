@@ -48,9 +48,9 @@ def packings(
     held = _tokens_held(layout, rollouts)
     seen = layout.tree_of(rollouts.completions, input_ids, held)
     # The update needs what predicts something with a weight. The last token predicts nothing, and nothing has a weight
-    # where all completions are equal: their advantages are 0. A divergence is there all the same.
+    # where all completions are equal: from three samples on their advantages are 0. A divergence is there all the same.
     needed = held - 1
-    if layout.samples > 1 and not config.kl_weight:
+    if layout.samples >= 3 and not config.kl_weight:
         needed = torch.where((rollouts.groups == 0).all(-1, keepdim=True), -1, needed)
     trained = layout.tree_of(rollouts.completions, input_ids, needed)
     counts = ask([seen.counts, seen.predicting, trained.counts, trained.predicting])
