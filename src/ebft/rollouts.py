@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ebft.config.method import MethodConfig
 from ebft.method.layout import PackedLayout
 from ebft.method.rewards import token_groups
-from ebft.model.rollout import rollout_with_entropy
+from ebft.model.rollout import draw
 
 
 @dataclass
@@ -35,7 +35,19 @@ def roll_out(
     config: MethodConfig,
     end_token_ids: Tensor | None,
 ) -> Rollouts:
-    completions, entropy = rollout_with_entropy(
+    return roll_out_with_context(model, input_ids, layout, seeds, config, end_token_ids)[0]
+
+
+def roll_out_with_context(
+    model: nn.Module,
+    input_ids: Tensor,
+    layout: PackedLayout,
+    seeds: Tensor,
+    config: MethodConfig,
+    end_token_ids: Tensor | None,
+) -> tuple[Rollouts, Tensor]:
+    """Rollouts, and the hidden states of their contexts [b, T, H]."""
+    completions, entropy, context = draw(
         model,
         input_ids,
         layout,
@@ -45,4 +57,4 @@ def roll_out(
         backend=config.attention_backend,
     )
     lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
-    return Rollouts(completions, lengths, entropy, token_groups(completions))
+    return Rollouts(completions, lengths, entropy, token_groups(completions)), context

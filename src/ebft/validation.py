@@ -20,16 +20,14 @@ from ebft.config.method import MethodConfig, settings_that_change
 from ebft.config.training import EBFTConfig
 from ebft.data.packing import PADDING, SequenceDataset, to_device
 from ebft.iteration import make_layout, score
-from ebft.method.choices import Backend
 from ebft.method.cross_entropy import Rows, weighted_cross_entropy
-from ebft.method.layout import PackedLayout
 from ebft.method.metrics import whitened_proxy
 from ebft.method.sampling import sequence_seeds
 from ebft.method.sequence_records import Record
-from ebft.model.backbone import context_hidden_states, evaluating, output_head
+from ebft.model.backbone import evaluating, output_head
 from ebft.model.features import FeatureNetwork
 from ebft.model.fingerprint import weight_fingerprint
-from ebft.rollouts import roll_out
+from ebft.rollouts import roll_out_with_context
 from ebft.runtime.processes import join_rows, rank
 from ebft.trees import pack_to_score
 
@@ -37,13 +35,12 @@ logger = logging.getLogger(__name__)
 
 
 @torch.no_grad()
-def truth_log_probs(model: nn.Module, input_ids: Tensor, layout: PackedLayout, backend: Backend = "auto") -> Tensor:
-    """log p(x_t | x_<t) at temperature 1, [b, T]; 0 at t = 0, which nothing predicts."""
-    hidden = context_hidden_states(model, input_ids, layout, backend)[:, :-1]
+def truth_log_probs(model: nn.Module, input_ids: Tensor, hidden: Tensor) -> Tensor:
+    """log p(x_t | x_<t) at temperature 1, [b, T], from hidden states [b, T, H]; 0 at t = 0, which nothing predicts."""
     targets = input_ids[:, 1:].reshape(-1, 1)
     no_weights = torch.zeros_like(targets, dtype=torch.float32)
     rows = Rows(targets, no_weights, torch.ones(len(targets), device=targets.device))
-    log_probs = weighted_cross_entropy(hidden.flatten(0, 1), output_head(model), rows).log_probs
+    log_probs = weighted_cross_entropy(hidden[:, :-1].flatten(0, 1), output_head(model), rows).log_probs
     return torch.nn.functional.pad(log_probs.view(input_ids.shape[0], -1), (1, 0))
 
 
@@ -62,7 +59,9 @@ def measure(
     samples = config.eval_samples or config.samples
     layout = make_layout(batch["on_host"], config, samples, end_token_ids, on_gpu).to(input_ids.device)
     found: dict[str, Tensor] = {"sequence": batch["sequence_id"]}
-    log_probs = truth_log_probs(model, input_ids, layout, config.attention_backend).double()
+    seeds = sequence_seeds(config.eval_seed, 0, batch["sequence_id"])
+    rollouts, context = roll_out_with_context(model, input_ids, layout, seeds, config, end_token_ids)
+    log_probs = truth_log_probs(model, input_ids, context).double()
     real = document_ids != PADDING
     if config.document_masks:  # the first token of a document has nothing to be predicted from
         real[:, 1:] &= document_ids[:, 1:] == document_ids[:, :-1]
@@ -71,8 +70,6 @@ def measure(
         found[f"{name}log_probs"] = torch.where(counted, log_probs, 0.0).sum(1)
         found[f"{name}tokens"] = counted.sum(1)
 
-    seeds = sequence_seeds(config.eval_seed, 0, batch["sequence_id"])
-    rollouts = roll_out(model, input_ids, layout, seeds, config, end_token_ids)
     scores = score(features, input_ids, pack_to_score(layout, input_ids, rollouts, config), rollouts, config)
     assert scores.cfm is not None  # the settings ask for at least two samples
     valid = layout.anchor_mask.expand(input_ids.shape[0], -1)

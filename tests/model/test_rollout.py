@@ -72,10 +72,11 @@ def test_cached_and_packed_distributions_are_the_same(
     for step in range(1, G):
         cached = rows[step]
         if device == "cpu":
-            alike = Alike.of(completions[..., :step])
-            assert len(cached) == sum(
-                len({tuple(y) for y in a}) for row in completions[..., :step].tolist() for a in row
-            )
+            kept = layout.anchor_mask.expand(2, B)
+            alike = Alike.of(completions[..., :step], kept)
+            begun = completions[..., :step][kept].tolist()
+            distinct = sum(len({tuple(sample) for sample in anchor}) for anchor in begun)
+            assert len(cached) == distinct + (not kept[0, 0]), "each once, and none of a dropped anchor but the first"
             cached = cached[alike.group]
         cached = cached.view(2, B, n, VOCABULARY)
         packed = logits[:, layout.completion_slots[:, :, step - 1]]

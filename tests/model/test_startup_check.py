@@ -18,7 +18,6 @@ from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model import attention
 from ebft.model.backbone import (
     check_training_pass,
-    context_hidden_states,
     output_head,
     packed_hidden_states,
     prepare_model,
@@ -141,7 +140,6 @@ class TestPositionsThatDependOnTheLength:
         passes = [
             lambda: rollout(model, ids, layout),
             lambda: packed_hidden_states(model, packed, layout),
-            lambda: context_hidden_states(model, ids, layout),
             lambda: FeatureNetwork(model)(packed, layout),
         ]
         for run in passes:

@@ -64,7 +64,8 @@ def test_the_estimate_is_near_the_measured_peak(file: Path, monkeypatch: pytest.
         adapter=adapters.count_parameters(model, adapter) if settings["lora"] else 0,
     )
     found = estimate(ModelShape.of(model, LAYERS), work, LORA if settings["lora"] else DDP)
-    assert found.peak == pytest.approx(result["peak_memory_bytes"]["packed"], rel=0.15)
+    measured = result["peak_memory_bytes"]  # the plan reckons with completions that have nothing in common
+    assert found.peak == pytest.approx(measured.get("untreed", measured["packed"]), rel=0.15)
 
 
 def test_the_estimate_is_near_all_peaks_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:

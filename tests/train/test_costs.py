@@ -30,7 +30,7 @@ def parameters_without_embeddings(model: Any) -> int:
 
 def test_what_is_counted(tiny: Path, sums: Path, tmp_path: Path) -> None:
     """Tokens and FLOPs of one step, counted again by hand."""
-    made = make_trainers(tiny, sums, tmp_path, max_steps=1, save_strategy="no", eval_strategy="no")
+    made = make_trainers(tiny, sums, tmp_path, max_steps=1, save_strategy="no", eval_strategy="no", trees=False)
     for trainer in made.values():
         trainer.train()
     model = AutoModelForCausalLM.from_pretrained(tiny)
@@ -42,8 +42,8 @@ def test_what_is_counted(tiny: Path, sums: Path, tmp_path: Path) -> None:
     packed = 4 * (48 + 11 * 3 * 4)
     assert spent["ebft"]["spent/generated_tokens"] == 4 * 11 * 3 * 4
     assert spent["ebft"]["spent/tokens"] == 4 * 48
-    # Only drawn tokens need logits: when they are drawn, and in the update.
-    logits = 4 * 11 * 3 * 4 * 8 * head
+    # Only drawn tokens need logits: when they are drawn, and in the update, where first tokens share them.
+    logits = 4 * 11 * (3 * 4 * 2 + (1 + 3 * 3) * 6) * head
     assert spent["ebft"]["spent/flops"] == pytest.approx(packed * (8 * (n - head) + 2 * layers / 2) + logits)
 
     # SFT: every real token three times 2 per parameter; the first of each of 4 rows is no target.

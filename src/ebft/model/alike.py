@@ -1,4 +1,5 @@
-"""Samples of a rollout that have drawn the same tokens so far: one of them computes the step for all.
+"""Samples of a rollout that have drawn the same tokens so far: one of them computes the step for all, and none of those
+that nobody will look at.
 
 Needs to know how many there are, and so a device that answers at once: the host itself.
 """
@@ -22,12 +23,13 @@ class Alike:
     shape: tuple[int, int, int]  # b, B, n
 
     @classmethod
-    def of(cls, begun: Tensor) -> Alike:
-        """For what the samples have drawn so far, [b, B, n, g]."""
+    def of(cls, begun: Tensor, kept: Tensor) -> Alike:
+        """For what the samples have drawn so far, [b, B, n, g], at anchors that their row keeps, bool [b, B]."""
         same = common_prefix(begun[:, :, :, None], begun[:, :, None])[..., -1]  # [b, B, n, n]
         first = same.to(torch.uint8).argmax(-1)
         b, B, n = first.shape
-        leads = first == torch.arange(n, device=first.device)
+        leads = (first == torch.arange(n, device=first.device)) & kept[..., None]
+        leads[0, 0, 0] = True  # somebody must; samples of dropped anchors follow whoever came last
         number = leads.flatten().cumsum(0) - 1
         leader_of = torch.arange(b * B, device=first.device).view(b, B, 1) * n + first
         return cls(leads.flatten().nonzero()[:, 0], number[leader_of.flatten()], (b, B, n))

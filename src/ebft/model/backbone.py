@@ -186,20 +186,6 @@ def packed_hidden_states(
     return run_decoder(decoder_of(base), packed_ids, layout.position_ids, packed_pass)
 
 
-def context_hidden_states(
-    model: nn.Module, input_ids: Tensor, layout: PackedLayout, backend: Backend = "auto"
-) -> Tensor:
-    """Last hidden states [b, T, H] of the contexts alone, under the layout's document masks."""
-    base = prepare_model(model)
-    layout.check_batch(input_ids.shape[0])
-    check_token_ids(input_ids, embedding_size(base))
-    check_length(decoder_of(base), layout)
-    layout = layout.to(input_ids.device)
-    context_pass = CachedPass(layout, resolve_backend(backend, input_ids.device))
-    positions = layout.position_ids[..., : layout.context_length]
-    return run_decoder(decoder_of(base), input_ids, positions, context_pass)
-
-
 def check_packed_ids(packed_ids: Tensor, layout: PackedLayout, vocabulary_size: int) -> None:
     if packed_ids.dim() != 2 or packed_ids.shape[1] != layout.packed_length:
         raise ValueError(

@@ -7,6 +7,8 @@ anchors once for all n samples.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -58,11 +60,19 @@ def rollout(
 
     Completions of anchors that a row drops (`layout.anchor_mask`) mean nothing.
     """
-    return rollout_with_entropy(model, input_ids, layout, temperature, top_k, top_p, seeds, end_token_ids, backend)[0]
+    return draw(model, input_ids, layout, temperature, top_k, top_p, seeds, end_token_ids, backend).completions
+
+
+class Drawn(NamedTuple):
+    """A rollout, and what comes with it for nothing."""
+
+    completions: Tensor  # [b, B, n, G]
+    entropy: Tensor  # float32 [b, B, n, G], of the distribution that each token was drawn from
+    context: Tensor  # [b, T, H], last hidden states of the contexts
 
 
 @torch.no_grad()
-def rollout_with_entropy(
+def draw(
     model: nn.Module,
     input_ids: Tensor,
     layout: PackedLayout,
@@ -72,9 +82,8 @@ def rollout_with_entropy(
     seeds: Tensor | None = None,
     end_token_ids: Tensor | None = None,
     backend: Backend = "auto",
-) -> tuple[Tensor, Tensor]:
-    """The completions that `rollout` gives, and the entropy of the distribution that each token was drawn from, float32
-    [b, B, n, G]."""
+) -> Drawn:
+    """`rollout`, with its entropies and the hidden states of the contexts."""
     check_sampling(temperature, top_k, top_p)
     base = prepare_model(model)
     b = _check_input(input_ids, layout, base)
@@ -89,12 +98,12 @@ def rollout_with_entropy(
     options = (temperature, top_k, top_p, resolve_backend(backend, device))
 
     if is_launch_bound(model, base, b * B * n, options[-1]):
-        completions, entropy = replay(_generate, base, layout, input_ids, uniform, options)
+        drawn = Drawn(*replay(_generate, base, layout, input_ids, uniform, options))
     else:
-        completions, entropy = _generate(base, layout, input_ids, uniform, *options)
-    if end_token_ids is not None:
-        completions = repeat_end_token(completions, layout, end_token_ids)
-    return completions, entropy
+        drawn = _generate(base, layout, input_ids, uniform, *options)
+    if end_token_ids is None:
+        return drawn
+    return drawn._replace(completions=repeat_end_token(drawn.completions, layout, end_token_ids))
 
 
 def _generate(
@@ -106,19 +115,19 @@ def _generate(
     top_k: int | None,
     top_p: float | None,
     backend: Backend,
-) -> tuple[Tensor, Tensor]:
-    """The rollout itself, on tensors alone: completions and entropies [b, B, n, G]. A GPU is asked nothing."""
+) -> Drawn:
+    """The rollout itself, on tensors alone. A GPU is asked nothing."""
     b, T = input_ids.shape
     n, B, G = layout.samples, layout.num_anchors, layout.horizon
     decoder = decoder_of(base)
     cached = CachedPass(layout, backend)
-    positions = layout.position_ids.expand(b, -1)
+    positions, kept = layout.position_ids.expand(b, -1), layout.anchor_mask.expand(b, -1)
     completions = torch.empty(b, B, n, G, dtype=torch.long, device=input_ids.device)
     entropies = torch.empty(b, B, n, G, device=input_ids.device)
     with evaluating(base):
-        hidden = run_decoder(decoder, input_ids, positions[:, :T], cached)
-        head = output_head(base).prepared(hidden)  # once for all steps; a sharded one is gathered by now
-        at_anchors = layout.before_anchors(hidden).flatten(0, 1)
+        context = run_decoder(decoder, input_ids, positions[:, :T], cached)
+        head = output_head(base).prepared(context)  # once for all steps; a sharded one is gathered by now
+        at_anchors = layout.before_anchors(context).flatten(0, 1)
         options = (temperature, top_k, top_p)
         tokens, entropy = _sample_rows(head, at_anchors, uniform[..., 0].flatten(0, 1), *options)
         completions[..., 0], entropies[..., 0] = tokens.view(b, B, n), entropy.view(b, B, 1)
@@ -126,7 +135,8 @@ def _generate(
             cached.step = step
             ids, places = completions[..., step].flatten(1), positions[:, T + step :: G]
             # What begins alike is computed once, where the host need not wait for the answer.
-            alike = cached.alike = Alike.of(completions[..., : step + 1]) if ids.device.type == "cpu" else None
+            alike = Alike.of(completions[..., : step + 1], kept) if ids.device.type == "cpu" else None
+            cached.alike = alike
             if alike is None:
                 rows = run_decoder(decoder, ids, places, cached).flatten(0, 1)
                 drawn, entropy = _sample_rows(head, rows, uniform[..., step + 1].reshape(-1, 1), *options)
@@ -135,7 +145,7 @@ def _generate(
                 drawn, entropy = _sample_rows(head, rows, uniform[..., step + 1].reshape(-1, 1), *options, alike.group)
                 entropy = entropy[alike.group]
             completions[..., step + 1], entropies[..., step + 1] = drawn.view(b, B, n), entropy.view(b, B, n)
-    return completions, entropies
+    return Drawn(completions, entropies, context)
 
 
 def repeat_end_token(completions: Tensor, layout: PackedLayout, end_token_ids: Tensor) -> Tensor:

@@ -31,17 +31,17 @@ def is_launch_bound(model: nn.Module, base: nn.Module, tokens: int, backend: str
 
 
 def replay(
-    generate: Callable[..., tuple[Tensor, Tensor]],
+    generate: Callable[..., tuple[Tensor, ...]],
     base: nn.Module,
     layout: PackedLayout,
     input_ids: Tensor,
     uniform: Tensor,
     options: tuple[Any, ...],
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """generate(base, layout, input_ids, uniform, *options), captured for these shapes and options."""
     names, tensors = layout_tensors(layout)
 
-    def captured(input_ids: Tensor, uniform: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:
+    def captured(input_ids: Tensor, uniform: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
         return generate(base, layout_with(layout, names, values), input_ids, uniform, *options)
 
     weights = hash(tuple(parameter.data_ptr() for parameter in base.parameters()))

@@ -153,6 +153,8 @@ class EBFTTrainer(ShardedTrainer):
         self.deferred_checks.run()
         self.deferred_checks.add(window.sequences, self._count_tokens)
         self.deferred_checks.add(torch.as_tensor(window.metrics["reward"]), self._reward_check(step + 1))
+        # Of a broken model all completions are the same, and nothing of them comes into the loss.
+        self.deferred_checks.add(torch.as_tensor(window.metrics["entropy"]), self._finite_check("entropy", step + 1))
         for name, value in window.metrics.items():
             self._observed[name].append(value)
         self.window = window
@@ -213,7 +215,7 @@ class EBFTTrainer(ShardedTrainer):
             return
         totals = processes.sum_over_processes(self.window.loss_sums)
         # The same number in all processes, so that all of them stop or none does.
-        self.deferred_checks.add(totals.pop("loss"), self._loss_check(self.state.global_step + 1))
+        self.deferred_checks.add(totals.pop("loss"), self._finite_check("loss", self.state.global_step + 1))
         for name, value in totals.items():
             self._observed[name].append(value)
         self.window.loss_sums = {}
@@ -235,11 +237,11 @@ class EBFTTrainer(ShardedTrainer):
         total = total + flops.over(computed["trained_tokens"], rows) * (flops.update + bool(self.args.kl_weight))
         self.costs.add(tokens=window.tokens, generated_tokens=window.generated_tokens, flops=total)
 
-    def _loss_check(self, step: int) -> Callable[[float], None]:
-        def check(loss: float) -> None:
-            if not math.isfinite(loss):
+    def _finite_check(self, name: str, step: int) -> Callable[[float], None]:
+        def check(value: float) -> None:
+            if not math.isfinite(value):
                 raise TrainingDiverged(
-                    f"the loss is {loss} at step {step}; try a lower learning_rate, a gamma above 0, or "
+                    f"the {name} is {value} at step {step}; try a lower learning_rate, a gamma above 0, or "
                     "whitening=reference, and look at the last samples"
                 )
 
