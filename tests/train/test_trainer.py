@@ -202,6 +202,32 @@ def test_divergence_stops_with_what_to_try(tmp_path: Path) -> None:
         EBFTTrainer(small_model(), config(tmp_path, max_reward=1e-6), counting_text()).train()
 
 
+def test_a_step_without_anchors_is_no_observation(tmp_path: Path) -> None:
+    """Zeros of such a step would come into the means over the logged steps."""
+    found = []
+    for logging_steps in (1, 4):
+        args = config(tmp_path / str(logging_steps), max_steps=4, logging_steps=logging_steps)
+        trainer = EBFTTrainer(small_model(), args, counting_text())
+        drawn = trainer.get_batch_samples
+
+        def without_anchors(*arguments: Any, trainer: Any = trainer, drawn: Any = drawn) -> Any:
+            batches = drawn(*arguments)
+            if trainer.state.global_step == 2:
+                for name in ("reward", "ebft/cfm", "ebft/anchors", "entropy"):
+                    trainer._observed[name][-1] = 0.0
+            return batches
+
+        trainer.get_batch_samples = without_anchors
+        trainer.train()
+        found.append([entry for entry in trainer.state.log_history if "loss" in entry])
+    each, (together,) = found
+    assert ["reward" in entry for entry in each] == [True, True, False, True]
+    assert each[2]["ebft/anchors"] == 0
+    for name in ("reward", "ebft/cfm", "entropy"):
+        values = [entry[name] for entry in each if name in entry]
+        assert together[name] == pytest.approx(sum(values) / 3), name
+
+
 def test_the_final_model_is_an_ordinary_one(tmp_path: Path) -> None:
     trainer = EBFTTrainer(small_model(), config(tmp_path), counting_text())
     trainer.train()

@@ -101,9 +101,11 @@ class MethodConfig:
         check_choices(self, MethodConfig)
         at_least(self, 1, "context_length", "horizon", "stride", "samples", "eval_samples")
         if self.anchors == "strided" and self.context_length - self.horizon < self.stride:
+            longest = self.context_length - self.stride
+            way_out = f"use horizon<={longest}" if longest >= 1 else "use a smaller stride"
             raise ConfigError(
                 f"horizon={self.horizon} with stride={self.stride} does not fit in context_length="
-                f"{self.context_length}; use horizon<={self.context_length - self.stride} or a longer context"
+                f"{self.context_length}; {way_out} or a longer context"
             )
         if not self.temperature > 0:
             raise ConfigError(

@@ -12,6 +12,7 @@ from ebft.data.rows import fingerprint as source_fingerprint
 from ebft.data.store import tokenize_source
 from ebft.iteration import check_sequences
 from ebft.method.ratios import Estimate
+from ebft.method.sequence_records import METRICS, Record
 from ebft.model.fingerprint import feature_space
 from ebft.tasks import calibration
 from ebft.tasks.problem_set import Scored
@@ -53,8 +54,8 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
     counted = [record for record in records.rows if record["sequence"] < len(rows)]
     metrics, points = calibration.estimates(counted, profile.lengths)
     return {
-        "metrics": {name: _entry(estimate, len(counted)) for name, estimate in metrics.items()},
-        "profile": [{"length": length, **_entry(estimate, len(counted))} for length, estimate in points],
+        "metrics": {name: _entry(estimate, counted, METRICS[name]) for name, estimate in metrics.items()},
+        "profile": [{"length": length, **_entry(estimate, counted, "profile_contexts")} for length, estimate in points],
         "sequences": len(counted),
         "tokens": int(sum(record["tokens"] for record in counted)),
         "contexts": int(sum(record["contexts"] for record in counted)),
@@ -84,6 +85,8 @@ def calibration_documents(options: EvalOptions, tokenizer: Any) -> DocumentIndex
     return index.split(options.held_out, data.split_seed)[1] if options.held_out else index
 
 
-def _entry(estimate: Estimate, count: int) -> dict[str, Any]:
+def _entry(estimate: Estimate, records: list[Record], per: str) -> dict[str, Any]:
+    """`count` is that of the sequences that have any of what the metric is per."""
+    count = sum(bool(record.get(per)) for record in records)
     value, error = (x if math.isfinite(x) else None for x in estimate)  # JSON has no NaN
     return {"value": value, "standard_error": error, "count": count}

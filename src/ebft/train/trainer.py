@@ -49,6 +49,9 @@ from ebft.train.networks import Networks, disable_dropout
 from ebft.train.sharded_trainer import ShardedTrainer
 from ebft.validation import Evaluated, validate
 
+# What a window says of itself also where nothing was rolled out.
+_OF_EVERY_STEP = ("ebft/anchors", "ebft/packed_tokens")
+
 
 class EBFTTrainer(ShardedTrainer):
     """Fine-tune a causal language model with EBFT.
@@ -263,9 +266,14 @@ class EBFTTrainer(ShardedTrainer):
         logs.update(self.costs.totals())
         if "loss" in logs and self._observed:
             self.deferred_checks.run(wait=True)
+            # A step without any anchor says nothing about rollouts.
+            had_anchors = [float(anchors) > 0 for anchors in self._observed["ebft/anchors"]]
             for name, values in self._observed.items():
-                logs[name] = float(sum(float(v) for v in values) / len(values))
-            steps = max(len(self._observed["reward"]), 1)
+                if self.window is not None and name in self.window.metrics and name not in _OF_EVERY_STEP:
+                    values = [value for value, had in zip(values, had_anchors, strict=True) if had]
+                if values:
+                    logs[name] = float(sum(float(v) for v in values) / len(values))
+            steps = max(len(had_anchors), 1)
             seconds = {f"ebft/seconds_{name}": total / steps for name, total in self.clock.read().items()}
             logs.update(seconds)
             logs["step_time"] = sum(seconds.values())
