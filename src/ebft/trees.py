@@ -45,11 +45,11 @@ def packings(
     """For the frozen network, and for the update. Asks the device how large the trees are: once for both."""
     if not config.trees:
         return Packing(layout), Packing(layout)
-    held = _tokens_held(layout, rollouts)
-    seen = layout.tree_of(rollouts.completions, input_ids, held)
+    seen = layout.tree_of(rollouts.completions, input_ids, rollouts.lengths)
     # The update needs what predicts something with a weight. The last token predicts nothing, and nothing has a weight
     # where all completions are equal: from three samples on their advantages are 0. A divergence is there all the same.
-    needed = held - 1
+    lengths = torch.full_like(rollouts.groups, layout.horizon) if rollouts.lengths is None else rollouts.lengths
+    needed = lengths - 1
     if layout.samples >= 3 and not config.kl_weight:
         needed = torch.where((rollouts.groups == 0).all(-1, keepdim=True), -1, needed)
     trained = layout.tree_of(rollouts.completions, input_ids, needed)
@@ -61,7 +61,7 @@ def pack_to_score(layout: PackedLayout, input_ids: Tensor, rollouts: Rollouts, c
     """The layout to look at rollouts with, where no update follows."""
     if not config.trees:
         return layout
-    tree = layout.tree_of(rollouts.completions, input_ids, _tokens_held(layout, rollouts))
+    tree = layout.tree_of(rollouts.completions, input_ids, rollouts.lengths)
     rows = range(input_ids.shape[0])
     return Packing(layout, tree, *ask([tree.counts, tree.predicting])).of_rows(rows, slice(None))
 
@@ -69,9 +69,3 @@ def pack_to_score(layout: PackedLayout, input_ids: Tensor, rollouts: Rollouts, c
 def ask(counts: Sequence[Tensor]) -> list[list[int]]:
     """The device's numbers, for the host. It waits for them."""
     return torch.stack(list(counts)).tolist()
-
-
-def _tokens_held(layout: PackedLayout, rollouts: Rollouts) -> Tensor:
-    if rollouts.lengths is not None:
-        return rollouts.lengths
-    return torch.full_like(rollouts.groups, layout.horizon)

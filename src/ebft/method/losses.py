@@ -133,7 +133,7 @@ class _Predictors:
 
     def __init__(self, layout: PackedLayout, batch_size: int, with_truth: bool, wanted: Tensor) -> None:
         """wanted: bool [b, B, n, G], the tokens of completions that are to be predicted."""
-        self.layout, self.b, self.with_truth, self.wanted = layout, batch_size, with_truth, wanted
+        self.layout, self.b, self.with_truth = layout, batch_size, with_truth
         T, S, (b, B, n, G) = layout.context_length, layout.packed_length, wanted.shape
         device = wanted.device
         slots = layout.predictor_slots.expand(b, -1, -1, -1)
@@ -152,6 +152,7 @@ class _Predictors:
         self.rows = slot_of_place.flatten()[chosen]  # of [b*S]
         # Of every token, the row that predicts it; one too many for the unwanted.
         self.row = torch.where(wanted, (used.cumsum(0) - 1)[place], self.policy_rows)
+        self.sample = torch.arange(n, device=device)[:, None]  # and its place there
 
     def hidden(self, hidden: Tensor) -> Tensor:
         """[b, S, H] -> [R, H]."""
@@ -164,8 +165,7 @@ class _Predictors:
         """Values of generated tokens [b, B, n, G] and truth tokens [b, T-1] -> [R, n]; 0 where there is none."""
         n = self.layout.samples
         values = per_token.new_zeros(self.policy_rows + 1, n)
-        sample = torch.arange(n, device=values.device)[:, None]
-        values[self.row, sample.expand_as(self.row[0, 0])] = per_token
+        values[self.row, self.sample] = per_token
         values = values[:-1]
         if not self.with_truth:
             return values
@@ -176,12 +176,10 @@ class _Predictors:
 
     def per_token(self, per_row: Tensor) -> Tensor:
         """[R, n], or [R] for what a row has once, -> [b, B, n, G]; 0 for what was not wanted."""
-        n = self.layout.samples
         if per_row.dim() == 1:
-            per_row = per_row[:, None].expand(-1, n)
+            per_row = per_row[:, None].expand(-1, self.layout.samples)
         policy = torch.nn.functional.pad(per_row[: self.policy_rows], (0, 0, 0, 1))
-        sample = torch.arange(n, device=policy.device)[:, None]
-        return policy[self.row, sample.expand_as(self.row[0, 0])]
+        return policy[self.row, self.sample]
 
     def truth_log_probs(self, per_row: Tensor) -> Tensor:
         return per_row[self.policy_rows :, 0].view(self.b, -1)

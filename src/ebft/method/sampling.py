@@ -91,7 +91,7 @@ def block_masses(logits: Tensor, inverse_temperature: float) -> tuple[Tensor, Te
     sums = masses[:, :even].unflatten(-1, (-1, _BLOCK)).sum(-1)
     if even < logits.shape[-1]:
         sums = torch.cat([sums, masses[:, even:].sum(-1, keepdim=True)], -1)
-    total = masses.sum(-1)
+    total = sums.sum(-1)
     # A token without any mass has a logit of minus infinity and no part in the entropy.
     entropy = total.log() - (masses * below.clamp(min=torch.finfo(below.dtype).min)).sum(-1) / total
     return highest, sums, entropy
