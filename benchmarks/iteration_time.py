@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from ebft.runtime.graphs import idle_bytes
 from ebft.runtime.timing import Clock
 from packed_implementation import PackedImplementation
 from packed_work import Work, work_of
@@ -35,10 +35,10 @@ class Implementation(Protocol):
     def update(self, sequences: Any, advantages: Tensor) -> Tensor: ...
 
 
-IMPLEMENTATIONS: dict[str, Callable[[Any, Settings], Implementation]] = {
-    "packed": PackedImplementation,
-    "untreed": partial(PackedImplementation, trees=False),
-    "released": ReferenceImplementation,
+IMPLEMENTATIONS: dict[str, Callable[[Training, Settings], Implementation]] = {
+    "packed": lambda training, settings: PackedImplementation(training.model, settings, training.working),
+    "untreed": lambda training, settings: PackedImplementation(training.model, settings, training.working, trees=False),
+    "released": lambda training, settings: ReferenceImplementation(training.model, settings),
 }
 
 
@@ -48,7 +48,7 @@ class Run:
     def __init__(self, name: str, settings: Settings) -> None:
         self.device = settings.device
         self.training = Training(settings)
-        self.implementation = IMPLEMENTATIONS[name](self.training.model, settings)
+        self.implementation = IMPLEMENTATIONS[name](self.training, settings)
         self.contexts = contexts(settings)
 
     def iterate(self) -> dict[str, float]:
@@ -107,7 +107,7 @@ def _measure_together(names: Sequence[str], settings: Settings, turn: Turn) -> d
             for name, run in runs.items():
                 measured[name].runs.append(run.iterate())
         if on_gpu:  # where only one is measured at a time
-            measured[names[0]].peak_bytes = torch.cuda.max_memory_allocated()
+            measured[names[0]].peak_bytes = torch.cuda.max_memory_allocated() + idle_bytes()
         for name, run in runs.items():
             if isinstance(run.implementation, PackedImplementation):
                 measured[name].work = work_of(run.implementation)

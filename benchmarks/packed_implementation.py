@@ -16,13 +16,14 @@ from ebft.config.method import MethodConfig
 from ebft.iteration import micro_batches
 from ebft.method.advantages import leave_one_out_advantages
 from ebft.method.layout import PackedLayout
-from ebft.method.losses import ebft_loss
 from ebft.method.rewards import Whitening, feature_matching_rewards, token_groups
 from ebft.method.sampling import sequence_seeds
-from ebft.model.backbone import compile_layers, decoder_of, output_head, packed_hidden_states
+from ebft.model.backbone import compile_layers, decoder_of
 from ebft.model.features import FeatureNetwork
+from ebft.model.working_copy import WorkingCopy
 from ebft.rollouts import Rollouts, roll_out
 from ebft.trees import Packing, packings
+from ebft.update import UpdateGraphs, loss_of
 from step_settings import TEMPERATURE, Settings
 
 
@@ -44,7 +45,9 @@ class Rolled:
 class PackedImplementation:
     """The parts of an iteration."""
 
-    def __init__(self, model: Any, settings: Settings, trees: bool | None = None) -> None:
+    def __init__(
+        self, model: Any, settings: Settings, working: WorkingCopy | None = None, trees: bool | None = None
+    ) -> None:
         self.model, self.settings = model, settings
         self.autocast = settings.lora and settings.dtype == "bfloat16"
         self.layout = settings.layout.to(settings.device)
@@ -54,6 +57,7 @@ class PackedImplementation:
             stride=settings.stride,
             samples=settings.samples,
             temperature=TEMPERATURE,
+            gamma=settings.gamma,
             attention_backend=settings.backend,
             trees=settings.trees if trees is None else trees,
         )
@@ -61,8 +65,12 @@ class PackedImplementation:
         source: Any = "adapter_off" if settings.lora else "copy"
         self.frozen = FeatureNetwork(model, normalize="joint", source=source, backend=settings.backend)
         if settings.compile:
+            self.frozen.fuse_projections()
+            if working is not None:
+                working.fuse_projections()
             compile_layers(decoder_of(model))
             self.frozen.compile_layers()
+        self.graphs = UpdateGraphs(model, model if working is None else working.trained, self.method)
         self.step = 0
         self.last: Rolled | None = None
 
@@ -99,23 +107,21 @@ class PackedImplementation:
         size = self.settings.micro_batch or b
         sizes = [min(size, b - start) for start in range(0, b, size)]
         total = torch.zeros((), device=rolled.contexts.device)
+        counts = {
+            "generated_tokens": torch.full_like(total, rolled.rollouts.completions.numel()),
+            "truth_tokens": torch.full_like(total, b * (T - 1)),
+        }
         for batch in micro_batches(sizes, rolled.contexts, rolled.rollouts, rolled.packings[1], advantages):
             with self.precision():
-                hidden = packed_hidden_states(self.model, batch["input_ids"], batch["layout"], self.settings.backend)
-            terms = ebft_loss(
-                hidden,
-                output_head(self.model),
-                batch["input_ids"],
-                batch["layout"],
-                batch["advantages"],
-                TEMPERATURE,
-                self.settings.gamma,
-                generated_tokens=float(rolled.rollouts.completions.numel()),
-                truth_tokens=float(b * (T - 1)),
-            )
-            terms.loss.backward()
-            total += terms.loss.detach()
+                total += self._add_gradient(batch | counts)
         return total
+
+    def _add_gradient(self, batch: dict[str, Any]) -> Tensor:
+        if self.graphs.pay(batch):
+            return self.graphs.add_gradient(batch).loss
+        loss = loss_of(self.model, batch, self.method).loss
+        loss.backward()
+        return loss.detach()
 
     @contextmanager
     def precision(self) -> Iterator[None]:

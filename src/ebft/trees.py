@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,10 +12,13 @@ from torch import Tensor
 from ebft.config.method import MethodConfig
 from ebft.method.layout import PackedLayout
 from ebft.method.tree import Tree
+from ebft.model.layout_graph import replay
 from ebft.rollouts import Rollouts
+from ebft.runtime.graphs import Graphs
 
-# Packed lengths on a GPU are rounded up to a sixteenth of the longest, in whole blocks: few shapes to compile.
+# Sizes on a GPU are rounded up to a sixteenth of the largest, in whole blocks: few shapes to compile.
 _SIZES, _BLOCK = 16, 128
+_GRAPHS = Graphs()
 
 
 @dataclass
@@ -30,13 +34,18 @@ class Packing:
         """The layout of some rows; `index` says the same to the device."""
         if self.tree is None:
             return self.layout.select_rows(index)
-        nodes = max(self.nodes[row] for row in rows)
-        if self.layout.device.type == "cuda":
-            longest = self.layout.packed_length - self.layout.context_length
-            step = -(-longest // (_SIZES * _BLOCK)) * _BLOCK
-            nodes = -(-max(nodes, 1) // step) * step
-        predicting = [self.predicting[row] for row in rows]
-        return self.layout.select_rows(index).with_tree(self.tree.select(index), nodes, predicting)
+        layout = self.layout
+        nodes, predicting = max(self.nodes[row] for row in rows), sum(self.predicting[row] for row in rows)
+        if layout.device.type == "cuda":
+            every_node = layout.num_anchors * layout.samples * layout.horizon
+            nodes = _rounded_up(nodes, every_node)
+            predicting = _rounded_up(predicting, len(rows) * every_node)
+        return layout.select_rows(index).with_tree(self.tree.select(index), nodes, predicting)
+
+
+def _rounded_up(size: int, largest: int) -> int:
+    step = -(-largest // (_SIZES * _BLOCK)) * _BLOCK
+    return -(-max(size, 1) // step) * step
 
 
 def packings(
@@ -45,16 +54,34 @@ def packings(
     """For the frozen network, and for the update. Asks the device how large the trees are: once for both."""
     if not config.trees:
         return Packing(layout), Packing(layout)
-    seen = layout.tree_of(rollouts.completions, input_ids, rollouts.lengths)
-    # The update needs what predicts something with a weight. The last token predicts nothing, and nothing has a weight
-    # where all completions are equal: from three samples on their advantages are 0. A divergence is there all the same.
-    lengths = torch.full_like(rollouts.groups, layout.horizon) if rollouts.lengths is None else rollouts.lengths
-    needed = lengths - 1
-    if layout.samples >= 3 and not config.kl_weight:
-        needed = torch.where((rollouts.groups == 0).all(-1, keepdim=True), -1, needed)
-    trained = layout.tree_of(rollouts.completions, input_ids, needed)
+    # Where all completions are equal, from three samples on, all advantages are 0. A divergence is there all the same.
+    leave_out_equal = layout.samples >= 3 and not config.kl_weight
+    build = partial(_trees, leave_out_equal)
+    given = [input_ids, rollouts.completions, rollouts.groups]
+    if rollouts.lengths is not None:
+        given.append(rollouts.lengths)
+    found = replay(build, _GRAPHS, layout, given, leave_out_equal) if input_ids.is_cuda else build(layout, *given)
+    seen, trained = Tree(*found[: len(found) // 2]), Tree(*found[len(found) // 2 :])
     counts = ask([seen.counts, seen.predicting, trained.counts, trained.predicting])
     return Packing(layout, seen, *counts[:2]), Packing(layout, trained, *counts[2:])
+
+
+def _trees(
+    leave_out_equal: bool,
+    layout: PackedLayout,
+    input_ids: Tensor,
+    completions: Tensor,
+    groups: Tensor,
+    lengths: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """The tensors of two trees: one of all completions, one of what predicts something with a weight."""
+    seen = layout.tree_of(completions, input_ids, lengths)
+    # The last token predicts nothing.
+    needed = (torch.full_like(groups, layout.horizon) if lengths is None else lengths) - 1
+    if leave_out_equal:
+        needed = torch.where((groups == 0).all(-1, keepdim=True), -1, needed)
+    trained = layout.tree_of(completions, input_ids, needed)
+    return *seen.tensors, *trained.tensors
 
 
 def pack_to_score(layout: PackedLayout, input_ids: Tensor, rollouts: Rollouts, config: MethodConfig) -> PackedLayout:

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.sampling import uniforms
+from ebft.model import layout_graph
 from ebft.model import rollout as rollout_module
-from ebft.model import rollout_graph
 from ebft.model.alike import Alike
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.rollout import rollout
@@ -57,7 +57,7 @@ def test_cached_and_packed_distributions_are_the_same(
         return original(head, hidden, uniform, *rest)
 
     monkeypatch.setattr(rollout_module, "_sample_rows", spy)
-    monkeypatch.setattr(rollout_graph, "LAUNCH_BOUND", 0)  # a graph would replay without passing the spy
+    monkeypatch.setattr(layout_graph, "LAUNCH_BOUND", 0)  # a graph would replay without passing the spy
     model = tiny_model(family).to(device)
     layout = StridedLayout(T, 5, 3, 3, document_ids=DOCUMENTS)
     ids = some_ids().to(device)

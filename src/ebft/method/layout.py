@@ -56,7 +56,6 @@ _PER_ROW = (
     "subtree_end",
     "packed_documents",
     "predicted",
-    "predicting_rows",
 )
 
 
@@ -87,7 +86,7 @@ class PackedLayout:
         truth_lengths: [B] or [b, B], tokens of truth per anchor: G where the window is whole, 0 where dropped.
         truth_mask: bool [T] or [b, T], tokens that count as targets of the cross-entropy.
         predicted: of a tree, bool [b, B, n, G], tokens whose predecessor is in the packed sequence; None: all are.
-        predicting_rows: of a tree, for each row of the batch how many of its tokens predict something.
+        predicting_rows: of a tree, how many tokens of the batch predict something, at most.
 
     What the mask rule compares, for attention kernels; R is b, or 1 if nothing differs by row:
         visible_context: [R, S], how many leading context tokens a packed token may look back to.
@@ -172,7 +171,7 @@ class PackedLayout:
         self._slots: Tensor | None = None
         self._completions: Tensor | None = None
         self.predicted: Tensor | None = None
-        self.predicting_rows: list[int] | None = None
+        self.predicting_rows: int | None = None
         # Plain integers, so that attention over chunks of anchors can leave out the context after them without
         # asking the device.
         self.furthest_context: list[int] = self._anchors.amax(0).tolist()
@@ -314,7 +313,7 @@ class PackedLayout:
         """
         tree = self.tree_of(completions, context_ids, held)
         nodes, predicting = torch.stack([tree.counts, tree.predicting]).tolist()
-        return self.with_tree(tree, max(nodes), predicting)
+        return self.with_tree(tree, max(nodes), sum(predicting))
 
     def tree_of(self, completions: Tensor, context_ids: Tensor | None = None, held: Tensor | None = None) -> Tree:
         b = completions.shape[0]
@@ -324,8 +323,11 @@ class PackedLayout:
         held = torch.where(self.anchor_mask.expand(b, -1)[..., None], held, -1)
         return build_tree(completions, held, None if context_ids is None else self.truths(context_ids))
 
-    def with_tree(self, tree: Tree, nodes: int, predicting_rows: list[int]) -> PackedLayout:
-        """This layout with the nodes of a tree instead of completions, and room for `nodes` of them in every row."""
+    def with_tree(self, tree: Tree, nodes: int, predicting_rows: int) -> PackedLayout:
+        """This layout with the nodes of a tree instead of completions, and room for `nodes` of them in every row.
+
+        predicting_rows: at least as many as tokens of all rows together predict something.
+        """
         T, (b, B, n, G) = self.context_length, tree.nodes.shape
         packed = copy.copy(self)
         packed.batch_size, packed.rows_alike, packed.packed_length = b, False, T + nodes
@@ -335,11 +337,8 @@ class PackedLayout:
         steps = torch.arange(G, device=self.device)
         in_context = steps < tree.in_context[..., None]
         packed._slots = torch.where(tree.is_node, tree.nodes + T, torch.where(in_context, anchors + steps, 0))
-        packed._completions, packed.predicted, packed.predicting_rows = (
-            tree.completions,
-            tree.predicted,
-            predicting_rows,
-        )
+        packed._completions, packed.predicted = tree.completions, tree.predicted
+        packed.predicting_rows = predicting_rows
 
         spare = torch.where(tree.is_node, tree.nodes, nodes).flatten(1)  # what is no node goes past the end
         last_context = packed._anchors - 1

@@ -144,7 +144,7 @@ class _Predictors:
         place = place + torch.arange(b, device=device)[:, None, None, None] * places
         used = torch.zeros(b * places + 1, dtype=torch.bool, device=device)
         used.scatter_(0, torch.where(wanted, place, b * places).flatten(), True)  # the last takes what is not wanted
-        self.policy_rows = b * B * (1 + n * (G - 1)) if layout.predicting_rows is None else sum(layout.predicting_rows)
+        self.policy_rows = b * B * (1 + n * (G - 1)) if layout.predicting_rows is None else layout.predicting_rows
         chosen = torch.nonzero_static(used[:-1], size=self.policy_rows, fill_value=0)[:, 0]
         in_context = (layout.anchors.expand(b, B)[..., None] - 1 + steps).flatten(1)
         slot_of_place = torch.cat([in_context, torch.arange(T, S, device=device).expand(b, -1)], 1)

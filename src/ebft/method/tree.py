@@ -29,8 +29,13 @@ class Tree:
     counts: Tensor  # [b], nodes of each row
     predicting: Tensor  # [b], tokens of each row, nodes or context, that predict a token of a completion
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them, in the order above."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
     def select(self, rows: slice | Tensor) -> Tree:
-        return Tree(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+        return Tree(*(tensor[rows] for tensor in self.tensors))
 
 
 def build_tree(completions: Tensor, held: Tensor, truths: Tensor | None = None) -> Tree:

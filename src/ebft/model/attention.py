@@ -145,7 +145,8 @@ class CachedPass(_Pass):
             # Without a window all steps of a completion see the same context.
             key = ("step", rule.window, self.step if rule.window is not None else 0)
             mask = self._mask(key, flex.step_mask, rule.window, self.step)
-            return flex.attend_step(q, context_k, context_v, own_k, own_v, mask, rule, self.step)
+            at = self._mask(("at", self.step), _on_device, self.step)
+            return flex.attend_step(q, context_k, context_v, own_k, own_v, mask, rule, self.step, at)
         q = q.unflatten(2, (layout.num_anchors, layout.samples, 1))
         own_k, own_v = own_k[..., : self.step + 1, :], own_v[..., : self.step + 1, :]
         output = attend_completions(q, context_k, context_v, own_k, own_v, layout, rule, self.step).flatten(2, 4)
@@ -256,6 +257,10 @@ def _sees_own(first_step: int, steps: int, keys: int, window: int | None, device
     queries = torch.arange(first_step, first_step + steps, device=device)[:, None]
     back = queries - torch.arange(keys, device=device)
     return (back >= 0) & (back < window) if window is not None else back >= 0
+
+
+def _on_device(layout: PackedLayout, step: int) -> Tensor:
+    return torch.full((), step, device=layout.device)
 
 
 def _dense_context_mask(layout: PackedLayout, window: int | None) -> Tensor:

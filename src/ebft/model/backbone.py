@@ -303,6 +303,15 @@ def check_training_pass(model: nn.Module) -> PreTrainedModel:
     return base
 
 
+def example_states(decoder: nn.Module) -> Tensor:
+    """Hidden states of some tokens."""
+    device = next(decoder.parameters()).device
+    layout = StridedLayout(context_length=8, horizon=3, stride=5, samples=2).to(device)
+    ids = torch.arange(layout.packed_length, device=device)[None] % 8
+    with evaluating(decoder):
+        return run_decoder(decoder, ids, layout.position_ids, PackedPass(layout, "sdpa"))
+
+
 def _example(base: PreTrainedModel) -> tuple[PackedLayout, Tensor, Tensor]:
     """A layout with one anchor, its context [1, T] and a completion [1, 1, 1, G]."""
     device = input_embeddings(base).device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -29,15 +30,20 @@ def _attention(kind: str, *args: Any, **kwargs: Any) -> Any:
     return compiled(_only_compiled, kind)(*args, **kwargs, kernel_options=_KERNEL)
 
 
-def _only_compiled(*args: Any, **kwargs: Any) -> Any:
-    """Uncompiled, FlexAttention holds a score for every pair of packed tokens: that is an error, never a fallback."""
+def _only_compiled(q: Tensor, k: Tensor, v: Tensor, repeat: bool = False, **kwargs: Any) -> Any:
+    """repeat: give every query head keys and values of its own.
+
+    Uncompiled, FlexAttention holds a score for every pair of packed tokens: that is an error, never a fallback.
+    """
     if not torch.compiler.is_compiling():
         raise RuntimeError(
             "torch has stopped compiling FlexAttention (its limit of recompilations is reached, or compiling is "
             "switched off), and uncompiled it would take the square of the packed length; use "
             "attention_backend=sdpa, or fewer different shapes in one process"
         )
-    return flex_attention(*args, **kwargs)
+    if repeat:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    return flex_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1], **kwargs)
 
 
 def packed_mask(layout: PackedLayout, window: int | None) -> BlockMask:
@@ -116,18 +122,16 @@ def _block_mask(
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, rule: ScoreRule, context_length: int) -> Tensor:
-    # Only where a backward pass will come.
-    if torch.is_grad_enabled() and q.shape[1] != k.shape[1] and _starves(k, context_length):
-        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    training = torch.is_grad_enabled()
     return _attention(
-        "training" if torch.is_grad_enabled() else "forward",
+        "training" if training else "forward",
         q,
         k,
         v,
+        repeat=training and q.shape[1] != k.shape[1] and _starves(k, context_length),
         score_mod=_cap(rule.softcap),
         block_mask=mask,
         scale=rule.scale,
-        enable_gqa=q.shape[1] != k.shape[1],
     )
 
 
@@ -158,10 +162,11 @@ def attend_step(
     mask: BlockMask,
     rule: ScoreRule,
     step: int,
+    at: Tensor,
 ) -> Tensor:
     """One token of every completion, [b, heads, B*n, d]: the context by FlexAttention, its own few tokens by a small
     product, and the two merged by their log-sum-exps. What own_k and own_v [b, kv, B, n, h, d] hold beyond `step` is
-    not looked at, but must be numbers."""
+    not looked at, but must be numbers. at: `step` on the device; as a number it would be compiled in."""
     from_context, aux = _attention(
         "step",
         q,
@@ -170,12 +175,10 @@ def attend_step(
         score_mod=_cap(rule.softcap),
         block_mask=mask,
         scale=rule.scale,
-        enable_gqa=q.shape[1] != context_k.shape[1],
         return_aux=AuxRequest(lse=True),
     )
     # The first few own tokens, rounded up: one compiled kernel then serves many steps.
     shown = min(max(_FEW, 1 << step.bit_length()), own_k.shape[4])
-    at = torch.full((), step, device=q.device)  # a tensor: as a number it would be compiled in
     merge = compiled(_merge_own)
     own_k, own_v = own_k[..., :shown, :], own_v[..., :shown, :]
     return merge(q, from_context, aux.lse, own_k, own_v, at, rule.scale, rule.window, rule.softcap)
@@ -197,8 +200,10 @@ def _merge_own(
     def by_sample(x: Tensor) -> Tensor:  # [b, heads, B*n, ...] -> [b, kv, heads/kv, B, n, ...]
         return x.unflatten(1, (kv, -1)).unflatten(3, (B, n))
 
-    # Products written out become one kernel with what follows; for few keys a query nothing is faster.
-    scores = (by_sample(q).float()[..., None, :] * own_k[:, :, None].float()).sum(-1) * scale
+    # Products written out become one kernel with what follows; for few keys a query nothing is faster. A sum of more
+    # than 64 is compiled to a loop that takes three times as long, so a long one is a sum of sums.
+    products = by_sample(q).float()[..., None, :] * own_k[:, :, None].float()
+    scores = products.unflatten(-1, (-1, math.gcd(q.shape[-1], 64))).sum(-1).sum(-1) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     back = step - torch.arange(own_k.shape[-2], device=q.device)

@@ -7,6 +7,7 @@ anchors once for all n samples.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -27,8 +28,8 @@ from ebft.model.backbone import (
     prepare_model,
     run_decoder,
 )
+from ebft.model.layout_graph import is_launch_bound, replay_network
 from ebft.model.positions import check_length
-from ebft.model.rollout_graph import is_launch_bound, replay
 
 
 @torch.no_grad()
@@ -89,18 +90,18 @@ def draw(
     b = _check_input(input_ids, layout, base)
     device = input_ids.device
     layout = layout.to(device)
-    n, B, G = layout.samples, layout.num_anchors, layout.horizon
     if seeds is None:
         seeds = torch.randint(2**62, (b,))
     if seeds.shape != (b,):
         raise ValueError(f"seeds has shape {tuple(seeds.shape)}, the batch needs one seed per sequence: [{b}]")
-    uniform = uniforms(seeds, layout.anchors, n, G)  # [b, B, n, G]
-    options = (temperature, top_k, top_p, resolve_backend(backend, device))
+    seeds = seeds.to(device=device, dtype=torch.long, non_blocking=True)
+    sampling, backend = (temperature, top_k, top_p), resolve_backend(backend, device)
 
-    if is_launch_bound(model, base, b * B * n, options[-1]):
-        drawn = Drawn(*replay(_generate, base, layout, input_ids, uniform, options))
+    generate = partial(_generate, base, backend, sampling)
+    if is_launch_bound(base, b * layout.num_anchors * layout.samples, backend):
+        drawn = Drawn(*replay_network(generate, base, layout, (input_ids, seeds), ("rollout", sampling)))
     else:
-        drawn = _generate(base, layout, input_ids, uniform, *options)
+        drawn = generate(layout, input_ids, seeds)
     if end_token_ids is None:
         return drawn
     return drawn._replace(completions=repeat_end_token(drawn.completions, layout, end_token_ids))
@@ -108,19 +109,18 @@ def draw(
 
 def _generate(
     base: nn.Module,
+    backend: Backend,
+    sampling: tuple[float, int | None, float | None],
     layout: PackedLayout,
     input_ids: Tensor,
-    uniform: Tensor,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    backend: Backend,
+    seeds: Tensor,
 ) -> Drawn:
     """The rollout itself, on tensors alone. A GPU is asked nothing."""
     b, T = input_ids.shape
     n, B, G = layout.samples, layout.num_anchors, layout.horizon
     decoder = decoder_of(base)
     cached = CachedPass(layout, backend)
+    uniform = uniforms(seeds, layout.anchors, n, G)  # [b, B, n, G]
     positions, kept = layout.position_ids.expand(b, -1), layout.anchor_mask.expand(b, -1)
     completions = torch.empty(b, B, n, G, dtype=torch.long, device=input_ids.device)
     entropies = torch.empty(b, B, n, G, device=input_ids.device)
@@ -128,8 +128,7 @@ def _generate(
         context = run_decoder(decoder, input_ids, positions[:, :T], cached)
         head = output_head(base).prepared(context)  # once for all steps; a sharded one is gathered by now
         at_anchors = layout.before_anchors(context).flatten(0, 1)
-        options = (temperature, top_k, top_p)
-        tokens, entropy = _sample_rows(head, at_anchors, uniform[..., 0].flatten(0, 1), *options)
+        tokens, entropy = _sample_rows(head, at_anchors, uniform[..., 0].flatten(0, 1), *sampling)
         completions[..., 0], entropies[..., 0] = tokens.view(b, B, n), entropy.view(b, B, 1)
         for step in range(G - 1):
             cached.step = step
@@ -139,10 +138,10 @@ def _generate(
             cached.alike = alike
             if alike is None:
                 rows = run_decoder(decoder, ids, places, cached).flatten(0, 1)
-                drawn, entropy = _sample_rows(head, rows, uniform[..., step + 1].reshape(-1, 1), *options)
+                drawn, entropy = _sample_rows(head, rows, uniform[..., step + 1].reshape(-1, 1), *sampling)
             else:
                 rows = run_decoder(decoder, alike.chosen(ids), alike.chosen(places), cached)[0]
-                drawn, entropy = _sample_rows(head, rows, uniform[..., step + 1].reshape(-1, 1), *options, alike.group)
+                drawn, entropy = _sample_rows(head, rows, uniform[..., step + 1].reshape(-1, 1), *sampling, alike.group)
                 entropy = entropy[alike.group]
             completions[..., step + 1], entropies[..., step + 1] = drawn.view(b, B, n), entropy.view(b, B, n)
     return Drawn(completions, entropies, context)

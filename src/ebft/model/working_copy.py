@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ebft.model.backbone import decoder_of, prepare_model
+from ebft.model.fused import fuse_projections
+
 
 def copy_in_dtype(module: nn.Module, dtype: torch.dtype | None) -> tuple[Any, list[tuple[nn.Parameter, nn.Parameter]]]:
     """A copy with its parameters in `dtype`, and the pairs (original, copied).
@@ -40,19 +43,29 @@ class WorkingCopy:
             if copied.requires_grad:
                 copied.register_post_accumulate_grad_hook(_hand_over(parameter))
 
+    def fuse_projections(self) -> None:
+        """Products of the same input become one; what arrives at their joint weights is handed over part by part."""
+        originals = {id(copied): parameter for parameter, copied in self._pairs}
+        for parts, joint in fuse_projections(decoder_of(prepare_model(self.model))):
+            if joint.requires_grad:
+                joint.register_post_accumulate_grad_hook(_hand_over(*(originals[id(part)] for part in parts)))
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the trained weights; call it whenever they may have changed."""
         torch._foreach_copy_([copied for _, copied in self._pairs], [parameter for parameter, _ in self._pairs])
 
 
-def _hand_over(trained: nn.Parameter) -> Callable[[Tensor], None]:
+def _hand_over(*trained: nn.Parameter) -> Callable[[Tensor], None]:
+    """Move the gradient of a copy to its original, or to those that it holds one below the other."""
+
     def hand_over(copied: Tensor) -> None:
         gradient, copied.grad = copied.grad, None
         assert gradient is not None
-        if trained.grad is None:
-            trained.grad = gradient.to(trained.dtype)
-        else:
-            trained.grad.add_(gradient)
+        for parameter, part in zip(trained, gradient.split([len(p) for p in trained]), strict=True):
+            if parameter.grad is None:
+                parameter.grad = part.to(parameter.dtype)
+            else:
+                parameter.grad.add_(part)
 
     return hand_over

@@ -2,6 +2,9 @@
 
 A graph replays what was captured on the same memory. So its inputs are copied into fixed tensors, shapes must not
 change, and weights must stay where they are (an optimiser step and a refreshed working copy change them in place).
+
+All graphs keep their intermediate results in one pool of memory: they run one after the other, and what one of them
+returns is copied before the next begins.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,8 +22,8 @@ from ebft.errors import first_line
 
 logger = logging.getLogger(__name__)
 
-# Each graph keeps the memory of its intermediate results: training and evaluation, with and without a short last batch.
-_KEPT = 4
+# The sizes of packed trees, of training and evaluation, with and without a short last batch.
+_KEPT = 32
 
 
 class Captured:
@@ -29,21 +33,39 @@ class Captured:
         self.tensors = [tensor.clone() for tensor in tensors]
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(2):  # compiles what is to be compiled, and lets libraries allocate their work space
-                function(*self.tensors)
+        with torch.cuda.stream(aside):  # libraries allocate their work space for a stream when they first see it
+            function(*self.tensors)
         torch.cuda.current_stream().wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()
         # Other threads, such as one that pins memory for a data loader, may use CUDA meanwhile.
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, pool=_first_graph().pool(), capture_error_mode="thread_local"):
             self.outputs = function(*self.tensors)
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        for mine, value in zip(self.tensors, tensors, strict=True):
-            mine.copy_(value)
+        torch._foreach_copy_(self.tensors, list(tensors))
         self.graph.replay()
         outputs = self.outputs
         return outputs.clone() if isinstance(outputs, Tensor) else tuple(output.clone() for output in outputs)
+
+
+@cache
+def _first_graph() -> torch.cuda.CUDAGraph:
+    """Whose pool all others share. It stays: a pool whose last graph is gone cannot be used again."""
+    graph, held = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        held.add_(1)
+    return graph
+
+
+def idle_bytes() -> int:
+    """Memory that graphs keep for their intermediate results, which torch does not count as allocated."""
+    return sum(
+        block["size"]
+        for segment in torch.cuda.memory_snapshot()
+        if tuple(segment["segment_pool_id"]) != (0, 0)
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
+    )
 
 
 class Graphs:
@@ -51,19 +73,31 @@ class Graphs:
 
     def __init__(self) -> None:
         self._captured: OrderedDict[Hashable, Captured] = OrderedDict()
+        self._seen: set[Hashable] = set()
         self._failed: set[Hashable] = set()
 
     def __len__(self) -> int:
         return len(self._captured)
 
-    def run(self, options: Hashable, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
-        """function(*tensors), captured for these options and shapes; equal options must mean the same function."""
+    def run(
+        self,
+        options: Hashable,
+        function: Callable[..., Any],
+        tensors: Sequence[Tensor],
+        rehearsal: Sequence[Tensor] | None = None,
+    ) -> Any:
+        """function(*tensors), captured the second time that it is asked for with these options and shapes.
+
+        Equal options must mean the same function. It runs once more before it is captured: where it changes something
+        beside its result, give a `rehearsal`, values on which it changes nothing.
+        """
         key = (options, tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors))
-        if key in self._failed:
+        if key in self._failed or key not in self._seen:
+            self._seen.add(key)  # a shape that never comes back is not worth a graph; and this run compiles
             return function(*tensors)
         if key not in self._captured:
             try:
-                self._captured[key] = Captured(function, tensors)
+                self._captured[key] = Captured(function, tensors if rehearsal is None else rehearsal)
             except RuntimeError as error:
                 logger.warning(f"running without a CUDA graph: {first_line(error)}")
                 self._failed.add(key)

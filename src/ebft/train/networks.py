@@ -95,9 +95,14 @@ class Networks:
 
     def compile(self) -> None:
         """Compile the layers of what computes, on a GPU or where the settings ask for it."""
+        on_gpu = self.args.device.type == "cuda"
+        if on_gpu and not self.sharded:
+            self.features.fuse_projections()
+            if self.working is not None:
+                self.working.fuse_projections()
         wanted = self.args.compile_layers
         if wanted is None:
-            wanted = self.args.torch_compile or self.args.device.type == "cuda"
+            wanted = self.args.torch_compile or on_gpu
         if wanted:
             compile_layers(decoder_of(self.model if self.working is None else self.working.model))
             self.features.compile_layers()
@@ -108,6 +113,10 @@ class Networks:
             return self.model
         self.working.refresh()
         return self.working.model
+
+    def training_model(self, model: Any) -> Any:
+        """What a gradient is taken through, in the mode of `model`."""
+        return model if self.working is None else self.working.model.train(model.training)
 
     @property
     def computes_in_bf16(self) -> bool:

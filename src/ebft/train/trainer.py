@@ -34,19 +34,19 @@ from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token
 from ebft.data.store import tokenize_rows
 from ebft.errors import ConfigError, TrainingDiverged
 from ebft.iteration import Window, check_sequences, prepare_window
-from ebft.method.cross_entropy import Reference
-from ebft.method.losses import ebft_loss
 from ebft.method.sequence_records import as_logged, estimates
 from ebft.model.attention import resolve_backend
-from ebft.model.backbone import embedding_size, output_head, packed_hidden_states
+from ebft.model.backbone import embedding_size
 from ebft.model.features import FeatureNetwork
 from ebft.runtime import processes, sharding
 from ebft.runtime.deferred import DeferredChecks
+from ebft.runtime.graphs import idle_bytes
 from ebft.runtime.timing import Clock
 from ebft.train import callbacks as standard_callbacks
 from ebft.train.costs import CostTracker, wide
 from ebft.train.networks import Networks, disable_dropout
 from ebft.train.sharded_trainer import ShardedTrainer
+from ebft.update import LossParts, UpdateGraphs, loss_of
 from ebft.validation import Evaluated, validate
 
 # What a window says of itself also where nothing was rolled out.
@@ -124,6 +124,14 @@ class EBFTTrainer(ShardedTrainer):
         if not self.sharded:
             self.networks = Networks(self.model, args, self.processing_class)
         self.networks.compile()
+        self.update_graphs = self._make_update_graphs()
+
+    def _make_update_graphs(self) -> UpdateGraphs | None:
+        """None where a backward pass does more than compute gradients."""
+        if self.sharded or self.accelerator.scaler is not None or "lomo" in str(self.args.optim):
+            return None
+        model = self.networks.training_model(self.model)
+        return UpdateGraphs(model, self.model, self.args, self.networks.frozen_reference)
 
     @property
     def features(self) -> FeatureNetwork:
@@ -166,7 +174,14 @@ class EBFTTrainer(ShardedTrainer):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         with self.clock.phase("update"):
-            loss = super().training_step(model, inputs, num_items_in_batch)
+            if self.update_graphs is not None and self.update_graphs.pay(inputs):
+                self.networks.training_model(model.train())
+                with self.compute_loss_context_manager():
+                    parts = self.update_graphs.add_gradient(inputs)
+                self._note(parts)
+                loss = parts.loss
+            else:
+                loss = super().training_step(model, inputs, num_items_in_batch)
         if self.accelerator.sync_gradients:  # the window's last micro-batch
             self._finish_window()
         # What is returned is only logged, as the mean over processes; these are parts of a sum.
@@ -175,39 +190,22 @@ class EBFTTrainer(ShardedTrainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        packed_ids, layout, backend = inputs["input_ids"], inputs["layout"], self.args.attention_backend
-        if self.networks.working is not None:
-            model = self.networks.working.model.train(model.training)
-        hidden = packed_hidden_states(model, packed_ids, layout, backend)
-        reference = None
-        if self.args.kl_weight:
-            frozen, context = self.networks.frozen_reference()
-            with torch.no_grad(), context:
-                states = packed_hidden_states(frozen, packed_ids, layout, backend)
-                reference = Reference(states, output_head(frozen))
-        terms = ebft_loss(
-            hidden,
-            output_head(model),
-            packed_ids,
-            layout,
-            inputs["advantages"],
-            self.args.temperature,
-            self.args.gamma,
-            inputs["completion_lengths"],
-            reference,
-            self.args.kl_weight,
-            generated_tokens=inputs["generated_tokens"],
-            truth_tokens=inputs["truth_tokens"],
-        )
+        model = self.networks.training_model(model)
+        terms = loss_of(model, inputs, self.args, self.networks.frozen_reference)
         sharding.release(self.networks.reference)
-        if self.window is not None:
-            parts = {"loss": terms.loss, "ebft/policy_loss": terms.policy, "kl": terms.kl}
-            if self.args.gamma:
-                parts["ebft/cross_entropy"] = terms.cross_entropy
-            for name, value in parts.items():
-                if value is not None:
-                    self.window.add(name, value)
+        self._note(LossParts.of(terms))
         return (terms.loss, terms) if return_outputs else terms.loss
+
+    def _note(self, parts: LossParts) -> None:
+        """Keep what is logged of a micro-batch's loss."""
+        if self.window is None:
+            return
+        found = {"loss": parts.loss, "ebft/policy_loss": parts.policy, "kl": parts.kl}
+        if self.args.gamma:
+            found["ebft/cross_entropy"] = parts.cross_entropy
+        for name, value in found.items():
+            if value is not None:
+                self.window.add(name, value)
 
     def _finish_window(self) -> None:
         """Add up what all micro-batches of all processes found: the gradients, and what is logged about the loss."""
@@ -280,7 +278,8 @@ class EBFTTrainer(ShardedTrainer):
             if logs["step_time"]:
                 logs["ebft/tokens_per_second"] = logs["ebft/packed_tokens"] / logs["step_time"]
             if torch.cuda.is_available():
-                logs["ebft/peak_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+                held = torch.cuda.memory_allocated() + idle_bytes()
+                logs["ebft/peak_memory_gib"] = max(torch.cuda.max_memory_allocated(), held) / 2**30
             logs["num_tokens"] = self.state.num_input_tokens_seen
             self._observed.clear()
         super().log(logs, start_time)

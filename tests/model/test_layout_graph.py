@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ebft.method.layout import PackedLayout
-from ebft.model import rollout_graph
+from ebft.model import layout_graph
 from ebft.model.backbone import prepare_model
 from ebft.model.rollout import rollout
 from tests.model import compiled_models as gpu
@@ -19,10 +19,10 @@ def test_a_layout_with_another_batchs_tensors_is_that_batchs_layout() -> None:
     """What a captured rollout is replayed with: anchors further on must see all of their context."""
     model, ids = tiny_model("llama"), torch.randint(VOCABULARY, (1, T), generator=torch.Generator().manual_seed(0))
     early, late = (PackedLayout(T, 3, 2, torch.tensor([[5, last]])) for last in (7, 16))
-    names, tensors = rollout_graph.layout_tensors(late)
+    names, tensors = layout_graph.layout_tensors(late)
     expected = rollout(model, ids, late, temperature=0, seeds=SEEDS)
     assert not torch.equal(expected, rollout(model, ids, early, temperature=0, seeds=SEEDS))
-    found = rollout(model, ids, rollout_graph.layout_with(early, names, tensors), temperature=0, seeds=SEEDS)
+    found = rollout(model, ids, layout_graph.layout_with(early, names, tensors), temperature=0, seeds=SEEDS)
     assert torch.equal(found, expected)
 
 
@@ -32,8 +32,8 @@ def test_a_replayed_rollout_is_the_rollout(family: str, monkeypatch: pytest.Monk
     model = gpu.compiled_model(family)
     seeds = torch.tensor([3, 4])
     captured = [rollout(model, gpu.some_ids(i).cuda(), gpu.layout(i), seeds=seeds, backend="flex") for i in range(3)]
-    assert len(rollout_graph.GRAPHS[prepare_model(model)]) == 1
-    monkeypatch.setattr(rollout_graph, "LAUNCH_BOUND", 0)
+    assert len(layout_graph.GRAPHS[prepare_model(model)]) == 1
+    monkeypatch.setattr(layout_graph, "LAUNCH_BOUND", 0)
     for i, found in enumerate(captured):
         expected = rollout(model, gpu.some_ids(i).cuda(), gpu.layout(i), seeds=seeds, backend="flex")
         valid = gpu.layout(i).anchor_mask[..., None].expand(-1, -1, 3)
