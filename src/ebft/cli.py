@@ -253,7 +253,7 @@ def _number(settings: dict[str, Any], name: str) -> float:
 
 
 def _sweep(arguments: list[str]) -> int:
-    from ebft.studies import points, sweep
+    from ebft.studies import launchers, points, sweep
 
     parser = _Parser(
         prog="ebft sweep",
@@ -269,7 +269,7 @@ def _sweep(arguments: list[str]) -> int:
     settings = _flags(rest)[1]
     if "launch" in settings:
         raise ConfigError("--launch is not for sweeps: every point of one runs in a single process")
-    launcher = sweep.make_launcher(options)
+    launcher = launchers.make_launcher(options, "sweep")
     found = points.points(options.config, settings, options.set, options.command)
     if options.dry_run:
         print("\n".join(sweep.preview(found, launcher)))
