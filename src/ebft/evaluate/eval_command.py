@@ -129,6 +129,8 @@ def evaluate(
 def task_settings(task: str, options: EvalOptions) -> dict[str, Any]:
     groups = _GROUPS.get(task, _CODE_GROUPS)
     found = {name: value for name, value in options.values(*groups).items() if name not in _SPEED_ONLY}
+    if not found.get("test_split"):
+        found.pop("test_split", None)  # as in results from before there was one
     if task == "calibration":
         found["means_over"] = "contexts"  # they were over sequences once: such results do not compare with these
     return {"seed": options.seed, "limit": options.limit, **found}
