@@ -38,7 +38,7 @@ PACKAGES = {
 
 # Made here, with random weights: a byte-level model for studies that train one from the beginning.
 UNTRAINED = {
-    "bytes-3m": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 6},
+    "bytes-2m": {"hidden_size": 224, "intermediate_size": 608, "num_hidden_layers": 4, "num_attention_heads": 7},
 }
 NAMES = (*PACKAGES, *UNTRAINED)
 

@@ -18,7 +18,6 @@ from typing import Any
 SIZES = {"test": 100, "validation": 300}  # the rest is for training
 _NUMBERS = range(2, 10)
 _STEPS = {"plus": "+", "minus": "-", "times": "*"}
-_CHOICES = {"the larger of": "max", "the smaller of": "min"}
 _INPUTS = (-60, 0, 3, 60)
 
 
@@ -39,14 +38,13 @@ def toy_functions(split: str = "train") -> Iterator[dict[str, Any]]:
 
 
 def _functions() -> Iterator[tuple[str, str, str]]:
-    """Name, words and expression: x, one or two steps from it, and perhaps a choice at the end."""
-    for name, (words, expression) in itertools.product("fgh", _expressions()):
+    """Name, words and expression."""
+    for name, (words, expression) in itertools.product("fghpqr", _expressions()):
         yield name, words, expression
-        for (choice, function), bound in itertools.product(_CHOICES.items(), (10, 50)):
-            yield name, f"{choice} {bound} and ({words})", f"{function}({bound}, {expression})"
 
 
 def _expressions() -> Iterator[tuple[str, str]]:
+    """x, and one or two steps from it."""
     for (first, sign), a in itertools.product(_STEPS.items(), _NUMBERS):
         yield f"x {first} {a}", f"x {sign} {a}"
         for (second, then), b in itertools.product(_STEPS.items(), _NUMBERS):

@@ -45,13 +45,14 @@ class LocalLauncher:
         if not waiting:
             return []
         free = self._places(waiting[0].on_cpu)
-        threads = None if free[0] is not None else max(1, (os.cpu_count() or 1) // len(free))
+        places = len(free)
         tried = {job.name for job in waiting}
         running: list[RunningJob] = []
         try:
             while waiting or running:
                 while waiting and free:
-                    running.append(_start(waiting.pop(0), free.pop(0), threads))
+                    at_once = min(places, len(running) + len(waiting))  # who is alone has all cores
+                    running.append(_start(waiting.pop(0), free.pop(0), at_once))
                 if progress is not None:
                     progress([one.job for one in running])
                 time.sleep(_POLL_SECONDS)
@@ -93,12 +94,12 @@ def visible_gpus() -> list[str]:
     return [name.strip() for name in named.split(",") if name.strip()][:count]
 
 
-def _start(job: Job, gpu: str | None, threads: int | None) -> RunningJob:
+def _start(job: Job, gpu: str | None, at_once: int) -> RunningJob:
     environment = {**os.environ, LAUNCHED: "1"}  # ends with this process, if that is killed
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
-    if threads is not None:
-        environment.setdefault("OMP_NUM_THREADS", str(threads))
+    else:
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_once)))
     job.write()
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("ab") as log:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from ebft.config.convert import convert
-from ebft.config.recipe import field_types, known_settings, load_recipe, read_values
+from ebft.config.recipe import Recipe, field_types, known_settings, load_recipe, read_values
 from ebft.errors import ConfigError, nearest
 from ebft.runtime.files import read_json, write_text
 
@@ -96,13 +96,24 @@ def points(
         name = name_of(settings)
         whole = {**values, **settings, "output_dir": str(folder / name)}
         try:
-            recipe = load_recipe(None, whole, command)
+            recipe = load_for_elsewhere(whole, command)
         except ValueError as error:
             raise ConfigError(f"{name}: {error}") from None
         found.append(Point(name, settings, recipe.given, folder, command))
     if len({point.name for point in found}) < len(found):
         raise ConfigError("two points of the sweep have the same name; give every value once")
     return found
+
+
+def load_for_elsewhere(values: dict[str, Any], command: str) -> Recipe:
+    """A checked recipe that may run on another machine: a login node without a GPU can check bf16 runs too."""
+    import torch
+
+    if torch.cuda.is_available() or "use_cpu" in values:
+        return load_recipe(None, values, command)
+    recipe = load_recipe(None, {**values, "use_cpu": True}, command)
+    del recipe.given["use_cpu"]
+    return recipe
 
 
 def _section(given: Any) -> dict[str, list[Any]]:

@@ -84,15 +84,18 @@ def read_run(folder: Path) -> Run:
         method=results.get("method", "ebft"),
         finished="steps" in results,
         validation=results.get("ruler"),
-        entries=_read_entries(folder / METRICS_FILE),
+        entries=read_entries(folder / METRICS_FILE),
         change=results.get("change", {}),
         records=validation_records.read(folder, "after") if "after" in results else [],
     )
 
 
-def _read_entries(file: Path) -> list[dict[str, Any]]:
-    entries = []
-    for line in file.read_text(encoding="utf-8").splitlines():
+def read_entries(file: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; none if it is not there yet."""
+    entries: list[dict[str, Any]] = []
+    if not file.is_file():
+        return entries
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             entry = json.loads(line)
         except json.JSONDecodeError:

@@ -1,0 +1,143 @@
+"""`ebft study run`: everything that a study file asks for, with a launcher; run again, it does what is left.
+
+A live table shows what happens, and `study.json` in the study's folder, the manifest, says what has: code version, data,
+commands, machine, seconds and FLOPs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ebft.errors import ConfigError
+from ebft.runtime.files import json_ready, read_json, write_json, write_text
+from ebft.studies import code_version, jobs
+from ebft.studies.launchers import Launcher
+from ebft.studies.live_table import LiveTable
+from ebft.studies.metric_facts import facts
+from ebft.studies.run_reader import read_entries
+from ebft.studies.study_file import Study
+from ebft.studies.study_jobs import Evaluation, StudyPlan, TrainingRun, validated
+
+logger = logging.getLogger(__name__)
+MANIFEST, STUDY_FILE = "study.json", "study.yaml"
+_TABLE_EVERY = 2.0  # seconds
+
+AnyJob = TrainingRun | Evaluation
+
+
+class StudyRunner:
+    def __init__(self, study: Study, command: Sequence[str]) -> None:
+        self.study, self.command = study, list(command)
+        self.failed: set[str] = set()
+        self.plan = StudyPlan(study, self.failed)
+
+    def run(self, launcher: Launcher) -> list[jobs.Job] | None:
+        """Returns the jobs that failed; None if they run later."""
+        self._claim()
+        done = sum(job.finished for job in self.plan.jobs)
+        logger.info(f"{len(self.plan.jobs) + self.plan.unknown} jobs, {done} of them finished")
+        if not self.plan.ready():
+            self.write_manifest()
+            return []
+        table = LiveTable(lambda: self.table(self.running), _TABLE_EVERY)
+        self.running: Sequence[jobs.Job] = ()
+        self.write_manifest()
+        try:
+            failed = launcher.launch(self._ready, lambda running: self._progress(running, table))
+        finally:
+            table.close()
+            self.write_manifest()
+        return failed
+
+    def _claim(self) -> None:
+        folder = self.study.folder
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
+            raise ConfigError(f"output_dir={folder} is not empty and holds no study; choose another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / STUDY_FILE, self.study.text)
+
+    def _ready(self, failed: Sequence[jobs.Job]) -> list[AnyJob]:
+        self.failed |= {job.name for job in failed}
+        self.plan = StudyPlan(self.study, self.failed)
+        self.write_manifest()
+        return self.plan.ready()
+
+    def _progress(self, running: Sequence[jobs.Job], table: LiveTable) -> None:
+        self.running = running
+        table.show()
+
+    def table(self, running: Sequence[jobs.Job] = ()) -> list[tuple[str, ...]]:
+        """A line for each job: its state, what validation says after training, and what it took."""
+        names = {job.name for job in running}
+        rows: list[tuple[str, ...]] = [("job", "state", "step", "validation", "seconds")]
+        for job in self.plan.jobs:
+            state = "running" if job.name in names else state_of(job)
+            rows.append((job.name, state, *(_numbers(job) if isinstance(job, TrainingRun) else ("", "", ""))))
+        if self.plan.unknown:
+            rows.append((f"{self.plan.unknown} more", "wait for a search", "", "", ""))
+        return rows
+
+    def write_manifest(self) -> None:
+        file = self.study.folder / MANIFEST
+        before = read_json(file) or {}
+        chosen = {
+            row: dict(self.plan.final[row][0].chosen)
+            for row in self.plan.searches
+            if self.plan.final.get(row)
+        }
+        write_json(
+            file,
+            json_ready(
+                {
+                    "study": self.study.name,
+                    "command": self.command,
+                    "started": before.get("started", time.strftime("%Y-%m-%dT%H:%M:%S%z")),
+                    "code": code_version.describe(),
+                    "machine": before.get("machine") or _machine(),
+                    "chosen": chosen,
+                    "jobs": {job.name: _manifest_of(job) for job in self.plan.jobs},
+                }
+            ),
+        )
+
+
+def state_of(job: AnyJob) -> str:
+    if job.finished:
+        return "finished"
+    if (error := jobs.last_error(job.log)) is not None:
+        return f"failed: {error}"
+    return "stopped" if job.log.exists() else "waiting"
+
+
+def _numbers(run: TrainingRun) -> tuple[str, str, str]:
+    entries = read_entries(run.run / "metrics.jsonl")
+    step = str(entries[-1]["step"]) if entries else ""
+    metric = run.row.method.choose_by
+    value = validated(run, metric)
+    seconds = next((e["spent/seconds"] for e in reversed(entries) if e.get("spent/seconds") is not None), None)
+    shown = "" if value is None else f"{facts(metric).title} {value:.4f}"
+    return step, shown, "" if seconds is None else f"{seconds:,.0f}"
+
+
+def _manifest_of(job: AnyJob) -> dict[str, Any]:
+    found: dict[str, Any] = {"command": jobs.command_line(job), "state": state_of(job), "log": str(job.log)}
+    if isinstance(job, Evaluation):
+        return found | {"results": str(job.output)}
+    spent = job.results().get("spent") or {}
+    data = read_json(job.run / "data.json")
+    return found | {"run": str(job.run), "seed": job.seed, "data": data, "spent": spent}
+
+
+def _machine() -> dict[str, str]:
+    from ebft.runtime.environment import describe
+
+    return describe()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    found = read_json(folder / MANIFEST)
+    return found if isinstance(found, dict) else {}
