@@ -73,7 +73,7 @@ def _code(task: str, first: Evaluated, mine: Evaluated) -> dict[str, Estimate]:
         for metric in part["metrics"]:
             if match := re.fullmatch(r"(greedy_)?pass@(\d+)", metric):
                 decoding, k = "greedy" if match[1] else "samples", int(match[2])
-                rates = [_pass_rates(folder, f"{part['name']}.{decoding}", k) for _, folder in (mine, first)]
+                rates = [pass_rates(folder, f"{part['name']}.{decoding}", k) for _, folder in (mine, first)]
                 if rates[0].keys() == rates[1].keys() and rates[0]:  # the same problems
                     by_set[metric][part["name"]] = _difference_of_means(*rates)
     if "parts" not in entry:
@@ -82,7 +82,7 @@ def _code(task: str, first: Evaluated, mine: Evaluated) -> dict[str, Estimate]:
     return {metric: _mean(found) for metric, found in by_set.items() if len(found) == len(parts)} | named
 
 
-def _pass_rates(folder: Path, name: str, k: int) -> dict[str, float]:
+def pass_rates(folder: Path, name: str, k: int) -> dict[str, float]:
     """pass@k of each problem; empty if its outcomes are not there, or too few."""
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for row in read_jsonl(outcomes_file_of(folder / f"{name}.scores.json")):

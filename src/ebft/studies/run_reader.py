@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class Run:
     entries: list[dict[str, Any]]  # lines of metrics.jsonl
     change: dict[str, float]  # of validation metrics from before to after training, `eval_<metric>` and `_se`
     records: list[Record]  # of single sequences after training; none for runs of old versions, and unfinished ones
+    problems: list[str] = field(default_factory=list)  # what is broken in its folder
 
     def measurements(self, metric: str) -> list[Measurement]:
         """Values of a validation metric by step; of two at one step, the later."""
@@ -78,6 +79,9 @@ def read_run(folder: Path) -> Run:
             results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise ConfigError(f"{folder}/results.json is not valid JSON ({error.msg})") from None
+    if not isinstance(results, dict):
+        raise ConfigError(f"{folder}/results.json holds no results of a run")
+    records, problems = _read_records(folder, results)
     return Run(
         name=folder.resolve().name,
         folder=folder,
@@ -86,8 +90,24 @@ def read_run(folder: Path) -> Run:
         validation=results.get("ruler"),
         entries=read_entries(folder / METRICS_FILE),
         change=results.get("change", {}),
-        records=validation_records.read(folder, "after") if "after" in results else [],
+        records=records,
+        problems=problems,
     )
+
+
+def _read_records(folder: Path, results: dict[str, Any]) -> tuple[list[Record], list[str]]:
+    """Records of all sequences, or none and what is wrong: a part of them would be compared as if it were all."""
+    if "after" not in results:
+        return [], []
+    try:
+        records = validation_records.read(folder, "after")
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return [], ["validation-after.jsonl is not valid JSON, so it has no paired differences"]
+    expected = (results.get("ruler") or {}).get("validation_sequences")
+    if records and expected is not None and len(records) != expected:
+        problem = f"validation-after.jsonl holds {len(records)} of {expected} sequences; it was cut off"
+        return [], [f"{problem}, so it has no paired differences"]
+    return records, []
 
 
 def read_entries(file: Path) -> list[dict[str, Any]]:

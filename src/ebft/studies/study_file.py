@@ -31,8 +31,10 @@ from ebft.errors import ConfigError, nearest
 from ebft.studies.points import load_for_elsewhere, name_of
 
 COMMANDS = {"ebft": "train", "sft": "sft", "rlvr": "rlvr"}  # the command of each method
-_KEYS = ("name", "output_dir", "recipe", "settings", "seeds", "search_seed", "choose_by", "grid", "methods", "evaluation")
+_KEYS = ("name", "output_dir", "recipe", "settings", "seeds", "search_seed", "choose_by", "grid", "methods", "evaluation",
+         "paper")  # fmt: skip
 _METHOD_KEYS = ("method", "after", "recipe", "settings", "seeds", "grid", "search", "choose_by")
+PAPER_TASKS = ("qa_code", "unstructured_code", "translation")
 # The study decides these for every run.
 _DECIDED = ("output_dir", "seed", "sweep")
 
@@ -86,6 +88,7 @@ class Study:
     search_seed: int | None  # for searches; None: each method's first seed
     evaluation: dict[str, Any]  # options of `ebft eval`, without models and output
     text: str  # of the file, for the manifest
+    paper: str | None = None  # which of the paper's tasks it is about, for `ebft study report --paper`
 
     @property
     def rows(self) -> list[Row]:
@@ -124,7 +127,10 @@ def read_study(file: str | Path) -> Study:
         search_seed=None if given.get("search_seed") is None else _seeds([given["search_seed"]], "search_seed")[0],
         evaluation=_evaluation(given, common),
         text=path.read_text(encoding="utf-8"),
+        paper=given.get("paper"),
     )
+    if study.paper not in (None, *PAPER_TASKS):
+        raise ConfigError(f"`paper: {study.paper}` is not one of {', '.join(PAPER_TASKS)}")
     _check_order(study)
     _check_runs(study)
     return study

@@ -84,11 +84,6 @@ class StudyRunner:
     def write_manifest(self) -> None:
         file = self.study.folder / MANIFEST
         before = read_json(file) or {}
-        chosen = {
-            row: dict(self.plan.final[row][0].chosen)
-            for row in self.plan.searches
-            if self.plan.final.get(row)
-        }
         write_json(
             file,
             json_ready(
@@ -98,11 +93,60 @@ class StudyRunner:
                     "started": before.get("started", time.strftime("%Y-%m-%dT%H:%M:%S%z")),
                     "code": code_version.describe(),
                     "machine": before.get("machine") or _machine(),
-                    "chosen": chosen,
+                    "paper": self.study.paper,
+                    "rows": self._rows(),
                     "jobs": {job.name: _manifest_of(job) for job in self.plan.jobs},
                 }
             ),
         )
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """What the report shows side by side. Places are given from the study's folder, which may be moved."""
+        tests = {evaluation.model_name: evaluation for evaluation in self.plan.evaluations}
+        rows: list[dict[str, Any]] = []
+        for name in self.plan.base_models() if self.study.evaluation else ():
+            title = name.replace(",model=", " ")
+            model = {"seed": None, "run": None, "log": None, **self._test(tests.get(name))}
+            rows.append(
+                {"name": name, "title": title, "kind": "base", "method": "base", "values": {}, "chosen": {},
+                 "searched": [], "models": [model]}
+            )  # fmt: skip
+        for row in self.study.rows:
+            final = self.plan.final.get(row.name, [])
+            rows.append(
+                {
+                    "name": row.name,
+                    "title": row.title,
+                    "kind": row.method.kind,
+                    "method": row.method.name,
+                    "after": row.method.after,
+                    "values": row.values,
+                    "chosen": dict(final[0].chosen) if final else {},
+                    "choose_by": row.method.choose_by,
+                    "searched": [
+                        {"run": self._here(run.run), "log": self._here(run.log), "values": dict(run.chosen)}
+                        for run in self.plan.searches.get(row.name, [])
+                    ],
+                    "models": [
+                        {
+                            "seed": run.seed,
+                            "run": self._here(run.run),
+                            "log": self._here(run.log),
+                            **self._test(tests.get(run.name)),
+                        }
+                        for run in final
+                    ],
+                }
+            )
+        return rows
+
+    def _test(self, evaluation: Evaluation | None) -> dict[str, Any]:
+        if evaluation is None:
+            return {"evaluation": None, "evaluation_log": None}
+        return {"evaluation": self._here(evaluation.output), "evaluation_log": self._here(evaluation.log)}
+
+    def _here(self, place: Path) -> str:
+        return str(place.relative_to(self.study.folder))
 
 
 def state_of(job: AnyJob) -> str:
