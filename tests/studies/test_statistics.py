@@ -67,8 +67,10 @@ class TestOneSeed:
         found = measured(mine)
         assert found.value == pytest.approx(ratio_of_sums(*mine).mean)
         assert math.fsum(found.pulls) == pytest.approx(0, abs=1e-7)
-        if all(a or b for a, b in zip(mine.counts, other.counts, strict=True)) and all(mine.counts) and all(
-            other.counts
+        if (
+            all(a or b for a, b in zip(mine.counts, other.counts, strict=True))
+            and all(mine.counts)
+            and all(other.counts)
         ):
             theirs = paired_difference(mine, other)
             between = difference([found], [measured(other)])

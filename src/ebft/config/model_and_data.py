@@ -58,7 +58,9 @@ class ModelConfig:
 @dataclass
 class DataConfig:
     dataset: list[str] = option(
-        [], "file, folder, hub name or built-in (stdlib-code, stdlib-functions, toy-functions); several are mixed", "data"
+        [],
+        "file, folder, hub name or built-in (stdlib-code, stdlib-functions, toy-functions); several are mixed",
+        "data",
     )
     dataset_weights: list[float] = option(
         [], "proportions of a mixture, one per dataset; default: all of everything", "data"

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from ebft.evaluate.tables import Differences, Results
+from ebft.evaluate.tables import Differences, Results, same_profile
 from ebft.method.ratios import Estimate, SumsAndCounts, paired_difference
 from ebft.method.sequence_records import Record, differences
 from ebft.runtime.files import read_jsonl
@@ -54,6 +54,8 @@ def _calibration(first: Evaluated, mine: Evaluated) -> dict[str, Estimate]:
     if len({results["tasks"]["calibration"].get("text") for results, _ in (first, mine)}) > 1:
         return {}
     found = differences(_sequences(mine), _sequences(first))
+    if not same_profile(mine[0], first[0]):
+        found = {metric: difference for metric, difference in found.items() if not metric.startswith("cfm_at_")}
     return {re.sub(r"^cfm_at_(\d+)$", r"cfm at \1 tokens", metric): estimate for metric, estimate in found.items()}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Estimate(NamedTuple):
@@ -60,3 +60,18 @@ def _standard_error(influences: Sequence[float]) -> float:
     """Of a mean of independent values, given by their differences from it."""
     m = len(influences)
     return math.sqrt(math.fsum(i * i for i in influences) / (m - 1) / m) if m > 1 else math.nan
+
+
+def with_error(value: float | None, error: float | None, sign: Literal["", "+"] = "") -> str:
+    """A value and its standard error, which one sequence alone does not have. Differences show their sign: "+".
+
+    Four decimals, or more where the error would be rounded to nothing: `+0.00012 ± 0.00003`.
+    """
+    if value is None:
+        return ""
+    if error is None or math.isnan(error):
+        return f"{value:{sign}.4f}"
+    if error <= 1e-9 * abs(value):  # nothing, but for rounding
+        return f"{value:{sign}.4f} ± 0"
+    digits = 4 if error >= 0.00005 else min(9, -math.floor(math.log10(error)))
+    return f"{value:{sign}.{digits}f} ± {error:.{digits}f}"

@@ -38,7 +38,9 @@ def differences(mine: Sequence[Record], other: Sequence[Record]) -> dict[str, Es
         return {}
     theirs = sums_by_metric(other)
     return {
-        name: paired_difference(columns, theirs[name]) for name, columns in sums_by_metric(mine).items() if name in theirs
+        name: paired_difference(columns, theirs[name])
+        for name, columns in sums_by_metric(mine).items()
+        if name in theirs
     }
 
 

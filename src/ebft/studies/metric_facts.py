@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ebft.train.metric_names import NAMES
+
 
 @dataclass(frozen=True)
 class MetricFacts:
@@ -18,24 +20,24 @@ class MetricFacts:
 
 _FACTS = {
     "cross_entropy": MetricFacts(
-        "cross-entropy, all tokens",
+        NAMES["cross_entropy"],
         "Mean of -log p(token) over all tokens of held-out text, at temperature 1, in nats. Lower is better.",
         smaller_is_better=True,
     ),
     "answer_cross_entropy": MetricFacts(
-        "cross-entropy, answer tokens",
+        NAMES["answer_cross_entropy"],
         "The same over tokens of answers only. Lower is better.",
         smaller_is_better=True,
     ),
     "cfm": MetricFacts(
-        "feature-matching loss",
+        NAMES["cfm"],
         "Squared distance between the mean feature of the model's own short completions and the feature of the real "
         "text, estimated without bias, under a frozen network. It does not reach 0, not even for a perfect model; "
         "lower is better, and only values under the same network compare.",
         smaller_is_better=True,
     ),
     "whitened_proxy": MetricFacts(
-        "whitened proxy (larger is better)",
+        NAMES["whitened_proxy"],
         "Mean of alignment minus half the diversity term, in whitened features: close to what EBFT optimises. The "
         "paper calls it a loss, but larger is better.",
     ),

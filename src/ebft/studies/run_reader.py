@@ -39,13 +39,17 @@ class Run:
     problems: list[str] = field(default_factory=list)  # what is broken in its folder
 
     def measurements(self, metric: str) -> list[Measurement]:
-        """Values of a validation metric by step; of two at one step, the later."""
+        """Values of a validation metric by step."""
+        return self.logged(f"eval_{metric}")
+
+    def logged(self, key: str) -> list[Measurement]:
+        """Values of anything in metrics.jsonl by step; of two at one step, the later."""
         found: dict[int, Measurement] = {}
         for entry in self.entries:
-            value = entry.get(f"eval_{metric}")
+            value = entry.get(key)
             if value is not None:
-                costs = {key: float(entry[key]) for key in COSTS if entry.get(key) is not None}
-                found[entry["step"]] = Measurement(entry["step"], value, entry.get(f"eval_{metric}_se"), costs)
+                costs = {name: float(entry[name]) for name in COSTS if entry.get(name) is not None}
+                found[entry["step"]] = Measurement(entry["step"], value, entry.get(f"{key}_se"), costs)
         return [found[step] for step in sorted(found)]
 
     def metrics(self) -> set[str]:

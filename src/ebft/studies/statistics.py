@@ -116,7 +116,9 @@ def _variance(pulls: Sequence[float], *by_run: Sequence[float]) -> tuple[float, 
     for values in by_run:
         if len(values) > 1:
             mean = fmean(values)
-            parts.append((math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values), len(values) - 1))
+            parts.append(
+                (math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values), len(values) - 1)
+            )
     variance = math.fsum(part for part, _ in parts)
     if variance == 0:
         return 0.0, float(parts[0][1])

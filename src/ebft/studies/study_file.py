@@ -139,7 +139,9 @@ def read_study(file: str | Path) -> Study:
 def _check_keys(given: dict[str, Any], known: Sequence[str], where: str) -> None:
     for name in given:
         if name not in known:
-            raise ConfigError(f"unknown key {name!r} in {where}{nearest(str(name), known)}; there is {', '.join(known)}")
+            raise ConfigError(
+                f"unknown key {name!r} in {where}{nearest(str(name), known)}; there is {', '.join(known)}"
+            )
 
 
 def _mapping(given: dict[str, Any], key: str, where: str) -> dict[str, Any]:
@@ -179,8 +181,12 @@ def _method(name: str, given: Any, study: dict[str, Any], common: dict[str, Any]
     return Method(
         name=name,
         kind=kind,
-        settings={**common, **_recipe(given, path), **_mapping(study, "settings", "the study"),
-                  **_mapping(given, "settings", where)},  # fmt: skip
+        settings={
+            **common,
+            **_recipe(given, path),
+            **_mapping(study, "settings", "the study"),
+            **_mapping(given, "settings", where),
+        },  # fmt: skip
         grid=grid,
         search=search,
         seeds=_seeds(given.get("seeds", study.get("seeds", [0])), "seeds"),

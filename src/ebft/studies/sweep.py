@@ -9,11 +9,12 @@ import argparse
 import logging
 from collections.abc import Sequence
 
+from ebft.method.ratios import with_error
 from ebft.studies import compare, launchers
 from ebft.studies.launchers import Launcher
 from ebft.studies.points import Point
 from ebft.studies.run_reader import METRICS_FILE
-from ebft.train.metric_names import NAMES, with_error
+from ebft.train.metric_names import NAMES
 
 logger = logging.getLogger(__name__)
 

@@ -58,7 +58,7 @@ def training_metrics(runs: Sequence[Run]) -> list[str]:
 
 def metric_title(key: str) -> str:
     if key == "reward":
-        return "reward (training)"
+        return facts(key).title
     return facts(key.removeprefix("eval_")).title if key.startswith("eval_") else f"{key} (training)"
 
 
@@ -119,9 +119,7 @@ def profile_curves(evidence: Evidence) -> list[Curve]:
         lengths = [float(point["length"]) for point in profiles[0]]
         by_length = [[p[place] for p in profiles] for place in range(len(lengths))]
         values = [[point["value"] for point in points] for points in by_length]
-        errors = [
-            (points[0]["standard_error"] or 0.0) if len(points) == 1 else 0.0 for points in by_length
-        ]
+        errors = [(points[0]["standard_error"] or 0.0) if len(points) == 1 else 0.0 for points in by_length]
         low = [min(v) - e for v, e in zip(values, errors, strict=True)]
         high = [max(v) + e for v, e in zip(values, errors, strict=True)]
         found.append(Curve(row.title, {"length": lengths}, [fmean(v) for v in values], low, high))

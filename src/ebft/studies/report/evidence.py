@@ -116,7 +116,9 @@ def _model(folder: Path, given: dict[str, Any]) -> Model:
     if given["evaluation"] is not None:
         _read_evaluation(model, folder / given["evaluation"], folder / given["evaluation_log"])
     if not model.results and model.run is not None:  # nothing was tested: what validation says
-        found = {f"{VALIDATION} {name}": score for name, score in scores_of_records(model.run.records, model.seed).items()}
+        found = {
+            f"{VALIDATION} {name}": score for name, score in scores_of_records(model.run.records, model.seed).items()
+        }
         model.scores |= found
     if (reward := training_reward(model.run)) is not None:
         model.scores["reward"] = Score(reward, None, None)
@@ -130,7 +132,11 @@ def _read_evaluation(model: Model, folder: Path, log: Path) -> None:
         error = jobs.last_error(log)
         exists = (folder / "results.json").exists()
         model.problem = (
-            f"its evaluation failed: {error}" if error else "its evaluation is broken" if exists else "not evaluated yet"
+            f"its evaluation failed: {error}"
+            if error
+            else "its evaluation is broken"
+            if exists
+            else "not evaluated yet"
         )
         return
     model.evaluation, model.results = folder, tasks
@@ -146,7 +152,9 @@ def _scores_of_task(task: str, entry: dict[str, Any], folder: Path, seed: int | 
     if task == "calibration":
         records = [r for r in read_jsonl(folder / "calibration.jsonl") if r["sequence"] < entry["sequences"]]
         if len(records) < entry["sequences"]:
-            raise ValueError(f"calibration.jsonl holds {len(records)} of {entry['sequences']} sequences; it was cut off")
+            raise ValueError(
+                f"calibration.jsonl holds {len(records)} of {entry['sequences']} sequences; it was cut off"
+            )
         found = {f"{task} {name}": score for name, score in scores_of_records(records, seed).items()}
         return {**values, **{name: score for name, score in found.items() if name in values or "cfm_at_" in name}}
     for metric in entry["metrics"]:

@@ -87,7 +87,7 @@ class Page:
         every = [curve for _, curves in (*self.curves, *self.training) for curve in curves]
         axes = [name for name in AXES if any(name in curve.x for curve in every)]
         buttons = "".join(
-            f'<button type=button class=axis data-axis={name} aria-pressed={str(name == self.axis).lower()}>'
+            f"<button type=button class=axis data-axis={name} aria-pressed={str(name == self.axis).lower()}>"
             f"{AXES[name][1]}</button>"
             for name in axes
         )

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ebft.errors import ConfigError
-from ebft.runtime.files import read_json, write_text
+from ebft.runtime.files import write_text
 from ebft.studies.report import curves, pictures, study_tables
 from ebft.studies.report.evidence import VALIDATION, Evidence, read_study_folder
 from ebft.studies.report.generations import generations
 from ebft.studies.report.page import Page
 from ebft.studies.report.paper_numbers import paper_tables
+from ebft.studies.report.settings_table import settings_of, settings_table
 from ebft.studies.report.tables import Table, as_csv, as_latex, as_markdown, markdown_text
 from ebft.studies.report.verdicts import Verdict, verdicts
 from ebft.studies.run_reader import Run
@@ -46,7 +45,7 @@ def write(study: str, output: str | None = None, paper: bool = False) -> Report:
         study_tables.differences_table(evidence, metrics),
         study_tables.all_metrics_table(evidence, metrics),
         study_tables.searches_table(evidence, folder),
-        study_tables.settings_table(*settings_of({r.title: m.run for r in evidence.rows for m in r.models[:1]})),
+        settings_table(*settings_of({r.title: m.run for r in evidence.rows for m in r.models[:1]})),
         study_tables.costs_table(evidence),
     ]
     shown, left_out = generations(evidence)
@@ -118,20 +117,6 @@ def _measured_differently(evidence: Evidence) -> list[str]:
     return notes
 
 
-def settings_of(runs: dict[str, Run | None]) -> tuple[dict[str, dict[str, Any]], dict[str, set[str]]]:
-    """Every setting of each run, and the names that its recipe set."""
-    resolved, given = {}, {}
-    for title, run in runs.items():
-        settings = read_json(run.folder / "resolved.json") if run is not None else None
-        if run is None or not isinstance(settings, dict):
-            continue
-        resolved[title] = settings
-        recipe = run.folder / "recipe.yaml"
-        values = yaml.safe_load(recipe.read_text(encoding="utf-8")) if recipe.is_file() else None
-        given[title] = set(values) if isinstance(values, dict) else set()
-    return resolved, given
-
-
 def _about(evidence: Evidence) -> str:
     runs = [model for row in evidence.rows for model in row.models if row.kind != "base"]
     done = sum(model.run is not None and model.run.finished for model in runs)
@@ -159,7 +144,9 @@ def _made_with(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     code, machine = manifest.get("code", {}), manifest.get("machine", {})
     found = [("command", " ".join(manifest.get("command", [])))]
     found += [(name, str(value)) for name, value in code.items()]
-    return found + [(name, str(value)) for name, value in machine.items() if value != "not installed" and name != "ebft"]
+    return found + [
+        (name, str(value)) for name, value in machine.items() if value != "not installed" and name != "ebft"
+    ]
 
 
 def _write(place: Path, page: Page, evidence: Evidence) -> list[Path]:

@@ -20,8 +20,6 @@ _MOST_ROWS_FOR_PAIRS = 6
 # The columns of the paper's main table, in its order; everything else is in the table of all metrics.
 _MAIN = ("cross_entropy", "answer_cross_entropy", "cfm", "greedy_pass@1", "pass@1", "pass@4", "pass@16",
          "greedy_bleu", "greedy_chrf", "greedy_comet", "reward")  # fmt: skip
-# What has no place in a report: costs have a table, and settings too.
-_NOT_A_DIFFERENCE = ("output_dir", "logging_dir", "seed", "data_seed", "run_name", "hub_model_id", "full_determinism")
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,9 @@ def main_table(evidence: Evidence, metrics: Sequence[str], ranked: Sequence[Rank
         cells = [cell(row.title), cell(str(runs) if row.kind != "base" else "")]
         for metric in metrics:
             found = summary_of(row, metric)
-            cells.append(_missing(row, metric) if found is None else number_cell(found, winners.get(metric) == row.name))
+            cells.append(
+                _missing(row, metric) if found is None else number_cell(found, winners.get(metric) == row.name)
+            )
         rows.append(cells)
     caption = (
         "Means over seeds with 95 % intervals, over the measured items and the training runs. Bold: the best of its "
@@ -177,7 +177,9 @@ def differences_table(evidence: Evidence, metrics: Sequence[str]) -> Table | Non
         Column("metric", text=True),
         Column("difference of", text=True),
         Column("from", text=True),
-        Column("difference [95 %]", "Paired: on the same sequences or problems. Negative: the first has the smaller value."),
+        Column(
+            "difference [95 %]", "Paired: on the same sequences or problems. Negative: the first has the smaller value."
+        ),
         Column("p", "Of the paired t test with seeds counted, before correction."),
         Column("p, corrected", f"By Holm's method, for the {len(found)} tests of this table together."),
         Column("reading", text=True),
@@ -251,36 +253,3 @@ def searches_table(evidence: Evidence, folder: Any) -> Table | None:
                Column("on validation"), Column("", text=True)]  # fmt: skip
     caption = "Chosen on the validation data with one seed; the test data had no part in it."
     return Table("searches", "What was searched", columns, rows, caption)
-
-
-def settings_table(resolved: dict[str, dict[str, Any]], given: dict[str, set[str]]) -> Table | None:
-    """Settings in which rows differ, and nothing else of them.
-
-    resolved: every setting of each row's first run; given: the names that its recipe set.
-    """
-    names: list[str] = []
-    for name in dict.fromkeys(name for settings in resolved.values() for name in settings):
-        if name in _NOT_A_DIFFERENCE:
-            continue
-        having = [settings[name] for settings in resolved.values() if name in settings]
-        everywhere = len(having) == len(resolved)
-        set_by_someone = any(name in names for names in given.values())
-        differs = any(value != having[0] for value in having)
-        if (everywhere and differs) or (set_by_someone and (differs or not everywhere)):
-            names.append(name)
-    if len(resolved) < 2 or not names:
-        return None
-    columns = [Column("setting", text=True), *(Column(title, text=True) for title in resolved)]
-    rows = [
-        [cell(name), *(cell(_setting(settings[name]) if name in settings else "") for settings in resolved.values())]
-        for name in names
-    ]
-    return Table("settings", "What differs between the settings", columns, rows)
-
-
-def _setting(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, str) and value.startswith("/"):
-        return value.rstrip("/").rpartition("/")[2]
-    return "none" if value is None else str(value)

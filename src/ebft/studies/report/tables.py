@@ -40,8 +40,8 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
 
-def cell(text: str, bold: bool = False) -> Cell:
-    return Cell(text, bold)
+def cell(text: str, bold: bool = False, meaning: str = "") -> Cell:
+    return Cell(text, bold, meaning=meaning)
 
 
 def number_cell(found: Summary, bold: bool = False, sign: bool = False) -> Cell:
@@ -71,7 +71,9 @@ def shown(value: float, digits: int = 4, sign: bool = False) -> str:
 
 def as_html(table: Table) -> str:
     head = "".join(f"<th{_kind(column)}>{_explained(column.title, column.meaning)}</th>" for column in table.columns)
-    body = "".join(f"<tr>{''.join(_html_cell(c, column) for c, column in _pairs(table, row))}</tr>" for row in table.rows)
+    body = "".join(
+        f"<tr>{''.join(_html_cell(c, column) for c, column in _pairs(table, row))}</tr>" for row in table.rows
+    )
     caption = f"<p class=caption>{html.escape(table.caption)}</p>" if table.caption else ""
     notes = "".join(f"<p class=note>{html.escape(note)}</p>" for note in table.notes)
     return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{caption}{notes}"
@@ -100,7 +102,9 @@ def _explained_html(text: str, meaning: str) -> str:
     """Text with an explanation that shows on hover, on focus and on tap."""
     if not meaning:
         return text
-    return f'<span class=explained tabindex=0>{text}<span class=meaning role=tooltip>{html.escape(meaning)}</span></span>'
+    return (
+        f"<span class=explained tabindex=0>{text}<span class=meaning role=tooltip>{html.escape(meaning)}</span></span>"
+    )
 
 
 # ---- Markdown ------------------------------------------------------------------------------------------------------
