@@ -37,7 +37,7 @@ PACKAGES = {
 }
 
 # Made here, with random weights: a byte-level model for studies that train one from the beginning.
-UNTRAINED = {
+UNTRAINED: dict[str, dict[str, Any]] = {
     "bytes-2m": {"hidden_size": 224, "intermediate_size": 608, "num_hidden_layers": 4, "num_attention_heads": 7},
 }
 NAMES = (*PACKAGES, *UNTRAINED)
@@ -138,7 +138,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
 
 
-def _make_untrained(sizes: dict[str, int], folder: Path) -> None:
+def _make_untrained(sizes: dict[str, Any], folder: Path) -> None:
     """A Llama over single bytes, always with the same random weights."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

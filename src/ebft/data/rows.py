@@ -26,8 +26,8 @@ def read_rows(source: str, split: str = "train") -> Iterator[Row]:
     """The rows of a source, in a fixed order.
 
     Args:
-        source: a file, a folder, a built-in name (`stdlib-code`, `stdlib-functions`, `toy-functions`) or a hub name, with
-            `name:configuration` for one of several configurations.
+        source: a file, a folder, a built-in name (`stdlib-code`, `stdlib-functions`, `toy-functions`) or a hub name,
+            with `name:configuration` for one of several configurations.
         split: of a hub dataset, or of a folder whose files are named by split (`train.jsonl`, `train-0001.parquet`).
     """
     if source in builtin.SOURCES:

@@ -128,9 +128,10 @@ def check_same_space(results: Mapping[str, Results]) -> list[str]:
                 f"{first} and {label} were measured in different feature spaces ({differ}; of {theirs['model']} and "
                 f"{mine['model']}); evaluate both with the same --feature-model"
             )
-        settings = {name: (found[first]["settings"].get(name), entry["settings"].get(name))
-                    for name in {**found[first]["settings"], **entry["settings"]} if name != "feature_model"}  # fmt: skip
-        differ_in = {name: pair for name, pair in settings.items() if pair[0] != pair[1]}
+        pairs = [found[one]["settings"] for one in (first, label)]
+        settings = {name: tuple(one.get(name) for one in pairs) for name in {**pairs[0], **pairs[1]}}
+        settings.pop("feature_model", None)
+        differ_in = {name: (other, value) for name, (other, value) in settings.items() if other != value}
         shown = ", ".join(f"{name}: {other} and {value}" for name, (other, value) in differ_in.items())
         if any(name not in _PROFILE for name in differ_in):
             raise ConfigError(
@@ -154,7 +155,8 @@ def same_profile(one: Results, other: Results) -> bool:
 def profile_plot(results: Mapping[str, Results], file: Path) -> Path | None:
     """Conditional feature-matching loss over completion length, a curve per model that was measured as the first
     was (the paper's figure)."""
-    first = next((r for r in results.values() if r["tasks"].get("calibration", {}).get("profile")), {"tasks": {}})
+    none: Results = {"tasks": {}}
+    first = next((r for r in results.values() if r["tasks"].get("calibration", {}).get("profile")), none)
     curves = {
         label: found["tasks"]["calibration"]["profile"]
         for label, found in results.items()

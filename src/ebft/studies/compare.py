@@ -1,7 +1,7 @@
 """`ebft compare`: runs side by side, finished or not, by EBFT or a baseline: a table, and what makes them incomparable.
 
-A small report, made by the code of `ebft study report`. Only files in the runs' folders are read, so runs that are still
-training can be compared too.
+A small report, made by the code of `ebft study report`. Only files in the runs' folders are read, so runs that are
+still training can be compared too.
 """
 
 from __future__ import annotations

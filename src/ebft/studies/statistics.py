@@ -79,11 +79,11 @@ def summarise(runs: Sequence[Measured], is_rate: bool = False) -> Summary:
                                   [run.value for run in runs])  # fmt: skip
     items = len(runs[0].pulls)
     interval = wilson_of_mean(value, items, variance) if is_rate else _interval(value, variance, freedom)
-    return Summary(value, interval, math.nan, items, len(runs))
+    return Summary(value, interval, math.nan, items, sum(run.seed is not None for run in runs))
 
 
 def difference(mine: Sequence[Measured], other: Sequence[Measured]) -> Summary:
-    """`mine` minus `other`, on the same items. Runs with the same seeds are paired; a model without training has none."""
+    """`mine` minus `other`, on the same items. Runs with the same seeds are paired."""
     value = fmean(run.value for run in mine) - fmean(run.value for run in other)
     pulls = [
         fmean(mine_i) - fmean(other_i)

@@ -31,8 +31,19 @@ from ebft.errors import ConfigError, nearest
 from ebft.studies.points import load_for_elsewhere, name_of
 
 COMMANDS = {"ebft": "train", "sft": "sft", "rlvr": "rlvr"}  # the command of each method
-_KEYS = ("name", "output_dir", "recipe", "settings", "seeds", "search_seed", "choose_by", "grid", "methods", "evaluation",
-         "paper")  # fmt: skip
+_KEYS = (
+    "name",
+    "output_dir",
+    "recipe",
+    "settings",
+    "seeds",
+    "search_seed",
+    "choose_by",
+    "grid",
+    "methods",
+    "evaluation",
+    "paper",
+)
 _METHOD_KEYS = ("method", "after", "recipe", "settings", "seeds", "grid", "search", "choose_by")
 PAPER_TASKS = ("qa_code", "unstructured_code", "translation")
 # The study decides these for every run.
@@ -186,7 +197,7 @@ def _method(name: str, given: Any, study: dict[str, Any], common: dict[str, Any]
             **_recipe(given, path),
             **_mapping(study, "settings", "the study"),
             **_mapping(given, "settings", where),
-        },  # fmt: skip
+        },
         grid=grid,
         search=search,
         seeds=_seeds(given.get("seeds", study.get("seeds", [0])), "seeds"),

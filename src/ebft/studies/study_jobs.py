@@ -1,8 +1,7 @@
 """The jobs of a study, and which of them can run now: a function of what is on the disk.
 
 Runs come before what starts from them, a search before the other seeds of what it chose, and a model before its
-evaluation. A search runs every candidate with one seed; the best on validation is trained with the others too. Everything may be
-run again at any time: what is finished is skipped.
+evaluation. A search runs every candidate with one seed; the best on validation is trained with the others too.
 """
 
 from __future__ import annotations

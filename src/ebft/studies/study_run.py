@@ -1,7 +1,7 @@
 """`ebft study run`: everything that a study file asks for, with a launcher; run again, it does what is left.
 
-A live table shows what happens, and `study.json` in the study's folder, the manifest, says what has: code version, data,
-commands, machine, seconds and FLOPs.
+A live table shows what happens, and the manifest, `study.json` in the study's folder, says what has: code version,
+data, commands, machine, seconds and FLOPs.
 """
 
 from __future__ import annotations

@@ -66,8 +66,9 @@ class Page:
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>{html.escape(self.title)}</title><style>{_file('page.css')}</style></head><body>"
-            f"<nav>{links}</nav><h1>{html.escape(self.title)}</h1><p class=sub>{html.escape(self.about)}</p>{notes}{body}"
-            "<noscript><p class=note>The figures of this page are drawn by its script, which is turned off.</p></noscript>"
+            f"<nav>{links}</nav><h1>{html.escape(self.title)}</h1><p class=sub>{html.escape(self.about)}</p>{notes}"
+            "<noscript><p class=note>The figures of this page are drawn by its script, which is turned off.</p>"
+            f"</noscript>{body}"
             f'<script type="application/json" id="data">{_as_json(data)}</script>'
             f"<script>{_file('page.js')}</script></body></html>\n"
         )
@@ -103,8 +104,8 @@ class Page:
             chosen += f"<div class=charts>{_place(first, ' id=chosen')}</div>"
         return (
             f"<div class=bar>{buttons}</div>{_LEGEND}<div class=charts>{charts}</div>{chosen}"
-            "<p class=caption>Means over seeds; the band spans the seeds, or one standard error either way where there is "
-            "only one. On validation data, which learning rates may have been chosen on.</p>"
+            "<p class=caption>Means over seeds; the band spans the seeds, or one standard error either way where there "
+            "is only one. On validation data, which learning rates may have been chosen on.</p>"
         )
 
     def _profile(self) -> str:
@@ -114,8 +115,8 @@ class Page:
         place = _place(self._chart("feature-matching loss", self.profile, **options))
         return (
             f"{_LEGEND}<div class=charts>{place}</div><p class=caption>On the test data. It grows with the length also "
-            "for a perfect model, since longer completions can differ in more ways; what matters is the distance between "
-            "the curves.</p>"
+            "for a perfect model, since longer completions can differ in more ways; what matters is the distance "
+            "between the curves.</p>"
         )
 
     def _pareto(self) -> str:

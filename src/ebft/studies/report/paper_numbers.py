@@ -52,6 +52,7 @@ def _table(task: str) -> Table:
             for name, *values in _ROWS[task]]  # fmt: skip
     caption = (
         "Copied from the paper, not measured here: best results per method, on its models, data and benchmarks (means "
-        "over them). CE and FM: cross-entropy and feature-matching loss on its validation data; ws.: after a warm start."
+        "over them). CE and FM: cross-entropy and feature-matching loss on its validation data; ws.: after a warm "
+        "start."
     )
     return Table(f"paper-{task.replace('_', '-')}", f"The paper's own numbers: {_TITLES[task]}", columns, rows, caption)

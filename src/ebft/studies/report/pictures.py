@@ -99,10 +99,9 @@ def pareto_figure(points: Sequence[tuple[Any, Any, Any]], labels: tuple[str, str
     plt = _pyplot()
     figure, panel = plt.subplots(figsize=(5.2, 3.8))
     for row, x, y in points:
-        errors = [None if found.interval is None else [[found.value - found.interval.low],
-                                                        [found.interval.high - found.value]] for found in (x, y)]  # fmt: skip
         shade = color(list(names).index(row.title))
-        panel.errorbar(x.value, y.value, yerr=errors[1], xerr=errors[0], fmt="o", color=shade, elinewidth=1, capsize=2)
+        bars = {"xerr": _bar(x), "yerr": _bar(y)}
+        panel.errorbar(x.value, y.value, **bars, fmt="o", color=shade, elinewidth=1, capsize=2)
         panel.annotate(literal(row.title), (x.value, y.value), textcoords="offset points", xytext=(5, 5), fontsize=8)
     panel.set_xlabel(labels[0])
     panel.set_ylabel(labels[1])
@@ -110,6 +109,12 @@ def pareto_figure(points: Sequence[tuple[Any, Any, Any]], labels: tuple[str, str
     panel.grid(alpha=0.3)
     figure.tight_layout()
     return figure
+
+
+def _bar(found: Any) -> list[list[float]] | None:
+    if found.interval is None:
+        return None
+    return [[found.value - found.interval.low], [found.interval.high - found.value]]
 
 
 def heat_figure(found: HeatMap) -> Any:

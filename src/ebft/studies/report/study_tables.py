@@ -191,8 +191,8 @@ def differences_table(evidence: Evidence, metrics: Sequence[str]) -> Table | Non
              Cell(p_text(test.p), value=test.p), Cell(p_text(p), value=p), cell(_reading(metric, test.value, p))]
         )  # fmt: skip
     caption = (
-        f"{len(found)} tests were made here. At a level of 5 %, about one in twenty would show a difference where there "
-        "is none; the corrected p-values hold that chance at 5 % for all of them together."
+        f"{len(found)} tests were made here. At a level of 5 %, about one in twenty would show a difference where "
+        "there is none; the corrected p-values hold that chance at 5 % for all of them together."
     )
     return Table("differences", "Paired differences", columns, body, caption)
 

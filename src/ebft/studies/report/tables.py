@@ -51,7 +51,8 @@ def number_cell(found: Summary, bold: bool = False, sign: bool = False) -> Cell:
     if interval is None:
         return Cell(shown(found.value, sign=sign), bold, found.value, meaning=meaning)
     digits = digits_for(interval.high - interval.low)
-    text = f"{shown(found.value, digits, sign)} [{shown(interval.low, digits, sign)}, {shown(interval.high, digits, sign)}]"
+    value, low, high = (shown(number, digits, sign) for number in (found.value, interval.low, interval.high))
+    text = f"{value} [{low}, {high}]"
     return Cell(text, bold, found.value, interval.low, interval.high, meaning)
 
 
@@ -144,8 +145,8 @@ _TEX = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     "±": r"$\pm$",
-    "×": r"$\times$",
-    "–": "--",
+    "\u00d7": r"$\times$",
+    "\u2013": "--",
 }
 
 

@@ -54,6 +54,6 @@ def _answer(one: Ranking, tests: int) -> str:
     if one.test.seeds > 1:
         return f"{one.best.title}: {values} ({gap})."
     return (
-        f"{one.best.title}, of these very models: {values} ({gap}). With one training run each, this says nothing about "
-        "training again."
+        f"{one.best.title}, of these very models: {values} ({gap}). With one training run each, this says nothing "
+        "about training again."
     )
