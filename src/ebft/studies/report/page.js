@@ -170,5 +170,6 @@ if (list) {
 }
 
 drawAll();
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach(d => d.open = true));
 let last = innerWidth;
 addEventListener("resize", () => { if (innerWidth !== last) { last = innerWidth; drawAll(); } });

@@ -144,6 +144,7 @@ class Page:
         )
 
 
+_LONG = 14  # rows of a table that is folded
 _LEGEND = "<div class='bar legend' aria-label='show or hide'></div>"
 
 
@@ -152,7 +153,11 @@ def _place(number: int, more: str = "") -> str:
 
 
 def _table(table: Table) -> str:
-    return f"<h3 id=table-{table.name}>{html.escape(table.title)}</h3>{as_html(table)}"
+    title = html.escape(table.title)
+    if len(table.rows) <= _LONG:
+        return f"<h3 id=table-{table.name}>{title}</h3>{as_html(table)}"
+    folded = f"<summary>{title}: {len(table.rows)} rows</summary>{as_html(table)}"
+    return f"<details id=table-{table.name}>{folded}</details>"
 
 
 def _heat(found: HeatMap) -> str:

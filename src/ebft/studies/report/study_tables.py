@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
 from typing import Any
 
@@ -76,7 +76,10 @@ def compare_rows(mine: ReportRow, other: ReportRow, metric: str) -> Summary | No
     sides = [[score.measured for score in side if score.measured is not None] for side in scores]
     if any(len(side) < len(given) for side, given in zip(sides, scores, strict=True)):
         return None
-    return difference(*sides)
+    found = difference(*sides)
+    if facts(metric).is_rate and found.interval is not None:  # no share is more than all
+        found = replace(found, interval=Interval(max(-1.0, found.interval.low), min(1.0, found.interval.high)))
+    return found
 
 
 def rankings(evidence: Evidence, metrics: Sequence[str]) -> list[Ranking]:

@@ -24,6 +24,7 @@ class Column:
 class Cell:
     text: str
     bold: bool = False
+    interval: str = ""  # behind the text, or under it
     value: float | None = None  # what the CSV holds instead of the text
     low: float | None = None
     high: float | None = None
@@ -49,11 +50,12 @@ def number_cell(found: Summary, bold: bool = False, sign: bool = False) -> Cell:
     interval = found.interval
     meaning = f"{found.items} items, {found.seeds} training runs" if found.seeds else f"{found.items} items"
     if interval is None:
-        return Cell(shown(found.value, sign=sign), bold, found.value, meaning=meaning)
+        return Cell(shown(found.value, sign=sign), bold, value=found.value, meaning=meaning)
+    if found.value == 0 and interval.low == interval.high:
+        return Cell("0", bold, "equal on every item", found.value, interval.low, interval.high, meaning)
     digits = digits_for(interval.high - interval.low)
     value, low, high = (shown(number, digits, sign) for number in (found.value, interval.low, interval.high))
-    text = f"{value} [{low}, {high}]"
-    return Cell(text, bold, found.value, interval.low, interval.high, meaning)
+    return Cell(value, bold, f"[{low}, {high}]", found.value, interval.low, interval.high, meaning)
 
 
 def digits_for(width: float) -> int:
@@ -92,6 +94,8 @@ def _html_cell(given: Cell, column: Column) -> str:
     text = html.escape(given.text)
     if given.bold:
         text = f"<strong>{text}</strong>"
+    if given.interval:
+        text += f" <span class=interval>{html.escape(given.interval)}</span>"
     return f"<td{_kind(column)}>{_explained_html(text, given.meaning)}</td>"
 
 
@@ -116,10 +120,14 @@ def as_markdown(table: Table) -> str:
     lines.append(f"| {' | '.join(markdown_text(column.title) for column in table.columns)} |")
     lines.append("|" + "".join("---|" if column.text else "---:|" for column in table.columns))
     for row in table.rows:
-        cells = (f"**{markdown_text(c.text)}**" if c.bold else markdown_text(c.text) for c in row)
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(_markdown_cell(given) for given in row)} |")
     lines += [part for text in (table.caption, *table.notes) if text for part in ("", markdown_text(text))]
     return "\n".join(lines) + "\n"
+
+
+def _markdown_cell(given: Cell) -> str:
+    text = f"**{markdown_text(given.text)}**" if given.bold else markdown_text(given.text)
+    return f"{text} {markdown_text(given.interval)}" if given.interval else text
 
 
 def markdown_text(text: str) -> str:
@@ -166,15 +174,17 @@ def as_latex(table: Table) -> str:
         r"\midrule",
     ]
     for row in table.rows:
-        cells = (rf"\textbf{{{tex_text(c.text)}}}" if c.bold else _no_bracket(tex_text(c.text)) for c in row)
-        lines.append(" & ".join(cells) + r" \\")
+        lines.append(" & ".join(_tex_cell(given) for given in row) + r" \\")
     caption = " ".join(text for text in (f"{table.title}.", table.caption, *table.notes) if text)
     lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{tex_text(caption)}}}", r"\end{table}", ""]
     return "\n".join(lines)
 
 
-def _no_bracket(text: str) -> str:
-    """A bracket that begins a row would be read as an option of the line break before it."""
+def _tex_cell(given: Cell) -> str:
+    text = rf"\textbf{{{tex_text(given.text)}}}" if given.bold else tex_text(given.text)
+    if given.interval:
+        text += rf" {{\scriptsize {tex_text(given.interval)}}}"
+    # A bracket that begins a row would be read as an option of the line break before it.
     return "{}" + text if text.startswith("[") else text
 
 

@@ -29,6 +29,8 @@ def verdicts(ranked: Sequence[Ranking]) -> list[Verdict]:
 def _question(metric: str) -> str:
     about = facts(metric)
     where = "on validation data" if metric.startswith(f"{VALIDATION} ") else "on the test data"
+    if about.is_rate:
+        return f"Which solves the most problems, by {about.title}?"
     return f"Which has the {'lowest' if about.smaller_is_better else 'highest'} {about.title} {where}?"
 
 
@@ -50,10 +52,8 @@ def _answer(one: Ranking, tests: int) -> str:
     gap += f", p {p if p.startswith('<') else f'= {p}'} after correction for {tests} tests"
     if not one.p < SIGNIFICANT:
         more = "more seeds or more test data" if one.test.seeds > 1 else "more seeds and more test data"
-        return f"Not decided between the first two: {values} ({gap}). It would take {more}."
+        return f"Not decided: {values} ({gap}). It would take {more}."
+    won = f"{one.best.title}, with {shown(best.value)}; {one.second.title} comes next with {shown(second.value)} ({gap})."
     if one.test.seeds > 1:
-        return f"{one.best.title}: {values} ({gap})."
-    return (
-        f"{one.best.title}, of these very models: {values} ({gap}). With one training run each, this says nothing "
-        "about training again."
-    )
+        return won
+    return f"Of these very models {won} With one training run each, this says nothing about training again."
