@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 PROBLEMS = [f"problem/{number}" for number in range(12)]
-NASTY = "</script><script>alert(1)</script> <b>bold</b> & \"quotes\" $x_1$ | `code`"
+NASTY = '</script><script>alert(1)</script> <b>bold</b> & "quotes" $x_1$ | `code`'
 
 
 def write_jsonl(file: Path, rows: list[dict[str, Any]]) -> None:
@@ -100,8 +100,15 @@ def make_evaluation(folder: Path, level: float, draw: random.Random) -> None:
         )
         write_jsonl(
             folder / f"humaneval.{decoding}.scores.samples.jsonl",
-            [{"task_id": key, "sample": s, "status": "passed" if p else "failed",
-              "message": "" if p else f"AssertionError: {NASTY}"} for key, s, p in rows],  # fmt: skip
+            [
+                {
+                    "task_id": key,
+                    "sample": s,
+                    "status": "passed" if p else "failed",
+                    "message": "" if p else f"AssertionError: {NASTY}",
+                }
+                for key, s, p in rows
+            ],  # fmt: skip
         )
     write_jsonl(
         folder / "humaneval.prompts.jsonl",

@@ -1,8 +1,8 @@
 """One-line functions with unit tests, made up by rule: a task that a model of a few million parameters can learn.
 
     def f(x):
-        \"\"\"x plus 31, times 7, minus 12\"\"\"
-        return (x + 31) * 7 - 12
+        \"\"\"x plus 3, times 7, minus 2\"\"\"
+        return (x + 3) * 7 - 2
 
 Rows have the fields of HumanEval (`task_id`, `prompt`, `entry_point`, `test`) and the body as `completion`, so the same
 source serves training, rewards by unit tests, and evaluation. No function is in two of the splits.
@@ -45,7 +45,7 @@ def _function(chance: random.Random) -> tuple[str, str]:
     """x and two or three steps from it, in words and as an expression."""
     words, expression, is_sum = "x", "x", False
     for place in range(chance.choice((2, 3))):
-        step, number = chance.choice(list(_STEPS)), chance.randrange(2, 100)
+        step, number = chance.choice(list(_STEPS)), chance.randrange(2, 10)
         words += f"{',' if place else ''} {step} {number}"
         if step == "times" and is_sum:
             expression = f"({expression})"

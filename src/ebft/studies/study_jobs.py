@@ -181,6 +181,7 @@ class StudyPlan:
         self.final: dict[str, list[TrainingRun]] = {}  # by row, the runs to report
         self.unknown = 0  # runs and evaluations that depend on a search
         self.runs: list[TrainingRun] = []
+        self._finished: dict[str, bool] = {}
         for row in study.rows:
             self._add_row(row)
         self.evaluations = self._evaluations()
@@ -191,11 +192,17 @@ class StudyPlan:
 
     def ready(self) -> list[TrainingRun | Evaluation]:
         """What could run now and has not."""
-        return [job for job in self.jobs if not job.finished and self._can_start(job)]
+        return [job for job in self.jobs if not self.is_finished(job) and self._can_start(job)]
+
+    def is_finished(self, job: TrainingRun | Evaluation) -> bool:
+        """As it was when this plan was made: the disk is asked once."""
+        if job.name not in self._finished:
+            self._finished[job.name] = job.finished
+        return self._finished[job.name]
 
     def _can_start(self, job: TrainingRun | Evaluation) -> bool:
         needed = (job.model, job.feature_model)
-        return all(run.finished for run in self.runs if str(run.run.resolve()) in needed)
+        return all(self.is_finished(run) for run in self.runs if str(run.run.resolve()) in needed)
 
     def _features_of(self, name: Any) -> str | None:
         """`feature_model` may be the name of a method above: the final model of its first seed is meant."""
@@ -246,9 +253,9 @@ class StudyPlan:
 
     def choose(self, candidates: Sequence[TrainingRun], metric: str) -> TrainingRun | None:
         """The best on validation; None as long as one of them may still come to its end."""
-        if not all(run.finished or run.name in self.given_up for run in candidates):
+        if not all(self.is_finished(run) or run.name in self.given_up for run in candidates):
             return None
-        found = [(run, validated(run, metric)) for run in candidates if run.finished]
+        found = [(run, validated(run, metric)) for run in candidates if self.is_finished(run)]
         known = [(run, value) for run, value in found if value is not None and math.isfinite(value)]
         return better(metric)(known, key=lambda pair: pair[1])[0] if known else None
 

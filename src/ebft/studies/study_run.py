@@ -38,7 +38,7 @@ class StudyRunner:
     def run(self, launcher: Launcher) -> list[jobs.Job] | None:
         """Returns the jobs that failed; None if they run later."""
         self._claim()
-        done = sum(job.finished for job in self.plan.jobs)
+        done = sum(self.plan.is_finished(job) for job in self.plan.jobs)
         logger.info(f"{len(self.plan.jobs) + self.plan.unknown} jobs, {done} of them finished")
         if not self.plan.ready():
             self.write_manifest()
@@ -50,6 +50,7 @@ class StudyRunner:
             failed = launcher.launch(self._ready, lambda running: self._progress(running, table))
         finally:
             table.close()
+            self.plan = StudyPlan(self.study, self.failed)
             self.write_manifest()
         return failed
 
@@ -75,7 +76,7 @@ class StudyRunner:
         names = {job.name for job in running}
         rows: list[tuple[str, ...]] = [("job", "state", "step", "validation", "seconds")]
         for job in self.plan.jobs:
-            state = "running" if job.name in names else state_of(job)
+            state = "running" if job.name in names else self.state(job)
             rows.append((job.name, state, *(_numbers(job) if isinstance(job, TrainingRun) else ("", "", ""))))
         if self.plan.unknown:
             rows.append((f"{self.plan.unknown} more", "wait for a search", "", "", ""))
@@ -95,10 +96,25 @@ class StudyRunner:
                     "machine": before.get("machine") or _machine(),
                     "paper": self.study.paper,
                     "rows": self._rows(),
-                    "jobs": {job.name: _manifest_of(job) for job in self.plan.jobs},
+                    "jobs": {job.name: self._manifest_of(job) for job in self.plan.jobs},
                 }
             ),
         )
+
+    def state(self, job: AnyJob) -> str:
+        if self.plan.is_finished(job):
+            return "finished"
+        if (error := jobs.last_error(job.log)) is not None:
+            return f"failed: {error}"
+        return "stopped" if job.log.exists() else "waiting"
+
+    def _manifest_of(self, job: AnyJob) -> dict[str, Any]:
+        found: dict[str, Any] = {"command": jobs.command_line(job), "state": self.state(job), "log": str(job.log)}
+        if isinstance(job, Evaluation):
+            return found | {"results": str(job.output)}
+        spent = job.results().get("spent") or {}
+        data = read_json(job.run / "data.json")
+        return found | {"run": str(job.run), "seed": job.seed, "data": data, "spent": spent}
 
     def _rows(self) -> list[dict[str, Any]]:
         """What the report shows side by side. Places are given from the study's folder, which may be moved."""
@@ -149,14 +165,6 @@ class StudyRunner:
         return str(place.relative_to(self.study.folder))
 
 
-def state_of(job: AnyJob) -> str:
-    if job.finished:
-        return "finished"
-    if (error := jobs.last_error(job.log)) is not None:
-        return f"failed: {error}"
-    return "stopped" if job.log.exists() else "waiting"
-
-
 def _numbers(run: TrainingRun) -> tuple[str, str, str]:
     entries = read_entries(run.run / "metrics.jsonl")
     step = str(entries[-1]["step"]) if entries else ""
@@ -167,21 +175,7 @@ def _numbers(run: TrainingRun) -> tuple[str, str, str]:
     return step, shown, "" if seconds is None else f"{seconds:,.0f}"
 
 
-def _manifest_of(job: AnyJob) -> dict[str, Any]:
-    found: dict[str, Any] = {"command": jobs.command_line(job), "state": state_of(job), "log": str(job.log)}
-    if isinstance(job, Evaluation):
-        return found | {"results": str(job.output)}
-    spent = job.results().get("spent") or {}
-    data = read_json(job.run / "data.json")
-    return found | {"run": str(job.run), "seed": job.seed, "data": data, "spent": spent}
-
-
 def _machine() -> dict[str, str]:
     from ebft.runtime.environment import describe
 
     return describe()
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    found = read_json(folder / MANIFEST)
-    return found if isinstance(found, dict) else {}

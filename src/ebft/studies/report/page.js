@@ -47,7 +47,7 @@ function draw(place, chart) {
     if (chart.points) { const p = (x1 - x0 || 1) * 0.12; x0 -= p; x1 += p; }
     const X = v => left + (x1 > x0 ? (scaled(v) - x0) / (x1 - x0) : 0.5) * (width - left - right);
     const Y = v => height - bottom - (v - y0) / (y1 - y0) * (height - top - bottom);
-    for (const t of ticks(y0, y1, 4)) {
+    for (const t of ticks(y0, y1, 5)) {
       svg.append(element("line", { class: "grid", x1: left, x2: width - right, y1: Y(t), y2: Y(t) }));
       svg.append(element("text", { x: left - 6, y: Y(t) + 4, "text-anchor": "end" }, short(t)));
     }

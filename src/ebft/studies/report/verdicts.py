@@ -53,7 +53,9 @@ def _answer(one: Ranking, tests: int) -> str:
     if not one.p < SIGNIFICANT:
         more = "more seeds or more test data" if one.test.seeds > 1 else "more seeds and more test data"
         return f"Not decided: {values} ({gap}). It would take {more}."
-    won = f"{one.best.title}, with {shown(best.value)}; {one.second.title} comes next with {shown(second.value)} ({gap})."
+    won = (
+        f"{one.best.title}, with {shown(best.value)}; {one.second.title} comes next with {shown(second.value)} ({gap})."
+    )
     if one.test.seeds > 1:
         return won
     return f"Of these very models {won} With one training run each, this says nothing about training again."
