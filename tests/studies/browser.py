@@ -31,12 +31,23 @@ class Browser:
             os.dup2(103, 3)
             os.dup2(104, 4)
 
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run",
-                 "--disable-background-networking", f"--user-data-dir={profile}", "--hide-scrollbars"]  # fmt: skip
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--remote-debugging-pipe",
+            "--no-first-run",
+            "--disable-background-networking",
+            f"--user-data-dir={profile}",
+            "--hide-scrollbars",
+        ]
         self.process = subprocess.Popen(
-            [CHROMIUM, *flags, "about:blank"], close_fds=False, preexec_fn=place_pipes,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [CHROMIUM, *flags, "about:blank"],
+            close_fds=False,
+            preexec_fn=place_pipes,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(to_browser)
         os.close(from_browser)
         self.write, self.read, self.buffer, self.number = ours, theirs, b"", 0

@@ -42,8 +42,17 @@ def make_study(folder: Path, gammas: tuple[float, ...] = (), **levels: float) ->
 
 def _row(name: str, kind: str, models: list[dict[str, Any]], values: dict[str, Any] | None = None) -> dict[str, Any]:
     title = kind if not values else f"{kind} ({', '.join(f'{k} {v:g}' for k, v in values.items())})"
-    return {"name": name, "title": title, "kind": kind, "method": kind, "values": values or {}, "chosen": {},
-            "choose_by": "cross_entropy", "searched": [], "models": models}  # fmt: skip
+    return {
+        "name": name,
+        "title": title,
+        "kind": kind,
+        "method": kind,
+        "values": values or {},
+        "chosen": {},
+        "choose_by": "cross_entropy",
+        "searched": [],
+        "models": models,
+    }
 
 
 def _model(folder: Path, name: str, seed: int | None, level: float, kind: str = "base") -> dict[str, Any]:
@@ -65,8 +74,16 @@ def make_trained(run: Path, level: float, kind: str, draw: random.Random) -> Non
     entries = []
     for step in (0, 10, 20):
         value = level + (20 - step) / 20 + draw.gauss(0, 0.02)
-        entry = {"step": step, "eval_cross_entropy": value, "eval_cross_entropy_se": 0.05, "eval_cfm": value / 2,
-                 "eval_reward": 9.0, "spent/tokens": 1000 * step, "spent/seconds": 2.0 * step, "spent/flops": 1e9 * step}  # fmt: skip
+        entry = {
+            "step": step,
+            "eval_cross_entropy": value,
+            "eval_cross_entropy_se": 0.05,
+            "eval_cfm": value / 2,
+            "eval_reward": 9.0,
+            "spent/tokens": 1000 * step,
+            "spent/seconds": 2.0 * step,
+            "spent/flops": 1e9 * step,
+        }
         if kind == "rlvr":
             entry["reward"] = step / 40
         entries.append(entry)
@@ -84,16 +101,32 @@ def make_evaluation(folder: Path, level: float, draw: random.Random) -> None:
     for sequence in range(30):
         hard = items.gauss(0, 0.3)
         value = level + hard + draw.gauss(0, 0.05)
-        records.append({"sequence": sequence, "tokens": 10, "log_probs": -10 * value, "answer_tokens": 5,
-                        "answer_log_probs": -5 * value, "contexts": 2, "cfm": value / 2, "whitened_proxy": -value,
-                        "reward": -value, "profile_contexts": 1, "cfm_at_1": value / 4, "cfm_at_4": value / 2})  # fmt: skip
+        records.append(
+            {
+                "sequence": sequence,
+                "tokens": 10,
+                "log_probs": -10 * value,
+                "answer_tokens": 5,
+                "answer_log_probs": -5 * value,
+                "contexts": 2,
+                "cfm": value / 2,
+                "whitened_proxy": -value,
+                "reward": -value,
+                "profile_contexts": 1,
+                "cfm_at_1": value / 4,
+                "cfm_at_4": value / 2,
+            }
+        )
     write_jsonl(folder / "calibration.jsonl", records)
     entry = {"value": level, "standard_error": 0.05, "count": 30}
     profile = [{"length": length, **entry, "value": level * length / 8} for length in (1, 4)]
     passed = [items.random() > level / 2 for _ in PROBLEMS]
     for decoding, samples in ("greedy", 1), ("samples", 4):
-        rows = [(key, s, p if decoding == "greedy" else p and draw.random() > 0.3)
-                for key, p in zip(PROBLEMS, passed, strict=True) for s in range(samples)]  # fmt: skip
+        rows = [
+            (key, s, p if decoding == "greedy" else p and draw.random() > 0.3)
+            for key, p in zip(PROBLEMS, passed, strict=True)
+            for s in range(samples)
+        ]
         write_jsonl(
             folder / f"humaneval.{decoding}.jsonl",
             [{"task_id": key, "sample": s, "completion": f"return {s} # {folder.name} {NASTY}"} for key, s, _ in rows],
@@ -108,7 +141,7 @@ def make_evaluation(folder: Path, level: float, draw: random.Random) -> None:
                     "message": "" if p else f"AssertionError: {NASTY}",
                 }
                 for key, s, p in rows
-            ],  # fmt: skip
+            ],
         )
     write_jsonl(
         folder / "humaneval.prompts.jsonl",
@@ -119,9 +152,15 @@ def make_evaluation(folder: Path, level: float, draw: random.Random) -> None:
     features = {"weights": "w", "taps": [1], "pooling": "last", "normalize": "joint", "model": "base"}
     results = {
         "tasks": {
-            "calibration": {"metrics": metrics, "profile": profile, "sequences": 30, "features": features, "text": "t",
-                            "settings": {"seed": 0, "horizon": 8}},
+            "calibration": {
+                "metrics": metrics,
+                "profile": profile,
+                "sequences": 30,
+                "features": features,
+                "text": "t",
+                "settings": {"seed": 0, "horizon": 8},
+            },
             "humaneval": {"name": "humaneval", "metrics": rates, "settings": {"seed": 0}},
         }
-    }  # fmt: skip
+    }
     (folder / "results.json").write_text(json.dumps(results))

@@ -85,9 +85,13 @@ class TestFewItems:
             assert sign_flip_p(moved) == 1.0
             return
         theirs = stats.permutation_test(
-            (moved,), lambda x: abs(math.fsum(x)), permutation_type="samples", n_resamples=math.inf,
-            alternative="greater", vectorized=False,
-        )  # fmt: skip
+            (moved,),
+            lambda x: abs(math.fsum(x)),
+            permutation_type="samples",
+            n_resamples=math.inf,
+            alternative="greater",
+            vectorized=False,
+        )
         assert sign_flip_p(moved) == pytest.approx(theirs.pvalue)
 
     def test_three_equal_differences_are_no_certainty(self) -> None:

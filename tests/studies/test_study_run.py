@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,14 @@ class TestAgain:
         assert started(tmp_path / "out") == {"sft,seed=0": 2}
         place = tmp_path / "out" / "evaluations" / "sft,seed=0" / "attempts.jsonl"
         assert len(place.read_text().splitlines()) == 1  # the folder of the old model is gone
+
+    def test_two_at_once_do_not_meet(self, study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = study({"sft": {}}, seeds=[0])
+        assert run(file) == 0
+        with (tmp_path / "out" / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert run(file) == 2
+        assert "another `ebft study run` is at work" in capsys.readouterr().err
 
     def test_a_folder_that_is_not_ours(self, study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "out").mkdir()

@@ -181,8 +181,16 @@ def _write(
     shown = [_as_table(name, titles[name], rows) for name, rows in tables.items() if rows]
     if (settings := settings_table(*settings_of({run.name: run for run in runs}))) is not None:
         shown.append(settings)
-    page = Page("Runs compared", "Made by ebft compare.", names, axis, notes=notes, tables=shown, curves=panels,
-                training=training)  # fmt: skip
+    page = Page(
+        "Runs compared",
+        "Made by ebft compare.",
+        names,
+        axis,
+        notes=notes,
+        tables=shown,
+        curves=panels,
+        training=training,
+    )
     write_text(files[2], page.html())
     return files
 

@@ -75,8 +75,9 @@ def measured(given: SumsAndCounts, seed: int | None = None) -> Measured:
 def summarise(runs: Sequence[Measured], is_rate: bool = False) -> Summary:
     """The mean over the seeds of one method. A rate has Wilson's interval, which 0 of 3 does not shrink to nothing."""
     value = fmean(run.value for run in runs)
-    variance, freedom = _variance([fmean(pulls) for pulls in zip(*(r.pulls for r in runs), strict=True)],
-                                  [run.value for run in runs])  # fmt: skip
+    variance, freedom = _variance(
+        [fmean(pulls) for pulls in zip(*(r.pulls for r in runs), strict=True)], [run.value for run in runs]
+    )
     items = len(runs[0].pulls)
     interval = wilson_of_mean(value, items, variance) if is_rate else _interval(value, variance, freedom)
     return Summary(value, interval, math.nan, items, sum(run.seed is not None for run in runs))

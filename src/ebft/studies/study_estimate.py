@@ -57,7 +57,7 @@ def estimate_lines(study: Study, jobs: int | None, per_gpu: int) -> list[str]:
     lines += [
         "",
         f"{runs} training runs ({done} finished) and {tests} evaluations, {places} at once",
-        f"about {seconds / 3600 / places:.2g} hours of training and {disk / 1e9:.3g} GB of disk, evaluations not counted",
+        f"about {seconds / 3600 / places:.2g} hours of training and {disk / 1e9:.3g} GB of disk, without evaluations",
         f"Hours rest on {speed / 1e12:.3g} TFLOP/s, measured now with a matrix product, of which training is taken to "
         f"reach {_SHARE_OF_PEAK:.0%}; where a run of the method is finished, on its own seconds.",
     ]

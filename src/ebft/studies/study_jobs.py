@@ -204,9 +204,10 @@ class StudyPlan:
         needed = (job.model, job.feature_model)
         return all(self.is_finished(run) for run in self.runs if str(run.run.resolve()) in needed)
 
-    def _features_of(self, name: Any) -> str | None:
-        """`feature_model` may be the name of a method above: the final model of its first seed is meant."""
+    def _features_of(self, name: Any, seed: int | None = None) -> str | None:
+        """`feature_model` may be the name of a method above: its final model of this seed is meant, or its first."""
         runs = [run for row in self.final for run in self.final[row] if run.row.method.name == name]
+        runs = [run for run in runs if run.seed == seed] or runs
         return str(runs[0].run.resolve()) if runs else None
 
     def _knows_features(self, name: Any, before: str | None = None) -> bool:
@@ -225,7 +226,7 @@ class StudyPlan:
 
         def run_of(values: dict[str, Any], seed: int) -> TrainingRun:
             start = None if before is None else before.get(seed, next(iter(before.values())))
-            return TrainingRun(self.study, row, tuple(values.items()), seed, start, self._features_of(features))
+            return TrainingRun(self.study, row, tuple(values.items()), seed, start, self._features_of(features, seed))
 
         values: dict[str, Any] = {}
         if method.search:

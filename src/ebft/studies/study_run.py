@@ -6,6 +6,7 @@ data, commands, machine, seconds and FLOPs.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import time
 from collections.abc import Sequence
@@ -59,6 +60,11 @@ class StudyRunner:
         if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
             raise ConfigError(f"output_dir={folder} is not empty and holds no study; choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (folder / ".lock").open("w")  # as long as this process lives
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another `ebft study run` is at work in {folder}; wait for it, or stop it") from None
         write_text(folder / STUDY_FILE, self.study.text)
 
     def _ready(self, failed: Sequence[jobs.Job]) -> list[AnyJob]:
@@ -124,9 +130,17 @@ class StudyRunner:
             title = name.replace(",model=", " ")
             model = {"seed": None, "run": None, "log": None, **self._test(tests.get(name))}
             rows.append(
-                {"name": name, "title": title, "kind": "base", "method": "base", "values": {}, "chosen": {},
-                 "searched": [], "models": [model]}
-            )  # fmt: skip
+                {
+                    "name": name,
+                    "title": title,
+                    "kind": "base",
+                    "method": "base",
+                    "values": {},
+                    "chosen": {},
+                    "searched": [],
+                    "models": [model],
+                }
+            )
         for row in self.study.rows:
             final = self.plan.final.get(row.name, [])
             rows.append(

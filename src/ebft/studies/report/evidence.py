@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ebft.method.sequence_records import sums_by_metric
 from ebft.runtime.files import read_json, read_jsonl
 from ebft.studies import jobs
 from ebft.studies.run_reader import Run, read_run
+from ebft.studies.same_measurement import compares, settings_that_differ
 from ebft.studies.statistics import Measured, measured
 
 TEST, VALIDATION = "test", "validation"
@@ -86,6 +87,7 @@ def read_study_folder(folder: Path) -> Evidence:
             models = [Model(None, problem="waits for a search to choose its settings")]
         evidence.rows.append(ReportRow(**fields, models=models))
     _drop_what_was_measured_otherwise(evidence)
+    _drop_validation_that_does_not_compare(evidence)
     for row in evidence.rows:
         for model in row.models:
             if model.problem:
@@ -228,6 +230,36 @@ def _drop_what_was_measured_otherwise(evidence: Evidence) -> None:
                     )
                     model.scores = {k: v for k, v in model.scores.items() if not k.startswith(f"{task} ")}
                     del model.results[task]
+
+
+def reference_run(runs: Sequence[Run]) -> Run | None:
+    """The run that most others were validated like."""
+    known = [run for run in runs if run.validation is not None]
+    alike = [sum(not validated_apart(run, other) for other in known) for run in known]
+    return known[alike.index(max(alike))] if known else None
+
+
+def validated_apart(run: Run, reference: Run | None) -> list[str]:
+    """In what the validation of a run differs from that of another; nothing if it does not."""
+    if reference is None or run is reference:
+        return []
+    if run.validation is None or reference.validation is None:
+        return ["unknown"]
+    return settings_that_differ(run.validation, reference.validation)
+
+
+def _drop_validation_that_does_not_compare(evidence: Evidence) -> None:
+    """Where nothing was tested, of the numbers of validation only those that compare are put together."""
+    models = [model for row in evidence.rows for model in row.models if model.run is not None]
+    reference = reference_run([model.run for model in models if model.run is not None])
+    for model in models:
+        assert model.run is not None
+        differ = validated_apart(model.run, reference)
+        model.scores = {
+            name: score
+            for name, score in model.scores.items()
+            if not name.startswith(f"{VALIDATION} ") or compares(name.removeprefix(f"{VALIDATION} "), differ)
+        }
 
 
 def how_measured(entry: Mapping[str, Any]) -> dict[str, Any]:

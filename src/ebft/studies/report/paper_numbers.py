@@ -48,8 +48,10 @@ def paper_tables(task: str | None) -> list[Table]:
 
 def _table(task: str) -> Table:
     columns = [Column("method", text=True), *(Column(name) for name in _COLUMNS[task])]
-    rows = [[cell(str(name)), *(Cell(f"{value:.3f}", value=float(value)) for value in values)]
-            for name, *values in _ROWS[task]]  # fmt: skip
+    rows = [
+        [cell(str(name)), *(Cell(f"{value:.3f}", value=float(value)) for value in values)]
+        for name, *values in _ROWS[task]
+    ]
     caption = (
         "Copied from the paper, not measured here: best results per method, on its models, data and benchmarks (means "
         "over them). CE and FM: cross-entropy and feature-matching loss on its validation data; ws.: after a warm "

@@ -11,7 +11,7 @@ from typing import Any
 from ebft.errors import ConfigError
 from ebft.runtime.files import write_text
 from ebft.studies.report import curves, pictures, study_tables
-from ebft.studies.report.evidence import VALIDATION, Evidence, read_study_folder
+from ebft.studies.report.evidence import VALIDATION, Evidence, read_study_folder, reference_run, validated_apart
 from ebft.studies.report.generations import generations
 from ebft.studies.report.page import Page
 from ebft.studies.report.paper_numbers import paper_tables
@@ -19,7 +19,7 @@ from ebft.studies.report.settings_table import settings_of, settings_table
 from ebft.studies.report.tables import Table, as_csv, as_latex, as_markdown, markdown_text
 from ebft.studies.report.verdicts import Verdict, verdicts
 from ebft.studies.run_reader import Run
-from ebft.studies.same_measurement import settings_that_differ, what_differs
+from ebft.studies.same_measurement import what_differs
 
 PAGE, TEXT, TABLES, FIGURES = "report.html", "report.md", "tables", "figures"
 
@@ -84,28 +84,13 @@ def curve_rows(evidence: Evidence) -> list[tuple[str, Sequence[Run], bool]]:
     that was validated alike, and has curves of its own only."""
     found = [(row.title, [m.run for m in row.models if m.run is not None]) for row in evidence.rows]
     found = [(title, runs) for title, runs in found if runs]
-    reference = _reference([runs[0] for _, runs in found])
-    return [(title, runs, _apart(runs[0], reference)) for title, runs in found]
-
-
-def _reference(runs: Sequence[Run]) -> Run | None:
-    """The run that most others were measured like."""
-    known = [run for run in runs if run.validation is not None]
-    alike = [sum(not _apart(run, other) for other in known) for run in known]
-    return known[alike.index(max(alike))] if known else None
-
-
-def _apart(run: Run, reference: Run | None) -> bool:
-    if reference is None or run is reference:
-        return False
-    if run.validation is None or reference.validation is None:
-        return True
-    return bool(settings_that_differ(run.validation, reference.validation))
+    reference = reference_run([runs[0] for _, runs in found])
+    return [(title, runs, bool(validated_apart(runs[0], reference))) for title, runs in found]
 
 
 def _measured_differently(evidence: Evidence) -> list[str]:
     runs = {row.title: m.run for row in evidence.rows for m in row.models[:1] if m.run is not None}
-    reference = _reference(list(runs.values()))
+    reference = reference_run(list(runs.values()))
     name = next((title for title, run in runs.items() if run is reference), "")
     notes = []
     for title, run in runs.items():
@@ -135,8 +120,17 @@ def _pareto(evidence: Evidence) -> dict[str, Any] | None:
     for row, x, y in points:
         low, high = (x.interval.low, x.interval.high) if x.interval else (x.value, x.value)
         y_low, y_high = (y.interval.low, y.interval.high) if y.interval else (y.value, y.value)
-        series.append({"name": row.title, "x": {"value": x.value}, "xlow": low, "xhigh": high, "y": [y.value],
-                       "low": [y_low], "high": [y_high]})  # fmt: skip
+        series.append(
+            {
+                "name": row.title,
+                "x": {"value": x.value},
+                "xlow": low,
+                "xhigh": high,
+                "y": [y.value],
+                "low": [y_low],
+                "high": [y_high],
+            }
+        )
     return {"title": "feature-matching loss", "label": "cross-entropy, all tokens", "series": series, "rows": points}
 
 

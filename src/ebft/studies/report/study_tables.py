@@ -18,8 +18,19 @@ from ebft.studies.statistics import Interval, Summary, difference, holm, summari
 SIGNIFICANT = 0.05
 _MOST_ROWS_FOR_PAIRS = 6
 # The columns of the paper's main table, in its order; everything else is in the table of all metrics.
-_MAIN = ("cross_entropy", "answer_cross_entropy", "cfm", "greedy_pass@1", "pass@1", "pass@4", "pass@16",
-         "greedy_bleu", "greedy_chrf", "greedy_comet", "reward")  # fmt: skip
+_MAIN = (
+    "cross_entropy",
+    "answer_cross_entropy",
+    "cfm",
+    "greedy_pass@1",
+    "pass@1",
+    "pass@4",
+    "pass@16",
+    "greedy_bleu",
+    "greedy_chrf",
+    "greedy_comet",
+    "reward",
+)
 
 
 @dataclass(frozen=True)
@@ -190,9 +201,16 @@ def differences_table(evidence: Evidence, metrics: Sequence[str]) -> Table | Non
     body = []
     for (metric, one, other, test), p in zip(found, adjusted, strict=True):
         body.append(
-            [cell(column_title(metric)), cell(other.title), cell(one.title), number_cell(test, sign=True),
-             Cell(p_text(test.p), value=test.p), Cell(p_text(p), value=p), cell(_reading(metric, test.value, p))]
-        )  # fmt: skip
+            [
+                cell(column_title(metric)),
+                cell(other.title),
+                cell(one.title),
+                number_cell(test, sign=True),
+                Cell(p_text(test.p), value=test.p),
+                Cell(p_text(p), value=p),
+                cell(_reading(metric, test.value, p)),
+            ]
+        )
     caption = (
         f"{len(found)} tests were made here. At a level of 5 %, about one in twenty would show a difference where "
         "there is none; the corrected p-values hold that chance at 5 % for all of them together."
@@ -227,8 +245,10 @@ def costs_table(evidence: Evidence) -> Table | None:
             costs = {} if model.run is None else model.run.total_costs()
             cells = [cell(row.title), cell("" if model.seed is None else str(model.seed))]
             cells += [cell(model.problem or "finished"), _cost(costs.get("step"), ",.0f")]
-            cells += [_cost(costs.get(f"spent/{n}"), f) for n, f in (("tokens", ",.0f"), ("generated_tokens", ",.0f"),
-                                                                    ("seconds", ",.1f"), ("flops", ".3g"))]  # fmt: skip
+            cells += [
+                _cost(costs.get(f"spent/{n}"), f)
+                for n, f in (("tokens", ",.0f"), ("generated_tokens", ",.0f"), ("seconds", ",.1f"), ("flops", ".3g"))
+            ]
             rows.append(cells)
     return Table("costs", "Runs and what they cost", columns, rows) if rows else None
 
@@ -245,14 +265,21 @@ def searches_table(evidence: Evidence, folder: Any) -> Table | None:
             results = read_json(folder / one["run"] / "results.json")
             after = results.get("after") if isinstance(results, dict) else None
             value = (after or {}).get(f"eval_{row['choose_by']}")
-            settings = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-                                 for name, value in one["values"].items())  # fmt: skip
+            settings = ", ".join(
+                f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in one["values"].items()
+            )
             number = Cell("not finished") if value is None else Cell(shown(value), value=value)
             mark = "chosen" if one["values"] == row["chosen"] else ""
             rows.append([cell(row["title"]), cell(settings), cell(facts(row["choose_by"]).title), number, cell(mark)])
     if not rows:
         return None
-    columns = [Column("method", text=True), Column("setting", text=True), Column("chosen by", text=True),
-               Column("on validation"), Column("", text=True)]  # fmt: skip
+    columns = [
+        Column("method", text=True),
+        Column("setting", text=True),
+        Column("chosen by", text=True),
+        Column("on validation"),
+        Column("", text=True),
+    ]
     caption = "Chosen on the validation data with one seed; the test data had no part in it."
     return Table("searches", "What was searched", columns, rows, caption)
