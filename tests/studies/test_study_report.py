@@ -16,7 +16,7 @@ from ebft.studies.report import study_report, study_tables
 from ebft.studies.report.evidence import read_study_folder
 from ebft.studies.report.tables import Cell, Column, Table, as_csv, as_latex, as_markdown
 from tests.imports import imports_torch
-from tests.studies.made_study import NASTY, make_study
+from tests.studies.made_study import NASTY, make_study, write_jsonl
 from tests.studies.pages import data_of, no_outside
 
 
@@ -282,6 +282,35 @@ def test_rewards_and_profile_lengths_have_no_columns_of_their_own(study: Path) -
     other = study_tables.all_metrics_table(evidence, study_tables.main_metrics(evidence))
     assert other is not None
     assert [column.title for column in other.columns] == ["method", "whitened proxy (larger is better)"]
+
+
+def test_languages_stand_apart_from_their_mean(study: Path) -> None:
+    """A task of several sets of problems: each set weighs the same, and only the mean is a column of the main table."""
+    for place in (study / "evaluations").iterdir():
+        results = json.loads((place / "results.json").read_text())
+        entry = {"value": 0.25, "standard_error": 0.1, "count": 3}
+        results["tasks"] = {
+            "multipl-e": {
+                "metrics": {"greedy_pass@1": entry, "multipl-e-js greedy_pass@1": entry},
+                "parts": [
+                    {"name": "multipl-e-js"},
+                    {"name": "multipl-e-rs"},
+                    {"name": "multipl-e-go", "skipped": "no go"},
+                ],
+                "settings": {},
+            }
+        }
+        (place / "results.json").write_text(json.dumps(results))
+        for language, passed in ("js", [True, False]), ("rs", [False]):
+            write_jsonl(
+                place / f"multipl-e-{language}.greedy.scores.samples.jsonl",
+                [{"task_id": f"{n}", "sample": 0, "status": "passed" if p else "failed"} for n, p in enumerate(passed)],
+            )
+    evidence = read_study_folder(study)
+    assert study_tables.main_metrics(evidence) == ["multipl-e greedy_pass@1", "reward"]
+    found = study_tables.summary_of(evidence.rows[0], "multipl-e greedy_pass@1")
+    assert found is not None
+    assert (found.value, found.items) == (pytest.approx((0.5 + 0.0) / 2), 3)
 
 
 class TestBadInput:

@@ -57,15 +57,16 @@ class StudyRunner:
 
     def _claim(self) -> None:
         folder = self.study.folder
-        if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
+        ours = any((folder / name).exists() for name in (MANIFEST, STUDY_FILE))
+        if folder.is_dir() and any(folder.iterdir()) and not ours:
             raise ConfigError(f"output_dir={folder} is not empty and holds no study; choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / STUDY_FILE, self.study.text)
         self._lock = (folder / ".lock").open("w")  # as long as this process lives
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"another `ebft study run` is at work in {folder}; wait for it, or stop it") from None
-        write_text(folder / STUDY_FILE, self.study.text)
 
     def _ready(self, failed: Sequence[jobs.Job]) -> list[AnyJob]:
         self.failed |= {job.name for job in failed}

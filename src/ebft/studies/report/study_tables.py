@@ -49,7 +49,7 @@ def main_metrics(evidence: Evidence) -> list[str]:
     by_task: dict[str, list[str]] = {}
     for metric in evidence.metrics:
         task, _, name = metric.rpartition(" ")
-        if name in _MAIN and not (name == "cross_entropy" and len(task.split()) > 1):
+        if name in _MAIN and " " not in task:  # a task as a whole, not one of its languages
             by_task.setdefault(task, []).append(metric)
     order = sorted(by_task, key=lambda task: (task not in ("calibration", VALIDATION), task == "", task))
     return [m for task in order for m in sorted(by_task[task], key=lambda m: _MAIN.index(m.rpartition(" ")[2]))]
