@@ -85,7 +85,7 @@ def make_trained(run: Path, level: float, kind: str, draw: random.Random) -> Non
             "spent/flops": 1e9 * step,
         }
         if kind == "rlvr":
-            entry["reward"] = step / 40
+            entry |= {"reward": step / 40, "a/very/long/name/of/something/that/training/logs/now/and/then": 1.0}
         entries.append(entry)
     write_jsonl(run / "metrics.jsonl", entries)
     settings = {"learning_rate": level, "context_length": 64, "output_dir": str(run)}

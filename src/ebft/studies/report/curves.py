@@ -53,7 +53,9 @@ def training_metrics(runs: Sequence[Run]) -> list[str]:
     }
     first = ["eval_cross_entropy", "eval_answer_cross_entropy", "eval_cfm", "eval_whitened_proxy"]
     validation = [key for key in first if key in found] + sorted(k for k in found - {*first} if k.startswith("eval_"))
-    return validation + sorted(key for key in found if not key.startswith("eval_"))
+    of_interest = ("reward", "loss", "entropy", "grad_norm")
+    training = sorted(key for key in found if not key.startswith("eval_"))
+    return validation + sorted(training, key=lambda key: key not in of_interest)
 
 
 def metric_title(key: str) -> str:

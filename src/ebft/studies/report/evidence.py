@@ -86,6 +86,9 @@ def read_study_folder(folder: Path) -> Evidence:
         if not models:
             models = [Model(None, problem="waits for a search to choose its settings")]
         evidence.rows.append(ReportRow(**fields, models=models))
+    tested = any(model.results for row in evidence.rows for model in row.models)
+    for model in (model for row in evidence.rows for model in row.models if tested):
+        model.scores = {name: one for name, one in model.scores.items() if not name.startswith(f"{VALIDATION} ")}
     _drop_what_was_measured_otherwise(evidence)
     _drop_validation_that_does_not_compare(evidence)
     for row in evidence.rows:
@@ -117,7 +120,7 @@ def _model(folder: Path, given: dict[str, Any]) -> Model:
             model.problem = f"broken: {trouble}"
     if given["evaluation"] is not None:
         _read_evaluation(model, folder / given["evaluation"], folder / given["evaluation_log"])
-    if not model.results and model.run is not None:  # nothing was tested: what validation says
+    if not model.results and model.run is not None:  # what validation says, for a study that tests nothing
         found = {
             f"{VALIDATION} {name}": score for name, score in scores_of_records(model.run.records, model.seed).items()
         }

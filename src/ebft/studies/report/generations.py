@@ -24,12 +24,12 @@ def generations(evidence: Evidence) -> tuple[list[dict[str, Any]], list[str]]:
         if model is None:
             continue
         for name in _sets(model):
-            for key, answer in _answers(model, name).items():
-                problem = found[name].setdefault(key, {"id": key, "prompt": None, "answers": {}})
-                problem["answers"][row.title] = answer
-            for asked in _read(model, f"{name}.prompts.jsonl"):
-                if asked["task_id"] in found[name]:
-                    found[name][asked["task_id"]]["prompt"] = _cut(asked["prompt"])
+            prompts = {str(asked["task_id"]): asked["prompt"] for asked in _read(model, f"{name}.prompts.jsonl")}
+            answers = _answers(model, name)
+            for key in (*(key for key in prompts if key in answers), *answers):  # in the order of the problems
+                asked = _cut(prompts[key]) if key in prompts else None
+                problem = found[name].setdefault(key, {"id": key, "prompt": asked, "answers": {}})
+                problem["answers"][row.title] = answers[key]
     notes = [
         f"{name}: the first {MOST_PROBLEMS} of {len(problems)} problems are shown"
         for name, problems in found.items()
