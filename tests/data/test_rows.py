@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ebft.data import builtin
 from ebft.data.rows import fingerprint, read_rows
 from ebft.errors import DataError
 
@@ -202,4 +202,4 @@ class TestFingerprint:
         assert fingerprint(str(tmp_path)) != second
 
     def test_of_a_builtin_is_the_version_of_python(self) -> None:
-        assert fingerprint("stdlib-code") == ["stdlib-code", builtin.version()]
+        assert fingerprint("stdlib-code") == ["stdlib-code", sys.version]

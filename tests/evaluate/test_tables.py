@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ebft.errors import ConfigError
 from ebft.evaluate import tables
 
 
@@ -36,3 +37,28 @@ def test_labels_tell_models_apart() -> None:
     assert tables.labels(["runs/a/final", "runs/b/final"]) == ["a/final", "b/final"]
     assert tables.labels(["x/y", "org/z"]) == ["y", "z"]
     assert tables.labels(["m", "m"]) == ["m (1)", "m (2)"]
+
+
+def calibrated(horizon: int = 8, lengths: tuple[int, ...] = (1, 4), taps: tuple[int, ...] = (1,)) -> dict[str, Any]:
+    entry = {"value": 1.0, "standard_error": 0.1, "count": 2}
+    features = {"weights": "w", "taps": list(taps), "pooling": "last", "normalize": "joint", "model": "m"}
+    settings = {"horizon": horizon, "stride": horizon, "profile_lengths": list(lengths), "feature_model": "any"}
+    profile = [{"length": length, **entry} for length in lengths]
+    found = {"metrics": {"cfm": entry}, "profile": profile, "features": features, "settings": settings}
+    return {"tasks": {"calibration": found}}
+
+
+class TestWhatCompares:
+    def test_all_differences_are_named(self) -> None:
+        with pytest.raises(ConfigError, match=r"\(horizon: 8 and 4, stride: 8 and 4\)"):
+            tables.check_same_space({"a": calibrated(), "b": calibrated(horizon=4)})
+        with pytest.raises(ConfigError, match=r"different feature spaces \(taps: \[1\] and \[2\]; of m and m\)"):
+            tables.check_same_space({"a": calibrated(), "b": calibrated(taps=(2,))})
+
+    def test_another_profile_alone_is_a_note(self, tmp_path: Path) -> None:
+        results = {"a": calibrated(), "b": calibrated(lengths=(1, 2, 4))}
+        (note,) = tables.check_same_space(results)
+        assert "profiles of a and b were measured differently (profile_lengths: [1, 4] and [1, 2, 4])" in note
+        assert note in tables.markdown(results, {}, [note])
+        assert not tables.same_profile(*results.values())
+        assert tables.check_same_space({"a": calibrated(), "b": calibrated()}) == []

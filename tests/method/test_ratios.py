@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebft.method.ratios import SumsAndCounts, paired_difference, ratio_of_sums
+from ebft.method.ratios import SumsAndCounts, paired_difference, ratio_of_sums, with_error
 
 SETTINGS = settings(max_examples=100, deadline=None)
 
@@ -124,3 +124,27 @@ def test_sequences_that_count_nothing_are_no_observations() -> None:
     assert math.isnan(ratio_of_sums([2.0, 0.0], [1, 0]).standard_error)  # one sequence knows no spread
     with pytest.raises(ValueError, match="all counts are 0"):
         ratio_of_sums([0.0], [0])
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "shown"),
+    [
+        (1.23456, 0.01, "1.2346 ± 0.0100"),
+        (1.0, 0.0, "1.0000 ± 0"),
+        (0.000123, 0.000034, "0.00012 ± 0.00003"),
+        (0.1, 0.00005, "0.1000 ± 0.0001"),
+        (-0.1, 1e-17, "-0.1000 ± 0"),
+        (1.0, None, "1.0000"),
+        (1.0, math.nan, "1.0000"),
+        (0.0, None, "0.0000"),
+        (None, None, ""),
+        (None, 0.1, ""),
+    ],
+)
+def test_a_value_and_its_error(value: float | None, error: float | None, shown: str) -> None:
+    assert with_error(value, error) == shown
+
+
+def test_a_difference_shows_its_sign() -> None:
+    assert with_error(0.5, 0.25, "+") == "+0.5000 ± 0.2500"
+    assert with_error(-0.5, None, "+") == "-0.5000"

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
+from ebft.config.evaluation import EvalOptions
+from ebft.evaluate.eval_command import task_settings
 from ebft.studies import local_launcher, slurm_launcher
 from tests.studies.made_runs import make_run
 
@@ -24,6 +27,8 @@ def runs(tmp_path: Path) -> list[str]:
 def stub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_launcher, "ENTRY", (str(STUB),))
     monkeypatch.setattr(slurm_launcher, "ENTRY", (str(STUB),))
+    # What `ebft eval` would write of its settings; to find out takes an import of seconds in every process.
+    monkeypatch.setenv("STUB_SETTINGS", json.dumps(task_settings("humaneval", EvalOptions(tasks=["humaneval"]))))
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Stands in for `python -m ebft.cli` where a test is about the sweep and not about the runs.
 
 It leaves what a run leaves, notes its environment, and does as its recipe's `run_name` says: `fail` ends with an error,
-`wait` runs until it is stopped, `once` fails the first time.
+`wait` runs until it is stopped, `once` fails the first time. As `ebft eval` it leaves results without numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,20 @@ import time
 from pathlib import Path
 
 import yaml
+
+if sys.argv[1] == "eval":
+    given = dict(flag.lstrip("-").split("=", 1) for flag in sys.argv[2:] if "=" in flag)
+    if "broken" in given["model"]:
+        print("ebft: this evaluation fails", file=sys.stderr)
+        sys.exit(2)
+    folder = Path(given["output"])
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {**json.loads(os.environ["STUB_SETTINGS"]), "limit": int(given["limit"])}
+    entry = {"name": "humaneval", "metrics": {}, "settings": settings}
+    (folder / "results.json").write_text(json.dumps({"tasks": {"humaneval": entry}}))
+    with (folder / "attempts.jsonl").open("a") as file:
+        file.write(json.dumps({"model": given["model"]}) + "\n")
+    sys.exit(0)
 
 command, recipe = sys.argv[1], yaml.safe_load(Path(sys.argv[3]).read_text())
 assert sys.argv[2] == "--config"
@@ -32,6 +46,9 @@ try:
 except KeyboardInterrupt:
     (output / "interrupted").touch()
     sys.exit(130)
+if how == "diverge" and recipe["learning_rate"] > 1:
+    print("ebft: the loss is nan at step 3; try a lower learning_rate", file=sys.stderr)
+    sys.exit(1)
 value = float(recipe.get("learning_rate", 0))
 metrics = {"eval_cross_entropy": value, "eval_cross_entropy_se": 0.25}
 (output / "metrics.jsonl").write_text(json.dumps({"step": 1, **metrics, "spent/seconds": 1.0}) + "\n")

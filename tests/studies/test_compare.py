@@ -41,10 +41,10 @@ class TestPairedDifferences:
         start = [row[2] for row in found.table].index("paired difference")
         assert [row[:5] for row in found.table[start : start + 6]] == [
             ("run", "method", "paired difference", "last - first", "last - last of one"),
-            ("two", "sft", "cross-entropy, all tokens", "", "-0.1000 ± 0.0000"),
+            ("two", "sft", "cross-entropy, all tokens", "", "-0.1000 ± 0"),
             ("one", "ebft", "feature-matching loss", "-0.1000 ± 0.0020", ""),
             ("two", "sft", "feature-matching loss", "-0.2000 ± 0.0020", "-0.1000 ± 0.0058"),
-            ("two", "sft", "whitened proxy (larger is better)", "", "+0.1000 ± 0.0000"),
+            ("two", "sft", "whitened proxy (larger is better)", "", "+0.1000 ± 0"),
             ("", "", "", "", ""),
         ]
         assert found.notes == []
@@ -79,6 +79,38 @@ class TestPairedDifferences:
         one, two = (read_run(make_run(tmp_path / name, [1.0])) for name in ("one", "two"))
         del two.records[0]
         assert paired.against(one, two) == {}
+
+
+class TestRewards:
+    """RLVR's own reward stands in the table; EBFT's reward on validation, which repeats the proxy, does not."""
+
+    def test_rows(self, tmp_path: Path) -> None:
+        one, two = make_run(tmp_path / "one", [1.3, 1.1]), make_run(tmp_path / "two", [1.3, 1.2], "rlvr")
+        for run in (one, two):
+            with (run / "metrics.jsonl").open("a") as file:
+                file.write('{"step": 5, "reward": 0.25, "eval_reward": 7.0}\n{"step": 10, "reward": 0.5}\n')
+        rows = [row for row in compare.compare([str(one), str(two)]).table if "reward" in row[2]]
+        assert rows == [("two", "rlvr", "training reward", "0.2500", "0.5000", "10", "0.5000", "10")]
+
+
+class TestBrokenRecords:
+    def test_records_that_were_cut_off_are_told_and_not_used(self, tmp_path: Path) -> None:
+        one = make_run(tmp_path / "one", [1.0], validation_sequences=3)
+        two = make_run(tmp_path / "two", [1.0], validation_sequences=3)
+        file = two / "validation-after.jsonl"
+        file.write_text(file.read_text()[:-30])
+        found = compare.compare([str(one), str(two)])
+        assert (
+            "two: validation-after.jsonl holds 2 of 3 sequences; it was cut off, so it has no paired" in found.notes[0]
+        )
+        assert len(found.notes) == 1
+        assert all(row[0] != "two" or row[4] == "" for row in found.table if row[2] == "paired difference")
+        assert paired.against(read_run(one), read_run(two)) == {}
+
+    def test_records_that_are_no_records(self, tmp_path: Path) -> None:
+        run = make_run(tmp_path / "one", [1.0])
+        (run / "validation-after.jsonl").write_text('{"sequence": \n')
+        assert "one: validation-after.jsonl is not valid JSON" in compare.compare([str(run)]).notes[0]
 
 
 class TestNotes:

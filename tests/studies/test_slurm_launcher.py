@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -10,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
+from ebft import cli
 from tests.studies.commands import sweep
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -119,3 +122,29 @@ def test_without_sbatch_the_file_is_there(
     assert sweep(recipe, "--launcher", "slurm", "--set", "learning_rate=1") == 2
     assert "there is no sbatch here" in capsys.readouterr().err
     assert (tmp_path / "out" / "sweep.sbatch").exists()
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_study_is_submitted_stage_by_stage(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """First the search, then the seed that is left and what starts from it; errors are read from the logs."""
+    study = {
+        "output_dir": str(tmp_path / "out"),
+        "settings": {"model": "some/model", "dataset": ["rows.jsonl"], "use_cpu": True},
+        "seeds": [0, 1],
+        "methods": {
+            "sft": {"search": {"learning_rate": [0.5, 0.25]}},
+            "bad": {"method": "ebft", "after": "sft", "settings": {"run_name": "fail"}},
+        },
+        "evaluation": False,
+    }
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(study, sort_keys=False))
+    command = ["study", "run", str(file), "--launcher", "slurm"]
+    for stage in ("0-1", "0-1", "0-1"):  # two candidates; a seed and a child; the other child and the one that failed
+        assert cli.main(command) == 0
+        assert f"#SBATCH --array={stage}\n" in (tmp_path / "out" / "study.sbatch").read_text()
+        assert "the same command submits what needs its results" in capsys.readouterr().err
+    manifest = json.loads((tmp_path / "out" / "study.json").read_text())
+    assert manifest["jobs"]["sft,learning_rate=0.25,seed=1"]["state"] == "finished"
+    assert "ebft-study" in (tmp_path / "out" / "study.sbatch").read_text()
+    assert manifest["jobs"]["bad,seed=0"]["state"] == "failed: this point fails"

@@ -42,6 +42,7 @@ BORROWED: dict[str, tuple[str, type]] = {
     name: (name, DataConfig)
     for name in (
         "limit_documents",
+        "test_split",
         "split_seed",
         "text_column",
         "prompt_column",
@@ -104,7 +105,7 @@ class EvalOptions:
     )
 
     calibration_data: str | None = _calibration(
-        None, "file, folder, hub name or built-in (stdlib-functions, stdlib-code)"
+        None, "file, folder, hub name or built-in (stdlib-functions, stdlib-code, toy-functions)"
     )
     calibration_split: str = _calibration("validation", "its split")
     held_out: float = _calibration(0.0, "only the documents that training with this validation_split held out; 0: all")

@@ -58,7 +58,9 @@ class ModelConfig:
 @dataclass
 class DataConfig:
     dataset: list[str] = option(
-        [], "file, folder, hub name or built-in (stdlib-code, stdlib-functions); several are mixed", "data"
+        [],
+        "file, folder, hub name or built-in (stdlib-code, stdlib-functions, toy-functions); several are mixed",
+        "data",
     )
     dataset_weights: list[float] = option(
         [], "proportions of a mixture, one per dataset; default: all of everything", "data"
@@ -67,6 +69,12 @@ class DataConfig:
     validation_dataset: str | None = option(None, "where validation rows come from, if not from the dataset", "data")
     validation_dataset_split: str = option("validation", "its split", "data")
     validation_split: float = option(0.02, "share (below 1) or number of documents held out; 0: no validation", "data")
+    test_split: float = option(
+        0.0,
+        "share (below 1) or number of documents that neither training nor validation sees; `ebft eval --test-split` "
+        "measures on them; 0: none",
+        "data",
+    )
     validation_sequences: int = option(64, "at most so many sequences in an evaluation", "data")
     limit_documents: int | None = option(None, "read at most so many documents of each dataset", "data")
     split_seed: int = option(0, "seed of the split and of mixtures", "data")
@@ -78,6 +86,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.validation_split < 0:
             raise ConfigError(f"validation_split={self.validation_split} must be 0 (none), a share below 1 or a number")
+        if self.test_split < 0:
+            raise ConfigError(f"test_split={self.test_split} must be 0 (none), a share below 1 or a number")
         if self.validation_sequences < 1:
             raise ConfigError(
                 f"validation_sequences={self.validation_sequences} must be at least 1; for none, set validation_split=0"

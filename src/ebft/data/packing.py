@@ -59,6 +59,15 @@ class DocumentIndex:
         order = np.random.default_rng(seed).permutation(len(self))
         return self.select(np.sort(order[count:])), self.select(np.sort(order[:count]))
 
+    def without_test(self, test_split: float, seed: int) -> tuple[DocumentIndex, DocumentIndex | None]:
+        """Take the documents out that are for testing only; validation and training share the rest."""
+        if not test_split:
+            return self, None
+        try:
+            return self.split(test_split, seed)
+        except DataError as error:
+            raise DataError(str(error).replace("validation_split", "test_split")) from None
+
 
 def mix(indices: Sequence[DocumentIndex], weights: Sequence[float], seed: int) -> DocumentIndex:
     """Documents of several sources in the given proportions, none twice, shuffled together by the seed.

@@ -26,12 +26,12 @@ def read_rows(source: str, split: str = "train") -> Iterator[Row]:
     """The rows of a source, in a fixed order.
 
     Args:
-        source: a file, a folder, a built-in name (`stdlib-code`, `stdlib-functions`) or a hub name, with
-            `name:configuration` for one of several configurations.
+        source: a file, a folder, a built-in name (`stdlib-code`, `stdlib-functions`, `toy-functions`) or a hub name,
+            with `name:configuration` for one of several configurations.
         split: of a hub dataset, or of a folder whose files are named by split (`train.jsonl`, `train-0001.parquet`).
     """
     if source in builtin.SOURCES:
-        yield from builtin.SOURCES[source]()
+        yield from builtin.SOURCES[source](split)
         return
     path = Path(source).expanduser()
     if path.is_dir():
@@ -51,7 +51,7 @@ def fingerprint(source: str, split: str = "train") -> list[Any]:
     files = _files_of(path, split) if path.is_dir() else [path] if path.is_file() else []
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     if source in builtin.SOURCES:
-        return [source, builtin.version()]
+        return builtin.version(source, split)
     return [source, split, stats]
 
 

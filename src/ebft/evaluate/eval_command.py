@@ -129,6 +129,8 @@ def evaluate(
 def task_settings(task: str, options: EvalOptions) -> dict[str, Any]:
     groups = _GROUPS.get(task, _CODE_GROUPS)
     found = {name: value for name, value in options.values(*groups).items() if name not in _SPEED_ONLY}
+    if not found.get("test_split"):
+        found.pop("test_split", None)  # as in results from before there was one
     if task == "calibration":
         found["means_over"] = "contexts"  # they were over sequences once: such results do not compare with these
     return {"seed": options.seed, "limit": options.limit, **found}
@@ -146,11 +148,12 @@ def task_mark(task: str, options: EvalOptions, subject: Subject, sets: Sequence[
 
 
 def present(results: dict[str, tables.Results], folders: dict[str, Path], output: Path) -> list[tuple[str, ...]]:
-    tables.check_same_space(results)
+    notes = tables.check_same_space(results)
     differences = paired.against_first(results, folders)
-    for note in paired.without(results, differences):
+    notes += paired.without(results, differences)
+    for note in notes:
         logger.warning(note)
     output.mkdir(parents=True, exist_ok=True)
-    write_text(output / TABLE_FILE, tables.markdown(results, differences))
+    write_text(output / TABLE_FILE, tables.markdown(results, differences, notes))
     tables.profile_plot(results, output / PLOT_FILE)
     return tables.table(results, differences)

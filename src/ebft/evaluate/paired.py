@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from ebft.evaluate.tables import Differences, Results
+from ebft.evaluate.tables import Differences, Results, same_profile
 from ebft.method.ratios import Estimate, SumsAndCounts, paired_difference
 from ebft.method.sequence_records import Record, differences
 from ebft.runtime.files import read_jsonl
@@ -54,6 +54,8 @@ def _calibration(first: Evaluated, mine: Evaluated) -> dict[str, Estimate]:
     if len({results["tasks"]["calibration"].get("text") for results, _ in (first, mine)}) > 1:
         return {}
     found = differences(_sequences(mine), _sequences(first))
+    if not same_profile(mine[0], first[0]):
+        found = {metric: difference for metric, difference in found.items() if not metric.startswith("cfm_at_")}
     return {re.sub(r"^cfm_at_(\d+)$", r"cfm at \1 tokens", metric): estimate for metric, estimate in found.items()}
 
 
@@ -73,7 +75,7 @@ def _code(task: str, first: Evaluated, mine: Evaluated) -> dict[str, Estimate]:
         for metric in part["metrics"]:
             if match := re.fullmatch(r"(greedy_)?pass@(\d+)", metric):
                 decoding, k = "greedy" if match[1] else "samples", int(match[2])
-                rates = [_pass_rates(folder, f"{part['name']}.{decoding}", k) for _, folder in (mine, first)]
+                rates = [pass_rates(folder, f"{part['name']}.{decoding}", k) for _, folder in (mine, first)]
                 if rates[0].keys() == rates[1].keys() and rates[0]:  # the same problems
                     by_set[metric][part["name"]] = _difference_of_means(*rates)
     if "parts" not in entry:
@@ -82,7 +84,7 @@ def _code(task: str, first: Evaluated, mine: Evaluated) -> dict[str, Estimate]:
     return {metric: _mean(found) for metric, found in by_set.items() if len(found) == len(parts)} | named
 
 
-def _pass_rates(folder: Path, name: str, k: int) -> dict[str, float]:
+def pass_rates(folder: Path, name: str, k: int) -> dict[str, float]:
     """pass@k of each problem; empty if its outcomes are not there, or too few."""
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for row in read_jsonl(outcomes_file_of(folder / f"{name}.scores.json")):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.errors import ConfigError
-from ebft.method.ratios import Estimate
+from ebft.method.ratios import Estimate, with_error
 
 RESULTS_FILE = "results.json"
 Results = dict[str, Any]
@@ -79,24 +79,25 @@ def _cell(entry: Mapping[str, Any] | None) -> str:
         return ""
     if entry["value"] is None:
         return "not a number"
-    error = entry.get("standard_error")
-    return f"{entry['value']:.4f}" + (f" ± {error:.4f}" if error is not None else "") + f" (n={entry['count']})"
+    return f"{with_error(entry['value'], entry.get('standard_error'))} (n={entry['count']})"
 
 
 def _difference_cell(difference: Estimate | None) -> str:
     if difference is None or math.isnan(difference.mean):
         return ""
-    error = "" if math.isnan(difference.standard_error) else f" ± {difference.standard_error:.4f}"
-    return f"{difference.mean:+.4f}{error}"
+    return with_error(*difference, "+")
 
 
-def markdown(results: Mapping[str, Results], differences: Mapping[str, Differences]) -> str:
+def markdown(
+    results: Mapping[str, Results], differences: Mapping[str, Differences], comparison_notes: Sequence[str] = ()
+) -> str:
     rows = table(results, differences)
     lines = ["# Evaluation", "", "Values ± standard errors, with the number of problems or sequences.", ""]
     if any(differences.values()):
         lines[-2] += " Differences are paired: by sequence, or by problem."
     lines += [f"| {' | '.join(rows[0])} |", "|" + "---|" * len(rows[0])]
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows[1:]]
+    lines += [f"\n{note}" for note in comparison_notes]
     for label, found in results.items():
         for task, entry in found["tasks"].items():
             lines += [f"\n{label}, {task}: {note}" for note in entry.get("notes", ())]
@@ -106,34 +107,60 @@ def markdown(results: Mapping[str, Results], differences: Mapping[str, Differenc
     return "\n".join(lines) + "\n"
 
 
-def check_same_space(results: Mapping[str, Results]) -> None:
-    """Feature-matching losses compare only under one feature network, on the same sequences and anchors."""
+# Settings that only the profile depends on.
+_PROFILE = ("profile_lengths", "profile_stride")
+
+
+def check_same_space(results: Mapping[str, Results]) -> list[str]:
+    """Feature-matching losses compare only under one feature network, on the same sequences and anchors.
+
+    Returns notes on models whose profile alone was measured differently; everything else of them compares.
+    """
     found = {label: r["tasks"]["calibration"] for label, r in results.items() if "calibration" in r["tasks"]}
     first = next(iter(found), "")
+    notes = []
     for label, entry in found.items():
         mine, theirs = entry["features"], found[first]["features"]
-        for name in ("weights", "taps", "pooling", "normalize"):
-            if mine[name] != theirs[name]:
-                raise ConfigError(
-                    f"{first} and {label} were measured in different feature spaces ({name}: {theirs[name]} of "
-                    f"{theirs['model']}, and {mine[name]} of {mine['model']}); evaluate both with the same "
-                    "--feature-model"
-                )
-        for name in {**found[first]["settings"], **entry["settings"]}:
-            other, value = (found[one]["settings"].get(name) for one in (first, label))
-            if name != "feature_model" and value != other:
-                raise ConfigError(
-                    f"{first} and {label} were calibrated with different settings ({name}: {other} and {value}), so "
-                    "their losses do not compare; evaluate both with the same"
-                )
+        spaces = [name for name in ("weights", "taps", "pooling", "normalize") if mine[name] != theirs[name]]
+        if spaces:
+            differ = ", ".join(f"{name}: {theirs[name]} and {mine[name]}" for name in spaces)
+            raise ConfigError(
+                f"{first} and {label} were measured in different feature spaces ({differ}; of {theirs['model']} and "
+                f"{mine['model']}); evaluate both with the same --feature-model"
+            )
+        pairs = [found[one]["settings"] for one in (first, label)]
+        settings = {name: tuple(one.get(name) for one in pairs) for name in {**pairs[0], **pairs[1]}}
+        settings.pop("feature_model", None)
+        differ_in = {name: (other, value) for name, (other, value) in settings.items() if other != value}
+        shown = ", ".join(f"{name}: {other} and {value}" for name, (other, value) in differ_in.items())
+        if any(name not in _PROFILE for name in differ_in):
+            raise ConfigError(
+                f"{first} and {label} were calibrated with different settings ({shown}), so their losses do not "
+                "compare; evaluate both with the same"
+            )
+        if differ_in:
+            notes.append(
+                f"calibration: the profiles of {first} and {label} were measured differently ({shown}) and do not "
+                "compare; all else does"
+            )
+    return notes
+
+
+def same_profile(one: Results, other: Results) -> bool:
+    """Whether two models' profiles were measured in the same way."""
+    settings = [results["tasks"].get("calibration", {}).get("settings", {}) for results in (one, other)]
+    return all(settings[0].get(name) == settings[1].get(name) for name in _PROFILE)
 
 
 def profile_plot(results: Mapping[str, Results], file: Path) -> Path | None:
-    """Conditional feature-matching loss over completion length, a curve per model (the paper's figure)."""
+    """Conditional feature-matching loss over completion length, a curve per model that was measured as the first
+    was (the paper's figure)."""
+    none: Results = {"tasks": {}}
+    first = next((r for r in results.values() if r["tasks"].get("calibration", {}).get("profile")), none)
     curves = {
         label: found["tasks"]["calibration"]["profile"]
         for label, found in results.items()
-        if found["tasks"].get("calibration", {}).get("profile")
+        if found["tasks"].get("calibration", {}).get("profile") and same_profile(found, first)
     }
     if not curves:
         return None

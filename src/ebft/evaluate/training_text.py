@@ -12,7 +12,7 @@ from ebft.runtime.files import read_json
 def seen_in_training(model: str, options: EvalOptions) -> str | None:
     """A warning with the options that choose the documents a run held out; None if there is nothing to warn about."""
     settings = _settings_of_run(Path(model).expanduser())
-    if options.calibration_data is None or options.held_out or settings is None:
+    if options.calibration_data is None or options.held_out or options.data.test_split or settings is None:
         return None
     source = _place(options.calibration_data)
     if source not in [_place(dataset) for dataset in settings.get("dataset") or []]:
@@ -22,6 +22,8 @@ def seen_in_training(model: str, options: EvalOptions) -> str | None:
     if settings.get("validation_dataset") is not None or not held_out:
         return f"{warning}; give other --calibration-data"
     chosen = f"--held-out {held_out:g} --split-seed {settings.get('split_seed', 0)}"
+    if test_split := settings.get("test_split"):
+        chosen += f" --test-split {test_split:g}"
     if (limit := settings.get("limit_documents")) is not None:
         chosen += f" --limit-documents {limit}"
     return f"{warning}; for the documents that it held out add {chosen}"

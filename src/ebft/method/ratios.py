@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Estimate(NamedTuple):
@@ -28,7 +28,7 @@ class SumsAndCounts(NamedTuple):
 def ratio_of_sums(sums: Sequence[float], counts: Sequence[float]) -> Estimate:
     """The total of `sums` divided by that of `counts`. A sequence that counts nothing is no observation."""
     observed = [place for place, count in enumerate(counts) if count]
-    ratio, influences = _linearized(SumsAndCounts(sums, counts), observed)
+    ratio, influences = linearized(SumsAndCounts(sums, counts), observed)
     return Estimate(ratio, _standard_error(influences))
 
 
@@ -38,13 +38,13 @@ def paired_difference(mine: SumsAndCounts, other: SumsAndCounts) -> Estimate:
     What makes a sequence hard for both cancels, so the standard error is often much smaller than those of the two.
     """
     observed = [place for place, pair in enumerate(zip(mine.counts, other.counts, strict=True)) if any(pair)]
-    my_ratio, my_influences = _linearized(mine, observed)
-    other_ratio, other_influences = _linearized(other, observed)
+    my_ratio, my_influences = linearized(mine, observed)
+    other_ratio, other_influences = linearized(other, observed)
     moved = [a - b for a, b in zip(my_influences, other_influences, strict=True)]
     return Estimate(my_ratio - other_ratio, _standard_error(moved))
 
 
-def _linearized(given: SumsAndCounts, observed: Sequence[int]) -> tuple[float, list[float]]:
+def linearized(given: SumsAndCounts, observed: Sequence[int]) -> tuple[float, list[float]]:
     """The ratio, and how each sequence pulls at it: to first order the ratio errs by the mean of these pulls, which
     add up to zero."""
     sums, counts = ([column[place] for place in observed] for column in given)
@@ -60,3 +60,18 @@ def _standard_error(influences: Sequence[float]) -> float:
     """Of a mean of independent values, given by their differences from it."""
     m = len(influences)
     return math.sqrt(math.fsum(i * i for i in influences) / (m - 1) / m) if m > 1 else math.nan
+
+
+def with_error(value: float | None, error: float | None, sign: Literal["", "+"] = "") -> str:
+    """A value and its standard error, which one sequence alone does not have. Differences show their sign: "+".
+
+    Four decimals, or more where the error would be rounded to nothing: `+0.00012 ± 0.00003`.
+    """
+    if value is None:
+        return ""
+    if error is None or math.isnan(error):
+        return f"{value:{sign}.4f}"
+    if error <= 1e-9 * abs(value):  # nothing, but for rounding
+        return f"{value:{sign}.4f} ± 0"
+    digits = 4 if error >= 0.00005 else min(9, -math.floor(math.log10(error)))
+    return f"{value:{sign}.{digits}f} ± {error:.{digits}f}"

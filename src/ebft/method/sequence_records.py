@@ -28,7 +28,7 @@ _LOG_PROBS = {"cross_entropy": "log_probs", "answer_cross_entropy": "answer_log_
 
 def estimates(records: Sequence[Record]) -> dict[str, Estimate]:
     """The metrics that anything was counted for."""
-    return {name: ratio_of_sums(*columns) for name, columns in _columns(records).items()}
+    return {name: ratio_of_sums(*columns) for name, columns in sums_by_metric(records).items()}
 
 
 def differences(mine: Sequence[Record], other: Sequence[Record]) -> dict[str, Estimate]:
@@ -36,9 +36,11 @@ def differences(mine: Sequence[Record], other: Sequence[Record]) -> dict[str, Es
     mine, other = (sorted(records, key=lambda record: record["sequence"]) for records in (mine, other))
     if [(r["sequence"], r["tokens"]) for r in mine] != [(r["sequence"], r["tokens"]) for r in other]:
         return {}
-    theirs = _columns(other)
+    theirs = sums_by_metric(other)
     return {
-        name: paired_difference(columns, theirs[name]) for name, columns in _columns(mine).items() if name in theirs
+        name: paired_difference(columns, theirs[name])
+        for name, columns in sums_by_metric(mine).items()
+        if name in theirs
     }
 
 
@@ -51,7 +53,8 @@ def as_logged(found: Mapping[str, Estimate], prefix: str = "eval") -> dict[str, 
     }
 
 
-def _columns(records: Sequence[Record]) -> dict[str, SumsAndCounts]:
+def sums_by_metric(records: Sequence[Record]) -> dict[str, SumsAndCounts]:
+    """What each sequence gives to each metric, of those that anything was counted for."""
     profile = {name: "profile_contexts" for record in records for name in record if name.startswith("cfm_at_")}
     found = {}
     for metric, counted in (METRICS | profile).items():

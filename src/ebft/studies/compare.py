@@ -1,7 +1,7 @@
 """`ebft compare`: runs side by side, finished or not, by EBFT or a baseline: a table, and what makes them incomparable.
 
-The curves and the HTML page are in compare_page.py. Only files in the runs' folders are read, so runs that are still
-training can be compared too.
+A small report, made by the code of `ebft study report`. Only files in the runs' folders are read, so runs that are
+still training can be compared too.
 """
 
 from __future__ import annotations
@@ -13,20 +13,28 @@ from pathlib import Path
 from typing import Any
 
 from ebft.errors import ConfigError
+from ebft.method.ratios import with_error
 from ebft.runtime.files import json_ready, write_json, write_text
 from ebft.studies import paired
-from ebft.studies.compare_page import AXES, draw, has_axis, html_page
+from ebft.studies.metric_facts import better, facts
+from ebft.studies.report import pictures
+from ebft.studies.report.curves import AXES, Curve, metric_title, training_curves, training_metrics
+from ebft.studies.report.page import Page
+from ebft.studies.report.settings_table import settings_of, settings_table
+from ebft.studies.report.tables import Column, Table, cell
 from ebft.studies.run_reader import COSTS, METRICS_FILE, Measurement, Run, read_run
-from ebft.studies.same_measurement import what_differs
-from ebft.train.metric_names import NAMES, with_error
+from ebft.studies.same_measurement import settings_that_differ, what_differs
+from ebft.train.metric_names import NAMES
 
 PNG, HTML, TABLE = "compare.png", "compare.html", "compare.json"
 FOLDER = "compare"  # the default output folder
+REWARD = "reward"  # RLVR's own, from training; EBFT's on validation repeats the whitened proxy and is left out
+Rows = list[tuple[str, ...]]
 
 
 @dataclass
 class Comparison:
-    table: list[tuple[str, ...]]
+    table: Rows
     notes: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
 
@@ -48,16 +56,18 @@ def compare(
         raise ConfigError(f"--name is given {len(names)} times for {len(runs)} runs; give one for each, or none")
     folder = None if output is None else _output_folder(output)
     found = _with_names([read_run(Path(run)) for run in runs], names)
-    present = {metric for run in found for metric in run.metrics()}
+    present = {metric for run in found for metric in run.metrics()} - {REWARD}
     if not present:
         raise ConfigError("no validation metrics in these runs yet; wait for the first evaluation")
     metrics = [*(m for m in NAMES if m in present), *sorted(present - set(NAMES))]
-    comparison = Comparison(
-        _stacked(_metrics_table(found, metrics), paired.differences_table(found, metrics), _costs_table(found)),
-        [*_notes(found), *paired.without_records(found)],
-    )
+    tables = {
+        "metrics": _metrics_table(found, metrics),
+        "differences": paired.differences_table(found, metrics),
+        "costs": _costs_table(found),
+    }
+    comparison = Comparison(_stacked(*tables.values()), [*_notes(found), *paired.without_records(found)])
     if folder is not None:
-        comparison.files = _write(folder, found, metrics, comparison, axis)
+        comparison.files = _write(folder, found, metrics, tables, comparison.notes, axis)
     return comparison
 
 
@@ -85,31 +95,36 @@ def _with_names(runs: list[Run], names: Sequence[str]) -> list[Run]:
 
 
 def best(measurements: Sequence[Measurement], metric: str) -> Measurement:
-    """The earliest of the best. Losses are better when smaller; rates, rewards and scores of tasks when larger."""
-    smaller = any(word in metric for word in ("cross_entropy", "cfm", "loss"))
-    return (min if smaller else max)(measurements, key=lambda one: one.value)
+    """The earliest of the best."""
+    return better(metric)(measurements, key=lambda one: one.value)
 
 
-def _metrics_table(runs: list[Run], metrics: list[str]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [("run", "method", "metric", "first", "best", "at step", "last", "at step")]
-    for metric in metrics:
+def _metrics_table(runs: list[Run], metrics: list[str]) -> Rows:
+    rows: Rows = [("run", "method", "metric", "first", "best", "at step", "last", "at step")]
+    for metric in [*metrics, REWARD]:
         for run in runs:
-            if values := run.measurements(metric):
+            values = training_reward(run) if metric == REWARD else run.measurements(metric)
+            if values:
                 first, top, last = values[0], best(values, metric), values[-1]
                 shown = (with_error(first.value, first.error), with_error(top.value, top.error), str(top.step))
-                title = NAMES.get(metric, metric)
+                title = facts(metric).title
                 rows.append((run.name, run.method, title, *shown, with_error(last.value, last.error), str(last.step)))
     return rows
 
 
-def _costs_table(runs: list[Run]) -> list[tuple[str, ...]]:
+def training_reward(run: Run) -> list[Measurement]:
+    """What RLVR itself is rewarded for, as training logged it."""
+    return run.logged(REWARD) if run.method == "rlvr" else []
+
+
+def _costs_table(runs: list[Run]) -> Rows:
     formats = {
         "spent/tokens": ",.0f",
         "spent/generated_tokens": ",.0f",
         "spent/seconds": ",.1f",
         "spent/flops": ".3g",
     }
-    rows: list[tuple[str, ...]] = [("run", "method", "state", "steps", "tokens", "generated", "seconds", "FLOPs")]
+    rows: Rows = [("run", "method", "state", "steps", "tokens", "generated", "seconds", "FLOPs")]
     for run in runs:
         costs = run.total_costs()
         cells = [format(costs[key], style) if costs.get(key) is not None else "" for key, style in formats.items()]
@@ -118,7 +133,7 @@ def _costs_table(runs: list[Run]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _stacked(*tables: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _stacked(*tables: Rows) -> Rows:
     """Tables under each other, with an empty row between two and as many cells in all rows."""
     width = max(len(row) for table in tables for row in table)
     rows = [row for table in tables if table for row in [(), *table]][1:]
@@ -130,6 +145,7 @@ def _notes(runs: list[Run]) -> list[str]:
     notes = []
     first = next((run for run in runs if run.validation is not None), None)
     for run in runs:
+        notes += [f"{run.name}: {problem}" for problem in run.problems]
         if not run.metrics():
             notes.append(f"{run.name} has no validation metrics, so it appears only in the second table")
         elif run.validation is None:
@@ -139,17 +155,60 @@ def _notes(runs: list[Run]) -> list[str]:
     return notes
 
 
-def _write(folder: Path, runs: list[Run], metrics: list[str], comparison: Comparison, axis: str) -> list[Path]:
-    if not has_axis(runs, metrics, axis):
+def _write(
+    folder: Path, runs: list[Run], metrics: list[str], tables: dict[str, Rows], notes: list[str], axis: str
+) -> list[Path]:
+    named = [(run.name, [run], _apart(run, runs)) for run in runs]
+    keys = training_metrics(runs)
+    panels = [(facts(metric).title, training_curves(named, f"eval_{metric}")) for metric in metrics]
+    if any(training_reward(run) for run in runs):
+        rlvr = [(name, of, apart) for name, of, apart in named if of[0].method == "rlvr"]
+        panels.append((metric_title(REWARD), training_curves(rlvr, REWARD)))
+    if not any(axis in curve.x for _, curves in panels for curve in curves):
         raise ConfigError(f"--x {axis}: these runs were made before ebft logged it; use --x steps")
-    pictures = {name: draw(runs, metrics, name) for name in AXES if has_axis(runs, metrics, name)}
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / TABLE, folder / PNG, folder / HTML]
     numbers = {run.name: _numbers(run, runs[0], metrics) for run in runs}
-    write_json(files[0], json_ready({"runs": numbers, "notes": comparison.notes}))
-    files[1].write_bytes(pictures[axis])
-    write_text(files[2], html_page(comparison.table, comparison.notes, pictures, axis))
+    write_json(files[0], json_ready({"runs": numbers, "notes": notes}))
+    names = [run.name for run in runs]
+    files[1].write_bytes(pictures.both(pictures.curves_figure(panels, axis, names))["png"])
+    training: list[tuple[str, list[Curve]]] = [
+        (metric_title(key), training_curves(named, key))
+        for key in keys
+        if not key.startswith("eval_") and key != REWARD
+    ]
+    titles = {"metrics": "Validation", "differences": "Paired differences", "costs": "Costs"}
+    shown = [_as_table(name, titles[name], rows) for name, rows in tables.items() if rows]
+    if (settings := settings_table(*settings_of({run.name: run for run in runs}))) is not None:
+        shown.append(settings)
+    page = Page(
+        "Runs compared",
+        "Made by ebft compare.",
+        names,
+        axis,
+        notes=notes,
+        tables=shown,
+        curves=panels,
+        training=training,
+    )
+    write_text(files[2], page.html())
     return files
+
+
+def _apart(run: Run, runs: Sequence[Run]) -> bool:
+    """Whether some of its numbers do not compare with those of the first run that says how it was measured."""
+    first = next((other for other in runs if other.validation is not None), None)
+    if first is None or first is run:
+        return False
+    if run.validation is None or first.validation is None:
+        return True
+    return bool(settings_that_differ(run.validation, first.validation))
+
+
+def _as_table(name: str, title: str, rows: Rows) -> Table:
+    meanings = {facts(metric).title: facts(metric).meaning for metric in (*NAMES, REWARD)}
+    cells = [[cell(text, meaning=meanings.get(text, "")) for text in row] for row in rows[1:]]
+    return Table(name, title, [Column(text, text=True) for text in rows[0]], cells)
 
 
 def _numbers(run: Run, first: Run, metrics: list[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`--launcher local`: points side by side on this machine, one at a time on each GPU, or `--jobs` at once on a CPU."""
+"""`--launcher local`: jobs side by side on this machine, `--per-gpu` on each GPU, or `--jobs` at once on a CPU."""
 
 from __future__ import annotations
 
@@ -9,51 +9,61 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ebft.runtime.launch import ENTRY, LAUNCHED
-from ebft.studies.points import Point
+from ebft.studies.jobs import PROMPT, Job, command_line, error_in, last_attempt
 
 logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 
 
 @dataclass
-class RunningPoint:
-    point: Point
+class RunningJob:
+    job: Job
     process: subprocess.Popen[bytes]
-    gpu: str | None  # the GPU it has to itself
+    gpu: str | None  # the GPU it runs on
     started: float
-    log_start: int  # where in the log this attempt begins
 
 
 class LocalLauncher:
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.command, self.jobs = options.command, options.jobs
+    def __init__(self, options: argparse.Namespace, kind: str) -> None:
+        self.jobs, self.per_gpu, self.kind = options.jobs, options.per_gpu, kind
 
-    def preview(self, points: Sequence[Point]) -> list[str]:
-        return [f"{point.name}: {'finished' if point.finished else 'to do'}" for point in points]
+    def preview(self, jobs: Sequence[Job]) -> list[str]:
+        return [f"{job.name}: {'finished' if job.finished else 'to do'}" for job in jobs]
 
-    def launch(self, unfinished: Sequence[Point]) -> list[Point]:
-        """Run all points to their ends, also after some have failed; returns those that failed."""
-        for point in unfinished:
-            point.write()
-        gpus = [] if unfinished[0].given.get("use_cpu") else visible_gpus()
-        free: list[str | None] = [*gpus[: self.jobs]] if gpus else [None] * (self.jobs or 1)
-        threads = None if gpus else max(1, (os.cpu_count() or 1) // len(free))
-        waiting, failed = list(unfinished), []
-        running: list[RunningPoint] = []
+    def launch(
+        self,
+        ready: Callable[[Sequence[Job]], Sequence[Job]],
+        progress: Callable[[Sequence[Job]], None] | None = None,
+    ) -> list[Job]:
+        """Run everything to its end, also after some jobs have failed; returns those that failed."""
+        failed: list[Job] = []
+        waiting = list(ready(failed))
+        if not waiting:
+            return []
+        free = self._places(waiting[0].on_cpu)
+        places = len(free)
+        tried = {job.name for job in waiting}
+        running: list[RunningJob] = []
         try:
             while waiting or running:
                 while waiting and free:
-                    running.append(_start(waiting.pop(0), self.command, free.pop(0), threads))
+                    at_once = min(places, len(running) + len(waiting))  # who is alone has all cores
+                    running.append(_start(waiting.pop(0), free.pop(0), at_once))
+                if progress is not None:
+                    progress([one.job for one in running])
                 time.sleep(_POLL_SECONDS)
                 for ended in [r for r in running if r.process.poll() is not None]:
                     running.remove(ended)
                     free.append(ended.gpu)
                     if not _report(ended):
-                        failed.append(ended.point)
+                        failed.append(ended.job)
+                    new = [job for job in ready(failed) if job.name not in tried]
+                    waiting += new
+                    tried |= {job.name for job in new}
         except KeyboardInterrupt:
             for one in running:
                 one.process.send_signal(signal.SIGINT)
@@ -65,6 +75,12 @@ class LocalLauncher:
                 if one.process.poll() is None:
                     one.process.terminate()
         return failed
+
+    def _places(self, on_cpu: bool) -> list[str | None]:
+        """One for each job that may run at once: a GPU, or None for the CPU."""
+        gpus = [] if on_cpu else visible_gpus()
+        every: list[str | None] = [gpu for _ in range(self.per_gpu) for gpu in gpus]
+        return every[: self.jobs] if gpus else [None] * (self.jobs or 1)
 
 
 def visible_gpus() -> list[str]:
@@ -78,18 +94,19 @@ def visible_gpus() -> list[str]:
     return [name.strip() for name in named.split(",") if name.strip()][:count]
 
 
-def _start(point: Point, command: str, gpu: str | None, threads: int | None) -> RunningPoint:
+def _start(job: Job, gpu: str | None, at_once: int) -> RunningJob:
     environment = {**os.environ, LAUNCHED: "1"}  # ends with this process, if that is killed
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
-    if threads is not None:
-        environment.setdefault("OMP_NUM_THREADS", str(threads))
-    point.log.parent.mkdir(parents=True, exist_ok=True)
-    with point.log.open("ab") as log:
-        log_start = log.tell()
+    else:
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_once)))
+    job.write()
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    with job.log.open("ab") as log:
+        log.write(f"{PROMPT}{command_line(job)}\n".encode())
+        log.flush()
         process = subprocess.Popen(
-            # --resume starts from the beginning where there is no checkpoint.
-            [sys.executable, *ENTRY, command, "--config", str(point.recipe), "--resume"],
+            [sys.executable, *ENTRY, *job.arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -97,19 +114,22 @@ def _start(point: Point, command: str, gpu: str | None, threads: int | None) -> 
             start_new_session=True,  # Ctrl-C is passed on once, by us
         )
     where = f" on GPU {gpu}" if gpu is not None else ""
-    logger.info(f"{point.name}: started{where}, log in {point.log}")
-    return RunningPoint(point, process, gpu, time.monotonic(), log_start)
+    logger.info(f"{job.name}: started{where}, log in {job.log}")
+    return RunningJob(job, process, gpu, time.monotonic())
 
 
-def _report(ended: RunningPoint) -> bool:
-    """Whether it succeeded."""
-    point, code, seconds = ended.point, ended.process.returncode, time.monotonic() - ended.started
+def _report(ended: RunningJob) -> bool:
+    """Whether it succeeded. If it did not, the log says why in any case: whoever reads it later needs no exit code."""
+    job, code, seconds = ended.job, ended.process.returncode, time.monotonic() - ended.started
     if code == 0:
-        logger.info(f"{point.name}: finished after {seconds:.0f} s")
+        logger.info(f"{job.name}: finished after {seconds:.0f} s")
         return True
-    lines = point.log.read_bytes()[ended.log_start :].decode(errors="replace").strip().splitlines()
-    # The first error message is the cause; the last line, if there is none.
-    reason = next((line for line in lines if line.startswith("ebft: ")), lines[-1] if lines else "")
     how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
-    logger.info(f"{point.name}: failed ({how}): {reason.removeprefix('ebft: ')}")
+    lines = last_attempt(job.log)
+    reason = error_in(lines)
+    if reason is None:
+        reason = lines[-1].strip() if lines else ""
+        with job.log.open("a", encoding="utf-8") as log:
+            log.write(f"\nebft: {how}{': ' if reason else ''}{reason}\n")
+    logger.info(f"{job.name}: failed ({how}): {reason}")
     return False

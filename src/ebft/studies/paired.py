@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ebft.method.ratios import Estimate
+from ebft.method.ratios import Estimate, with_error
 from ebft.method.sequence_records import differences
 from ebft.studies.run_reader import Run
 from ebft.studies.same_measurement import compares, settings_that_differ
-from ebft.train.metric_names import NAMES, with_error
+from ebft.train.metric_names import NAMES
 
 
 def change(run: Run) -> dict[str, Estimate]:
@@ -51,7 +51,9 @@ def differences_table(runs: Sequence[Run], metrics: Sequence[str]) -> list[tuple
 
 def without_records(runs: Sequence[Run]) -> list[str]:
     """A note on finished runs that have no differences."""
-    names = ", ".join(run.name for run in runs if run.finished and run.metrics() and not run.records)
+    names = ", ".join(
+        run.name for run in runs if run.finished and run.metrics() and not run.records and not run.problems
+    )
     if not names:
         return []
     return [f"no paired differences of {names}: made before ebft kept what it measured of single sequences"]

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from ebft.config.convert import convert
-from ebft.config.recipe import field_types, known_settings, load_recipe, read_values
+from ebft.config.recipe import Recipe, field_types, known_settings, load_recipe, read_values
 from ebft.errors import ConfigError, nearest
 from ebft.runtime.files import read_json, write_text
 
@@ -32,6 +32,16 @@ class Point:
     settings: dict[str, Any]  # the swept ones
     given: dict[str, Any]  # all settings of its recipe
     folder: Path  # of the sweep
+    command: str = "train"
+
+    @property
+    def arguments(self) -> list[str]:
+        # --resume starts from the beginning where there is no checkpoint.
+        return [self.command, "--config", str(self.recipe.resolve()), "--resume"]
+
+    @property
+    def on_cpu(self) -> bool:
+        return bool(self.given.get("use_cpu"))
 
     @property
     def recipe(self) -> Path:
@@ -51,16 +61,27 @@ class Point:
     @property
     def finished(self) -> bool:
         """Whether this very recipe has run to its end; after a change, such as more steps, it has to continue."""
-        if "steps" not in self.results():
-            return False
-        before = yaml.safe_load((self.run / "recipe.yaml").read_text(encoding="utf-8"))
-        return before == yaml.safe_load(yaml.safe_dump(self.given))
+        return has_run(self.run, self.given)
 
     def write(self) -> None:
         self.recipe.parent.mkdir(parents=True, exist_ok=True)
         shown = ", ".join(f"{name}={value}" for name, value in self.settings.items())
         text = f"# The point {shown} of a sweep.\n" + yaml.safe_dump(self.given, sort_keys=False)
         write_text(self.recipe, text)
+
+
+def has_run(run: Path, given: dict[str, Any]) -> bool:
+    """Whether the run in this folder has ended, with these settings."""
+    recipe = run / "recipe.yaml"
+    if "steps" not in (read_json(run / "results.json") or {}) or not recipe.is_file():
+        return False
+    before, now = recipe.read_text(encoding="utf-8"), yaml.safe_dump(given)
+    return _load_yaml(before) == _load_yaml(now)
+
+
+def _load_yaml(text: str) -> Any:
+    """By the C library where there is one: studies ask this often."""
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def points(
@@ -78,16 +99,27 @@ def points(
     found = []
     for combination in itertools.product(*grid.values()):
         settings = dict(zip(grid, combination, strict=True))
-        name = _name(settings)
+        name = name_of(settings)
         whole = {**values, **settings, "output_dir": str(folder / name)}
         try:
-            recipe = load_recipe(None, whole, command)
+            recipe = load_for_elsewhere(whole, command)
         except ValueError as error:
             raise ConfigError(f"{name}: {error}") from None
-        found.append(Point(name, settings, recipe.given, folder))
+        found.append(Point(name, settings, recipe.given, folder, command))
     if len({point.name for point in found}) < len(found):
         raise ConfigError("two points of the sweep have the same name; give every value once")
     return found
+
+
+def load_for_elsewhere(values: dict[str, Any], command: str) -> Recipe:
+    """A checked recipe that may run on another machine: a login node without a GPU can check bf16 runs too."""
+    import torch
+
+    if torch.cuda.is_available() or "use_cpu" in values:
+        return load_recipe(None, values, command)
+    recipe = load_recipe(None, {**values, "use_cpu": True}, command)
+    del recipe.given["use_cpu"]
+    return recipe
 
 
 def _section(given: Any) -> dict[str, list[Any]]:
@@ -125,7 +157,7 @@ def _checked(grid: dict[str, list[Any]], command: str) -> dict[str, list[Any]]:
     return {name: [convert(name, value, types[name]) for value in values] for name, values in grid.items()}
 
 
-def _name(settings: dict[str, Any]) -> str:
+def name_of(settings: dict[str, Any]) -> str:
     """A name that is safe for a folder: `learning_rate=1e-06,gamma=0.1`."""
     shown = ",".join(f"{name}={_shown(value)}" for name, value in settings.items())
     return re.sub(r"[^\w.,=+-]+", "-", shown)[:_LONGEST_NAME]

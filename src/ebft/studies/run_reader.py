@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +36,20 @@ class Run:
     entries: list[dict[str, Any]]  # lines of metrics.jsonl
     change: dict[str, float]  # of validation metrics from before to after training, `eval_<metric>` and `_se`
     records: list[Record]  # of single sequences after training; none for runs of old versions, and unfinished ones
+    problems: list[str] = field(default_factory=list)  # what is broken in its folder
 
     def measurements(self, metric: str) -> list[Measurement]:
-        """Values of a validation metric by step; of two at one step, the later."""
+        """Values of a validation metric by step."""
+        return self.logged(f"eval_{metric}")
+
+    def logged(self, key: str) -> list[Measurement]:
+        """Values of anything in metrics.jsonl by step; of two at one step, the later."""
         found: dict[int, Measurement] = {}
         for entry in self.entries:
-            value = entry.get(f"eval_{metric}")
+            value = entry.get(key)
             if value is not None:
-                costs = {key: float(entry[key]) for key in COSTS if entry.get(key) is not None}
-                found[entry["step"]] = Measurement(entry["step"], value, entry.get(f"eval_{metric}_se"), costs)
+                costs = {name: float(entry[name]) for name in COSTS if entry.get(name) is not None}
+                found[entry["step"]] = Measurement(entry["step"], value, entry.get(f"{key}_se"), costs)
         return [found[step] for step in sorted(found)]
 
     def metrics(self) -> set[str]:
@@ -78,21 +83,43 @@ def read_run(folder: Path) -> Run:
             results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise ConfigError(f"{folder}/results.json is not valid JSON ({error.msg})") from None
+    if not isinstance(results, dict):
+        raise ConfigError(f"{folder}/results.json holds no results of a run")
+    records, problems = _read_records(folder, results)
     return Run(
         name=folder.resolve().name,
         folder=folder,
         method=results.get("method", "ebft"),
         finished="steps" in results,
         validation=results.get("ruler"),
-        entries=_read_entries(folder / METRICS_FILE),
+        entries=read_entries(folder / METRICS_FILE),
         change=results.get("change", {}),
-        records=validation_records.read(folder, "after") if "after" in results else [],
+        records=records,
+        problems=problems,
     )
 
 
-def _read_entries(file: Path) -> list[dict[str, Any]]:
-    entries = []
-    for line in file.read_text(encoding="utf-8").splitlines():
+def _read_records(folder: Path, results: dict[str, Any]) -> tuple[list[Record], list[str]]:
+    """Records of all sequences, or none and what is wrong: a part of them would be compared as if it were all."""
+    if "after" not in results:
+        return [], []
+    try:
+        records = validation_records.read(folder, "after")
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return [], ["validation-after.jsonl is not valid JSON, so it has no paired differences"]
+    expected = (results.get("ruler") or {}).get("validation_sequences")
+    if records and expected is not None and len(records) != expected:
+        problem = f"validation-after.jsonl holds {len(records)} of {expected} sequences; it was cut off"
+        return [], [f"{problem}, so it has no paired differences"]
+    return records, []
+
+
+def read_entries(file: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; none if it is not there yet."""
+    entries: list[dict[str, Any]] = []
+    if not file.is_file():
+        return entries
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             entry = json.loads(line)
         except json.JSONDecodeError:

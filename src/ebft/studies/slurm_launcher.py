@@ -1,4 +1,4 @@
-"""`--launcher slurm`: the points as one array job, in a file that can be read, changed and submitted by hand."""
+"""`--launcher slurm`: the jobs as one array job, in a file that can be read, changed and submitted by hand."""
 
 from __future__ import annotations
 
@@ -8,49 +8,58 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ebft.errors import ConfigError
 from ebft.runtime.files import write_text
 from ebft.runtime.launch import ENTRY
-from ebft.studies.points import LOGS, Point
+from ebft.studies.jobs import PROMPT, Job, command_line
 
 logger = logging.getLogger(__name__)
-JOB_FILE, ID_FILE = "sweep.sbatch", "slurm-job"
+ID_FILE = "slurm-job"
 # What a job asks for unless `--slurm name=value` says otherwise.
-DEFAULTS = {"job-name": "ebft-sweep", "ntasks": "1", "gpus-per-task": "1", "requeue": "", "signal": "B:USR1@120"}
+DEFAULTS = {"ntasks": "1", "gpus-per-task": "1", "requeue": "", "signal": "B:USR1@120"}
 
 
 class SlurmLauncher:
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.command, self.jobs = options.command, options.jobs
-        self.sbatch_options = parse_options(options.slurm)
+    def __init__(self, options: argparse.Namespace, kind: str) -> None:
+        self.jobs, self.kind = options.jobs, kind
+        self.sbatch_options = {"job-name": f"ebft-{kind}", **parse_options(options.slurm, kind)}
 
-    def preview(self, points: Sequence[Point]) -> list[str]:
-        unfinished = [point for point in points if not point.finished]
+    def preview(self, jobs: Sequence[Job]) -> list[str]:
+        unfinished = [job for job in jobs if not job.finished]
         if unfinished:
             file = self._write(unfinished)
             logger.info(f"{file}: written and not submitted; `sbatch {file}` does")
         return []
 
-    def launch(self, unfinished: Sequence[Point]) -> None:
-        """Submit them as one job and return at once."""
-        if job := queued_job(unfinished[0].folder):
-            raise ConfigError(f"job {job} of this sweep is still in the queue; wait for it, or `scancel {job}`")
-        file = self._write(unfinished)
+    def launch(
+        self,
+        ready: Callable[[Sequence[Job]], Sequence[Job]],
+        progress: Callable[[Sequence[Job]], None] | None = None,
+    ) -> list[Job] | None:
+        """Submit what could run now as one job and return at once. What needs its results is for the next call."""
+        jobs = ready([])
+        if not jobs:
+            return []
+        if job := queued_job(jobs[0].folder):
+            raise ConfigError(f"job {job} of this {self.kind} is still in the queue; wait for it, or `scancel {job}`")
+        file = self._write(jobs)
         logger.info(f"{file}: submitted as job {submit(file)}; the same command shows the table later")
+        return None
 
-    def _write(self, points: Sequence[Point]) -> Path:
-        folder = points[0].folder
-        for point in points:
-            point.write()
-        (folder / LOGS).mkdir(parents=True, exist_ok=True)
-        write_text(folder / JOB_FILE, job_script(points, self.command, self.sbatch_options, self.jobs))
-        return folder / JOB_FILE
+    def _write(self, jobs: Sequence[Job]) -> Path:
+        folder = jobs[0].folder
+        for job in jobs:
+            job.write()
+            job.log.parent.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{self.kind}.sbatch"
+        write_text(file, job_script(jobs, self.sbatch_options, self.jobs))
+        return file
 
 
-def parse_options(given: Sequence[str]) -> dict[str, str]:
+def parse_options(given: Sequence[str], kind: str) -> dict[str, str]:
     """`partition=gpu`, `requeue`: options of sbatch without their dashes; `no-requeue` takes the default away."""
     options = dict(DEFAULTS)
     for text in given:
@@ -60,29 +69,36 @@ def parse_options(given: Sequence[str]) -> dict[str, str]:
                 f"--slurm {text}: write --slurm name=value with an option of sbatch, such as time=08:00:00"
             )
         if name in ("array", "output", "chdir"):
-            raise ConfigError(f"--slurm {text}: {name} is decided by ebft sweep; leave it out")
+            raise ConfigError(f"--slurm {text}: {name} is decided by ebft {kind}; leave it out")
         if name == "no-requeue":
             options.pop("requeue", None)
         options[name] = value
     return options
 
 
-def job_script(points: Sequence[Point], command: str, options: dict[str, str], jobs: int | None) -> str:
+def job_script(jobs: Sequence[Job], options: dict[str, str], at_once: int | None) -> str:
     """The text of the array job. A task that is started again resumes from its last checkpoint."""
-    folder = points[0].folder.resolve()
-    at_once = f"%{jobs}" if jobs else ""
-    asked = {**options, "array": f"0-{len(points) - 1}{at_once}", "output": f"{folder / LOGS}/%A_%a.log"}
+    logs = jobs[0].log.parent.resolve()
+    asked = {
+        **options,
+        "array": f"0-{len(jobs) - 1}" + (f"%{at_once}" if at_once else ""),
+        "output": f"{logs}/%A_%a.log",
+    }
     lines = ["#!/bin/bash"]
     lines += [f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}" for name, value in asked.items()]
-    lines += ["", "points=("]
-    lines += [f"  {shlex.quote(str(point.recipe.resolve()))}" for point in points]
+    lines += ["", "case $SLURM_ARRAY_TASK_ID in"]
+    for number, job in enumerate(jobs):
+        lines.append(f"{number}) log={shlex.quote(str(job.log.resolve()))}")
+        lines.append(f"   line={shlex.quote(PROMPT + command_line(job))}")
+        lines.append(f"   set -- {shlex.join(job.arguments)} ;;")
     python = " ".join(shlex.quote(part) for part in (sys.executable, *ENTRY))
     lines += [
-        ")",
+        "esac",
         f"cd {shlex.quote(str(Path.cwd()))}",
         "# Slurm gives notice before time is up: back into the queue, to resume from the last checkpoint.",
         """trap 'scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' USR1""",
-        f'{python} {command} --config "${{points[$SLURM_ARRAY_TASK_ID]}}" --resume &',
+        'echo "$line" >> "$log"',
+        f'{python} "$@" >> "$log" 2>&1 &',
         "wait $!",
         "",
     ]
@@ -106,7 +122,7 @@ def submit(file: Path) -> str:
 
 
 def queued_job(folder: Path) -> str | None:
-    """The number of this sweep's array job, if it waits or runs."""
+    """The number of the array job that was submitted last, if it waits or runs."""
     file = folder / ID_FILE
     if not file.is_file():
         return None

@@ -34,7 +34,7 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
         "features": subject.feature_source,
         "data": source_fingerprint(options.calibration_data or "", options.calibration_split),
         "seed": options.seed,
-        **{k: v for k, v in options.values("calibration").items() if k not in _NOT_OF_A_SEQUENCE},
+        **{k: v for k, v in calibration_settings(options).items() if k not in _NOT_OF_A_SEQUENCE},
     }
     records = ResumableRecords(folder, "calibration", made_with, options.overwrite)
     made = {row["sequence"] for row in records.rows}
@@ -65,6 +65,12 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
     }
 
 
+def calibration_settings(options: EvalOptions) -> dict[str, Any]:
+    """Its options, without a `test_split` of 0: results from before there was one stay comparable."""
+    found = options.values("calibration")
+    return {name: value for name, value in found.items() if name != "test_split" or value}
+
+
 # Options of calibration that do not change the numbers of a sequence, or are told apart in another way.
 _NOT_OF_A_SEQUENCE = ("calibration_data", "calibration_split", "sequences", "feature_model", "calibration_batch_size")
 
@@ -81,8 +87,10 @@ def calibration_documents(options: EvalOptions, tokenizer: Any) -> DocumentIndex
     store = tokenize_source(
         options.calibration_data, tokenizer, options.calibration_split, data.columns, data.limit_documents
     )
-    index = DocumentIndex.of(store)
-    return index.split(options.held_out, data.split_seed)[1] if options.held_out else index
+    rest, test = DocumentIndex.of(store).without_test(data.test_split, data.split_seed)
+    if options.held_out:  # what a run with this validation_split validated on
+        return rest.split(options.held_out, data.split_seed)[1]
+    return rest if test is None else test
 
 
 def _entry(estimate: Estimate, records: list[Record], per: str) -> dict[str, Any]:

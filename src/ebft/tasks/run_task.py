@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.config.evaluation import EvalOptions
+from ebft.runtime.files import write_jsonl
 from ebft.tasks.answer_counts import is_empty, note_on_empty, why_zero
 from ebft.tasks.calibration_task import run_calibration
 from ebft.tasks.generation import GenerationSettings
@@ -37,6 +38,9 @@ def run_set(problems: ProblemSet, options: EvalOptions, subject: Subject, folder
     result["notes"] = []
     if problems.skipped is not None:  # nothing could be run, so nothing is generated either
         return result | {"skipped": problems.skipped, "notes": [f"{problems.name} is skipped: {problems.skipped}"]}
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = [{"task_id": key, "prompt": text} for key, text in zip(problems.keys, problems.prompts, strict=True)]
+    write_jsonl(folder / f"{problems.name}.prompts.jsonl", asked)
     for decoding, settings in _decodings(problems, options).items():
         rows = completions(problems, f"{problems.name}.{decoding}", settings, options, subject, folder)
         texts = [[""] * settings.samples for _ in problems.keys]

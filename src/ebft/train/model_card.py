@@ -13,7 +13,8 @@ import torch
 import transformers
 
 from ebft.config.recipe import Recipe
-from ebft.train.metric_names import NAMES, with_error
+from ebft.method.ratios import with_error
+from ebft.train.metric_names import NAMES
 from ebft.train.training_method import TrainingMethod
 from ebft.version import __version__
 

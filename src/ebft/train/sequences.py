@@ -42,6 +42,7 @@ def load_data(
     index = indices[0]
     if len(indices) > 1:
         index = mix(indices, data.dataset_weights or [len(i) for i in indices], data.split_seed)
+    index, _ = index.without_test(data.test_split, data.split_seed)
     validation: DocumentIndex | None = None
     if data.validation_dataset is not None:
         validation = tokenized(data.validation_dataset, data.validation_dataset_split)

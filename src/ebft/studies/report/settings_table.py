@@ -1,0 +1,62 @@
+"""What differs between the settings of runs, and nothing else of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from ebft.runtime.files import read_json
+from ebft.studies.report.tables import Column, Table, cell
+from ebft.studies.run_reader import Run
+
+# Every run has its own.
+_NOT_A_DIFFERENCE = ("output_dir", "logging_dir", "seed", "data_seed", "run_name")
+
+
+def settings_of(runs: Mapping[str, Run | None]) -> tuple[dict[str, dict[str, Any]], dict[str, set[str]]]:
+    """Every setting of each run, and the names that its recipe set."""
+    resolved, given = {}, {}
+    for title, run in runs.items():
+        settings = read_json(run.folder / "resolved.json") if run is not None else None
+        if run is None or not isinstance(settings, dict):
+            continue
+        resolved[title] = settings
+        recipe = run.folder / "recipe.yaml"
+        values = yaml.safe_load(recipe.read_text(encoding="utf-8")) if recipe.is_file() else None
+        given[title] = set(values) if isinstance(values, dict) else set()
+    return resolved, given
+
+
+def settings_table(resolved: dict[str, dict[str, Any]], given: dict[str, set[str]]) -> Table | None:
+    """Settings in which rows differ, and nothing else of them.
+
+    resolved: every setting of each row's first run; given: the names that its recipe set.
+    """
+    names: list[str] = []
+    for name in dict.fromkeys(name for settings in resolved.values() for name in settings):
+        if name in _NOT_A_DIFFERENCE:
+            continue
+        having = [settings[name] for settings in resolved.values() if name in settings]
+        everywhere = len(having) == len(resolved)
+        set_by_someone = any(name in names for names in given.values())
+        differs = any(value != having[0] for value in having)
+        if (everywhere and differs) or (set_by_someone and (differs or not everywhere)):
+            names.append(name)
+    if len(resolved) < 2 or not names:
+        return None
+    columns = [Column("setting", text=True), *(Column(title, text=True) for title in resolved)]
+    rows = [
+        [cell(name), *(cell(_setting(settings[name]) if name in settings else "") for settings in resolved.values())]
+        for name in names
+    ]
+    return Table("settings", "What differs between the settings", columns, rows)
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, str) and value.startswith("/"):
+        return value.rstrip("/").rpartition("/")[2]
+    return "none" if value is None else str(value)

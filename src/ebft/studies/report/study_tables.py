@@ -1,0 +1,285 @@
+"""The tables of a study, and the tests behind them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist, fmean
+from typing import Any
+
+from ebft.runtime.files import read_json
+from ebft.studies.metric_facts import MetricFacts, facts
+from ebft.studies.report.evidence import VALIDATION, Evidence, ReportRow, Score
+from ebft.studies.report.tables import Cell, Column, Table, cell, number_cell, shown
+from ebft.studies.statistics import Interval, Summary, difference, holm, summarise
+
+SIGNIFICANT = 0.05
+_MOST_ROWS_FOR_PAIRS = 6
+# The columns of the paper's main table, in its order; everything else is in the table of all metrics.
+_MAIN = (
+    "cross_entropy",
+    "answer_cross_entropy",
+    "cfm",
+    "greedy_pass@1",
+    "pass@1",
+    "pass@4",
+    "pass@16",
+    "greedy_bleu",
+    "greedy_chrf",
+    "greedy_comet",
+    "reward",
+)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The best row by one metric, against the runner-up."""
+
+    metric: str
+    best: ReportRow
+    second: ReportRow
+    test: Summary | None  # best minus second; None if they cannot be paired
+    p: float = math.nan  # adjusted for all rankings of the report
+
+
+def main_metrics(evidence: Evidence) -> list[str]:
+    """In the order of the paper's table, task after task."""
+    by_task: dict[str, list[str]] = {}
+    for metric in evidence.metrics:
+        task, _, name = metric.rpartition(" ")
+        if name in _MAIN and " " not in task:  # a task as a whole, not one of its languages
+            by_task.setdefault(task, []).append(metric)
+    order = sorted(by_task, key=lambda task: (task not in ("calibration", VALIDATION), task == "", task))
+    return [m for task in order for m in sorted(by_task[task], key=lambda m: _MAIN.index(m.rpartition(" ")[2]))]
+
+
+def summary_of(row: ReportRow, metric: str) -> Summary | None:
+    """The mean over a row's seeds, with its interval."""
+    scores = row.scores(metric)
+    if not scores:
+        return None
+    by_item = [score.measured for score in scores if score.measured is not None]
+    if len(by_item) == len(scores) and len({score.items for score in scores}) == 1:
+        return summarise(by_item, facts(metric).is_rate)
+    return _summary_of_values(scores)
+
+
+def _summary_of_values(scores: Sequence[Score]) -> Summary:
+    """Of scores of a whole corpus: its own error, and how the seeds vary."""
+    value = fmean(score.value for score in scores)
+    known = [score.error for score in scores if score.error is not None]
+    spread = [(score.value - value) ** 2 for score in scores]
+    variance = fmean(e * e for e in known) if len(known) == len(scores) else math.nan
+    if len(scores) > 1:
+        variance = (0.0 if math.isnan(variance) else variance) + sum(spread) / (len(scores) - 1) / len(scores)
+    half = NormalDist().inv_cdf(0.975) * math.sqrt(variance) if variance == variance else math.nan
+    interval = None if math.isnan(half) else Interval(value - half, value + half)
+    return Summary(value, interval, math.nan, 0, len(scores))
+
+
+def compare_rows(mine: ReportRow, other: ReportRow, metric: str) -> Summary | None:
+    """`mine` minus `other` on the same items; None if they have none in common."""
+    scores = mine.scores(metric), other.scores(metric)
+    if not all(scores) or len({score.items for side in scores for score in side}) != 1:
+        return None
+    sides = [[score.measured for score in side if score.measured is not None] for side in scores]
+    if any(len(side) < len(given) for side, given in zip(sides, scores, strict=True)):
+        return None
+    found = difference(*sides)
+    if facts(metric).is_rate and found.interval is not None:  # no share is more than all
+        found = replace(found, interval=Interval(max(-1.0, found.interval.low), min(1.0, found.interval.high)))
+    return found
+
+
+def rankings(evidence: Evidence, metrics: Sequence[str]) -> list[Ranking]:
+    """The best row by each metric, tested against the runner-up; p-values by Holm's method over all of them."""
+    found = []
+    for metric in metrics:
+        values = {row.name: s.value for row in evidence.rows if (s := summary_of(row, metric)) is not None}
+        rows = [row for row in evidence.rows if row.name in values and not math.isnan(values[row.name])]
+        if metric == "reward" or len(rows) < 2:
+            continue
+        sign = 1 if facts(metric).smaller_is_better else -1
+        best, second = sorted(rows, key=lambda row: sign * values[row.name])[:2]
+        found.append(Ranking(metric, best, second, compare_rows(best, second, metric)))
+    adjusted = holm([math.nan if r.test is None else r.test.p for r in found])
+    return [Ranking(r.metric, r.best, r.second, r.test, p) for r, p in zip(found, adjusted, strict=True)]
+
+
+def main_table(evidence: Evidence, metrics: Sequence[str], ranked: Sequence[Ranking]) -> Table:
+    winners = {r.metric: r.best.name for r in ranked if r.p < SIGNIFICANT}
+    columns = [Column("method", text=True), Column("seeds", "Training runs behind the row.")]
+    columns += [Column(column_title(metric), meaning_of(metric)) for metric in metrics]
+    rows = []
+    for row in evidence.rows:
+        runs = sum(model.seed is not None and bool(model.scores) for model in row.models)
+        cells = [cell(row.title), cell(str(runs) if row.kind != "base" else "")]
+        for metric in metrics:
+            found = summary_of(row, metric)
+            cells.append(
+                _missing(row, metric) if found is None else number_cell(found, winners.get(metric) == row.name)
+            )
+        rows.append(cells)
+    caption = (
+        "Means over seeds with 95 % intervals, over the measured items and the training runs. Bold: the best of its "
+        f"column, where the paired test against the runner-up gives p < {SIGNIFICANT} after Holm's correction for the "
+        f"{sum(not math.isnan(r.p) for r in ranked)} such tests of this table."
+    )
+    return Table("main", "Main results", columns, rows, caption, _on_seeds(evidence))
+
+
+def _on_seeds(evidence: Evidence) -> list[str]:
+    single = [row.title for row in evidence.rows if row.kind != "base" and len(row.models) == 1]
+    if not single:
+        return []
+    return [
+        f"One training run: {', '.join(single)}. Intervals and tests of these cover which items were measured, and say "
+        "nothing about training again with another seed."
+    ]
+
+
+def _missing(row: ReportRow, metric: str) -> Cell:
+    """Never a zero: what is not there is said."""
+    if metric == "reward" and row.kind != "rlvr":
+        return cell("")
+    return cell("missing" if any(model.problem for model in row.models) else "")
+
+
+def column_title(metric: str) -> str:
+    return facts(metric).title.replace("cross-entropy", "CE")
+
+
+def meaning_of(metric: str) -> str:
+    about: MetricFacts = facts(metric)
+    task = metric.rpartition(" ")[0]
+    where = {
+        "calibration": " On the test data, which nothing was trained or chosen on.",
+        VALIDATION: " On the validation data, which learning rates may have been chosen on: nothing was tested.",
+    }.get(task, "")
+    return about.meaning + where
+
+
+def all_metrics_table(evidence: Evidence, metrics: Sequence[str]) -> Table | None:
+    others = [metric for metric in evidence.metrics if metric not in metrics and "cfm_at_" not in metric]
+    if not others:
+        return None
+    columns = [Column("method", text=True), *(Column(column_title(m), meaning_of(m)) for m in others)]
+    rows = [
+        [cell(row.title), *(cell("") if (s := summary_of(row, m)) is None else number_cell(s) for m in others)]
+        for row in evidence.rows
+    ]
+    return Table("other-metrics", "Other metrics", columns, rows, "Means over seeds with 95 % intervals; not tested.")
+
+
+def differences_table(evidence: Evidence, metrics: Sequence[str]) -> Table | None:
+    """Every pair of rows, or with many rows each against the first that was trained."""
+    rows = [row for row in evidence.rows if any(model.scores for model in row.models)]
+    pairs = list(itertools.combinations(rows, 2))
+    if len(rows) > _MOST_ROWS_FOR_PAIRS:
+        first = next((row for row in rows if row.kind != "base"), rows[0])
+        pairs = [(first, row) for row in rows if row is not first]
+    found: list[tuple[str, ReportRow, ReportRow, Summary]] = []
+    for metric, (one, other) in itertools.product(metrics, pairs):
+        if (test := compare_rows(other, one, metric)) is not None:
+            found.append((metric, one, other, test))
+    if not found:
+        return None
+    adjusted = holm([test.p for *_, test in found])
+    columns = [
+        Column("metric", text=True),
+        Column("difference of", text=True),
+        Column("from", text=True),
+        Column(
+            "difference [95 %]", "Paired: on the same sequences or problems. Negative: the first has the smaller value."
+        ),
+        Column("p", "Of the paired t test with seeds counted, before correction."),
+        Column("p, corrected", f"By Holm's method, for the {len(found)} tests of this table together."),
+        Column("reading", text=True),
+    ]
+    body = []
+    for (metric, one, other, test), p in zip(found, adjusted, strict=True):
+        body.append(
+            [
+                cell(column_title(metric)),
+                cell(other.title),
+                cell(one.title),
+                number_cell(test, sign=True),
+                Cell(p_text(test.p), value=test.p),
+                Cell(p_text(p), value=p),
+                cell(_reading(metric, test.value, p)),
+            ]
+        )
+    caption = (
+        f"{len(found)} tests were made here. At a level of 5 %, about one in twenty would show a difference where "
+        "there is none; the corrected p-values hold that chance at 5 % for all of them together."
+    )
+    return Table("differences", "Paired differences", columns, body, caption)
+
+
+def _reading(metric: str, value: float, p: float) -> str:
+    if not p < SIGNIFICANT:
+        return "not separable"
+    return "better" if (value < 0) == facts(metric).smaller_is_better else "worse"
+
+
+def p_text(p: float) -> str:
+    return "" if math.isnan(p) else "< 0.0001" if p < 1e-4 else f"{p:.4f}"
+
+
+def costs_table(evidence: Evidence) -> Table | None:
+    columns = [
+        Column("method", text=True),
+        Column("seed"),
+        Column("state", text=True),
+        Column("steps"),
+        Column("tokens", "Tokens of text from the dataset."),
+        Column("generated", "Tokens that the model generated for training."),
+        Column("seconds", "Of training, without evaluation and saving."),
+        Column("FLOPs", "Estimated: 2 per parameter and token of a forward pass."),
+    ]
+    rows = []
+    for row in evidence.rows:
+        for model in row.models if row.kind != "base" else ():
+            costs = {} if model.run is None else model.run.total_costs()
+            cells = [cell(row.title), cell("" if model.seed is None else str(model.seed))]
+            cells += [cell(model.problem or "finished"), _cost(costs.get("step"), ",.0f")]
+            cells += [
+                _cost(costs.get(f"spent/{n}"), f)
+                for n, f in (("tokens", ",.0f"), ("generated_tokens", ",.0f"), ("seconds", ",.1f"), ("flops", ".3g"))
+            ]
+            rows.append(cells)
+    return Table("costs", "Runs and what they cost", columns, rows) if rows else None
+
+
+def _cost(value: float | None, style: str) -> Cell:
+    return cell("") if value is None else Cell(format(value, style), value=float(value))
+
+
+def searches_table(evidence: Evidence, folder: Any) -> Table | None:
+    """What was tried on validation, and what was chosen."""
+    rows = []
+    for row in evidence.manifest.get("rows", []):
+        for one in row["searched"]:
+            results = read_json(folder / one["run"] / "results.json")
+            after = results.get("after") if isinstance(results, dict) else None
+            value = (after or {}).get(f"eval_{row['choose_by']}")
+            settings = ", ".join(
+                f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in one["values"].items()
+            )
+            number = Cell("not finished") if value is None else Cell(shown(value), value=value)
+            mark = "chosen" if one["values"] == row["chosen"] else ""
+            rows.append([cell(row["title"]), cell(settings), cell(facts(row["choose_by"]).title), number, cell(mark)])
+    if not rows:
+        return None
+    columns = [
+        Column("method", text=True),
+        Column("setting", text=True),
+        Column("chosen by", text=True),
+        Column("on validation"),
+        Column("", text=True),
+    ]
+    caption = "Chosen on the validation data with one seed; the test data had no part in it."
+    return Table("searches", "What was searched", columns, rows, caption)

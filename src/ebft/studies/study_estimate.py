@@ -1,0 +1,159 @@
+"""`ebft study run --dry-run`: how many runs, hours and gigabytes, and what each figure rests on.
+
+Hours come from FLOPs: the same counts as in `spent/flops`, and the speed of a matrix product measured here. Where a run
+of the same method is finished already, its own seconds are taken instead.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ebft.config.recipe import Recipe
+from ebft.errors import first_line
+from ebft.planning.plan import Hardware
+from ebft.planning.plan import plan as plan_memory
+from ebft.studies.local_launcher import visible_gpus
+from ebft.studies.points import load_for_elsewhere
+from ebft.studies.study_file import Study
+from ebft.studies.study_jobs import StudyPlan, TrainingRun
+
+_SHARE_OF_PEAK = 0.3  # of a matrix product's speed, that training reaches
+
+
+@dataclass(frozen=True)
+class RunEstimate:
+    """What one run of a method needs; None where it cannot be said."""
+
+    seconds: float | None
+    disk: float | None  # bytes
+    memory: float | None  # bytes, at the peak
+    reason: str = ""  # what could not be said, and why
+
+
+def estimate_lines(study: Study, jobs: int | None, per_gpu: int) -> list[str]:
+    plan = StudyPlan(study)
+    counts = _runs_by_method(study)
+    speed = _speed(next(iter(plan.runs)).on_cpu if plan.runs else True)
+    seconds = disk = 0.0
+    unknown: list[str] = []
+    lines = [f"{'method':<16}{'runs':>6}{'hours':>10}{'disk, GB':>10}{'memory, GB':>12}"]
+    for name, number in counts.items():
+        found = _estimate(study, plan, name, speed)
+        seconds += number * (found.seconds or 0.0)
+        disk += number * (found.disk or 0.0)
+        shown = (_shown(found.seconds, number / 3600), _shown(found.disk, number / 1e9), _shown(found.memory, 1 / 1e9))
+        lines.append(f"{name:<16}{number:>6}{shown[0]:>10}{shown[1]:>10}{shown[2]:>12}")
+        if found.reason:
+            unknown.append(f"{name}: {found.reason}")
+    gpus = [] if plan.runs and plan.runs[0].on_cpu else visible_gpus()
+    places = min(jobs or 10**9, len(gpus) * per_gpu) if gpus else jobs or 1
+    tests = _evaluations(study, plan)
+    runs = sum(counts.values())
+    done = sum(run.finished for run in plan.runs)
+    lines += [
+        "",
+        f"{runs} training runs ({done} finished) and {tests} evaluations, {places} at once",
+        f"about {seconds / 3600 / places:.2g} hours of training and {disk / 1e9:.3g} GB of disk, without evaluations",
+        f"Hours rest on {speed / 1e12:.3g} TFLOP/s, measured now with a matrix product, of which training is taken to "
+        f"reach {_SHARE_OF_PEAK:.0%}; where a run of the method is finished, on its own seconds.",
+    ]
+    return lines + [f"not known: {reason}" for reason in unknown]
+
+
+def _runs_by_method(study: Study) -> dict[str, int]:
+    counts = dict.fromkeys(study.methods, 0)
+    for row in study.rows:
+        method = row.method
+        searched = len(method.candidates) if method.search else 0
+        again = study.seed_of_search(method) in method.seeds and bool(method.search)
+        counts[method.name] += searched + len(method.seeds) - again
+    return counts
+
+
+def _evaluations(study: Study, plan: StudyPlan) -> int:
+    if not study.evaluation:
+        return 0
+    return len(plan.base_models()) + sum(len(row.method.seeds) for row in study.rows)
+
+
+def _shown(value: float | None, scale: float) -> str:
+    return "?" if value is None else f"{value * scale:.3g}"
+
+
+def _estimate(study: Study, plan: StudyPlan, name: str, speed: float) -> RunEstimate:
+    method = study.methods[name]
+    row = next(row for row in study.rows if row.method.name == name)
+    values = {**method.settings, **row.values, **method.candidates[0], "output_dir": "x"}
+    if values.get("feature_model") in study.methods:
+        values.pop("feature_model")
+    recipe = load_for_elsewhere(values, method.command)
+    try:
+        # By `ebft plan`, on one GPU: it knows how EBFT trains, and baselines need less.
+        needs = plan_memory(recipe, Hardware(1, 80.0))
+        steps, tokens = _steps_and_tokens(recipe, method.kind)
+    except Exception as error:  # data or a model that is not here: the rest can still be said
+        return RunEstimate(None, None, None, first_line(error))
+    seconds = _measured_seconds([run for run in plan.runs if run.row.method.name == name])
+    if seconds is None:
+        seconds = steps * 2 * needs.active * tokens / (speed * _SHARE_OF_PEAK)
+    training = recipe.training
+    kept = 0 if training.save_strategy == "no" else max(1, steps // max(1, int(training.save_steps)))
+    kept = min(kept, training.save_total_limit or kept)
+    # Weights in 4 bytes; a checkpoint also has the two moments of Adam.
+    disk = needs.parameters * 4 * (1 + 3 * kept)
+    return RunEstimate(seconds, disk, needs.strategies[needs.chosen].memory.peak)
+
+
+def _measured_seconds(runs: Sequence[TrainingRun]) -> float | None:
+    done = [float(run.results()["spent"]["seconds"]) for run in runs if run.finished and run.results().get("spent")]
+    return sum(done) / len(done) if done else None
+
+
+def _steps_and_tokens(recipe: Recipe, kind: str) -> tuple[int, float]:
+    """Steps of a run, and tokens of a step in forward passes: an update counts as three."""
+    from ebft.data.packing import end_token_ids
+    from ebft.loading import load_tokenizer
+    from ebft.train.dry_run import anchors_per_sequence
+    from ebft.train.sequences import load_data
+
+    training: Any = recipe.training
+    tokenizer = load_tokenizer(recipe)
+    train_set, _ = load_data(recipe, tokenizer, needs_anchors=False)
+    rows = training.rows_per_step
+    documents = len(train_set.index)
+    mean_length = train_set.total_tokens / max(1, documents)
+    if kind == "ebft":
+        anchors = anchors_per_sequence(train_set, training, end_token_ids(tokenizer, training.completions_end))
+        packed = training.context_length + anchors * training.samples * training.horizon
+        # Rollouts, features up to three quarters of the depth, and the update.
+        an_epoch, tokens = math.ceil(len(train_set) / rows), rows * packed * (1 + 0.75 + 3)
+    elif kind == "sft":
+        length = training.max_length if training.pack_training else min(mean_length, training.max_length)
+        packs = train_set.total_tokens / training.max_length if training.pack_training else documents
+        an_epoch, tokens = math.ceil(packs / rows), rows * length * 3
+    else:
+        an_epoch, tokens = documents * training.generations // rows, rows * (mean_length + training.max_new_tokens) * 4
+    steps = training.max_steps if training.max_steps > 0 else math.ceil(an_epoch * training.num_train_epochs)
+    return steps, tokens
+
+
+def _speed(on_cpu: bool) -> float:
+    """FLOP/s of a matrix product on this machine, in bf16 on a GPU."""
+    import torch
+
+    cuda = torch.cuda.is_available() and not on_cpu
+    size = 8192 if cuda else 1024
+    device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
+    a = torch.ones(size, size, device=device, dtype=dtype)
+    best = math.inf
+    for _ in range(4):
+        start = time.perf_counter()
+        a @ a
+        if cuda:
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
