@@ -22,6 +22,7 @@ from ebft.config.fields import default_of
 from ebft.config.method import MethodConfig
 from ebft.config.model_and_data import DataConfig, ModelConfig
 from ebft.config.running import RunningConfig
+from ebft.config.secrets import take_secrets
 from ebft.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def _types(classes: tuple[type, ...]) -> dict[str, Any]:
 
 def load_recipe(file: str | Path | None, overrides: dict[str, Any], command: str = "train") -> Recipe:
     """Read a recipe, apply the flags, check names and types, and build the three configurations."""
-    values = {**(read_values(file) if file is not None else {}), **overrides}
+    values = take_secrets({**(read_values(file) if file is not None else {}), **overrides})
     check_values(values, command)
     training, types = settings_class(command), field_types(command)
     given = {name: convert(name, value, types[name]) for name, value in values.items()}  # in the order given

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ebft.errors import Preempted
 from ebft.runtime.launch import ENTRY, LAUNCHED
 from ebft.studies.points import Point
 
@@ -54,9 +55,10 @@ class LocalLauncher:
                     free.append(ended.gpu)
                     if not _report(ended):
                         failed.append(ended.point)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Preempted) as stop:
+            # After a scheduler's notice they save a checkpoint first.
             for one in running:
-                one.process.send_signal(signal.SIGINT)
+                one.process.send_signal(signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
             for one in running:
                 one.process.wait()
             raise
