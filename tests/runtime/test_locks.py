@@ -41,9 +41,7 @@ def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_second_process_is_refused_with_the_name_of_the_first(
-    other: subprocess.Popen[str], tmp_path: Path
-) -> None:
+def test_a_second_process_is_refused_with_the_name_of_the_first(other: subprocess.Popen[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"run is in use by process {other.pid} on {os.uname().nodename}; wait"):
         Lock(tmp_path / "run" / "lock").take()
 

@@ -146,9 +146,14 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
 
 def test_the_final_model_is_whole_or_not_there(tmp_path: Path) -> None:
     run_folder = folder(tmp_path)
-    with pytest.raises(OSError, match="full"), run_folder.writing_final() as final:
-        final.mkdir()
-        raise OSError("full")
+
+    def fail_half_way() -> None:
+        with run_folder.writing_final() as final:
+            final.mkdir()
+            raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        fail_half_way()
     assert not run_folder.final.exists()
     for text in ("first", "second"):
         with run_folder.writing_final() as final:

@@ -1,7 +1,7 @@
 """One writer for one folder: a lock that names its holder, and that outlives nobody.
 
 The lock is a file that is created exclusively, which is atomic on NFS too, where locks of the kernel may be missing or
-local to a machine. It says who holds it, and its holder writes a new number into it every few seconds. Whoever finds it:
+local to a machine. It says who holds it, and the holder writes a new number into it every few seconds. Who finds it:
 
 - on the machine of the holder asks the kernel whether that process is still there;
 - on another machine watches the number. If it moves, the holder lives; if it does not for a while, the lock is taken

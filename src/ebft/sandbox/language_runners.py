@@ -84,7 +84,7 @@ def _compile(sandbox: Sandbox, script: str, files: dict[str, str | bytes], *prog
     if finished.ending != Ending.EXITED:
         raise CompileFailure(Outcome(FAILED, f"compiling used too much {finished.ending}"))
     if finished.returncode != 0:
-        said = finished.stderr.decode("utf-8", "replace")
+        said = finished.stderr[: 64 * 1024].decode("utf-8", "replace")
         raise CompileFailure(Outcome(FAILED, one_line(f"does not compile: {_first_error(said)}")))
     return finished.stdout
 
@@ -100,7 +100,7 @@ def _outcome(secret: str, finished: Finished, limits: Limits) -> Outcome:
     if finished.ending == Ending.OUTPUT:
         return Outcome(FAILED, f"wrote more than {limits.output_kib} KiB")
     if finished.returncode != 0:
-        said = (finished.stderr or finished.stdout).decode("utf-8", "replace").strip().splitlines()
+        said = (finished.stderr or finished.stdout)[: 64 * 1024].decode("utf-8", "replace").strip().splitlines()
         return Outcome(FAILED, one_line(f"exit code {finished.returncode}: {said[0] if said else 'a test failed'}"))
     if secret.encode("ascii") not in finished.stdout:
         return Outcome(FAILED, "the program ended before the tests did")

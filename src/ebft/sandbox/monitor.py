@@ -43,20 +43,22 @@ def monitor(
         opened = len(pipes)
         while opened:
             now = time.monotonic()
-            if now >= deadline:
-                ending = Ending.TIMEOUT
-                break
+            late = now >= deadline
             if now >= next_check:
                 next_check = now + MEMORY_EVERY
                 if memory_of(roots) > memory_mib * 2**20:
                     ending = Ending.MEMORY
                     break
             for key, _ in selector.select(max(0.0, min(deadline, next_check) - now)):
-                chunk = os.read(key.fd, 65536)
-                if not chunk:
+                found, closed = _read(key.fd, room if late else 65536)
+                read[key.fd] += found
+                if closed:
                     selector.unregister(key.fd)
                     opened -= 1
-                read[key.fd] += chunk
+            if late and opened:
+                # Only after a last read: we may have been held up, and not the program.
+                ending = Ending.TIMEOUT
+                break
             if sum(map(len, read.values())) > room:
                 ending = Ending.OUTPUT
                 break
@@ -70,6 +72,20 @@ def monitor(
         elif memory_of(roots) > memory_mib * 2**20:
             ending = Ending.MEMORY
     return ending, [bytes(read[pipe][:room]) for pipe in pipes]
+
+
+def _read(pipe: int, most: int) -> tuple[bytes, bool]:
+    """What is in a pipe, about so much of it, and whether its other end is closed."""
+    found = b""
+    while len(found) < most:
+        try:
+            chunk = os.read(pipe, 65536)
+        except BlockingIOError:
+            return found, False
+        if not chunk:
+            return found, True
+        found += chunk
+    return found, False
 
 
 def memory_of(roots: Sequence[int]) -> int:

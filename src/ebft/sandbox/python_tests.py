@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -31,7 +32,7 @@ class PythonTests:
         check: hand the program's function of this name to the tests' function `check`.
     """
 
-    variants: tuple[tuple[str, ...], ...]
+    variants: Sequence[Sequence[str]]
     tests: str
     setup: str = ""
     names: tuple[str, ...] = ()

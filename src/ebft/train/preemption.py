@@ -47,7 +47,7 @@ class Preemption(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.at_once = False
         self._flag = processes.SharedFlag(args.device)
-        loader = kwargs.get("train_dataloader")
+        loader: Any = kwargs.get("train_dataloader")
         loader = getattr(loader, "base_dataloader", loader)  # accelerate's is around the one that starts processes
         if getattr(loader, "num_workers", 0):
             loader.worker_init_fn = _Deaf(loader.worker_init_fn)

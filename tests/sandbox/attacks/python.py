@@ -207,6 +207,7 @@ def add(a, b):
     return True
 """,
     "changes its arguments": "def add(*a):\n    return [True] * 9",
+    "raises StopIteration": "def add(a, b):\n    raise StopIteration",
     "not Python": "This is not a program at all.",
     "null bytes": "def add(a, b):\n    return a \x00 b",
     "brackets without end": "(" * 50000,
