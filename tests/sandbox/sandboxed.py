@@ -70,14 +70,15 @@ def in_background(request: pytest.FixtureRequest, run: Callable[[dict[str, Any]]
 
 
 def processes_of(marker: str) -> list[int]:
+    """Those with the marker in their command line or environment."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             try:
-                command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                command, *variables = (Path(f"/proc/{entry}/{file}").read_bytes() for file in ("cmdline", "environ"))
             except OSError:
                 continue
-            if marker in command:
+            if marker.encode() in command.replace(b"\0", b" ") + b"".join(variables):
                 found.append(int(entry))
     return found
 

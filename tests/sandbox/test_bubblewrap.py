@@ -43,7 +43,8 @@ def test_a_killed_parent_leaves_nothing_behind(delay: float | None, tmp_path: Pa
         "sandbox = Sandbox()\n"
         "sandbox.check()\n"
         "print('starting', flush=True)\n"
-        f"sandbox.run({['sh', '-c', f'{marker} & {marker}']!r}, limits=Limits(seconds=600))\n"
+        f"program = {['sh', '-c', f'{marker} & {marker}']!r}\n"
+        f"sandbox.run(program, limits=Limits(seconds=600), environment={{'MARKER': {marker!r}}})\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     parent = subprocess.Popen([sys.executable, str(script)], env=environment, stdout=subprocess.PIPE)

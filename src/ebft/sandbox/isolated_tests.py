@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from typing import Any
 
+from ebft.sandbox.bubblewrap import sealed_file
 from ebft.sandbox.command import Command, Limits, Streams
 from ebft.sandbox.isolation import RunningCommand, Sandbox
 from ebft.sandbox.monitor import Ending, monitor
@@ -75,12 +75,13 @@ def run_isolated_tests(sandbox: Sandbox, tests: IsolatedProcess, program: Isolat
 def _start(
     sandbox: Sandbox, process: IsolatedProcess, limits: Limits, pipes: tuple[int, int], report: int, folder: str | None
 ) -> RunningCommand:
-    with tempfile.TemporaryFile() as job:
-        job.write(json.dumps(process.job).encode("ascii"))
-        job.seek(0)
+    job = sealed_file(json.dumps(process.job).encode("ascii"))
+    try:
         arguments = [*process.command, *map(str, pipes)]
         command = Command(arguments, limits, folders=process.folders, environment=dict(process.environment))
         return sandbox.start(command, Streams(stdin=job, stdout=report, descriptors=pipes), folder)
+    finally:
+        os.close(job)
 
 
 def _outcome(ending: str, written: bytes, limits: Limits) -> Outcome:

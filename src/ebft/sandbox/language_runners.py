@@ -30,9 +30,16 @@ from ebft.sandbox.isolated_tests import (
 from ebft.sandbox.isolation import Sandbox
 from ebft.sandbox.languages import JAVATUPLES, locate, php_extensions, typescript
 from ebft.sandbox.monitor import Ending
+from ebft.sandbox.seccomp import NATIVE, TOOLCHAIN
 
 COMPILING = Limits(
-    seconds=60.0, memory_mib=3072, processes=128, disk_mib=512, output_kib=96 * 1024, reserves_addresses=True
+    seconds=60.0,
+    memory_mib=3072,
+    processes=128,
+    disk_mib=512,
+    output_kib=96 * 1024,
+    open_files=256,
+    reserves_addresses=True,
 )
 
 
@@ -78,7 +85,7 @@ def _compile(sandbox: Sandbox, script: str, files: dict[str, str | bytes], *prog
         for name, content in files.items()
     }
     path = ":".join([*places, "/usr/local/bin", "/usr/bin", "/bin"])
-    finished = sandbox.run(["sh", "-ec", script], contents, COMPILING, folders, {"PATH": path})
+    finished = sandbox.run(["sh", "-ec", script], contents, COMPILING, folders, {"PATH": path}, calls=TOOLCHAIN)
     if finished.ending == Ending.TIMEOUT:
         raise CompileFailure(Outcome(FAILED, f"compiling was not finished after {COMPILING.seconds:g} s"))
     if finished.ending != Ending.EXITED:
@@ -167,7 +174,7 @@ def _go(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Limits
 
 def _run_binary(binary: bytes, secret: str, sandbox: Sandbox, limits: Limits) -> Outcome:
     limits = replace(limits, disk_mib=limits.disk_mib + len(binary) // 2**20 + 1)
-    finished = sandbox.run(["/box/program"], {"program": binary}, limits, executable=True)
+    finished = sandbox.run(["/box/program"], {"program": binary}, limits, executable=True, calls=NATIVE)
     return _outcome(secret, finished, limits)
 
 

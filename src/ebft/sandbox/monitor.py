@@ -89,7 +89,7 @@ def _read(pipe: int, most: int) -> tuple[bytes, bool]:
 
 
 def memory_of(roots: Sequence[int]) -> int:
-    """Bytes of memory that the processes of these trees hold, without files mapped into them.
+    """Bytes of memory that the processes of these trees hold, page tables too, without files mapped into them.
 
     Orphans of a PID namespace become children of its first process, so nothing leaves the tree.
     """
@@ -103,7 +103,7 @@ def memory_of(roots: Sequence[int]) -> int:
                     waiting += map(int, children.read().split())
             with open(f"/proc/{process}/status") as status:
                 for line in status:
-                    if line.startswith(("RssAnon:", "RssShmem:")):
+                    if line.startswith(("RssAnon:", "RssShmem:", "VmPTE:")):
                         total += int(line.split()[1]) * 1024
         except OSError:  # it has ended meanwhile
             continue
