@@ -14,11 +14,13 @@ from ebft.problems import reading
 from ebft.problems.answers import LONGEST, python_variants
 from ebft.problems.problem import Problem
 from ebft.problems.reading import CannotRead, read_answer
+from ebft.sandbox import bridges
 from tests.sandbox.attacks.others import PROBLEMS, RIGHT, own_problem
 
 PIECES = (
-    "\n", " ", "```\n", "static ", "join_numbers(", "joinNumbers(", "JoinNumbers (", "{", "}", "class A ", "public static ",
-    "namespace a {\n", "namespace a;\n", "import a\n", "using a = ", "package ", "struct A {", "static class A {\n", "a.", "=",
+    "\n", "x\n", " ", "```\n", "static ", "join_numbers(", "joinNumbers(", "JoinNumbers (", "{", "}", "class A ", "=",
+    "public static ", "namespace a {\n", "namespace a;\n", "import a\n", "using a = ", "package ", "struct A {",
+    "static class A {\n", "a.",
 )  # fmt: skip
 
 
@@ -26,7 +28,7 @@ PIECES = (
 def test_reading_takes_linear_time(language: str) -> None:
     """Twice as long may take twice as long; a quadratic pattern needs minutes for one of these."""
     problem = own_problem(language)
-    name = next(piece for piece in PIECES if piece.lower().startswith("join"))
+    name = bridges.signature(language, problem.head).name + "("
     for piece in PIECES:
         for before, after in (("", ""), ("```\n", ""), (f"```\nstatic void {name}", "\n) {"), ("using a =", "")):
             answer = (before + piece * (LONGEST // len(piece)))[: LONGEST - len(after)] + after

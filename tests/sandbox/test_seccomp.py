@@ -20,7 +20,8 @@ HOSTILE = {
     "keyctl": (250, 219), "add_key": (248, 217), "memfd_create": (319, 279), "shmget": (29, 194), "semget": (64, 190),
     "msgget": (68, 186), "mq_open": (240, 180), "socket": (41, 198), "setsockopt": (54, 208), "sendmsg": (46, 211),
     "inotify_init1": (294, 26), "personality": (135, 92), "setuid": (105, 146), "kexec_load": (246, 104),
-    "reboot": (169, 142), "swapon": (167, 224), "syslog": (103, 116), "clock_settime": (227, 112), "vmsplice": (278, 75),
+    "reboot": (169, 142), "swapon": (167, 224), "syslog": (103, 116), "clock_settime": (227, 112),
+    "vmsplice": (278, 75),
 }  # fmt: skip
 
 

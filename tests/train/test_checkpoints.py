@@ -157,9 +157,7 @@ class TestDamage:
         for folder in checkpoint.parent.glob("checkpoint-*"):
             (folder / "optimizer.pt").unlink()
         for _ in range(2):
-            with pytest.raises(
-                ConfigError, match=r"has no checkpoint that is sound .checkpoint-4 is damaged"
-            ):
+            with pytest.raises(ConfigError, match=r"has no checkpoint that is sound .checkpoint-4 is damaged"):
                 checkpoints.set_damaged_aside(checkpoint.parent)
 
     def test_checkpoints_of_before_are_taken_as_they_are(self, checkpoint: Path) -> None:

@@ -7,7 +7,6 @@ import ast
 from ebft.errors import DataError
 from ebft.problems.records import Record
 
-
 # What the parser raises: of a text that is nested too deeply, the last two.
 NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
 

@@ -66,7 +66,9 @@ times:100/153 time:201/- gettimeofday:96/169 clock_gettime:228/113 clock_getres:
 getrandom:318/278 capget:125/90
 """)
 # Other processes and programs.
-STARTING = _table("execve:59/221 fork:57/- vfork:58/- wait4:61/260 waitid:247/95 pidfd_open:434/434 pidfd_send_signal:424/424")
+STARTING = _table("""
+execve:59/221 fork:57/- vfork:58/- wait4:61/260 waitid:247/95 pidfd_open:434/434 pidfd_send_signal:424/424
+""")
 
 CLONE, CLONE3, EXECVEAT, IOCTL, FCNTL = (56, 220), (435, 435), (322, 281), (16, 29), (72, 25)
 
