@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from ebft.config.usage import PLAN, USAGE
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
 from ebft.runtime.launch import PREEMPTED, stop_on_notice
-from ebft.runtime.messages import LEVELS, show_messages
+from ebft.runtime.messages import LEVELS, printable, show_messages
 from ebft.version import __version__
 
 logger = logging.getLogger("ebft.cli")  # by this name also where the module is run as a program
@@ -426,7 +426,7 @@ def _print_error(
         # somebody else must speak.
         time.sleep(5)
     _end_progress()
-    print(f"ebft: {' '.join(message.split())}", file=sys.stderr)
+    print(f"ebft: {printable(' '.join(message.split()))}", file=sys.stderr)
     if output is not None:
         from ebft.train.checkpoints import last_checkpoint
 
@@ -439,7 +439,8 @@ def _print_error(
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        print(printable("  ".join(cells)).rstrip())
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from ebft.problems import reading
-from ebft.problems.answers import LONGEST, python_variants
+from ebft.problems.answers import python_variants
 from ebft.problems.problem import Problem
 from ebft.problems.reading import CannotRead, read_answer
 from ebft.sandbox import bridges
 from tests.sandbox.attacks.others import PROBLEMS, RIGHT, own_problem
 
+LENGTH = 40_000  # at half of it, quadratic patterns took 16 s
 PIECES = (
     "\n", "x\n", " ", "```\n", "static ", "join_numbers(", "joinNumbers(", "JoinNumbers (", "{", "}", "class A ", "=",
     "public static ", "namespace a {\n", "namespace a;\n", "import a\n", "using a = ", "package ", "struct A {",
@@ -31,16 +32,16 @@ def test_reading_takes_linear_time(language: str) -> None:
     name = bridges.signature(language, problem.head).name + "("
     for piece in PIECES:
         for before, after in (("", ""), ("```\n", ""), (f"```\nstatic void {name}", "\n) {"), ("using a =", "")):
-            answer = (before + piece * (LONGEST // len(piece)))[: LONGEST - len(after)] + after
+            answer = (before + piece * (LENGTH // len(piece)))[: LENGTH - len(after)] + after
             started = time.process_time()
             problem.interpretations(answer)
-            assert time.process_time() - started < 3, (piece, before)
+            assert time.process_time() - started < 2, (piece, before)
 
 
 @pytest.mark.parametrize("piece", ["\n", " ", "```\n", "def add(", "\ndef ", "[BEGIN]", "x = "])
 def test_reading_python_takes_linear_time(piece: str) -> None:
     started = time.process_time()
-    python_variants("def add(a, b):\n", piece * (LONGEST // len(piece)), "add")
+    python_variants("def add(a, b):\n", piece * (LENGTH // len(piece)), "add")
     assert time.process_time() - started < 3
 
 

@@ -17,18 +17,8 @@ from ebft.sandbox.command import Limits
 from ebft.sandbox.isolated_tests import Outcome
 from ebft.sandbox.isolation import Sandbox, SandboxError
 from ebft.sandbox.languages import LANGUAGES
+from tests.sandbox.attacks.small_problem import HEAD, TESTS
 
-HEAD = 'def add(a, b):\n    """The sum of two numbers."""\n'
-TESTS = """
-def check(candidate):
-    assert candidate(2, 3) == 5
-    assert candidate(-1, 1) == 0
-    assert candidate("a", "b") == "ab"
-    assert abs(candidate(0.1, 0.2) - 0.3) < 1e-6
-    assert candidate([1], [2]) == [1, 2]
-    assert not candidate(0, 0)
-    assert candidate(1, 0)
-"""
 SMALL = Limits(seconds=1.5, memory_mib=256, processes=16, disk_mib=16, output_kib=64)
 ADD = HumanEvalProblem("Own/0", "python", HEAD, "add", TESTS, "    return a + b\n")
 

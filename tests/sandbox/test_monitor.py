@@ -9,7 +9,8 @@ import time
 import pytest
 
 from ebft.sandbox import monitor as monitor_module
-from ebft.sandbox.command import Limits
+from ebft.sandbox.command import Command, Limits, Streams
+from ebft.sandbox.interpreter import start_of
 from ebft.sandbox.isolation import Sandbox
 from ebft.sandbox.monitor import Ending, monitor
 from tests.sandbox.sandboxed import SMALL, needs_sandbox
@@ -55,3 +56,19 @@ def test_a_program_that_never_stops_writing_is_late_all_the_same() -> None:
         ending, _ = monitor([process], [process.stdout.fileno()], 0.2, 100, 10**6)
         process.kill()
     assert ending == Ending.TIMEOUT
+
+
+@needs_sandbox
+def test_files_without_content_count() -> None:
+    """20,000 of them take about as many KiB of the kernel's memory, which no resource limit counts."""
+    make = "import time\nfor n in range(20000):\n    open(f'/box/{n}', 'w').close()\ntime.sleep(60)\n"
+    command = Command([*start_of("-c"), make], Limits(seconds=30.0, memory_mib=64))
+    result, report = os.pipe()
+    started = Sandbox().start(command, Streams(stdout=report), None)
+    try:
+        os.close(report)
+        ending, _ = monitor([started.process], [result], 30.0, 24, 64)
+    finally:
+        started.end()
+        os.close(result)
+    assert ending == Ending.MEMORY

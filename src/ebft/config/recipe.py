@@ -148,6 +148,12 @@ def read_values(file: str | Path) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text") from None
+    except (RecursionError, MemoryError):
+        raise ConfigError(f"{path}: nested too deeply") from None
+    except ValueError as error:  # a date that is none, a number of thousands of digits
+        raise ConfigError(f"{path}: not valid YAML ({error})") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a recipe is a list of `setting: value` lines")
     return values

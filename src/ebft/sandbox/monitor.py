@@ -88,8 +88,11 @@ def _read(pipe: int, most: int) -> tuple[bytes, bool]:
     return found, False
 
 
+INODE = 1024  # bytes that the kernel keeps for an empty file
+
+
 def memory_of(roots: Sequence[int]) -> int:
-    """Bytes of memory that the processes of these trees hold, page tables too, without files mapped into them.
+    """Bytes that the processes of these trees hold: memory, page tables and small files; not files mapped into them.
 
     Orphans of a PID namespace become children of its first process, so nothing leaves the tree.
     """
@@ -100,7 +103,10 @@ def memory_of(roots: Sequence[int]) -> int:
         try:
             for task in os.listdir(f"/proc/{process}/task"):
                 with open(f"/proc/{process}/task/{task}/children") as children:
-                    waiting += map(int, children.read().split())
+                    found = list(map(int, children.read().split()))
+                waiting += found
+                if process in roots:
+                    total += sum(map(_files_of, found))
             with open(f"/proc/{process}/status") as status:
                 for line in status:
                     if line.startswith(("RssAnon:", "RssShmem:", "VmPTE:")):
@@ -108,3 +114,12 @@ def memory_of(roots: Sequence[int]) -> int:
         except OSError:  # it has ended meanwhile
             continue
     return total
+
+
+def _files_of(first: int) -> int:
+    """What the kernel keeps for the files of a sandbox, beside their content, which the folders' sizes bound."""
+    root = f"/proc/{first}/root"
+    if not os.path.isdir(f"{root}/box"):  # no sandbox
+        return 0
+    found = (os.statvfs(f"{root}/{folder}") for folder in ("box", "tmp", "dev/shm"))
+    return sum(folder.f_files - folder.f_ffree for folder in found) * INODE

@@ -8,6 +8,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from ebft.runtime.messages import plot_label
 from ebft.studies.run_reader import Run
 from ebft.train.metric_names import NAMES
 
@@ -65,7 +66,7 @@ def _draw_panel(panel: Any, runs: Sequence[Run], metric: str, axis: str) -> None
             continue
         x, y = [m.costs[key] for m in found], [m.value for m in found]
         color = f"C{number % 10}"
-        panel.plot(x, y, color=color, marker="o" if len(found) < 20 else None, markersize=3, label=run.name)
+        panel.plot(x, y, color=color, marker="o" if len(found) < 20 else None, markersize=3, label=plot_label(run.name))
         if any(m.error for m in found):
             lower, upper = ([m.value + sign * (m.error or 0.0) for m in found] for sign in (-1, 1))
             panel.fill_between(x, lower, upper, color=color, alpha=0.15)
