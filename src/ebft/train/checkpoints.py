@@ -15,6 +15,7 @@ import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from ebft.errors import ConfigError
 from ebft.runtime import sharded_checkpoints
@@ -70,7 +71,7 @@ def damage(checkpoint: Path) -> list[str]:
     if mark is None and (checkpoint / MARK).read_bytes() == _OLD_MARK:
         return []  # of a version that listed no files
     listed = mark.get("files") if isinstance(mark, dict) else None
-    if not isinstance(listed, dict) or not all(isinstance(entry, dict) for entry in listed.values()):
+    if not isinstance(listed, dict) or not all(map(_is_described, listed.values())):
         return [f"{MARK} cannot be read"]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         wrong = pool.map(lambda item: _difference(checkpoint / item[0], item[1]), listed.items())
@@ -80,16 +81,20 @@ def damage(checkpoint: Path) -> list[str]:
 _OLD_MARK = b"all files of this checkpoint were written\n"
 
 
-def _difference(file: Path, expected: dict[str, object]) -> str | None:
+def _is_described(entry: object) -> bool:
+    return isinstance(entry, dict) and type(entry.get("bytes")) is int and isinstance(entry.get("sha256"), str)
+
+
+def _difference(file: Path, expected: dict[str, Any]) -> str | None:
     try:
         size = file.stat().st_size
-        if size != expected.get("bytes"):
-            return f"has {size:,} bytes instead of {expected.get('bytes'):,}"
-        return None if _sha256(file) == expected.get("sha256") else "has changed (its SHA-256 differs)"
+        if size != expected["bytes"]:
+            return f"has {size:,} bytes instead of {expected['bytes']:,}"
+        return None if _sha256(file) == expected["sha256"] else "has changed (its SHA-256 differs)"
     except FileNotFoundError:
         return "is missing"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
+    except (OSError, ValueError) as error:  # also a name that no file can have
+        return f"cannot be read ({error})"
 
 
 def _sync_and_describe(file: Path) -> dict[str, object]:

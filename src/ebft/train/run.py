@@ -86,7 +86,9 @@ def _train(
         folder.write_results(results)
     if loaded.validation_set is not None and "before" not in results:
         # The model as it was loaded: also when the run resumes from a checkpoint that had no evaluation before it.
-        results["before"] = trainer.evaluate()
+        # It draws no numbers that training would have drawn: a run that finds its results on disk skips it.
+        with torch.random.fork_rng([args.device] if args.device.type == "cuda" else []):
+            results["before"] = trainer.evaluate()
         records = trainer.evaluated.records
         if first:
             validation_records.write(folder.path, "before", records)
