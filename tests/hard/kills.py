@@ -170,6 +170,7 @@ def trial(case: Case, number: signal.Signals, moment: float, home: Home, expecte
     """Whether the run was still at work when the signal came."""
     output = Path(tempfile.mkdtemp(dir=home.folder)) / "run"
     log = output.with_name("log")
+    log.touch()  # also if it is ended before it says anything
     arguments = home.arguments(case, output)
     group = start(case, arguments, home, log)
     time.sleep(moment)

@@ -145,7 +145,10 @@ def read_values(file: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"{path}: no such recipe")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if _depth(text) > 100:  # the parser takes minutes over thousands of brackets
+            raise RecursionError
+        values = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     except UnicodeDecodeError:
@@ -157,6 +160,15 @@ def read_values(file: str | Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a recipe is a list of `setting: value` lines")
     return values
+
+
+def _depth(text: str) -> int:
+    """How deeply the brackets of a text are nested."""
+    depth = deepest = 0
+    for character in text:
+        depth = max(0, depth + (character in "[{") - (character in "]}"))
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def as_given(name: str, values: dict[str, Any], command: str = "train") -> Any:
