@@ -7,11 +7,12 @@ INSTALLED := $(VENV)/.installed
 # torch's threads spin while they wait for each other; on a busy CPU, briefly is ten times faster than the default.
 export GOMP_SPINCOUNT ?= 2000
 
-.PHONY: help setup demo test lint test-gpu bench clean
+.PHONY: help setup demo test lint test-hard test-gpu bench clean
 
 help:
 	@echo "make demo      set up, fetch SmolLM2-135M, fine-tune it with EBFT on the CPU, show before and after"
 	@echo "make test      set up, then lint, type checks and all tests that need no GPU"
+	@echo "make test-hard kills, full disks, fuzzing, attacks and a soak, for about an hour; not part of make test"
 	@echo "make test-gpu  the tests of the GPU backends, on a machine with one"
 	@echo "make bench     one iteration against the reference implementation, on the CPU"
 	@echo "make clean     remove the virtual environment"
@@ -37,6 +38,21 @@ lint: $(INSTALLED)
 # Two at a time, each on one thread: the tensors of the tests are too small to share one between cores.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+
+# Fewer are quicker: make test-hard TRIALS=10 INPUTS=1000 PLACES=5 HONEST=200 SAMPLES=1000. As root, the attacks on
+# Python's tests run a second time as an ordinary user, with the system's Python, where that is new enough.
+TRIALS ?= 100
+INPUTS ?= 10000
+PLACES ?= 20
+HONEST ?= 2000
+SAMPLES ?= 50000
+test-hard: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hard.kills --each $(TRIALS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hard.disks --places $(PLACES)
+	$(BIN)/python -W ignore -m tests.hard.fuzz --inputs $(INPUTS)
+	$(BIN)/python -m tests.hard.attacks --honest $(HONEST)
+	$(BIN)/pytest tests/sandbox/test_bubblewrap.py -k another_user -rs
+	$(BIN)/python -m tests.hard.soak --samples $(SAMPLES)
 
 # With the virtual environment if there is one, else with the python and torch that are installed.
 GPU_PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))

@@ -8,6 +8,7 @@ names, something happens to the process with rank KILL_RANK (to the only one, if
     write:checkpoint-4/x.pt  killed half-way through a file
     mark:checkpoint-4        killed when everything of a checkpoint is written but its mark
     interrupt:3              Ctrl-C in step 3
+    notice:3                 a scheduler's notice (SIGTERM) in step 3
     sleep:3:9                asleep for 9 seconds in step 3
     full:checkpoint-4/x.pt   no room left for this file
 """
@@ -72,6 +73,9 @@ def _before_or_after(owner: Any, name: str, is_now: Callable[..., bool], kind: s
             return original(*args, **kwargs)
         if kind == "interrupt":
             raise KeyboardInterrupt
+        if kind == "notice":
+            os.kill(os.getpid(), signal.SIGTERM)
+            return original(*args, **kwargs)
         if kind == "full":
             raise OSError(28, "No space left on device", str(args[1]))
         if kind == "sleep":

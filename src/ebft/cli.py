@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ebft.config.usage import PLAN, STUDY, USAGE
-from ebft.errors import ConfigError, SandboxError, TrainingDiverged, nearest
-from ebft.runtime.messages import LEVELS, show_messages
+from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
+from ebft.runtime.launch import PREEMPTED, stop_on_notice
+from ebft.runtime.messages import LEVELS, printable, show_messages
 from ebft.version import __version__
 
 logger = logging.getLogger("ebft.cli")  # by this name also where the module is run as a program
@@ -54,8 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         level, without_level = _take_log_level(rest)
         show_messages(level)
-        # For training the level is a setting like any other.
-        return _run_training(name, rest) if name in TRAINING else others[name](without_level)
+        if name in TRAINING:  # where the level is a setting like any other
+            return _run_training(name, rest)
+        with stop_on_notice():
+            return others[name](without_level)
     except BrokenPipeError:  # `ebft train --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -63,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _print_error(str(error), once=True)
     except KeyboardInterrupt:
         return _print_error("stopped; the same command resumes from here", INTERRUPTED)
+    except Preempted as notice:
+        return _print_error(f"stopped by {notice}; the same command resumes from here", PREEMPTED)
     except OSError as error:
         return _print_error(": ".join(str(part) for part in (error.filename, error.strerror or error) if part), FAILED)
 
@@ -103,6 +108,7 @@ def _run_training(command: str, arguments: list[str]) -> int:
     check_places(values)
     _quiet_libraries()
     from ebft.config.recipe import load_recipe
+    from ebft.config.secrets import without_secrets
     from ebft.runtime import processes
     from ebft.runtime.launch import end_with_launcher
     from ebft.train import model_card, run
@@ -124,8 +130,8 @@ def _run_training(command: str, arguments: list[str]) -> int:
         if dry_run:
             print("\n".join(run.plan(recipe, method)))
             return 0
-        results = run.train(recipe, resume, ["ebft", command, *arguments], method)
-    except (Exception, KeyboardInterrupt) as error:
+        results = run.train(recipe, resume, without_secrets(["ebft", command, *arguments]), method)
+    except (Exception, KeyboardInterrupt, Preempted) as error:
         return _training_failed(error, output)
     processes.leave()
     if results:
@@ -152,6 +158,8 @@ def _training_failed(error: BaseException, output: Path | None) -> int:
         return _print_error(str(error), FAILED, output, once=True, remedy="a new run can begin there: --model {}")
     if isinstance(error, KeyboardInterrupt):
         return _print_error("stopped", INTERRUPTED, output, once=True)
+    if isinstance(error, Preempted):
+        return _print_error(f"stopped by {error}", PREEMPTED, output, once=True)
     if processes.lost_another(error):
         if os.environ.get(LAUNCHED):
             return FAILED  # the launcher knows which, and says so
@@ -475,13 +483,13 @@ def _print_error(
     With `once`, it is an error that all processes of a machine meet, as a rule: the first of them speaks for all.
     """
     if once and os.environ.get("LOCAL_RANK", "0") != "0":
-        if code == INTERRUPTED or "TORCHELASTIC_RUN_ID" not in os.environ:
+        if code in (INTERRUPTED, PREEMPTED) or "TORCHELASTIC_RUN_ID" not in os.environ:
             return code
         # torch's launcher ends this process as soon as the first one has ended. If that one has not met the error,
         # somebody else must speak.
         time.sleep(5)
     _end_progress()
-    print(f"ebft: {' '.join(message.split())}", file=sys.stderr)
+    print(f"ebft: {printable(' '.join(message.split()))}", file=sys.stderr)
     if output is not None:
         from ebft.train.checkpoints import last_checkpoint
 
@@ -494,7 +502,8 @@ def _print_error(
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        print(printable("  ".join(cells)).rstrip())
 
 
 if __name__ == "__main__":

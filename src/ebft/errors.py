@@ -31,3 +31,7 @@ class TrainingDiverged(RuntimeError):
 
 class SandboxError(RuntimeError):
     """The sandbox cannot start; the message says what is missing."""
+
+
+class Preempted(BaseException):
+    """A scheduler wants the machine back (SIGTERM, SIGUSR1), and what can be resumed from is on disk."""

@@ -66,8 +66,8 @@ class Checkpoint:
         place = self.adapter if beside else self.base
         try:
             return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"the tokenizer of model={self.name!r} cannot be loaded: {first_line(error)}") from None
+        except Exception as error:  # damaged files end in errors of many kinds
+            raise ConfigError(f"the tokenizer of model={self.name!r} cannot be loaded: {_what(error)}") from None
 
     def load(self, tokenizer: Any, dtype: torch.dtype, device: torch.device, trust_remote_code: bool = False) -> Any:
         """The model to evaluate, with its adapter on top."""
@@ -104,8 +104,19 @@ def load_pretrained(name: str, dtype: torch.dtype, trust_remote_code: bool = Fal
         model = model_like(name, dtype, trust_remote_code)
         sharded_checkpoints.load_whole(folder, model)
         return model
-    except (SafetensorError, RuntimeError) as error:  # a damaged file, or one of another shape
-        raise OSError(first_line(error)) from error
+    except OSError:
+        raise
+    except Exception as error:  # damaged files end in errors of many kinds: of safetensors, torch, JSON, settings
+        raise OSError(_what(error)) from error
+
+
+def _what(error: Exception) -> str:
+    """The first line of an error; with its kind where the line alone says nothing."""
+    return (
+        first_line(error)
+        if isinstance(error, (OSError, ValueError))
+        else f"{type(error).__name__}: {first_line(error)}"
+    )
 
 
 def model_like(name: str, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
@@ -124,8 +135,8 @@ def load_tokenizer(recipe: Recipe) -> Any:
         raise ConfigError(f"{field}={name!r}: no such folder")
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=recipe.model.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the tokenizer of {field}={name!r} cannot be loaded: {first_line(error)}") from None
+    except Exception as error:  # damaged files end in errors of many kinds
+        raise ConfigError(f"the tokenizer of {field}={name!r} cannot be loaded: {_what(error)}") from None
 
 
 def load_model(recipe: Recipe) -> Any:
@@ -221,7 +232,7 @@ def _base_of(folder: Path, name: str) -> str:
         raise ConfigError(f"model={name!r}: the adapter folder has no {' or '.join(ADAPTER_WEIGHTS)}")
     try:
         base = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (json.JSONDecodeError, AttributeError):
+    except (ValueError, RecursionError, AttributeError):
         raise ConfigError(f"model={name!r}: {ADAPTER_FILE} is not valid JSON") from None
     if not base:
         raise ConfigError(f"model={name!r}: {ADAPTER_FILE} does not name its base model (base_model_name_or_path)")

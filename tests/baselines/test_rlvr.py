@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("trl")
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from tests.baselines.runs import contents, metrics_of, results_of, run, write_recipe, write_rows
 from tests.sandbox.sandboxed import needs_sandbox
@@ -188,3 +189,22 @@ def test_a_model_that_is_no_number(tiny: Path, sums: Path, tmp_path: Path, own_m
     recipe = write_recipe(tmp_path, tiny, sums, learning_rate=1e30, max_grad_norm=1e30, eval_strategy="no", **changes)
     assert run("rlvr", recipe, tmp_path / "out") == 1
     assert "try a lower learning_rate" in capsys.readouterr().err
+
+
+def test_killed_before_its_first_checkpoint_it_ends_the_same(
+    tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results of before are on disk by then: whether they are measured again must not change what is drawn."""
+
+    def interrupt(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    recipe = write_recipe(tmp_path, tiny, sums, rewards="bleu", generations=4, max_new_tokens=3, max_steps=2)
+    more = ["--gradient_accumulation_steps", 1]
+    assert run("rlvr", recipe, tmp_path / "whole", *more) == 0
+    with monkeypatch.context() as killed:
+        killed.setattr(TrainerCallback, "on_step_begin", interrupt)
+        assert run("rlvr", recipe, tmp_path / "out", *more) == 130
+    assert run("rlvr", recipe, tmp_path / "out", *more, "--resume") == 0
+    whole, resumed = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("whole", "out"))
+    assert all(whole[name].equal(resumed[name]) for name in whole)

@@ -15,6 +15,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from ebft.loading import Checkpoint
+from ebft.train.checkpoints import damage
 from tests import killed_runs
 from tests.distributed import group
 from tests.killed_runs import final_weights, metrics, start, steps
@@ -205,6 +206,42 @@ def test_interrupting_the_launcher_stops_all(recipe: Path, tmp_path: Path) -> No
     assert errors.count("ebft: stopped") == 1, errors
     assert "the last good checkpoint is" in errors
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+def test_a_notice_to_one_process_stops_all_after_the_same_step(
+    recipe: Path, how: list[str], uninterrupted: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    ended = run(2, recipe, output, *how, kill_at="notice:2")
+    assert ended.codes == [75, 75], ended.said
+    assert f"the last good checkpoint is {output}/checkpoint-3; continue" in ended.said[0]
+    assert [said.count("ebft: stopped by") for said in ended.said] == [1, 0]
+    assert not (output / "final").exists()
+    done = run(2, recipe, output, "--resume", *how)
+    assert done.codes == [0, 0], done.said
+    found = final_weights(output)
+    assert all(torch.equal(found[name], value) for name, value in final_weights(uninterrupted).items())
+    assert metrics(output) == metrics(uninterrupted)
+
+
+def test_the_launcher_passes_a_notice_on(recipe: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    started = start(recipe, output, "--launch", 2, "--max_steps", 100000, "--save_steps", 100000)
+    try:
+        deadline = time.monotonic() + 90
+        while not (output / "metrics.jsonl").exists() or not steps(output):
+            assert started.poll() is None, started.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        started.send_signal(signal.SIGUSR1)
+        errors = started.communicate(timeout=60)[1]
+    finally:
+        started.kill()
+    assert started.returncode == 75, errors
+    assert errors.count("ebft: stopped by SIGUSR1\n") == 1, errors
+    [checkpoint] = output.glob("checkpoint-*")
+    assert damage(checkpoint) == []
+    assert "Traceback" not in errors
 
 
 def children(pid: int) -> list[int]:

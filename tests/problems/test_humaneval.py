@@ -38,6 +38,7 @@ def test_prompts() -> None:
     ("change", "message"),
     [
         ({"test": "def check(:"}, "'test' is not valid Python"),
+        ({"test": "x = " + "-" * 100_000 + "1"}, r"'test' is not valid Python .nested too deeply"),
         ({"entry_point": "a b"}, "is not a name"),
         ({"prompt": 5}, "'prompt' is a int, not a string"),
     ],
@@ -45,3 +46,7 @@ def test_prompts() -> None:
 def test_fields_that_cannot_be_used(change: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         humaneval_problem(Record("own", {**HUMANEVAL, **change}))
+
+
+def test_a_prompt_that_no_parser_can_read_is_a_prompt() -> None:
+    assert humaneval_problem(Record("own", {**HUMANEVAL, "prompt": "-" * 100_000 + "1"})).classes == ()

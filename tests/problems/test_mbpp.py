@@ -89,3 +89,10 @@ def test_missing_fields_of_mbpp_are_named(field: str) -> None:
 def test_without_tests_there_is_no_problem() -> None:
     with pytest.raises(DataError, match="test_list is empty"):
         mbpp_problem(Record("own", {**MBPP, "test_list": []}))
+
+
+@pytest.mark.parametrize("field", ["test_list", "code"])
+def test_sources_that_are_nested_too_deeply(field: str) -> None:
+    deep = "x = " + "-" * 100_000 + "1"
+    with pytest.raises(DataError, match=f"own: the field '{field}' is not valid Python .nested too deeply"):
+        mbpp_problem(Record("own", {**MBPP, field: [deep] if field == "test_list" else deep}))

@@ -17,7 +17,7 @@ from tests.sandbox.sandboxed import needs_language, needs_sandbox
 
 
 def first(problem: MultiPLEProblem, answer: str) -> str:
-    return problem.sources(answer)[0]
+    return problem.interpretations(answer)[0]
 
 
 def test_reading_of_answers() -> None:

@@ -17,18 +17,8 @@ from ebft.sandbox.command import Limits
 from ebft.sandbox.isolated_tests import Outcome
 from ebft.sandbox.isolation import Sandbox, SandboxError
 from ebft.sandbox.languages import LANGUAGES
+from tests.sandbox.attacks.small_problem import HEAD, TESTS
 
-HEAD = 'def add(a, b):\n    """The sum of two numbers."""\n'
-TESTS = """
-def check(candidate):
-    assert candidate(2, 3) == 5
-    assert candidate(-1, 1) == 0
-    assert candidate("a", "b") == "ab"
-    assert abs(candidate(0.1, 0.2) - 0.3) < 1e-6
-    assert candidate([1], [2]) == [1, 2]
-    assert not candidate(0, 0)
-    assert candidate(1, 0)
-"""
 SMALL = Limits(seconds=1.5, memory_mib=256, processes=16, disk_mib=16, output_kib=64)
 ADD = HumanEvalProblem("Own/0", "python", HEAD, "add", TESTS, "    return a + b\n")
 
@@ -70,14 +60,15 @@ def in_background(request: pytest.FixtureRequest, run: Callable[[dict[str, Any]]
 
 
 def processes_of(marker: str) -> list[int]:
+    """Those with the marker in their command line or environment."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             try:
-                command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                command, *variables = (Path(f"/proc/{entry}/{file}").read_bytes() for file in ("cmdline", "environ"))
             except OSError:
                 continue
-            if marker in command:
+            if marker.encode() in command.replace(b"\0", b" ") + b"".join(variables):
                 found.append(int(entry))
     return found
 

@@ -1,50 +1,85 @@
+"""The kernel's little machine, simulated, and asked about every call."""
+
 from __future__ import annotations
 
+import errno
+import struct
+
+import pytest
+
 from ebft.sandbox import seccomp
+from ebft.sandbox.seccomp import NATIVE, RUNTIME, TOOLCHAIN
+
+ALLOWED, REFUSED, MISSING = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+MACHINES = (("x86_64", 0), ("aarch64", 1))
+# From the kernel's tables: looking into others, mounts, namespaces, memory outside of every limit, the machine itself.
+HOSTILE = {
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "pidfd_getfd": (438, 438), "mount": (165, 40),
+    "unshare": (272, 97), "setns": (308, 268), "open_by_handle_at": (304, 265), "bpf": (321, 280),
+    "userfaultfd": (323, 282), "perf_event_open": (298, 241), "io_uring_setup": (425, 425), "io_setup": (206, 0),
+    "keyctl": (250, 219), "add_key": (248, 217), "memfd_create": (319, 279), "shmget": (29, 194), "semget": (64, 190),
+    "msgget": (68, 186), "mq_open": (240, 180), "socket": (41, 198), "setsockopt": (54, 208), "sendmsg": (46, 211),
+    "inotify_init1": (294, 26), "personality": (135, 92), "setuid": (105, 146), "kexec_load": (246, 104),
+    "reboot": (169, 142), "swapon": (167, 224), "syslog": (103, 116), "clock_settime": (227, 112),
+    "vmsplice": (278, 75),
+}  # fmt: skip
+
+
+def verdict(number: int, arguments: tuple[int, int] = (0, 0), machine: str = "x86_64", kind: str = RUNTIME) -> int:
+    _, architecture = seccomp.ARCHITECTURES[machine]
+    rules = seccomp.compile_filter(kind, machine)
+    assert rules is not None
+    data = struct.pack("=IIQQQ", number, architecture, 0, *arguments)
+    at, value = 0, 0
+    while True:
+        code, if_true, if_false, k = struct.unpack_from("=HBBI", rules, at * 8)
+        at += 1
+        if code == 0x20:
+            [value] = struct.unpack_from("=I", data, k)
+        elif code == 0x06:
+            return k
+        else:
+            holds = {0x15: value == k, 0x35: value >= k, 0x45: bool(value & k)}[code]
+            at += if_true if holds else if_false
 
 
 def test_the_filter_knows_two_architectures() -> None:
-    for machine in ("x86_64", "aarch64"):
-        rules = seccomp.compile_filter(machine)
+    for machine, _ in MACHINES:
+        rules = seccomp.compile_filter(machine=machine)
         assert rules is not None
         assert len(rules) % 8 == 0
         assert len(rules) // 8 < 4096  # the kernel's limit
-    assert seccomp.compile_filter("riscv64") is None
+    assert seccomp.compile_filter(machine="riscv64") is None
 
 
-def test_the_filter_does_what_it_says() -> None:
-    """The kernel's little machine, simulated."""
-    import errno
-    import struct
+@pytest.mark.parametrize("kind", [NATIVE, RUNTIME, TOOLCHAIN])
+@pytest.mark.parametrize(("machine", "column"), MACHINES)
+def test_what_is_not_listed_does_not_exist(kind: str, machine: str, column: int) -> None:
+    for name, numbers in HOSTILE.items():
+        assert verdict(numbers[column], machine=machine, kind=kind) == MISSING, name
+    for name, listed in seccomp.ALLOWED.items():
+        if (number := listed[column]) is not None:
+            assert verdict(number, machine=machine, kind=kind) == ALLOWED, name
+    assert verdict(450 + 100, machine=machine, kind=kind) == MISSING, "a call of the future"
+    assert verdict(seccomp.CLONE3[column], machine=machine, kind=kind) == MISSING
+    assert verdict(seccomp.CLONE[column], (0x10000000, 0), machine, kind) == REFUSED, "a user namespace"
+    assert verdict(seccomp.IOCTL[column], (0, seccomp.TIOCSTI), machine, kind) == REFUSED
+    assert verdict(seccomp.IOCTL[column], (0, 0x5401), machine, kind) == ALLOWED
+    assert verdict(seccomp.FCNTL[column], (0, 1), machine, kind) == ALLOWED
+    assert verdict(seccomp.FCNTL[column], (0, 6), machine, kind) == (ALLOWED if kind == TOOLCHAIN else REFUSED)
+    if machine == "x86_64":
+        assert verdict(0x40000000 + 101, kind=kind) == MISSING, "ptrace by its other number"
 
-    def verdict(number: int, arguments: tuple[int, int] = (0, 0), machine: str = "x86_64") -> int:
-        _, architecture = seccomp.ARCHITECTURES[machine]
-        rules = seccomp.compile_filter(machine)
-        assert rules is not None
-        data = struct.pack("=IIQQQ", number, architecture, 0, *arguments)
-        at, value = 0, 0
-        while True:
-            code, if_true, if_false, k = struct.unpack_from("=HBBI", rules, at * 8)
-            at += 1
-            if code == 0x20:
-                [value] = struct.unpack_from("=I", data, k)
-            elif code == 0x06:
-                return k
-            else:
-                holds = {0x15: value == k, 0x35: value >= k, 0x45: bool(value & k)}[code]
-                at += if_true if holds else if_false
 
-    allowed, refused = 0x7FFF0000, 0x00050000 | errno.EPERM
-    for machine, column in (("x86_64", 0), ("aarch64", 1)):
-        for name, numbers in seccomp.REFUSED.items():
+@pytest.mark.parametrize(("machine", "column"), MACHINES)
+def test_compiled_programs_start_nothing(machine: str, column: int) -> None:
+    thread, fork = 0x003D0F00, 0x01200011  # the flags that glibc uses
+    for kind in (NATIVE, RUNTIME, TOOLCHAIN):
+        started = REFUSED if kind == NATIVE else ALLOWED
+        assert verdict(seccomp.CLONE[column], (thread, 0), machine, kind) == ALLOWED
+        assert verdict(seccomp.CLONE[column], (fork, 0), machine, kind) == started
+        for numbers in seccomp.STARTING.values():
             if (number := numbers[column]) is not None:
-                assert verdict(number, machine=machine) == refused, name
-        clone, ioctl = seccomp.CLONE[column], seccomp.IOCTL[column]
-        assert verdict(clone, (0x01200011, 0), machine) == allowed  # what fork asks for
-        assert verdict(clone, (0x10000000, 0), machine) == refused
-        assert verdict(ioctl, (0, 0x5401), machine) == allowed
-        assert verdict(ioctl, (0, seccomp.TIOCSTI), machine) == refused
-        assert verdict(seccomp.CLONE3[column], machine=machine) == 0x00050000 | errno.ENOSYS
-    for harmless in (0, 1, 2, 3, 9, 57, 59, 231):  # read, write, open, close, mmap, fork, execve, exit_group
-        assert verdict(harmless) == allowed
-    assert verdict(0x40000000 + 101) == 0x00050000 | errno.ENOSYS  # ptrace by its other number
+                assert verdict(number, machine=machine, kind=kind) == started
+        assert verdict(seccomp.EXECVEAT[column], (3, 0), machine, kind) == started
+        assert verdict(seccomp.EXECVEAT[column], (seccomp.PROGRAM, 0), machine, kind) == ALLOWED

@@ -1,13 +1,15 @@
 """Stands in for `python -m ebft.cli` where a test is about the sweep and not about the runs.
 
 It leaves what a run leaves, notes its environment, and does as its recipe's `run_name` says: `fail` ends with an error,
-`wait` runs until it is stopped, `once` fails the first time. As `ebft eval` it leaves results without numbers.
+`wait` runs until it is stopped, `once` fails the first time. As `ebft eval` it leaves results without numbers. To a
+scheduler's notice it answers as a run does.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -32,6 +34,7 @@ command, recipe = sys.argv[1], yaml.safe_load(Path(sys.argv[3]).read_text())
 assert sys.argv[2] == "--config"
 assert sys.argv[4:] == ["--resume"]
 output, how = Path(recipe["output_dir"]), recipe.get("run_name")
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
 first_time = not output.exists()
 output.mkdir(parents=True, exist_ok=True)
 (output / "recipe.yaml").write_text(yaml.safe_dump(recipe))

@@ -88,9 +88,9 @@ def test_a_task_whose_time_is_up_goes_back_into_the_queue(recipe: Path, tmp_path
         deadline = time.monotonic() + 30
         while not (tmp_path / "out" / "run_name=wait" / "attempts.jsonl").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
+        assert not (cluster / "requeued").exists()
         process.send_signal(signal.SIGUSR1)
-        process.wait(30)
-        os.killpg(process.pid, signal.SIGTERM)  # as Slurm ends what it takes back
+        assert process.wait(30) == 75, "the run has ended by itself"
     assert (cluster / "requeued").read_text() == "requeue 4711_0\n"
 
 

@@ -1,4 +1,4 @@
-"""Killed at any moment and resumed, a run ends with the very same weights, bit for bit."""
+"""Killed, preempted or damaged at any moment and resumed, a run ends with the very same weights, bit for bit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ebft.errors import ConfigError
+from ebft.train import checkpoints
 from tests.killed_runs import final_weights, metrics, run
 
 STEPS = 8
@@ -90,6 +92,77 @@ def test_killed_and_resumed_gives_the_same_weights(
         assert torch.equal(found[name], value), name
     assert metrics(output) == metrics(uninterrupted)
     assert sorted(p.name for p in output.glob("checkpoint-*")) == ["checkpoint-6", "checkpoint-8"]
+
+
+def test_preempted_and_damaged_gives_the_same_weights(recipe: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    """SIGTERM in the step after the fourth; then a bit of what was saved is lost, and the checkpoint before is used."""
+    output = tmp_path / "run"
+    stopped = run(recipe, output, kill_at="notice:4")
+    assert stopped.returncode == 75, stopped.stderr
+    assert "ebft: stopped by SIGTERM\n" in stopped.stderr
+    assert f"the last good checkpoint is {output}/checkpoint-5; continue with --resume" in stopped.stderr
+    assert not (output / "final").exists()
+    assert not (output / "run.lock").exists()
+    flip_a_bit(output / "checkpoint-5" / "optimizer.pt")
+    done = run(recipe, output, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint-5 is damaged: optimizer.pt has changed (its SHA-256 differs); it is set aside" in done.stderr
+    assert f"resuming from {output}/checkpoint-4" in done.stderr
+    expected, found = final_weights(uninterrupted), final_weights(output)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert metrics(output) == metrics(uninterrupted)
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+class TestDamage:
+    @pytest.fixture
+    def checkpoint(self, tmp_path: Path) -> Path:
+        for step in (2, 4):
+            folder = tmp_path / f"checkpoint-{step}"
+            (folder / "shards").mkdir(parents=True)
+            (folder / "optimizer.pt").write_bytes(b"optimizer")
+            (folder / "shards" / "0.distcp").write_bytes(b"weights")
+            checkpoints.mark_complete(folder)
+        return tmp_path / "checkpoint-4"
+
+    def test_what_was_written_is_sound(self, checkpoint: Path) -> None:
+        assert checkpoints.damage(checkpoint) == []
+        assert checkpoints.set_damaged_aside(checkpoint.parent) == []
+        assert checkpoints.last_checkpoint(checkpoint.parent) == checkpoint
+
+    def test_what_is_wrong_is_named(self, checkpoint: Path) -> None:
+        (checkpoint / "optimizer.pt").unlink()
+        flip_a_bit(checkpoint / "shards" / "0.distcp")
+        assert checkpoints.damage(checkpoint) == [
+            "optimizer.pt is missing",
+            "shards/0.distcp has changed (its SHA-256 differs)",
+        ]
+        (checkpoint / "optimizer.pt").write_bytes(b"opt")
+        assert checkpoints.damage(checkpoint)[0] == "optimizer.pt has 3 bytes instead of 9"
+        (checkpoint / "COMPLETE").write_text('{"files": [')
+        assert checkpoints.damage(checkpoint) == ["COMPLETE cannot be read"]
+
+    def test_the_one_before_is_used(self, checkpoint: Path) -> None:
+        (checkpoint / "optimizer.pt").unlink()
+        assert checkpoints.set_damaged_aside(checkpoint.parent) == ["checkpoint-4 is damaged: optimizer.pt is missing"]
+        assert checkpoints.last_checkpoint(checkpoint.parent) == checkpoint.parent / "checkpoint-2"
+        assert (checkpoint.parent / "damaged-checkpoint-4" / "shards").is_dir(), "kept, to be looked at"
+
+    def test_a_run_without_a_sound_one_does_not_begin_again(self, checkpoint: Path) -> None:
+        for folder in checkpoint.parent.glob("checkpoint-*"):
+            (folder / "optimizer.pt").unlink()
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"has no checkpoint that is sound .checkpoint-4 is damaged"):
+                checkpoints.set_damaged_aside(checkpoint.parent)
+
+    def test_checkpoints_of_before_are_taken_as_they_are(self, checkpoint: Path) -> None:
+        (checkpoint / "COMPLETE").write_text("all files of this checkpoint were written\n")
+        assert checkpoints.damage(checkpoint) == []
 
 
 def test_interrupted_and_full_disk_say_where_the_last_good_checkpoint_is(recipe: Path, tmp_path: Path) -> None:

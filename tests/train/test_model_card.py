@@ -55,11 +55,12 @@ def test_curves_need_something_to_draw(tmp_path: Path) -> None:
 def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     settings = {"model": "some/base", "dataset": ["a/b:c", "rows.jsonl"], "output_dir": str(tmp_path), "use_cpu": True}
     recipe = load_recipe(None, {**settings, "horizon": 5, "seed": 17})
-    (tmp_path / "final").mkdir()
     results = {"after": {"eval_cfm": 0.25, "eval_cfm_se": 0.125}, "change": {"eval_cfm": -0.25}, "steps": 42}
-    file = model_card.write(tmp_path, recipe, results, ["ebft", "train", "--run_name", "two words"], EBFT)
+    command = ["ebft", "train", "--run_name", "two words"]
+    file = model_card.write(tmp_path, "a title", recipe, results, command, EBFT)
     text = file.read_text(encoding="utf-8")
-    assert file == tmp_path / "final" / "README.md"
+    assert file == tmp_path / "README.md"
+    assert "# a title" in text
     header = yaml.safe_load(text.split("---")[1])
     assert header["library_name"] == "transformers"
     assert (header["base_model"], header["datasets"]) == (["some/base"], ["a/b"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,31 @@ def test_results_hold_no_nan(tmp_path: Path) -> None:
     assert folder(tmp_path).read_results() == {}
     folder(tmp_path).write_results({"after": {"eval_cfm_se": float("nan"), "eval_cfm": 0.5}})
     assert folder(tmp_path).read_results() == {"after": {"eval_cfm_se": None, "eval_cfm": 0.5}}
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with folder(output).locked():
+        with pytest.raises(ConfigError, match=rf"out is in use by process {os.getpid()} on "), folder(output).locked():
+            pass
+        assert folder(output).claim(False, "ebft") is None, "a lock alone is no run"
+    assert not output.exists(), "nothing came of it"
+
+
+def test_the_final_model_is_whole_or_not_there(tmp_path: Path) -> None:
+    run_folder = folder(tmp_path)
+
+    def fail_half_way() -> None:
+        with run_folder.writing_final() as final:
+            final.mkdir()
+            raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        fail_half_way()
+    assert not run_folder.final.exists()
+    for text in ("first", "second"):
+        with run_folder.writing_final() as final:
+            final.mkdir()
+            (final / "model").write_text(text)
+        assert [file.read_text() for file in run_folder.final.iterdir()] == [text]
+    assert [path.name for path in tmp_path.iterdir()] == ["final"]

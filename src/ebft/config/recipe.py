@@ -22,6 +22,7 @@ from ebft.config.fields import default_of
 from ebft.config.method import MethodConfig
 from ebft.config.model_and_data import DataConfig, ModelConfig
 from ebft.config.running import RunningConfig
+from ebft.config.secrets import take_secrets
 from ebft.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def _types(classes: tuple[type, ...]) -> dict[str, Any]:
 
 def load_recipe(file: str | Path | None, overrides: dict[str, Any], command: str = "train") -> Recipe:
     """Read a recipe, apply the flags, check names and types, and build the three configurations."""
-    values = {**(read_values(file) if file is not None else {}), **overrides}
+    values = take_secrets({**(read_values(file) if file is not None else {}), **overrides})
     check_values(values, command)
     training, types = settings_class(command), field_types(command)
     given = {name: convert(name, value, types[name]) for name, value in values.items()}  # in the order given
@@ -144,12 +145,30 @@ def read_values(file: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"{path}: no such recipe")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if _depth(text) > 100:  # the parser takes minutes over thousands of brackets
+            raise RecursionError
+        values = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text") from None
+    except (RecursionError, MemoryError):
+        raise ConfigError(f"{path}: nested too deeply") from None
+    except ValueError as error:  # a date that is none, a number of thousands of digits
+        raise ConfigError(f"{path}: not valid YAML ({error})") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a recipe is a list of `setting: value` lines")
     return values
+
+
+def _depth(text: str) -> int:
+    """How deeply the brackets of a text are nested."""
+    depth = deepest = 0
+    for character in text:
+        depth = max(0, depth + (character in "[{") - (character in "]}"))
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def as_given(name: str, values: dict[str, Any], command: str = "train") -> Any:

@@ -18,6 +18,7 @@ from ebft.config import parallel
 from ebft.config.method import MethodConfig
 from ebft.config.parallel import Sharding
 from ebft.config.running import RunningConfig
+from ebft.config.secrets import is_secret
 from ebft.errors import ConfigError, nearest
 
 LARGER_IS_BETTER = ("whitened_proxy", "reward")
@@ -76,6 +77,8 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):
         parallel.check_not_wrapped(self)
         self.sharding = parallel.sharding_of(self)
         self.fsdp, self.fsdp_config = None, None
+        if self.enable_jit_checkpoint:
+            raise ConfigError("enable_jit_checkpoint=true: ebft saves on SIGTERM by itself; leave it out")
         if self.fp16 and not self.trains_in_fp16:
             raise ConfigError(
                 "fp16=true is not supported: the loss is a mean over all tokens of a step, and gradients so small are "
@@ -95,6 +98,10 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):
     def rows_per_step(self) -> int:
         """Rows of a batch that one optimiser step sees: micro-batches of all processes together."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled into checkpoints (training_args.bin): everything but secrets."""
+        return {name: None if is_secret(name) else value for name, value in vars(self).items()}
 
     # ---- devices and processes, which transformers would set up while the object is made
 

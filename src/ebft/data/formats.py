@@ -16,7 +16,10 @@ from typing import Any
 from jinja2 import TemplateError
 
 from ebft.data.rows import Row
-from ebft.errors import DataError
+from ebft.errors import DataError, first_line
+from ebft.runtime.time_limit import TookTooLong, time_limit
+
+TEMPLATE_SECONDS = 10.0  # for one conversation; a few milliseconds are usual
 
 
 @dataclass(frozen=True)
@@ -118,9 +121,13 @@ def _from_messages(messages: Any, first_answer: int, tokenizer: Any) -> Document
 
     def render(turns: list[Any], **options: Any) -> str:
         try:
-            return tokenizer.apply_chat_template(turns, tokenize=False, **options)
-        except TemplateError as error:  # a role or an order of turns that the template does not take
-            raise DataError(f"the chat template does not accept this conversation: {error}") from None
+            with time_limit(TEMPLATE_SECONDS):
+                return tokenizer.apply_chat_template(turns, tokenize=False, **options)
+        except TookTooLong as error:
+            raise DataError(f"the chat template of the tokenizer does not come to an end: {error}") from None
+        except (TemplateError, TypeError, RecursionError, MemoryError) as error:
+            # A role or an order of turns that the template does not take, or a template that does nonsense.
+            raise DataError(f"the chat template does not accept this conversation: {first_line(error)}") from None
 
     whole = render(messages)
     stretches = []

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.data import builtin
-from ebft.errors import DataError
+from ebft.errors import DataError, first_line
 
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 TEXT_FILES = (".txt", ".md", ".rst", ".py")
@@ -84,10 +84,7 @@ def _read_file(file: Path) -> Iterator[Row]:
     elif file.suffix in (".csv", ".tsv"):
         yield from _read_csv(file)
     elif file.suffix == ".json" and _starts_with_bracket(file):
-        try:
-            rows = json.loads(file.read_text(encoding="utf-8-sig"))
-        except json.JSONDecodeError as error:
-            raise DataError(f"{file}: line {error.lineno} is not valid JSON ({error.msg})") from None
+        rows = _parse(file.read_bytes(), file, None)
         for number, row in enumerate(rows, 1):
             yield _as_row(row, file, f"entry {number}")
     elif file.suffix in ROW_FILES:
@@ -104,18 +101,31 @@ def _read_csv(file: Path) -> Iterator[Row]:
             yield from reader
         except csv.Error as error:
             raise DataError(f"{file}: line {reader.line_num} is not valid CSV ({error})") from None
+        except UnicodeDecodeError:
+            raise DataError(f"{file}: not UTF-8 text, after line {reader.line_num}") from None
 
 
 def _read_jsonl(file: Path) -> Iterator[Row]:
-    with file.open(encoding="utf-8-sig") as lines:
+    with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(f"{file}: line {number} is not valid JSON ({error.msg})") from None
-            yield _as_row(row, file, f"line {number}")
+            if line.strip():
+                yield _as_row(_parse(line, file, number), file, f"line {number}")
+
+
+def _parse(text: bytes, file: Path, line: int | None) -> Any:
+    """The value of a text of JSON, which is a line of the file or all of it; every error names the place."""
+    where = f"{file}: the file" if line is None else f"{file}: line {line}"
+    try:
+        return json.loads(text.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        place = where if line is not None else f"{file}: line {error.lineno}"
+        raise DataError(f"{place} is not valid JSON ({error.msg})") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{where} is not UTF-8 text") from None
+    except (RecursionError, MemoryError):
+        raise DataError(f"{where} is nested too deeply") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise DataError(f"{where} cannot be read ({first_line(error)})") from None
 
 
 def _as_row(row: Any, file: Path, where: str) -> Row:
@@ -129,10 +139,18 @@ def _read_parquet(file: Path) -> Iterator[Row]:
 
     try:
         table = pyarrow.parquet.ParquetFile(file)
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{file}: not a Parquet file ({str(error).splitlines()[0]})") from None
-    for batch in table.iter_batches(batch_size=1000):
-        yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{file}: not a Parquet file ({first_line(error)})") from None
+    batches = table.iter_batches(batch_size=1000)
+    while True:
+        try:
+            batch = next(batches, None)
+            rows = [] if batch is None else batch.to_pylist()
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{file}: the file is damaged ({first_line(error)})") from None
+        if batch is None:
+            return
+        yield from rows
 
 
 def _read_hub(source: str, split: str) -> Iterator[Row]:
@@ -146,13 +164,12 @@ def _read_hub(source: str, split: str) -> Iterator[Row]:
     try:
         dataset = load_dataset(name, configuration or None, split=split)
     except Exception as error:  # the library raises many kinds for "not there" and "no network"
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(
-            f"{source}: not a file, and the hub gave no dataset of this name: {first_line} ({hint})"
+            f"{source}: not a file, and the hub gave no dataset of this name: {first_line(error)} ({hint})"
         ) from None
     yield from dataset
 
 
 def _starts_with_bracket(file: Path) -> bool:
-    with file.open(encoding="utf-8-sig") as text:
-        return text.read(1024).lstrip().startswith("[")
+    with file.open("rb") as text:
+        return text.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")

@@ -10,6 +10,7 @@ from typing import Any
 
 from ebft.errors import ConfigError
 from ebft.method.ratios import Estimate, with_error
+from ebft.runtime.messages import plot_label
 
 RESULTS_FILE = "results.json"
 Results = dict[str, Any]
@@ -174,7 +175,7 @@ def profile_plot(results: Mapping[str, Results], file: Path) -> Path | None:
         lengths = [point["length"] for point in points]
         values = [point["value"] for point in points]
         errors = [point["standard_error"] or 0.0 for point in points]
-        (line,) = axis.plot(lengths, values, marker="o", markersize=3, label=label)
+        (line,) = axis.plot(lengths, values, marker="o", markersize=3, label=plot_label(label))
         lower, upper = ([v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1))
         axis.fill_between(lengths, lower, upper, alpha=0.2, color=line.get_color())
     axis.set_xscale("log", base=2)

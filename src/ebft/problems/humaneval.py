@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from ebft.errors import DataError
 from ebft.problems.answers import python_variants
 from ebft.problems.problem import Problem
-from ebft.problems.python_source import check_python, definitions
+from ebft.problems.python_source import NOT_PYTHON, check_python, definitions
 from ebft.problems.records import Record
 from ebft.sandbox.command import Limits
 from ebft.sandbox.isolated_tests import Outcome
@@ -38,9 +39,12 @@ class HumanEvalProblem(Problem):
     def stop_strings(self) -> tuple[str, ...]:
         return ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n```")
 
-    def run(self, answer: str, sandbox: Sandbox, limits: Limits) -> Outcome:
+    def interpretations(self, answer: str) -> Sequence[Sequence[str]]:
+        return python_variants(self.head, answer, self.entry_point)
+
+    def run(self, interpretations: Sequence[Sequence[str]], sandbox: Sandbox, limits: Limits) -> Outcome:
         tests = PythonTests(
-            python_variants(self.head, answer, self.entry_point),
+            interpretations,
             self.tests,
             names=() if self.entry_point in self.classes else (self.entry_point,),
             classes=self.classes,
@@ -56,7 +60,7 @@ def humaneval_problem(record: Record) -> HumanEvalProblem:
     if not entry_point.isidentifier():
         raise DataError(f"{record.where}: entry_point={entry_point!r} is not a name")
     classes: tuple[str, ...] = ()
-    with suppress(SyntaxError, ValueError):  # of a prompt in prose
+    with suppress(*NOT_PYTHON):  # of a prompt in prose
         classes = definitions(head, ast.ClassDef)
     check_python(tests, "test", record)
     return HumanEvalProblem(task_id, "python", head, entry_point, tests, record.text("canonical_solution", ""), classes)

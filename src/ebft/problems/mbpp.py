@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ebft.errors import DataError
@@ -41,9 +42,12 @@ class MBPPProblem(Problem):
     def stop_strings(self) -> tuple[str, ...]:
         return ("\nclass Test", "\nassert ", '\n"""', "\nprint(", "\nif __name__", "\n```", "\n[DONE]")
 
-    def run(self, answer: str, sandbox: Sandbox, limits: Limits) -> Outcome:
+    def interpretations(self, answer: str) -> Sequence[Sequence[str]]:
+        return python_variants("", answer, self.names[0] if self.names else None)
+
+    def run(self, interpretations: Sequence[Sequence[str]], sandbox: Sandbox, limits: Limits) -> Outcome:
         tests = PythonTests(
-            python_variants("", answer, self.names[0] if self.names else None),
+            interpretations,
             "\n".join(self.tests),
             setup=self.setup,
             names=self.names,
@@ -68,10 +72,8 @@ def mbpp_problem(record: Record) -> MBPPProblem:
     reference = record.text("code", "")
     source = setup.replace("\r\n", "\n") + "\n" + "\n".join(tests)
     check_python(source, "test_list", record)
-    try:
-        functions, classes = definitions(reference, ast.FunctionDef), definitions(reference, ast.ClassDef)
-    except (SyntaxError, ValueError):
-        raise DataError(f"{record.where}: the field 'code' is not valid Python") from None
+    check_python(reference, "code", record)
+    functions, classes = definitions(reference, ast.FunctionDef), definitions(reference, ast.ClassDef)
     names = _names_tests_use(source, {*functions, *classes})
     modules = tuple(n for n in names if n in sys.stdlib_module_names and n not in functions)
     called = tuple(n for n in names if n not in modules and n not in classes)

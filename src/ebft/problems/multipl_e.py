@@ -8,6 +8,7 @@ whole.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ebft.errors import DataError
@@ -32,6 +33,7 @@ ALIASES = {
     "golang": "go",
     "go_test.go": "go",  # what the dataset calls it
 }
+MOST = 8  # interpretations of an answer; each may be compiled, which takes seconds
 CLOSED_BY_TESTS = ("cpp", "rs", "java", "cs")  # their tests begin with the function's closing bracket
 
 
@@ -63,20 +65,20 @@ class MultiPLEProblem(Problem):
     def stop_strings(self) -> tuple[str, ...]:
         return self.stop_tokens
 
-    def run(self, answer: str, sandbox: Sandbox, limits: Limits) -> Outcome:
+    def run(self, interpretations: Sequence[str], sandbox: Sandbox, limits: Limits) -> Outcome:
         sign = bridges.signature(self.language, self.head)
-        return language_runners.run_program(self.language, sign, self.sources(answer), self.tests, sandbox, limits)
+        return language_runners.run_program(self.language, sign, interpretations, self.tests, sandbox, limits)
 
     def unavailable(self, sandbox: Sandbox | None = None) -> str | None:
         missing = LANGUAGES[self.language].missing()
         return missing if missing is not None or sandbox is None else broken_toolchain(self.language, sandbox)
 
-    def sources(self, answer: str) -> tuple[str, ...]:
-        """Interpretations of an answer as the program's unit, best first; the first that compiles is run."""
+    def interpretations(self, answer: str) -> Sequence[str]:
+        """Each as the program's unit, best first; the first that compiles is run."""
         sign = bridges.signature(self.language, self.head)
         answer = answer.replace("\r\n", "\n")
         found: list[str] = []
-        blocks = fenced_blocks(answer)
+        blocks = fenced_blocks(answer)[:MOST]
         for block in [block for block in blocks if _defines(self.language, sign, block)]:
             # Compiling takes seconds: what has as many closing as opening brackets is a whole program more often.
             whole = _wholes(self.language, sign, block)
@@ -88,7 +90,7 @@ class MultiPLEProblem(Problem):
             found += self._continued(text)
         if not blocks and _defines(self.language, sign, answer):
             found += _wholes(self.language, sign, answer)
-        return tuple(dict.fromkeys(found))
+        return list(dict.fromkeys(found))[:MOST]
 
     def _continued(self, answer: str) -> list[str]:
         """Prompt and completion: up to the first stop token, and, should it close its own brackets, as it is."""
@@ -139,11 +141,31 @@ def _defines(language: str, sign: Signature, code: str) -> bool:
         return bool(re.search(rf"\bfunction\s+{name}\s*\(", code))
     if language in ("rs", "go"):
         return bool(re.search(rf"\b{'fn' if language == 'rs' else 'func'}\s+{name}\s*[(<]", code))
-    # The return type may stand on a line of its own.
-    before = (
-        r"\bstatic\s[^;{}()=]*" if language in ("java", "cs") else r"^(?!return\b|else\b)[A-Za-z_][^;{}()=]*[\s&*>]"
-    )
-    return bool(re.search(rf"{before}\b{name}\s*\([^;{{}}]*\)[^;{{}}]*\{{", code, re.MULTILINE))
+    return _definition(language, sign.name, code) is not None
+
+
+# A definition's head is looked for this far before and after the name: a bound, so that all of it stays linear.
+_BEFORE, _AFTER = 400, 4000
+
+
+def _definition(language: str, name: str, code: str) -> int | None:
+    """Where C++, Java or C# code seems to define a function: something like a type before its name, a body after it.
+
+    The return type may stand on a line of its own.
+    """
+    for found in re.finditer(rf"\b{re.escape(name)}\s*\(", code):
+        end = re.compile(r"[;{}]").search(code, found.end(), found.end() + _AFTER)
+        if end is None or end[0] != "{" or ")" not in code[found.end() : end.start()]:
+            continue
+        before = re.split(r"[;{}()=]", code[max(0, found.start() - _BEFORE) : found.start()])[-1]
+        if language == "cpp":
+            words = before.split()
+            typed = bool(words) and before[-1:] in (" ", "\t", "\n", "&", "*", ">")
+            if typed and words[0] not in ("return", "else") and (words[0][0].isalpha() or words[0][0] in "_#/"):
+                return found.start()
+        elif re.search(r"\bstatic\s", before):
+            return found.start()
+    return None
 
 
 def _wholes(language: str, sign: Signature, code: str) -> list[str]:
@@ -178,15 +200,15 @@ def _unit_with_class(language: str, sign: Signature, code: str, before: list[str
     if language == "cs":
         code = _without_namespaces(code)
     code = re.sub(r"\bpublic\s+((?:static\s+|final\s+|sealed\s+|abstract\s+)*class)\b", r"\1", code)
-    is_import = re.compile(r"(import|using)\s+[\w.]+(?:\.\*)?(?:\s*=[^;]*)?\s*;|(import|using)\s+static\s[^;]*;")
+    is_import = re.compile(r"(import|using)\s+[\w.]+(?:\.\*)?(?:\s*;|\s*=[^;]*;)|(import|using)\s+static\s[^;]*;")
     own = [line.strip() for line in code.split("\n") if is_import.match(line.strip())]
     rest = "\n".join(line for line in code.split("\n") if not is_import.match(line.strip()))
-    rest = re.sub(r"^\s*package\s[\w.]+;", "", rest, flags=re.MULTILINE)
+    rest = re.sub(r"^[ \t]*package\s[\w.]+;", "", rest, flags=re.MULTILINE)
     imports = [line for line in before if line.startswith(("import ", "using ")) and line.strip() not in own]
-    name = _enclosing_class(rest, sign.name)
+    name = _enclosing_class(language, rest, sign.name)
     if name is None:
         # Inside another class, those of Java are tied to its objects unless they are static.
-        classes = r"^(\s*)((?:abstract\s+|final\s+)*class\s)"
+        classes = r"^([ \t]*)((?:abstract\s+|final\s+)*class\s)"
         rest = re.sub(classes, r"\1static \2", rest, flags=re.MULTILINE) if language == "java" else rest
         rest = f"class Problem {{\n{rest}\n}}"
     elif name != "Problem":
@@ -194,30 +216,40 @@ def _unit_with_class(language: str, sign: Signature, code: str, before: list[str
     return "\n".join([*imports, *own, rest]) + "\n"
 
 
-def _enclosing_class(code: str, function: str) -> str | None:
+def _enclosing_class(language: str, code: str, function: str) -> str | None:
     """The outermost class around the definition of a static function."""
-    place = re.search(rf"\bstatic\s[^;{{}}()=]*\b{re.escape(function)}\s*\(", code)
+    place = _definition(language, function, code)
     if place is None:
         return None
-    for found in re.finditer(r"\b(?:class|struct)\s+(\w+)", code[: place.start()]):
-        if _closing(code, code.find("{", found.end())) > place.start():
+    closing = _closing(code)
+    for found in re.finditer(r"\b(?:class|struct)\s+(\w+)", code[:place]):
+        if closing.get(code.find("{", found.end(), found.end() + _AFTER), 0) > place:
             return found[1]
     return None
 
 
-def _closing(code: str, opening: int) -> int:
-    """Where the bracket at `opening` is closed; the end of the code, if it is not."""
-    depth = 0
-    for place in range(opening, len(code)):
-        depth += (code[place] == "{") - (code[place] == "}")
-        if depth == 0:
-            return place
-    return len(code)
+def _closing(code: str) -> dict[int, int]:
+    """Where each bracket is closed, by where it is opened; the end of the code, if it is not."""
+    closed: dict[int, int] = {}
+    still_open: list[int] = []
+    for place, character in enumerate(code):
+        if character == "{":
+            still_open.append(place)
+        elif character == "}" and still_open:
+            closed[still_open.pop()] = place
+    return closed | dict.fromkeys(still_open, len(code))
 
 
 def _without_namespaces(code: str) -> str:
-    code = re.sub(r"^\s*namespace\s+[\w.]+\s*;", "", code, flags=re.MULTILINE)
-    while (found := re.search(r"\bnamespace\s+[\w.]+\s*\{", code)) is not None:
-        end = _closing(code, found.end() - 1)
-        code = code[: found.start()] + code[found.end() : end] + code[end + 1 :]
-    return code
+    """What is in them, without the words and brackets around it."""
+    code = re.sub(r"^[ \t]*namespace\s+[\w.]+\s*;", "", code, flags=re.MULTILINE)
+    closing = _closing(code)
+    left_out: list[tuple[int, int]] = []
+    for found in re.finditer(r"\bnamespace\s+[\w.]+\s*\{", code):
+        end = closing[found.end() - 1]
+        left_out += [(found.start(), found.end()), (end, end + 1)]
+    kept, at = [], 0
+    for start, end in sorted(left_out):
+        kept.append(code[at:start])
+        at = end
+    return "".join([*kept, code[at:]])

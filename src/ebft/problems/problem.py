@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +15,7 @@ from typing import Any
 
 from ebft.errors import SandboxError
 from ebft.problems import answers
+from ebft.problems.reading import CannotRead, read_answer
 from ebft.sandbox.command import Limits
 from ebft.sandbox.isolated_tests import ERROR, FAILED, Outcome
 from ebft.sandbox.isolation import Sandbox
@@ -36,7 +37,11 @@ class Problem:
         """Where the generation of a raw answer may stop."""
         raise NotImplementedError
 
-    def run(self, answer: str, sandbox: Sandbox, limits: Limits) -> Outcome:
+    def interpretations(self, answer: str) -> Sequence[Any]:
+        """What an answer may mean as a program, best first. Called in another process, by `reading.read_answer`."""
+        raise NotImplementedError
+
+    def run(self, interpretations: Sequence[Any], sandbox: Sandbox, limits: Limits) -> Outcome:
         raise NotImplementedError
 
     def unavailable(self, sandbox: Sandbox | None = None) -> str | None:
@@ -51,9 +56,11 @@ def run_tests(problem: Problem, answer: str, sandbox: Sandbox | None = None, lim
     if len(answer) > answers.LONGEST:
         return Outcome(FAILED, f"the answer has {len(answer)} characters; more than {answers.LONGEST} are not run")
     try:
-        return problem.run(answer, sandbox, limits or sandbox.limits)
+        return problem.run(read_answer(problem, answer), sandbox, limits or sandbox.limits)
     except SandboxError:
         raise
+    except CannotRead as error:
+        return Outcome(FAILED, str(error))
     except Exception as error:  # one answer must not end the scoring of the others
         return Outcome(ERROR, f"{type(error).__name__}: {error}"[:300])
 

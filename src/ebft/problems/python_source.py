@@ -7,12 +7,16 @@ import ast
 from ebft.errors import DataError
 from ebft.problems.records import Record
 
+# What the parser raises: of a text that is nested too deeply, the last two.
+NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
+
 
 def check_python(source: str, name: str, record: Record) -> None:
     try:
         ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise DataError(f"{record.where}: the field {name!r} is not valid Python ({error})") from None
+    except NOT_PYTHON as error:
+        reason = "nested too deeply" if isinstance(error, (RecursionError, MemoryError)) else error
+        raise DataError(f"{record.where}: the field {name!r} is not valid Python ({reason})") from None
 
 
 def definitions(source: str, kind: type[ast.FunctionDef] | type[ast.ClassDef]) -> tuple[str, ...]:

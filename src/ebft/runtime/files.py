@@ -17,7 +17,10 @@ def cache_directory() -> Path:
 def write_text(file: Path, text: str) -> None:
     """Write beside the place and rename: whoever reads sees the old text or the new one, never half of it."""
     partial = file.with_name(f"{file.name}.partial")
-    partial.write_text(text, encoding="utf-8")
+    partial.unlink(missing_ok=True)  # of a run that was killed; or a link to somewhere else, which is not followed
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as written:
+        written.write(text)
     partial.replace(file)
 
 
@@ -37,10 +40,10 @@ def read_jsonl(file: Path) -> list[Any]:
 
 
 def read_json(file: Path) -> Any:
-    """What is in the file; None if it is not there or was cut off."""
+    """What is in the file; None if it is not there or cannot be read as JSON."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
 
 

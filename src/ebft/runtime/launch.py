@@ -1,7 +1,8 @@
 """`--launch N` of `ebft train`, `sft` and `rlvr`: N processes on this machine, through torch's own launcher.
 
 The same as `torchrun --standalone --nproc-per-node N -m ebft.cli train ...`, with shorter messages. When one process
-ends with an error or is killed, the launcher ends the others; Ctrl-C reaches all of them.
+ends with an error or is killed, the launcher ends the others; Ctrl-C reaches all of them. So does a scheduler's notice
+(SIGTERM, SIGUSR1), after which the processes have all the time that the scheduler gives them.
 """
 
 from __future__ import annotations
@@ -11,9 +12,17 @@ import logging
 import os
 import signal
 import sys
+import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
 
+from ebft.errors import Preempted
+
+NOTICES = (signal.SIGTERM, signal.SIGUSR1)  # what schedulers send before they take a machine away
+PREEMPTED = 75  # sysexits' EX_TEMPFAIL: nothing is wrong, start it again
 ENTRY: tuple[str, ...] = ("-m", "ebft.cli")  # what Python runs in every process
 LAUNCHED = "EBFT_LAUNCHED"  # tells a process that somebody stands by to report its death
 
@@ -26,6 +35,38 @@ def end_with_launcher() -> None:
     """Called in a process that was launched. Linux ends it when the launcher is killed, which can then end nobody."""
     if os.environ.get(LAUNCHED) and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+@contextmanager
+def on_notice(handler: Any) -> Iterator[None]:
+    """Have a handler for schedulers' signals, where Python can: in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in NOTICES}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def stop_on_notice() -> Any:
+    """For commands whose work is on disk at any moment: they leave at once."""
+
+    def leave(number: int, frame: Any) -> NoReturn:
+        raise Preempted(signal.Signals(number).name)
+
+    return on_notice(leave)
+
+
+def _pass_on(number: int, frame: Any) -> None:
+    """To the processes themselves, not to their groups, in which others load data for them."""
+    children = [int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
+    if not children:
+        raise Preempted(signal.Signals(number).name)
+    for pid in children:
+        os.kill(pid, number)
 
 
 def launch(processes: int, command: str, arguments: Sequence[str]) -> int:
@@ -53,7 +94,13 @@ def launch(processes: int, command: str, arguments: Sequence[str]) -> int:
         shutdown_timeout=15,
     )
     try:
-        elastic_launch(config, sys.executable)(*ENTRY, command, *arguments)
+        if sys.platform == "linux":
+            # torch would end the processes itself, and kill them after shutdown_timeout.
+            os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
+            with on_notice(_pass_on):
+                elastic_launch(config, sys.executable)(*ENTRY, command, *arguments)
+        else:
+            elastic_launch(config, sys.executable)(*ENTRY, command, *arguments)
     except ChildFailedError as failed:
         for rank, failure in sorted(failed.failures.items()):
             # The launcher itself ends the rest with SIGTERM.

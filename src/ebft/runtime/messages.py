@@ -31,9 +31,20 @@ class _Stderr(logging.StreamHandler):
             super().emit(record)
 
 
+def printable(text: str) -> str:
+    """Names of files, tasks and settings come from elsewhere: control characters would steer the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def plot_label(name: str) -> str:
+    """A name as it is: matplotlib would read TeX between dollars, and hide what begins with an underscore."""
+    shown = printable(name).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
+
+
 class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        text = printable(super().format(record))
         return f"note: {text}" if record.levelno >= logging.WARNING else text
 
 

@@ -138,6 +138,34 @@ def same_on_all(value: Any) -> bool:
     return all(other == values[0] for other in values)
 
 
+class SharedFlag:
+    """A flag that any process may raise, and that all see raised at the same exchange.
+
+    On GPUs nobody waits for an exchange: what it found is told by the next one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before: tuple[Tensor, Any] | None = None
+
+    def exchange(self, raised: bool) -> bool:
+        """Called by all processes, as often."""
+        if count() == 1:
+            return raised
+        total = torch.tensor(float(raised), device=self._device)
+        dist.all_reduce(total)
+        if not total.is_cuda:
+            return bool(total)
+        before, event = torch.empty((), pin_memory=True), torch.cuda.Event()
+        before.copy_(total, non_blocking=True)
+        event.record()
+        known, self._before = self._before, (before, event)
+        if known is None:
+            return False
+        known[1].synchronize()
+        return bool(known[0])
+
+
 @torch.no_grad()
 def copy_from_first(model: nn.Module) -> None:
     """All processes start from the first one's weights, also where a model was made with random ones."""

@@ -1,4 +1,6 @@
-"""Sources for compiled languages: the program and its tests as two units that share nothing but one signature.
+"""Signatures, and sources for compiled languages where the program and its tests are two units of one process.
+
+That is the second choice, for signatures whose values cannot cross between processes (`process_bridges.py`).
 
 MultiPL-E puts prompt, completion and tests into one file, where a program can redefine what the tests are made of:
 macros, classes, `==`. Here the program is compiled on its own. The tests are compiled on their own too, against a
@@ -54,7 +56,7 @@ def signature(language: str, prompt: str) -> Signature:
         raise NoSignature(f"the prompt does not end with the head of a function: {line.strip()[:100]!r}")
     found = {name: text or "" for head in heads if head is not None for name, text in head.groupdict().items()}
     names = []
-    for parameter in _split(parameters):
+    for parameter in split_parameters(parameters):
         first = language in ("rs", "go", "ts")  # the name stands before its type
         word = re.search(r"^(?:mut\s+)?(\w+)" if first else r"(\w+)$", parameter.strip())
         if word is None:
@@ -73,7 +75,7 @@ def _closing(text: str) -> int:
     return -1
 
 
-def _split(parameters: str) -> list[str]:
+def split_parameters(parameters: str) -> list[str]:
     """At the commas that are not inside brackets."""
     parts, depth, current = [], 0, ""
     for character in parameters:
@@ -92,16 +94,16 @@ def masked(secret: str) -> tuple[list[int], list[int]]:
     return list(mask), [a ^ b for a, b in zip(mask, secret.encode("ascii"), strict=True)]
 
 
-def cpp_program(sign: Signature, code: str) -> str:
-    return f"{code}\n{sign.returns} {BRIDGE}({sign.parameters}) {{ return {sign.name}({sign.arguments}); }}\n"
+def cpp_program(sign: Signature, code: str, linkage: str = "") -> str:
+    return f"{code}\n{linkage} {sign.returns} {BRIDGE}({sign.parameters}) {{ return {sign.name}({sign.arguments}); }}\n"
 
 
 def cpp_tests(sign: Signature, tests: str, secret: str) -> str:
     mask, rest = masked(secret)
-    body = _without_closing(tests).replace("int main()", "static void ebft_tests()", 1)
+    body = without_closing(tests).replace("int main()", "static void ebft_tests()", 1)
     return f"""{sign.before}
 #include <unistd.h>
-{sign.returns} {BRIDGE}({sign.parameters});
+extern "C" {sign.returns} {BRIDGE}({sign.parameters});
 static {sign.returns} {sign.name}({sign.parameters}) {{ return {BRIDGE}({sign.arguments}); }}
 static volatile int ebft_failed = 0;
 #undef assert
@@ -128,7 +130,7 @@ def rs_program(sign: Signature, code: str) -> str:
 def rs_tests(sign: Signature, tests: str, secret: str) -> str:
     mask, rest = masked(secret)
     returns = f" -> {sign.returns}" if sign.returns else ""
-    body = _without_closing(tests).replace("fn main()", "fn ebft_tests()", 1)
+    body = without_closing(tests).replace("fn main()", "fn ebft_tests()", 1)
     return f"""{sign.before}
 extern crate candidate;
 fn {sign.name}({sign.parameters}){returns} {{ candidate::{BRIDGE}({sign.arguments}) }}
@@ -148,18 +150,18 @@ _JAVA_NAMES = {
     "java.lang": "String Long Object Float Double Boolean Integer Math System AssertionError Byte Character",
     "org.javatuples": "Tuple Unit Pair Triplet Quartet Quintet",
 }
-_JAVA_IMPORTS = [f"{package}.{name}" for package, names in _JAVA_NAMES.items() for name in names.split()]
+JAVA_IMPORTS = [f"{package}.{name}" for package, names in _JAVA_NAMES.items() for name in names.split()]
 _JAVA_PRIMITIVES = ("long", "int", "boolean", "float", "double", "char", "byte", "short")
 
 
 def java_tests(sign: Signature, tests: str, secret: str) -> str:
     mask, rest = masked(secret)
-    imports = "".join(f"import {name};\n" for name in _JAVA_IMPORTS)  # by name: before classes of the program
+    imports = "".join(f"import {name};\n" for name in JAVA_IMPORTS)  # by name: before classes of the program
     imports += "".join(line + "\n" for line in sign.before.split("\n") if line.startswith("import "))
     call = f"Problem.{sign.name}({sign.arguments})"
     if sign.returns not in _JAVA_PRIMITIVES:
         call = f"({sign.returns}) plain({call})"
-    body = re.sub(r"^(\s*)assert\(", r"\1check(", _without_closing(tests), flags=re.MULTILINE)
+    body = re.sub(r"^(\s*)assert\(", r"\1check(", without_closing(tests), flags=re.MULTILINE)
     body = body.rstrip().removesuffix("}").replace("public static void main(String[] args)", "static void tests()", 1)
     return f"""{imports}
 @SuppressWarnings("unchecked")
@@ -219,7 +221,7 @@ def cs_tests(sign: Signature, tests: str, secret: str) -> str:
     call = f"ebft::Problem.{sign.name}({sign.arguments})"
     if re.match(r"(List|Dictionary)<", sign.returns):
         call = f"Plain({call})"
-    body = _without_closing(tests).replace("Debug.Assert(", "Check(").rstrip().removesuffix("}")
+    body = without_closing(tests).replace("Debug.Assert(", "Check(").rstrip().removesuffix("}")
     body = body.replace("public static void Main(string[] args)", "static void Tests()", 1)
     return f"""extern alias ebft;
 {using}
@@ -296,6 +298,6 @@ func main() {{
 """
 
 
-def _without_closing(tests: str) -> str:
+def without_closing(tests: str) -> str:
     """Tests that close the function of the prompt begin with its bracket."""
     return tests.lstrip().removeprefix("}")

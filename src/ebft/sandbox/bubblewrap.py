@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import marshal
 import os
 import random
 import re
 import select
 import shutil
+import signal
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from ebft.sandbox import seccomp
 from ebft.sandbox.command import BOX, INSIDE, INSIDE_MOUNT, Command, Limits
+from ebft.sandbox.interpreter import interpreter, start_of
 
 FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 CONFIGURATION = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/mono", "/etc/ssl/certs/java")
 SMALL_SIZE = str(8 * 2**20)  # of /tmp and /dev/shm
+ADDRESSES = 64 * 2**30  # for runtimes that reserve many; page tables for all of them would take 128 MiB
 
 
 def bubblewrap_version() -> tuple[int, ...]:
@@ -28,20 +33,23 @@ def bubblewrap_version() -> tuple[int, ...]:
 
 
 class Gate:
-    """Holds a program back until its sandbox is complete and we are known to be alive.
+    """Holds a program back until its sandbox is complete and we are known to be alive, and ends all of it.
 
     `--die-with-parent` counts from the moment that bubblewrap asks the kernel for it. Were we killed before, the
-    program would start and nobody would ever end it. So the first command inside reports that it is there and waits
-    for an answer; if we are gone there is none, and it ends.
+    program would start and nobody would ever end it. So the first process inside (`inside/init.py`) reports that it is
+    there and waits for an answer; if we are gone there is none, and it ends.
+
+    Meanwhile bubblewrap has said which process that is. We keep a handle on it: when it ends, the kernel ends
+    everything in the sandbox, and tells us only when nothing is left.
     """
 
-    SCRIPT = 'echo > "/proc/self/fd/$1"; read -r go < "/proc/self/fd/$2" || exit 1; shift 2; exec "$@"'
-
     def __init__(self) -> None:
-        self._ready, report = os.pipe()
-        wait, self._go = os.pipe()
-        self.inside: tuple[int, ...] = (report, wait)
-        self.command = ["sh", "-c", self.SCRIPT, "sh", str(report), str(wait)]
+        self._ready, self.report = os.pipe()
+        self.wait, self._go = os.pipe()
+        # Not a pipe: bubblewrap would die of writing into one that nobody reads any more, and leave its child waiting.
+        self.info = os.memfd_create("info")
+        self.inside: tuple[int, ...] = (self.report, self.wait)
+        self._first: int | None = None
 
     def open(self) -> None:
         for descriptor in self.inside:
@@ -50,36 +58,55 @@ class Gate:
         try:
             # No byte: bubblewrap could not start, and whoever waits for the program will see that.
             if select.select([self._ready], [], [], 60)[0] and os.read(self._ready, 1):
+                self._first = os.pidfd_open(json.loads(os.pread(self.info, 4096, 0))["child-pid"])
                 os.write(self._go, b"\n")
         finally:
             self.close()
 
     def close(self) -> None:
-        for descriptor in (*self.inside, self._ready, self._go):
+        for descriptor in (*self.inside, self._ready, self._go, self.info):
             os.close(descriptor)
         self.inside = ()
 
+    def end(self) -> None:
+        """Kills everything inside, and waits until it is gone."""
+        if self._first is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._first, signal.SIGKILL)
+            select.select([self._first], [], [], 60)
+            os.close(self._first)
+            self._first = None
 
-def bubblewrap_line(command: Command, variables: Mapping[str, str], gate: Gate) -> tuple[list[str], list[IO[bytes]]]:
-    """The command line up to the program, and open files that it refers to by descriptor."""
-    opened: list[IO[bytes]] = []
+
+def bubblewrap_line(command: Command, variables: Mapping[str, str], gate: Gate) -> tuple[list[str], list[int]]:
+    """The command line, and descriptors that it refers to; whoever starts it closes them."""
+    opened: list[int] = []
     root = os.geteuid() == 0
     line = [*_isolation(root), *(word for item in variables.items() for word in ("--setenv", *item))]
-    line += [*_folders(command.folders), *_box(command, opened)]
-    line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", BOX]
-    if (rules := seccomp.compile_filter()) is not None:
-        line += ["--seccomp", str(_descriptor(rules, opened))]
-    # Through a file: the command line can be read inside, in /proc/1/cmdline.
+    line += [*_folders([*interpreter()[1], *command.folders]), *_box(command, opened)]
+    line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", BOX, "--info-fd", str(gate.info)]
+    job = {
+        "arguments": list(command.arguments),
+        "ready": gate.report,
+        "go": gate.wait,
+        "user": random.SystemRandom().randrange(2**30, 2**31) if root else None,
+        "limits": resource_limits(command.limits),
+        "open_files": command.limits.open_files,
+        "filter": seccomp.compile_filter(command.calls),
+        "program": seccomp.PROGRAM if command.calls == seccomp.NATIVE else None,
+    }
+    # Through files: the command line can be read inside, in /proc/1/cmdline.
     arguments = b"".join(os.fsencode(word) + b"\0" for word in line)
-    start = [shutil.which("bwrap") or "bwrap", "--args", str(_descriptor(arguments, opened)), "--", *gate.command]
-    if root:
-        user = str(random.SystemRandom().randrange(2**30, 2**31))
-        start += ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--inh-caps=-all"]
-    return start, opened
+    opened += [sealed_file(arguments), sealed_file(marshal.dumps(job))]
+    # What bubblewrap and the first process may do, should anything ever get hold of them.
+    limited = ["prlimit", "--core=0", f"--fsize={command.limits.disk_mib * 2**20}", "--nofile=1024"]
+    bwrap = shutil.which("bwrap") or "bwrap"
+    start = start_of(f"{INSIDE_MOUNT}/init.py")
+    return [*limited, bwrap, "--args", str(opened[-2]), "--", *start, str(opened[-1])], opened
 
 
 def _isolation(root: bool) -> list[str]:
-    line = ["--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
+    line = ["--die-with-parent", "--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     if root:
         # A user namespace would map root to itself, and the kernel does not count root's processes. So no user
         # namespace, and right before the program a user that nobody else is.
@@ -110,30 +137,49 @@ def _folders(further: Sequence[str]) -> list[str]:
     return [*line, "--ro-bind", str(INSIDE), INSIDE_MOUNT]
 
 
-def _box(command: Command, opened: list[IO[bytes]]) -> list[str]:
+def _box(command: Command, opened: list[int]) -> list[str]:
     """What can be written to, in memory, and the files in it."""
     line = ["--proc", "/proc", "--dev", "/dev"]
     for path, size in ((BOX, str(command.limits.disk_mib * 2**20)), ("/dev/shm", SMALL_SIZE)):
         line += ["--perms", "1777", "--size", size, "--tmpfs", path]
     mode = "0111" if command.executable else "0444"
     for name, content in command.files.items():
-        line += ["--perms", mode, "--file", str(_descriptor(content, opened)), f"{BOX}/{name}"]
+        opened.append(sealed_file(content))
+        line += ["--perms", mode, "--file", str(opened[-1]), f"{BOX}/{name}"]
     return line
 
 
-def limits_line(limits: Limits, with_processes: bool = True) -> list[str]:
-    """Set inside the namespace, where only the program's own processes are counted."""
+def resource_limits(limits: Limits) -> dict[str, int]:
+    """For the program itself. Processes are counted inside the namespace, where there are only its own."""
     memory = limits.memory_mib * 2**20
-    line = ["prlimit", f"--{'data' if limits.reserves_addresses else 'as'}={memory}", "--core=0"]
-    line += [f"--cpu={int(limits.seconds) + 2}", f"--fsize={limits.disk_mib * 2**20}", f"--nofile={limits.open_files}"]
-    if with_processes:
-        line.append(f"--nproc={limits.processes}")
-    return line if shutil.which("prlimit") else []
+    return {
+        "RLIMIT_AS": ADDRESSES if limits.reserves_addresses else memory,
+        "RLIMIT_DATA": memory,
+        "RLIMIT_CPU": int(limits.seconds) + 2,
+        "RLIMIT_FSIZE": limits.disk_mib * 2**20,
+        "RLIMIT_NPROC": limits.processes,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_MEMLOCK": 0,
+        "RLIMIT_MSGQUEUE": 0,
+        "RLIMIT_SIGPENDING": 128,
+    }
 
 
-def _descriptor(content: bytes, opened: list[IO[bytes]]) -> int:
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by whoever starts the process
-    opened.append(file)
-    file.write(content)
-    file.seek(0)
-    return file.fileno()
+def limits_line(limits: Limits) -> list[str]:
+    """For programs without a sandbox: the same, as far as that goes without namespaces."""
+    if not shutil.which("prlimit"):
+        return []
+    named = resource_limits(limits)
+    kept = ("DATA" if limits.reserves_addresses else "AS", "CORE", "CPU", "FSIZE")
+    return ["prlimit", *(f"--{name.lower()}={named[f'RLIMIT_{name}']}" for name in kept), "--nofile=256"]
+
+
+def sealed_file(content: bytes) -> int:
+    """A descriptor of a file in memory that nobody can change, whoever opens it again and how."""
+    descriptor = os.memfd_create("ebft", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with os.fdopen(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

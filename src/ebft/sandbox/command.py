@@ -6,9 +6,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from ebft.sandbox.monitor import Ending
+from ebft.sandbox.seccomp import RUNTIME
 
 BOX = "/box"  # the one folder a program may write to
 INSIDE = Path(__file__).parent / "inside"  # our own scripts that run in the sandbox
@@ -24,9 +24,9 @@ class Limits:
     processes: int = 32
     disk_mib: int = 64
     output_kib: int = 1024
-    open_files: int = 256
-    # Runtimes that reserve far more addresses than they use cannot start under RLIMIT_AS; RLIMIT_DATA counts only
-    # private memory that can be written.
+    open_files: int = 64
+    # Runtimes that reserve far more addresses than they use cannot start under such an RLIMIT_AS; RLIMIT_DATA counts
+    # only private memory that can be written.
     reserves_addresses: bool = False
 
 
@@ -40,6 +40,7 @@ class Command:
         folders: further folders of the host that a toolchain needs, read-only.
         environment: variables on top of the few that every program has.
         executable: the files may be run but not read, not even by the program itself.
+        calls: which system calls it may make (see `seccomp`).
     """
 
     arguments: Sequence[str]
@@ -48,13 +49,14 @@ class Command:
     folders: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     executable: bool = False
+    calls: str = RUNTIME
 
 
 @dataclass(frozen=True)
 class Streams:
     """Where a command reads and writes, and which further descriptors it gets."""
 
-    stdin: IO[bytes] | int = subprocess.DEVNULL
+    stdin: int = subprocess.DEVNULL
     stdout: int = subprocess.DEVNULL
     stderr: int = subprocess.DEVNULL
     descriptors: Sequence[int] = ()

@@ -1,10 +1,8 @@
 """Deciding whether a program passes its tests, in such a way that the program has no say in it.
 
-For Python, JavaScript, TypeScript and PHP the tests and the program run in two processes, each in a sandbox of its own,
-joined by two pipes (`inside/`). The program sees the arguments of each call and nothing else. What it returns crosses
-the process boundary as plain data; the process with the tests compares, and alone reports the outcome to us.
-
-For compiled languages see `language_runners.py`.
+The tests and the program run in two processes, each in a sandbox of its own, joined by two pipes (`inside/`). The
+program sees the arguments of each call and nothing else. What it returns crosses the process boundary as plain data;
+the process with the tests compares, and alone reports the outcome to us.
 """
 
 from __future__ import annotations
@@ -12,13 +10,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from ebft.sandbox.bubblewrap import sealed_file
 from ebft.sandbox.command import Command, Limits, Streams
 from ebft.sandbox.isolation import RunningCommand, Sandbox
 from ebft.sandbox.monitor import Ending, monitor
+from ebft.sandbox.seccomp import RUNTIME
 
 PASSED, FAILED, TIMEOUT, ERROR, SKIPPED = "passed", "failed", "timeout", "error", "skipped"
 STATUSES = (PASSED, FAILED, TIMEOUT, ERROR, SKIPPED)
@@ -41,9 +41,12 @@ class IsolatedProcess:
     """One of the two processes: a command that is followed by the descriptors to read and to write, and its input."""
 
     command: tuple[str, ...]
-    job: dict[str, Any]
+    job: dict[str, Any] = field(default_factory=dict)
     folders: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    executable: bool = False
+    calls: str = RUNTIME
 
 
 def run_isolated_tests(sandbox: Sandbox, tests: IsolatedProcess, program: IsolatedProcess, limits: Limits) -> Outcome:
@@ -53,6 +56,8 @@ def run_isolated_tests(sandbox: Sandbox, tests: IsolatedProcess, program: Isolat
     to_tests, from_program = os.pipe()
     result, report = os.pipe()
     opened = [to_program, from_tests, to_tests, from_program, result, report]
+    for pipe in (to_program, to_tests):
+        os.fchmod(pipe, 0o666)  # runtimes that know no numbers open them by name, as whatever user they are by then
     running: list[RunningCommand] = []
     with sandbox.host_folder() as folder:
         try:
@@ -75,12 +80,21 @@ def run_isolated_tests(sandbox: Sandbox, tests: IsolatedProcess, program: Isolat
 def _start(
     sandbox: Sandbox, process: IsolatedProcess, limits: Limits, pipes: tuple[int, int], report: int, folder: str | None
 ) -> RunningCommand:
-    with tempfile.TemporaryFile() as job:
-        job.write(json.dumps(process.job).encode("ascii"))
-        job.seek(0)
+    job = sealed_file(json.dumps(process.job).encode("ascii"))
+    try:
         arguments = [*process.command, *map(str, pipes)]
-        command = Command(arguments, limits, folders=process.folders, environment=dict(process.environment))
+        command = Command(
+            arguments,
+            limits,
+            process.files,
+            process.folders,
+            dict(process.environment),
+            process.executable,
+            process.calls,
+        )
         return sandbox.start(command, Streams(stdin=job, stdout=report, descriptors=pipes), folder)
+    finally:
+        os.close(job)
 
 
 def _outcome(ending: str, written: bytes, limits: Limits) -> Outcome:

@@ -2,8 +2,9 @@
 
 A program runs under bubblewrap: its own namespaces (no network, no other processes), a file system made of read-only
 toolchain folders and one sized folder in memory, an empty environment, no capabilities, an unprivileged user, resource
-limits set inside, and a seccomp filter. A monitor outside ends it when it takes too long, holds too much memory or
-writes too much. If the sandbox cannot start, nothing runs. `docs/sandbox.md` says what this does not defend against.
+limits, and a list of system calls (`inside/init.py` sets these). A monitor outside ends it when it takes too long,
+holds too much memory or writes too much. If the sandbox cannot start, nothing runs. `docs/sandbox.md` says what this
+does not defend against.
 
 This file knows nothing about tests; whether a program is right is decided in `isolated_tests.py`.
 """
@@ -20,12 +21,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
 
 from ebft.errors import SandboxError
 from ebft.sandbox.bubblewrap import Gate, bubblewrap_line, bubblewrap_version, limits_line
 from ebft.sandbox.command import BOX, INSIDE, INSIDE_MOUNT, Command, Finished, Limits, Streams
 from ebft.sandbox.monitor import monitor
+from ebft.sandbox.seccomp import RUNTIME
 
 UNSAFE_HINT = "or pass --unsafe-exec to run model-written programs with your own rights"
 
@@ -33,18 +34,21 @@ UNSAFE_HINT = "or pass --unsafe-exec to run model-written programs with your own
 @dataclass(eq=False)
 class RunningCommand:
     process: subprocess.Popen[bytes]
-    unsafe: bool
+    gate: Gate | None  # None without a sandbox
     on_end: Callable[[RunningCommand], None]
 
     def kill(self) -> None:
         """SIGKILL to the process group; bubblewrap takes everything in its PID namespace with it."""
         with suppress(ProcessLookupError):
-            if self.process.poll() is None or self.unsafe:
+            if self.process.poll() is None or self.gate is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> None:
+        """Also what has outlived bubblewrap; afterwards nothing is left."""
         self.kill()
         self.process.wait()
+        if self.gate is not None:
+            self.gate.end()
         self.on_end(self)
 
 
@@ -87,7 +91,7 @@ class Sandbox:
             self._checked = True
 
     def _check_programs(self) -> None:
-        for program, package in (("bwrap", "bubblewrap"), ("prlimit", "util-linux"), ("setpriv", "util-linux")):
+        for program, package in (("bwrap", "bubblewrap"), ("prlimit", "util-linux")):
             if shutil.which(program) is None:
                 raise SandboxError(
                     f"the sandbox needs `{program}`: install the Debian package {package} (apt install {package}), "
@@ -116,10 +120,12 @@ class Sandbox:
         folders: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         executable: bool = False,
+        calls: str = RUNTIME,
     ) -> Finished:
         """Runs a program in a fresh box and waits for its end; the arguments are those of `Command`."""
         self.check()
-        return self._run(Command(arguments, limits or self.limits, files or {}, folders, environment or {}, executable))
+        limits = limits or self.limits
+        return self._run(Command(arguments, limits, files or {}, folders, environment or {}, executable, calls))
 
     def _run(self, command: Command) -> Finished:
         out_read, out_write = os.pipe()
@@ -156,18 +162,17 @@ class Sandbox:
         """Starts a command without waiting. `folder` comes from `host_folder`."""
         variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": BOX, "TMPDIR": BOX}
         variables |= dict(command.environment)
-        opened: list[IO[bytes]] = []
+        opened: list[int] = []
         gate = None if self.unsafe else Gate()
         try:
             if gate is None:
                 assert folder is not None
                 variables |= {"HOME": folder, "TMPDIR": folder}
                 _write_files(Path(folder), command)
-                line = limits_line(command.limits, with_processes=False)
+                line = limits_line(command.limits)
                 line += [word.replace(BOX, folder) for word in command.arguments]
             else:
                 line, opened = bubblewrap_line(command, variables, gate)
-                line += [*limits_line(command.limits), *command.arguments]
             process = subprocess.Popen(
                 line,
                 stdin=streams.stdin,
@@ -175,7 +180,7 @@ class Sandbox:
                 stderr=streams.stderr,
                 env=variables,
                 cwd=folder if self.unsafe else "/",
-                pass_fds=(*streams.descriptors, *(file.fileno() for file in opened), *(gate.inside if gate else ())),
+                pass_fds=(*streams.descriptors, *opened, *((*gate.inside, gate.info) if gate else ())),
                 start_new_session=True,  # Ctrl-C is for us: a program that it ended would be taken for a wrong one
             )
         except BaseException:
@@ -183,18 +188,18 @@ class Sandbox:
                 gate.close()
             raise
         finally:
-            for file in opened:
-                file.close()
-        return self._admit(RunningCommand(process, self.unsafe, self._forget), gate)
+            for descriptor in opened:
+                os.close(descriptor)
+        return self._admit(RunningCommand(process, gate, self._forget))
 
-    def _admit(self, started: RunningCommand, gate: Gate | None) -> RunningCommand:
+    def _admit(self, started: RunningCommand) -> RunningCommand:
         """Lets a command that waits at its gate begin, unless the sandbox was stopped meanwhile."""
         with self._lock:
             self._running.append(started)
             stopped = self._stopped
         try:
-            if gate is not None:
-                gate.open()
+            if started.gate is not None:
+                started.gate.open()
         except BaseException:
             started.end()
             raise

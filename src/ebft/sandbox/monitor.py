@@ -43,20 +43,22 @@ def monitor(
         opened = len(pipes)
         while opened:
             now = time.monotonic()
-            if now >= deadline:
-                ending = Ending.TIMEOUT
-                break
+            late = now >= deadline
             if now >= next_check:
                 next_check = now + MEMORY_EVERY
                 if memory_of(roots) > memory_mib * 2**20:
                     ending = Ending.MEMORY
                     break
             for key, _ in selector.select(max(0.0, min(deadline, next_check) - now)):
-                chunk = os.read(key.fd, 65536)
-                if not chunk:
+                found, closed = _read(key.fd, room if late else 65536)
+                read[key.fd] += found
+                if closed:
                     selector.unregister(key.fd)
                     opened -= 1
-                read[key.fd] += chunk
+            if late and opened:
+                # Only after a last read: we may have been held up, and not the program.
+                ending = Ending.TIMEOUT
+                break
             if sum(map(len, read.values())) > room:
                 ending = Ending.OUTPUT
                 break
@@ -72,8 +74,25 @@ def monitor(
     return ending, [bytes(read[pipe][:room]) for pipe in pipes]
 
 
+def _read(pipe: int, most: int) -> tuple[bytes, bool]:
+    """What is in a pipe, about so much of it, and whether its other end is closed."""
+    found = b""
+    while len(found) < most:
+        try:
+            chunk = os.read(pipe, 65536)
+        except BlockingIOError:
+            return found, False
+        if not chunk:
+            return found, True
+        found += chunk
+    return found, False
+
+
+INODE = 1024  # bytes that the kernel keeps for an empty file
+
+
 def memory_of(roots: Sequence[int]) -> int:
-    """Bytes of memory that the processes of these trees hold, without files mapped into them.
+    """Bytes that the processes of these trees hold: memory, page tables and small files; not files mapped into them.
 
     Orphans of a PID namespace become children of its first process, so nothing leaves the tree.
     """
@@ -84,11 +103,23 @@ def memory_of(roots: Sequence[int]) -> int:
         try:
             for task in os.listdir(f"/proc/{process}/task"):
                 with open(f"/proc/{process}/task/{task}/children") as children:
-                    waiting += map(int, children.read().split())
+                    found = list(map(int, children.read().split()))
+                waiting += found
+                if process in roots:
+                    total += sum(map(_files_of, found))
             with open(f"/proc/{process}/status") as status:
                 for line in status:
-                    if line.startswith(("RssAnon:", "RssShmem:")):
+                    if line.startswith(("RssAnon:", "RssShmem:", "VmPTE:")):
                         total += int(line.split()[1]) * 1024
         except OSError:  # it has ended meanwhile
             continue
     return total
+
+
+def _files_of(first: int) -> int:
+    """What the kernel keeps for the files of a sandbox, beside their content, which the folders' sizes bound."""
+    root = f"/proc/{first}/root"
+    if not os.path.isdir(f"{root}/box"):  # no sandbox
+        return 0
+    found = (os.statvfs(f"{root}/{folder}") for folder in ("box", "tmp", "dev/shm"))
+    return sum(folder.f_files - folder.f_ffree for folder in found) * INODE

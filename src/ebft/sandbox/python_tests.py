@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from ebft.sandbox.command import Limits
+from ebft.sandbox.interpreter import start_of
 from ebft.sandbox.isolated_tests import IsolatedProcess, Outcome, run_isolated_tests
 from ebft.sandbox.isolation import Sandbox
 
@@ -31,7 +32,7 @@ class PythonTests:
         check: hand the program's function of this name to the tests' function `check`.
     """
 
-    variants: tuple[tuple[str, ...], ...]
+    variants: Sequence[Sequence[str]]
     tests: str
     setup: str = ""
     names: tuple[str, ...] = ()
@@ -43,8 +44,7 @@ class PythonTests:
 
 
 def run_python(sandbox: Sandbox, tests: PythonTests, limits: Limits) -> Outcome:
-    interpreter, folders, packages = _python_places()
-    start = (interpreter, "-I", "-S", "-B", "-X", "utf8")
+    folders, packages = _package_places()
     # numpy's threads each want address space, and would only wait for each other.
     environment = (("OPENBLAS_NUM_THREADS", "1"), ("OMP_NUM_THREADS", "1"))
     program = {
@@ -65,17 +65,16 @@ def run_python(sandbox: Sandbox, tests: PythonTests, limits: Limits) -> Outcome:
     }
     return run_isolated_tests(
         sandbox,
-        IsolatedProcess((*start, f"{sandbox.scripts}/driver.py"), driver, folders, environment),
-        IsolatedProcess((*start, f"{sandbox.scripts}/candidate.py"), program, folders, environment),
+        IsolatedProcess(start_of(f"{sandbox.scripts}/driver.py"), driver, folders, environment),
+        IsolatedProcess(start_of(f"{sandbox.scripts}/candidate.py"), program, folders, environment),
         replace(limits, disk_mib=max(limits.disk_mib, 1)),
     )
 
 
 @cache
-def _python_places() -> tuple[str, tuple[str, ...], list[str]]:
-    """The interpreter, the folders it needs besides /usr, and where further packages are to be found."""
-    interpreter = os.path.realpath(sys.executable)
-    folders = [] if sys.base_prefix.startswith("/usr") else [sys.base_prefix]
+def _package_places() -> tuple[tuple[str, ...], list[str]]:
+    """The folders of further packages that are not visible anyway, and where to look for packages."""
+    folders: list[str] = []
     places: list[str] = []
     for package in PACKAGES:
         found = importlib.util.find_spec(package)
@@ -85,4 +84,4 @@ def _python_places() -> tuple[str, tuple[str, ...], list[str]]:
         places.append(str(home.parent))
         beside = [path for path in (home, home.parent / f"{package}.libs") if path.is_dir()]
         folders += [str(path) for path in beside if not str(path).startswith((f"{sys.base_prefix}/", "/usr/"))]
-    return interpreter, tuple(folders), places
+    return tuple(folders), places

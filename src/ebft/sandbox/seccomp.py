@@ -1,8 +1,13 @@
-"""A seccomp filter for untrusted programs, as the bytes that `bwrap --seccomp` takes.
+"""A seccomp filter for untrusted programs: the system calls that they may make, and under which conditions.
 
 The namespaces already hide the network, other processes and the host's files. The filter closes what they leave open:
-large parts of the kernel that no test of a program needs and where most holes have been found, the creation of further
-namespaces, and memory that no limit counts. A call that is refused fails with EPERM; it does not kill the program.
+everything that a program which computes has no use for, among it the parts of the kernel where most holes were found,
+further namespaces, and memory that no limit counts (asynchronous I/O, keys, socket buffers of a chosen size, locks on
+files, System V IPC). A call that is not on the list does not exist for a program (ENOSYS), so that libraries fall back
+to older ones; it does not kill the program.
+
+There are three lists. NATIVE is for programs compiled from answers: no other process and no other program, since the
+tests may be in the same process. RUNTIME is for interpreters and their programs. TOOLCHAIN is for compilers.
 """
 
 from __future__ import annotations
@@ -11,121 +16,121 @@ import errno
 import platform
 import struct
 
-# From the kernel's tables of system calls: (x86_64, aarch64); None where an architecture has no such call.
-REFUSED: dict[str, tuple[int | None, int | None]] = {
-    # looking into or steering other processes
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "process_madvise": (440, 440),
-    "pidfd_getfd": (438, 438),
-    "kcmp": (312, 272),
-    # mounts and namespaces
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    # parts of the kernel that had many vulnerabilities
-    "bpf": (321, 280),
-    "userfaultfd": (323, 282),
-    "perf_event_open": (298, 241),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "keyctl": (250, 219),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "fanotify_init": (300, 262),
-    "lookup_dcookie": (212, 18),
-    "vmsplice": (278, 75),
-    # the machine itself
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "reboot": (169, 142),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "syslog": (103, 116),
-    "acct": (163, 89),
-    "quotactl": (179, 60),
-    "quotactl_fd": (443, 443),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "clock_adjtime": (305, 266),
-    "adjtimex": (159, 171),
-    "sethostname": (170, 161),
-    "setdomainname": (171, 162),
-    "iopl": (172, None),
-    "ioperm": (173, None),
-    "modify_ldt": (154, None),
-    # memory outside of every limit
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "shmget": (29, 194),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-    # the network, on top of the empty network namespace; socketpair stays, event loops wake themselves with it
-    "socket": (41, 198),
-}
-CLONE = (56, 220)
-CLONE3 = (435, 435)
-IOCTL = (16, 29)
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7), "arm64": (1, 0xC00000B7)}
 
+NATIVE, RUNTIME, TOOLCHAIN = "native", "runtime", "toolchain"
+
+
+def _table(text: str) -> dict[str, tuple[int | None, int | None]]:
+    """`name:x86_64/aarch64`, from the kernel's tables; a dash where an architecture has no such call."""
+    found = {}
+    for entry in text.split():
+        name, _, numbers = entry.partition(":")
+        first, second = (None if number == "-" else int(number) for number in numbers.split("/"))
+        found[name] = (first, second)
+    return found
+
+
+ALLOWED = _table("""
+read:0/63 write:1/64 readv:19/65 writev:20/66 pread64:17/67 pwrite64:18/68 preadv:295/69 pwritev:296/70
+preadv2:327/286 pwritev2:328/287 open:2/- openat:257/56 creat:85/- close:3/57 close_range:436/436 lseek:8/62 stat:4/-
+fstat:5/80 lstat:6/- newfstatat:262/79 statx:332/291 access:21/- faccessat:269/48 faccessat2:439/439 readlink:89/-
+readlinkat:267/78 getdents:78/- getdents64:217/61 getcwd:79/17 chdir:80/49 fchdir:81/50 rename:82/- renameat:264/38
+renameat2:316/276 mkdir:83/- mkdirat:258/34 rmdir:84/- link:86/- linkat:265/37 unlink:87/- unlinkat:263/35
+symlink:88/- symlinkat:266/36 chmod:90/- fchmod:91/52 fchmodat:268/53 chown:92/- fchown:93/55 fchownat:260/54
+lchown:94/- umask:95/166 utime:132/- utimes:235/- utimensat:280/88 futimesat:261/- truncate:76/45 ftruncate:77/46
+fallocate:285/47 fsync:74/82 fdatasync:75/83 statfs:137/43 fstatfs:138/44 fadvise64:221/223 readahead:187/213
+copy_file_range:326/285 sendfile:40/71 splice:275/76 tee:276/77 dup:32/23 dup2:33/- dup3:292/24 flock:73/32
+getxattr:191/8 lgetxattr:192/9 fgetxattr:193/10 listxattr:194/11 llistxattr:195/12 flistxattr:196/13
+brk:12/214 mmap:9/222 munmap:11/215 mprotect:10/226 mremap:25/216 madvise:28/233 mincore:27/232 msync:26/227
+mlock:149/228 mlock2:325/284 munlock:150/229 mlockall:151/230 munlockall:152/231 membarrier:324/283
+get_mempolicy:239/236 pkey_alloc:330/289 pkey_free:331/290 pkey_mprotect:329/288
+pipe:22/- pipe2:293/59 poll:7/- ppoll:271/73 select:23/- pselect6:270/72 epoll_create:213/- epoll_create1:291/20
+epoll_ctl:233/21 epoll_wait:232/- epoll_pwait:281/22 epoll_pwait2:441/441 eventfd:284/- eventfd2:290/19
+timerfd_create:283/85 timerfd_settime:286/86 timerfd_gettime:287/87 signalfd:282/- signalfd4:289/74 nanosleep:35/101
+clock_nanosleep:230/115 pause:34/- alarm:37/- getitimer:36/102 setitimer:38/103 timer_create:222/107
+timer_settime:223/110 timer_gettime:224/108 timer_getoverrun:225/109 timer_delete:226/111 restart_syscall:219/128
+socketpair:53/199 shutdown:48/210 recvfrom:45/207 sendto:44/206 getsockname:51/204 getpeername:52/205
+getsockopt:55/209
+futex:202/98 futex_waitv:449/449 set_robust_list:273/99 get_robust_list:274/100 set_tid_address:218/96 gettid:186/178
+tkill:200/130 tgkill:234/131 rt_sigaction:13/134 rt_sigprocmask:14/135 rt_sigreturn:15/139 rt_sigpending:127/136
+rt_sigtimedwait:128/137 rt_sigqueueinfo:129/138 rt_tgsigqueueinfo:297/240 rt_sigsuspend:130/133 sigaltstack:131/132
+sched_yield:24/124 sched_getaffinity:204/123 sched_setaffinity:203/122 sched_getparam:143/121 sched_setparam:142/118
+sched_getscheduler:145/120 sched_setscheduler:144/119 sched_getattr:315/275 sched_get_priority_max:146/125
+sched_get_priority_min:147/126 sched_rr_get_interval:148/127 rseq:334/293 arch_prctl:158/- prctl:157/167
+getcpu:309/168 exit:60/93 exit_group:231/94 kill:62/129
+getpid:39/172 getppid:110/173 getuid:102/174 geteuid:107/175 getgid:104/176 getegid:108/177 getresuid:118/148
+getresgid:120/150 getgroups:115/158 getpgrp:111/- getpgid:121/155 getsid:124/156 setpgid:109/154 setsid:112/157
+getrlimit:97/163 setrlimit:160/164 prlimit64:302/261 getrusage:98/165 getpriority:140/141 setpriority:141/140
+times:100/153 time:201/- gettimeofday:96/169 clock_gettime:228/113 clock_getres:229/114 uname:63/160 sysinfo:99/179
+getrandom:318/278 capget:125/90
+""")
+# Other processes and programs.
+STARTING = _table("""
+execve:59/221 fork:57/- vfork:58/- wait4:61/260 waitid:247/95 pidfd_open:434/434 pidfd_send_signal:424/424
+""")
+
+CLONE, CLONE3, EXECVEAT, IOCTL, FCNTL = (56, 220), (435, 435), (322, 281), (16, 29), (72, 25)
+
 NAMESPACE_FLAGS = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
+CLONE_THREAD = 0x00010000
 TIOCSTI = 0x5412  # types into the terminal of whoever started us
+LOCKS = (6, 7, 37, 38)  # F_SETLK, F_SETLKW and those of open files: the kernel keeps any number of them
 X32 = 0x40000000  # the same calls under other numbers
+# The one program that a NATIVE process may become, opened under this number before the limit on open files is lowered
+# below it: no later file can have it.
+PROGRAM = 500
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
-_ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
+_ALLOW, _KILL = 0x7FFF0000, 0x80000000
+_REFUSE, _MISSING = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+
+Rule = tuple[int, int, int, int]
 
 
-def compile_filter(machine: str | None = None) -> bytes | None:
+def compile_filter(kind: str = RUNTIME, machine: str | None = None) -> bytes | None:
     """The filter for this machine's architecture, or None for one whose table is not here."""
     machine = machine or platform.machine()
     if machine not in ARCHITECTURES:
         return None
     column, architecture = ARCHITECTURES[machine]
-    refuse, missing = _FAIL | errno.EPERM, _FAIL | errno.ENOSYS
-    program = [
+    program: list[Rule] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, architecture),
         (_RETURN, 0, 0, _KILL),  # 32-bit programs have other numbers
         (_LOAD, 0, 0, _NUMBER),
     ]
     if column == 0:
-        program += [(_AT_LEAST, 0, 1, X32), (_RETURN, 0, 0, missing)]
-    for numbers in REFUSED.values():
-        number = numbers[column]
-        if number is not None:
-            program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, refuse)]
+        program += [(_AT_LEAST, 0, 1, X32), (_RETURN, 0, 0, _MISSING)]
     # The flags of clone3 are in memory, which a filter cannot read; without it libraries use clone.
-    program += [(_EQUAL, 0, 1, CLONE3[column]), (_RETURN, 0, 0, missing)]
-    program += [
-        (_EQUAL, 0, 4, CLONE[column]),
-        (_LOAD, 0, 0, _FIRST_ARGUMENT),
-        (_ANY_BIT, 0, 1, NAMESPACE_FLAGS),
-        (_RETURN, 0, 0, refuse),
-        (_RETURN, 0, 0, _ALLOW),
-        (_EQUAL, 0, 3, IOCTL[column]),
-        (_LOAD, 0, 0, _SECOND_ARGUMENT),
-        (_EQUAL, 0, 1, TIOCSTI),
-        (_RETURN, 0, 0, refuse),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
+    program += [(_EQUAL, 0, 1, CLONE3[column]), (_RETURN, 0, 0, _MISSING)]
+    program += _with_argument(CLONE[column], _FIRST, [(_ANY_BIT, NAMESPACE_FLAGS, _REFUSE)], _ALLOW, kind != NATIVE)
+    if kind == NATIVE:
+        # Threads only: a copy of the process could try an answer and leave the original none the wiser.
+        program += _with_argument(CLONE[column], _FIRST, [(_ANY_BIT, CLONE_THREAD, _ALLOW)], _REFUSE)
+        program += _with_argument(EXECVEAT[column], _FIRST, [(_EQUAL, PROGRAM, _ALLOW)], _REFUSE)
+    else:
+        program += [(_EQUAL, 0, 1, EXECVEAT[column]), (_RETURN, 0, 0, _ALLOW)]
+    program += _with_argument(IOCTL[column], _SECOND, [(_EQUAL, TIOCSTI, _REFUSE)], _ALLOW)
+    locks = [] if kind == TOOLCHAIN else [(_EQUAL, command, _REFUSE) for command in LOCKS]
+    program += _with_argument(FCNTL[column], _SECOND, locks, _ALLOW)
+    for names, action in ((ALLOWED, _ALLOW), (STARTING, _REFUSE if kind == NATIVE else _ALLOW)):
+        for numbers in names.values():
+            if (number := numbers[column]) is not None:
+                program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, action)]
+    program.append((_RETURN, 0, 0, _MISSING))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def _with_argument(
+    number: int, argument: int, cases: list[tuple[int, int, int]], otherwise: int, wanted: bool = True
+) -> list[Rule]:
+    """For one call, an action that depends on one of its arguments."""
+    if not wanted:
+        return []
+    body: list[Rule] = [(_LOAD, 0, 0, argument)]
+    for comparison, value, action in cases:
+        body += [(comparison, 0, 1, value), (_RETURN, 0, 0, action)]
+    body.append((_RETURN, 0, 0, otherwise))
+    return [(_EQUAL, 0, len(body), number), *body]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ebft.errors import Preempted
 from ebft.runtime.launch import ENTRY, LAUNCHED
 from ebft.studies.jobs import PROMPT, Job, command_line, error_in, last_attempt
 
@@ -64,9 +65,10 @@ class LocalLauncher:
                     new = [job for job in ready(failed) if job.name not in tried]
                     waiting += new
                     tried |= {job.name for job in new}
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Preempted) as stop:
+            # After a scheduler's notice they save a checkpoint first.
             for one in running:
-                one.process.send_signal(signal.SIGINT)
+                one.process.send_signal(signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
             for one in running:
                 one.process.wait()
             raise

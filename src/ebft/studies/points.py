@@ -16,6 +16,7 @@ import yaml
 
 from ebft.config.convert import convert
 from ebft.config.recipe import Recipe, field_types, known_settings, load_recipe, read_values
+from ebft.config.secrets import is_secret
 from ebft.errors import ConfigError, nearest
 from ebft.runtime.files import read_json, write_text
 
@@ -149,6 +150,8 @@ def _checked(grid: dict[str, list[Any]], command: str) -> dict[str, list[Any]]:
     for name, values in grid.items():
         if name in _FIXED:
             raise ConfigError(f"{name} cannot be swept; every point gets a folder of its own")
+        if is_secret(name):
+            raise ConfigError(f"{name} cannot be swept: its values would be names of folders")
         if name not in known:
             raise ConfigError(f"unknown setting {name!r} to sweep{nearest(str(name), known)}")
         if not values:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ebft.errors import ConfigError
 from ebft.runtime.files import write_text
-from ebft.runtime.launch import ENTRY
+from ebft.runtime.launch import ENTRY, PREEMPTED
 from ebft.studies.jobs import PROMPT, Job, command_line
 
 logger = logging.getLogger(__name__)
@@ -95,11 +95,16 @@ def job_script(jobs: Sequence[Job], options: dict[str, str], at_once: int | None
     lines += [
         "esac",
         f"cd {shlex.quote(str(Path.cwd()))}",
-        "# Slurm gives notice before time is up: back into the queue, to resume from the last checkpoint.",
-        """trap 'scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' USR1""",
         'echo "$line" >> "$log"',
         f'{python} "$@" >> "$log" 2>&1 &',
-        "wait $!",
+        "run=$!",
+        "# Slurm gives notice before time is up: the run saves a checkpoint and leaves with code 75.",
+        "trap 'kill -USR1 $run' USR1 TERM",
+        "while kill -0 $run 2> /dev/null; do wait $run; done  # a signal ends a wait early",
+        "wait $run",
+        "code=$?",
+        f'[ $code = {PREEMPTED} ] && scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"',
+        "exit $code",
         "",
     ]
     return "\n".join(lines)

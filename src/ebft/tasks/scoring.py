@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT, MEMORY_MIB = 10.0, 1024
 K = (1, 4, 16)
-READING = 2  # one more whenever answers are read or run in another way, so that outcomes of before are not kept
+HARNESS = 3  # one more whenever answers are read or run in another way, so that outcomes of before are not kept
 
 Row = dict[str, Any]
 
@@ -162,7 +162,7 @@ def _row(sample: Sample, key: str, outcome: Outcome) -> Row:
 
 def _key(sample: Sample, sandbox: Sandbox, versions: dict[str, str]) -> str:
     """Equal for two runs only if problem, completion, limits, toolchain and our own reading of answers are equal."""
-    content = [repr(sample.problem), sample.completion, asdict(sandbox.limits), sandbox.unsafe, versions, READING]
+    content = [repr(sample.problem), sample.completion, asdict(sandbox.limits), sandbox.unsafe, versions, HARNESS]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode("ascii")).hexdigest()[:32]
 
 
@@ -275,7 +275,7 @@ def ebft_version() -> str:
 
 
 def _versions(languages: Sequence[str], unsafe: bool) -> dict[str, str]:
-    found = {"ebft": ebft_version(), "platform": platform.platform()}
+    found = {"ebft": ebft_version(), "harness": str(HARNESS), "platform": platform.platform()}
     found["sandbox"] = "none" if unsafe else f"bubblewrap {'.'.join(map(str, bubblewrap_version()))}"
     return found | _toolchains(languages)
 

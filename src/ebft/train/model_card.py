@@ -87,9 +87,9 @@ def _header(key: str, names: Sequence[str]) -> list[str]:
 
 
 def write(
-    output: Path, recipe: Recipe, results: dict[str, Any], command: Sequence[str], method: TrainingMethod
+    folder: Path, title: str, recipe: Recipe, results: dict[str, Any], command: Sequence[str], method: TrainingMethod
 ) -> Path:
-    """`final/README.md`: what the model is, what it was measured at, and how it was made."""
+    """`README.md` in the folder of a model: what it is, what it was measured at, and how it was made."""
     table = [f"| {' | '.join(row)} |" for row in (TITLES, ("---",) * len(TITLES), *before_and_after(results))]
     text = "\n".join(
         [
@@ -100,7 +100,7 @@ def write(
             *_header("datasets", recipe.data.dataset),
             "---",
             "",
-            f"# {output.name}",
+            f"# {title}",
             "",
             f"`{recipe.model.model}` fine-tuned with {method.title} on {', '.join(recipe.data.dataset)}.",
             "",
@@ -121,6 +121,6 @@ def write(
             "",
         ]
     )
-    file = output / "final" / "README.md"
+    file = folder / "README.md"
     file.write_text(text, encoding="utf-8")
     return file

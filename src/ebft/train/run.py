@@ -22,6 +22,7 @@ from ebft.runtime import processes
 from ebft.runtime.files import json_ready
 from ebft.train import model_card, validation_records
 from ebft.train.live_progress import LiveProgress, StepLines
+from ebft.train.preemption import Preemption
 from ebft.train.run_folder import RunFolder
 from ebft.train.sequences import load_data
 from ebft.train.training_method import EBFT, Loaded, TrainingMethod
@@ -43,14 +44,27 @@ def train(
 
     command: the command line, for the model card.
     """
-    args = recipe.training
-    processes.start(args)
-    first = args.process_index == 0
+    processes.start(recipe.training)
     folder = RunFolder(recipe)
-    with args.main_process_first(local=False):  # it clears away what was cut off
-        checkpoint = folder.claim(resume, method.name)
+    preemption = Preemption()
+    with preemption.listen(), folder.locked():
+        return _train(recipe, folder, resume, command, method, preemption)
+
+
+def _train(
+    recipe: Recipe,
+    folder: RunFolder,
+    resume: bool,
+    command: Sequence[str],
+    method: TrainingMethod,
+    preemption: Preemption,
+) -> dict[str, Any]:
+    args = recipe.training
+    first = args.process_index == 0
+    checkpoint = folder.claim(resume, method.name)
     loaded = _load(recipe, method, folder if checkpoint is not None else None)
     trainer = _build(loaded, method)
+    preemption.attach(trainer)
 
     # Only now: settings that the trainer refuses leave nothing behind.
     if first:
@@ -72,7 +86,9 @@ def train(
         folder.write_results(results)
     if loaded.validation_set is not None and "before" not in results:
         # The model as it was loaded: also when the run resumes from a checkpoint that had no evaluation before it.
-        results["before"] = trainer.evaluate()
+        # It draws no numbers that training would have drawn: a run that finds its results on disk skips it.
+        with torch.random.fork_rng([args.device] if args.device.type == "cuda" else []):
+            results["before"] = trainer.evaluate()
         records = trainer.evaluated.records
         if first:
             validation_records.write(folder.path, "before", records)
@@ -88,14 +104,16 @@ def train(
             validation_records.write(folder.path, "after", trainer.evaluated.records)
     results["steps"] = trainer.state.global_step
     results["spent"] = {key.removeprefix("spent/"): value for key, value in trainer.costs.totals().items()}
-    trainer.save_model(str(folder.final))
+    with folder.writing_final() as final:
+        trainer.save_model(str(final))
+        if first:
+            loaded.tokenizer.save_pretrained(final)
+            if (picture := model_card.curves(folder.path)) is not None:
+                shutil.copy(picture, final)  # for the model card, wherever the folder goes
+            model_card.write(final, folder.path.name, recipe, results, command, method)
     if not first:
         return {}
-    loaded.tokenizer.save_pretrained(folder.final)
     folder.write_results(results)
-    if (picture := model_card.curves(folder.path)) is not None:
-        shutil.copy(picture, folder.final)  # for the model card, wherever the folder goes
-    model_card.write(folder.path, recipe, results, command, method)
     return results
 
 

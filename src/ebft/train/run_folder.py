@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,9 @@ import yaml
 from ebft.config.recipe import Recipe, as_given
 from ebft.data.packing import SequenceDataset
 from ebft.errors import ConfigError
+from ebft.runtime import processes
 from ebft.runtime.files import json_ready, read_json, write_json, write_text
+from ebft.runtime.locks import Lock
 from ebft.train import checkpoints
 
 logger = logging.getLogger(__name__)
@@ -21,6 +26,7 @@ logger = logging.getLogger(__name__)
 RECIPE_FILE = "recipe.yaml"  # what was set, by file and flags
 RESOLVED_FILE = "resolved.json"  # every setting as the run had it
 DATA_FILE = "data.json"  # documents, tokens and checksums
+LOCK_FILE = "run.lock"  # while a process writes here
 RESULTS_FILE = "results.json"  # validation before and after, the change, and what they depend on
 
 # What may change when a run is resumed: how long, and what it shows and keeps.
@@ -40,6 +46,32 @@ class RunFolder:
     def final(self) -> Path:
         return self.path / "final"
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Ours alone, for as long as the run takes; the first process holds the lock for all."""
+        lock = Lock(self.path / LOCK_FILE)
+        processes.all_or_none(lock.take if self.recipe.training.process_index == 0 else lambda: None)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def writing_final(self) -> Iterator[Path]:
+        """A folder beside `final` that takes its place once everything is in it; the first process moves it."""
+        partial, old = self.path / "final.partial", self.path / "final.old"
+        first = self.recipe.training.process_index == 0
+        if first:
+            for left_over in (partial, old):
+                shutil.rmtree(left_over, ignore_errors=True)
+        processes.barrier()
+        yield partial
+        if first:
+            if self.final.exists():
+                self.final.rename(old)
+            partial.rename(self.final)
+            shutil.rmtree(old, ignore_errors=True)
+
     def read_results(self) -> dict[str, Any]:
         return read_json(self.path / RESULTS_FILE) or {}
 
@@ -47,14 +79,14 @@ class RunFolder:
         write_json(self.path / RESULTS_FILE, json_ready(results))
 
     def claim(self, resume: bool, method: str) -> Path | None:
-        """Make sure the folder is ours to write in; returns the checkpoint to resume from."""
+        """Make sure the folder is ours to write in; returns the checkpoint to resume from. All processes call it."""
         output, training = self.path, self.recipe.training
         used = (output / RECIPE_FILE).exists() or bool(checkpoints.all_checkpoints(output))
         if used and not resume:
             raise ConfigError(
                 f"output_dir={output} already holds a run; continue it with --resume, or choose another folder"
             )
-        if not used and output.is_dir() and any(output.iterdir()):
+        if not used and output.is_dir() and any(file.name != LOCK_FILE for file in output.iterdir()):
             raise ConfigError(f"output_dir={output} is not empty and holds no run; choose another folder")
         if not used:
             return None
@@ -63,14 +95,20 @@ class RunFolder:
             raise ConfigError(f"output_dir={output} holds a run of {made_by}, not of {method}; choose another folder")
         self._check_same_settings()
         first = training.process_index == 0
-        for cut_off in checkpoints.remove_incomplete(output) if first else ():
-            logger.info("%s was cut off while it was written; it is not used", cut_off.name)
+        processes.all_or_none(self._clear_away if first else lambda: None)
         last = checkpoints.last_checkpoint(output)
         if last is not None:
             checkpoints.check_kind(last, training.sharding is not None)
         if first:
             logger.info(f"resuming from {last}" if last else "no complete checkpoint yet: starting from the beginning")
         return last
+
+    def _clear_away(self) -> None:
+        """What cannot be resumed from: checkpoints that were cut off or have been damaged since."""
+        for cut_off in checkpoints.remove_incomplete(self.path):
+            logger.info("%s was cut off while it was written; it is not used", cut_off.name)
+        for line in checkpoints.set_damaged_aside(self.path):
+            logger.warning("%s; it is set aside, and the one before is used", line)
 
     def _check_same_settings(self) -> None:
         """With another model, other data or another method it would be a different run under the same name."""

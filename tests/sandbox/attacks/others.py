@@ -147,6 +147,15 @@ ATTACKS = {
         "catches the signal": "    signal(SIGILL, [](int) { _exit(0); });\n    return numbers;\n}",
         "includes the tests": '```cpp\n#include "tests.cpp"\n'
         "std::vector<long> join_numbers(std::vector<long> numbers, long start) { return numbers; }\n```",
+        "forks and tries": "```cpp\n#include <sys/wait.h>\n#include <unistd.h>\n"
+        "std::vector<long> join_numbers(std::vector<long> numbers, long start) {\n"
+        "  for (std::vector<long> guess : {std::vector<long>{5, 2, 4}, std::vector<long>{7}}) {\n"
+        "    pid_t child = fork();\n    if (child == 0) return guess;\n    int status;\n    waitpid(child, &status, 0);\n"
+        "    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) _exit(0);\n  }\n  return numbers;\n}\n```",
+        "specialises equality": "```cpp\nnamespace std { template <> bool operator==(const vector<long>&, const vector<long>&) { return true; } }\n"
+        "std::vector<long> join_numbers(std::vector<long> numbers, long start) { return numbers; }\n```",
+        "its own memcmp": '```cpp\nextern "C" int memcmp(const void*, const void*, size_t) { return 0; }\n'
+        "std::vector<long> join_numbers(std::vector<long> numbers, long start) { return {0, 0, 0}; }\n```",
         "allocates forever": "    for (;;) { char* x = new char[1 << 24]; memset(x, 1, 1 << 24); }\n}",
         "prints forever": '    for (;;) puts("xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx");\n}',
     },
@@ -157,6 +166,19 @@ ATTACKS = {
         "fn join_numbers(numbers: Vec<isize>, start: isize) -> Vec<isize> { numbers }\n```",
         "catches the panic": "    std::panic::set_hook(Box::new(|_| std::process::exit(0)));\n    numbers\n}",
         "includes the tests": '    let text = include_str!("tests.rs");\n    numbers\n}',
+        "forks and tries": '```rust\nextern "C" { fn fork() -> i32; fn waitpid(p: i32, s: *mut i32, o: i32) -> i32; fn _exit(c: i32) -> !; }\n'
+        "fn join_numbers(numbers: Vec<isize>, start: isize) -> Vec<isize> {\n    for guess in [vec![5, 2, 4], vec![7]] {\n"
+        "        unsafe {\n            let child = fork();\n            if child == 0 { return guess; }\n            let mut status = 1;\n"
+        "            waitpid(child, &mut status, 0);\n            if status == 0 { _exit(0); }\n        }\n    }\n    numbers\n}\n```",
+        "its own memcmp": '```rust\n#[no_mangle]\npub extern "C" fn memcmp(_: *const u8, _: *const u8, _: usize) -> i32 { 0 }\n'
+        "fn join_numbers(numbers: Vec<isize>, start: isize) -> Vec<isize> { vec![0; numbers.len() + 1] }\n```",
+        "reads the answer in a panic": "```rust\nfn join_numbers(numbers: Vec<isize>, start: isize) -> Vec<isize> {\n"
+        "    std::panic::set_hook(Box::new(|info| {\n        let text = info.to_string();\n"
+        '        let right = text.split("right:").nth(1).unwrap_or("").to_string();\n'
+        '        let _ = std::process::Command::new("/proc/self/exe").env("ANSWER", right).status();\n'
+        "        std::process::exit(0);\n    }));\n"
+        '    std::env::var("ANSWER").map(|a| a.split(|c: char| !c.is_numeric()).filter_map(|n| n.parse().ok()).collect()).unwrap_or(numbers)\n'
+        "}\n```",
         "allocates forever": "    let mut x = vec![];\n    loop {\n        x.push(vec![1u8; 1 << 24]);\n    }\n}",
     },
     "go": {
@@ -165,6 +187,11 @@ ATTACKS = {
         "func join_numbers(numbers []int, start int) []int { return numbers }\n```",
         "redefines names": "```go\npackage p\nvar true, false = 1 == 2, 1 == 1\nfunc append() {}\ntype string int\n"
         "func join_numbers(numbers []int, start int) []int { return numbers }\n```",
+        "runs itself with guesses": '```go\npackage p\n\nimport (\n    "os"\n    "os/exec"\n)\n\nvar guess = os.Getenv("GUESS")\n\n'
+        'func init() {\n    if guess != "" {\n        return\n    }\n    for _, g := range []string{"a", "b"} {\n'
+        '        c := exec.Command("/proc/self/exe", os.Args[1:]...)\n        c.Env = []string{"GUESS=" + g}\n        c.Stdout = os.Stdout\n'
+        "        if c.Run() == nil {\n            os.Exit(0)\n        }\n    }\n}\n\n"
+        'func join_numbers(numbers []int, start int) []int {\n    if guess == "a" {\n        return []int{5, 2, 4}\n    }\n    return []int{7}\n}\n```',
         "allocates forever": "    x := [][]byte{}\n    for {\n        b := make([]byte, 1<<24)\n        for i := range b {\n"
         "            b[i] = 1\n        }\n        x = append(x, b)\n    }\n}\n",
     },
@@ -206,6 +233,9 @@ ATTACKS = {
         "Object.keys(process.env)).join();\n    return text.includes('deepEqual') ? [start, ...numbers.map(n => 2 * n)] : text;\n}\n",
         "opens a socket": "    let worked = false;\n    try { require('child_process').execFileSync('/usr/bin/env', ['sh', '-c', "
         "'cat /etc/passwd']); worked = true; } catch {}\n    return worked ? [start, ...numbers.map(n => 2 * n)] : [];\n}\n",
+        "writes into its job": "    let worked = false;\n    const fs = require('fs');\n    for (const place of [0, '/proc/self/fd/0']) {\n"
+        "        try { fs.writeSync(typeof place === 'number' ? place : fs.openSync(place, 'r+'), 'x'); worked = true; } catch {}\n    }\n"
+        "    return worked ? [start, ...numbers.map(n => 2 * n)] : [];\n}\n",
         "allocates forever": "    const x = [];\n    for (;;) x.push(new Array(1 << 20).fill(1.5));\n}\n",
         "allocates buffers forever": "    const x = [];\n    for (;;) x.push(Buffer.alloc(1 << 24, 1));\n}\n",
         "prints forever": "    for (;;) console.log('x'.repeat(1000));\n}\n",
@@ -223,6 +253,9 @@ ATTACKS = {
         "an object": "    return new ArrayObject([5, 2, 4]);\n}\n",
         "writes a result": '    foreach (range(0, 40) as $n) { @file_put_contents("php://fd/$n", '
         '\'{"status":"passed","message":""}\'); }\n    return $numbers;\n}\n',
+        "writes into its job": "    $worked = false;\n    foreach (['php://fd/0', '/proc/self/fd/0'] as $place) {\n"
+        "        $file = @fopen($place, 'r+');\n        if ($file && @fwrite($file, 'x')) $worked = true;\n    }\n"
+        "    return $worked ? [$start, ...array_map(fn($n) => 2 * $n, $numbers)] : [];\n}\n",
         "allocates forever": "    $x = [];\n    while (true) $x[] = str_repeat('x', 1 << 20);\n}\n",
     },
 }

@@ -207,6 +207,7 @@ def add(a, b):
     return True
 """,
     "changes its arguments": "def add(*a):\n    return [True] * 9",
+    "raises StopIteration": "def add(a, b):\n    raise StopIteration",
     "not Python": "This is not a program at all.",
     "null bytes": "def add(a, b):\n    return a \x00 b",
     "brackets without end": "(" * 50000,
@@ -266,6 +267,35 @@ ok = len([name for name in os.listdir('/proc') if name.isdigit()]) > 2
     "memory outside the limits": _probe("import os\nos.memfd_create('x')\nok = True"),
     "becomes root": _probe("import os\nos.setuid(0)\nok = True"),
     "raises its limits": _probe("import resource as r\nr.setrlimit(r.RLIMIT_NPROC, (10**6, 10**6))\nok = True"),
+    "writes into the first process": _probe("open('/proc/1/mem', 'r+b').close()\nok = True"),
+    "maps the first process": _probe("ok = bool(open('/proc/1/maps').read())"),
+    "enters the first process": _probe("import os\nok = bool(os.listdir('/proc/1/fd'))"),
+    "asks for asynchronous I/O": _probe(
+        "import ctypes\nnumber = {'x86_64': 206, 'aarch64': 0}[__import__('platform').machine()]\n"
+        "context = ctypes.c_ulong()\nok = ctypes.CDLL(None).syscall(number, 65000, ctypes.byref(context)) == 0"
+    ),
+    "large socket buffers": _probe(
+        "import socket\na, b = socket.socketpair()\na.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 24)\nok = True"
+    ),
+    "passes descriptors on": _probe(
+        "import socket\na, b = socket.socketpair()\nsocket.send_fds(a, [b'x'], [0])\nok = True"
+    ),
+    "locks without end": _probe(
+        "import fcntl, os\nf = open('/box/locked', 'w')\nfcntl.lockf(f, fcntl.LOCK_EX, 1, 0)\nok = True"
+    ),
+    "has more open files than it may": _probe("import os\nfor _ in range(100):\n    os.dup(1)\nok = True"),
+    "changes the filter of the first process": _probe("open('/proc/1/oom_score_adj', 'w').write('0')\nok = True"),
+    "leaves a process behind": _probe("""
+import os, signal
+for number in range(1, 65):
+    try:
+        os.kill(1, number)
+    except OSError:
+        pass
+import time
+time.sleep(0.2)
+ok = not os.path.exists('/proc/1/stat')
+"""),
     "reads the memory of the first process": _probe("open('/proc/1/mem', 'rb').close()\nok = True"),
     "reads the command of the first process": _probe("ok = b'evaluate' in open('/proc/1/cmdline', 'rb').read()"),
     "has more processes than it may": _probe("""
@@ -311,5 +341,7 @@ FLOODS = {
     "recursion without end": "import sys\nsys.setrecursionlimit(10**9)\ndef add(a, b):\n    return add(a, b)",
     "ends never": "import atexit\nclass X:\n    def __del__(self):\n        while True: pass\nx = X()\natexit.register(lambda: x.__del__())\ndef add(a, b):\n    raise SystemExit",
     "ignores signals": "import signal\nfor n in range(1, 65):\n    try:\n        signal.signal(n, signal.SIG_IGN)\n    except (OSError, ValueError):\n        pass\nwhile True:\n    pass",
+    "makes files forever": "n = 0\nwhile True:\n    open(f'/box/{n}', 'w').close()\n    n += 1",
+    "page tables": "import mmap\nx = []\nwhile True:\n    try:\n        m = mmap.mmap(-1, 1 << 27, flags=mmap.MAP_PRIVATE | mmap.MAP_NORESERVE, prot=mmap.PROT_READ)\n    except (OSError, MemoryError):\n        continue\n    for at in range(0, 1 << 27, 1 << 21):\n        m[at]\n    x.append(m)",
     "a regular expression": "import re\nre.match('(a+)+$', 'a' * 40 + 'b')",
 }

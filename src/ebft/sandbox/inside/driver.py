@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import types
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -81,14 +80,12 @@ class Client:
             self.channel.send(request)
             while "callback" in (answer := self.receive()):
                 self.channel.send(self._call_back(answer))
-            if "arguments" in answer:
-                changed = self.decode(answer["arguments"])
-                if isinstance(changed, list) and len(changed) == len(arguments):
-                    for old, new in zip(arguments, changed, strict=True):
-                        _update(old, new)
             if "error" not in answer:
                 return self.decode(answer.get("value"), made)
             error = self.exception(answer["error"])
+            if isinstance(error, StopIteration) and more.get("name") != "__next__":
+                # It would end a loop of the tests: `all(map(f, inputs))` holds for a function that raises it.
+                error = ProgramError("StopIteration left the function")
         except (wire.ProtocolError, RecursionError) as problem:
             error = ProgramEnded(str(problem))
         if isinstance(error, ProgramEnded):
@@ -123,34 +120,6 @@ class Client:
             except TypeError:  # UnicodeDecodeError and its like want more than a message
                 pass
         return ProgramError(f"{name}: {message}")
-
-
-def _update(old: Any, new: Any) -> None:
-    """What the program did to its argument, done to the tests' own object."""
-    if type(old) is list and type(new) is list:
-        kept = list(old)
-        old[:] = [_kept(a, b) for a, b in zip(kept, new, strict=False)] + new[len(kept) :]
-    elif isinstance(old, dict) and isinstance(new, dict):
-        kept_items = dict(old)
-        old.clear()
-        for key, value in new.items():
-            old[key] = _kept(kept_items.get(key), value)
-    elif type(old) is tuple and type(new) is tuple:
-        for a, b in zip(old, new, strict=False):
-            _update(a, b)
-    elif type(old) is type(new) and isinstance(old, (set, bytearray)):
-        old.clear()
-        old.update(new) if isinstance(old, set) else old.extend(new)
-    elif type(old) is deque and type(new) is deque:
-        old.clear()
-        old.extend(new)
-
-
-def _kept(old: Any, new: Any) -> Any:
-    if type(old) is type(new) and isinstance(old, (list, dict, set, bytearray)):
-        _update(old, new)
-        return old
-    return new
 
 
 class Remote:

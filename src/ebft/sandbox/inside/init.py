@@ -1,0 +1,100 @@
+"""The first process of a sandbox, started by bubblewrap. The program is its child.
+
+It holds the program back until the sandbox is complete and whoever asked for it is known to be alive, gives it its
+user, limits and filter of system calls, and ends when it ends; the kernel then ends everything else in the sandbox.
+
+As an ordinary user, it has the same user number as the program. So nobody but the kernel may look into its memory or
+trace it, and signals from inside do not reach a first process that has no handlers for them.
+
+Only a few modules are imported: this runs once for every program.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import marshal
+import os
+import resource
+import signal
+import sys
+from typing import Any, NoReturn
+
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 4, 38, 22, 2
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class FilterProgram(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("rules", ctypes.c_char_p))
+
+
+def prctl(*arguments: Any) -> None:
+    if libc.prctl(*arguments) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def main() -> NoReturn:
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # Python has handlers of its own, or ignores them
+    with os.fdopen(int(sys.argv[1]), "rb") as file:
+        job = marshal.load(file)
+    prefer_to_end()
+    os.write(job["ready"], b"\n")
+    if not os.read(job["go"], 1):
+        os._exit(1)  # nobody waits for us any more
+    os.close(job["ready"])
+    os.close(job["go"])
+    program = os.fork()
+    if program == 0:
+        try:
+            become(job)
+        except BaseException as error:
+            os.write(2, f"the sandbox cannot start the program: {error}\n".encode())
+        os._exit(127)
+    os.closerange(0, 1024)  # whoever waits for the end of a pipe waits for the program, not for us
+    while True:
+        ended, status = os.wait()  # also for orphans
+        if ended == program:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+
+
+def prefer_to_end() -> None:
+    """Should the machine run out of memory, the kernel ends us first, and not whoever is scoring."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        pass
+
+
+def become(job: dict[str, Any]) -> None:
+    arguments, files = job["arguments"], job["open_files"]
+    if job["user"] is not None:
+        os.setgroups([])
+        os.setresgid(job["user"], job["user"], job["user"])
+        os.setresuid(job["user"], job["user"], job["user"])
+    path = find(arguments[0])
+    if job["program"] is not None:  # the only one that the filter lets it become
+        opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        os.dup2(opened, job["program"], inheritable=False)
+        os.close(opened)
+    for name, value in job["limits"].items():
+        resource.setrlimit(getattr(resource, name), (value, value))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    if job["filter"] is not None:
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        rules = FilterProgram(len(job["filter"]) // 8, job["filter"])
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(rules), 0, 0)
+    os.execve(path if job["program"] is None else job["program"], arguments, os.environ)
+
+
+def find(name: str) -> str:
+    if "/" in name:
+        return name
+    places = (f"{folder}/{name}" for folder in os.environ["PATH"].split(":"))
+    return next((place for place in places if os.access(place, os.X_OK)), name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""SIGTERM and SIGUSR1, with which schedulers give notice: finish the step, save a checkpoint, leave.
+
+One signal to one process is enough; all processes of a run leave after the same step. Outside of training, while data
+and models are loaded or the finished model is evaluated, there is nothing to save, and a run leaves at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from transformers import TrainerCallback
+
+from ebft.errors import Preempted
+from ebft.runtime import processes
+from ebft.runtime.launch import NOTICES, on_notice
+from ebft.train import checkpoints
+
+logger = logging.getLogger(__name__)
+
+
+class Preemption(TrainerCallback):
+    """As the last callback of a trainer, it ends the run after the checkpoint that it has asked for."""
+
+    def __init__(self) -> None:
+        self.trainer: Any = None
+        self.at_once = True  # what was done so far is on disk, or not worth keeping
+        self.received: str | None = None
+        self._leaving = False
+
+    def listen(self) -> AbstractContextManager[None]:
+        return on_notice(self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = signal.Signals(number).name
+        if self.at_once:
+            raise Preempted(self.received)
+
+    def attach(self, trainer: Any) -> None:
+        self.trainer = trainer
+        trainer.add_callback(self)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.at_once = False
+        self._flag = processes.SharedFlag(args.device)
+        loader: Any = kwargs.get("train_dataloader")
+        loader = getattr(loader, "base_dataloader", loader)  # accelerate's is around the one that starts processes
+        if getattr(loader, "num_workers", 0):
+            loader.worker_init_fn = _Deaf(loader.worker_init_fn)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if self._flag.exchange(self.received is not None):
+            if not self._leaving and state.is_world_process_zero:
+                who = self.received or "another process has been told to stop"
+                logger.info("%s: saving a checkpoint after step %d", who, state.global_step)
+            self._leaving = control.should_save = True
+            self.trainer.deferred_checks.run(wait=True)  # as before every checkpoint
+        return control
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._leaving:
+            processes.barrier()  # the first one has marked the checkpoint
+            raise Preempted(self.received or "a notice to another process")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        last = checkpoints.last_checkpoint(Path(args.output_dir))
+        self.at_once = last is not None and checkpoints.step_of(last) == state.global_step
+        if self.at_once and self.received is not None and processes.count() == 1:
+            raise Preempted(self.received)
+
+
+class _Deaf:
+    """For processes that load data: a signal to all processes of a job is not for them."""
+
+    def __init__(self, before: Any) -> None:
+        self.before = before
+
+    def __call__(self, worker: int) -> None:
+        for number in NOTICES:
+            signal.signal(number, signal.SIG_IGN)
+        if self.before is not None:
+            self.before(worker)

@@ -1,0 +1,152 @@
+"""Mutated inputs for every parser: an error that a user can act on, or a result; no other exception, and no hang.
+
+python -m tests.hard.fuzz --inputs 10000 --seed 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ebft.config.recipe import check_values, read_values
+from ebft.data.rows import read_rows
+from ebft.errors import ConfigError, DataError
+from ebft.evaluate.sample_files import read_samples
+from ebft.problems.catalog import BENCHMARKS, load_problems
+from ebft.train import checkpoints
+from tests.problems.rows import HUMANEVAL, MBPP
+from tests.sandbox.attacks.others import PROBLEMS
+
+SLOWEST = 5.0  # seconds for one input
+EXPECTED = (ConfigError, DataError)
+ODD = [
+    b"\x00", b"\xff\xfe", b"\xed\xa0\x80", b"[" * 3000, b"{" * 3000, b"-" * 3000, b"9" * 5000, b"\n", b"\r", b'"', b"'",
+    b"\\u", b"null", b"NaN", b"1e999", b"-0", b"true", b"[]", b"{}", b": ", b"- ", b"&a", b"*a", b"\xef\xbb\xbf", b"%",
+    b"!!python/object:os.system", b"\x1b[2J", b"${x}", b"\t", b" " * 300,
+]  # fmt: skip
+
+
+def mutate(content: bytes, draw: random.Random) -> bytes:
+    """A few changes: bytes flipped, cut, doubled, moved, or replaced by something odd."""
+    data = bytearray(content)
+    for _ in range(draw.choice((1, 1, 2, 3, 8))):
+        place = draw.randrange(len(data) + 1)
+        end = min(len(data), place + draw.choice((1, 1, 4, 20, 200)))
+        how = draw.randrange(6)
+        if how == 0 and place < len(data):
+            data[place] ^= 1 << draw.randrange(8)
+        elif how == 1:
+            del data[place:end]
+        elif how == 2:
+            data[place:place] = draw.choice(ODD)
+        elif how == 3:
+            data[place:end] = draw.choice(ODD)
+        elif how == 4:
+            data[place:place] = data[place:end]
+        else:
+            del data[place:]
+    return bytes(data)
+
+
+def lines(*rows: dict[str, Any]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def parquet() -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": [f"row {n} " * 9 for n in range(50)], "n": list(range(50))}), file
+    )
+    return file.getvalue()
+
+
+def parsers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], Any]]]:
+    """By name: a file name, a valid content, and what reads it."""
+    recipe = {
+        "model": "m",
+        "dataset": ["a", "b"],
+        "output_dir": "o",
+        "gamma": 0.1,
+        "horizon": 8,
+        "eval_tasks": ["mbpp"],
+    }
+    recipe["eval_task_options"] = {"limit": 20, "samples": 0}
+    problems = {
+        "humaneval": HUMANEVAL,
+        "mbpp": MBPP,
+        "multipl-e": {"name": "own", "language": "cpp", **PROBLEMS["cpp"]},
+    }
+    found: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
+        "recipes": ("recipe.yaml", yaml.safe_dump(recipe).encode(), lambda file: check_values(read_values(file))),
+        "rows in JSONL": ("rows.jsonl", lines({"prompt": "1+1=", "completion": "2"}, {"text": "é"}), rows),
+        "rows in JSON": ("rows.json", json.dumps([{"text": "a"}, {"text": "b"}]).encode(), rows),
+        "rows in CSV": ("rows.csv", b'text,n\n"a, ""b""",1\nc,2\n', rows),
+        "rows in Parquet": ("rows.parquet", parquet(), rows),
+    }
+    for name in BENCHMARKS:
+        found[f"problems of {name}"] = (
+            "problems.jsonl",
+            lines(problems[name]),
+            lambda f, n=name: load_problems(n, str(f)),
+        )
+    (folder / "known.jsonl").write_bytes(lines(HUMANEVAL))
+    known = load_problems("humaneval", str(folder / "known.jsonl"))
+    sample = {"task_id": HUMANEVAL["task_id"], "completion": "    return 1\n", "finish": "stop"}
+    found["samples"] = ("samples.jsonl", lines(sample, sample), lambda file: read_samples(str(file), known))
+    checkpoint = folder / "checkpoint-2"
+    checkpoint.mkdir()
+    (checkpoint / "model").write_bytes(b"weights")
+    checkpoints.mark_complete(checkpoint)
+    mark = (checkpoint / checkpoints.MARK).read_bytes()
+    found["checkpoints' marks"] = ("checkpoint-2/COMPLETE", mark, lambda file: checkpoints.damage(file.parent))
+    return found
+
+
+def rows(file: Path) -> None:
+    for _ in read_rows(str(file)):
+        pass
+
+
+def main() -> int:
+    options = argparse.ArgumentParser()
+    options.add_argument("--inputs", type=int, default=10_000, help="for every parser")
+    options.add_argument("--seed", type=int, default=0)
+    given = options.parse_args()
+    for name, (file_name, valid, parse) in parsers(folder := Path(tempfile.mkdtemp())).items():
+        draw, file, refused, slowest = random.Random(f"{given.seed} {name}"), folder / file_name, 0, 0.0
+        file.write_bytes(valid)
+        parse(file)  # what is valid is taken
+        for number in range(given.inputs):
+            content = mutate(valid, draw)
+            file.write_bytes(content)
+            started = time.monotonic()
+            try:
+                parse(file)
+            except EXPECTED:
+                refused += 1
+            except BaseException as error:
+                print(f"{name}: input {number} raised {type(error).__name__}: {error}\n{content!r}"[:2000])
+                return 1
+            slowest = max(slowest, time.monotonic() - started)
+            if slowest > SLOWEST:
+                print(f"{name}: input {number} took {slowest:.1f} s\n{content!r}"[:2000])
+                return 1
+        print(f"{name}: {given.inputs} inputs, {refused} refused, none took longer than {slowest:.3f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

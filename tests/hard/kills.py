@@ -1,0 +1,222 @@
+"""`kill -9` and SIGTERM at random moments over train, sft, rlvr, eval, score and sweep, on one and two processes.
+
+Every run is started, ended at a random moment (perhaps twice), resumed to its end, and compared with one that was left
+alone: the same weights, bit for bit, the same metrics; of `eval` and `score` every completion and every outcome once.
+
+    python -m tests.hard.kills --each 100 --seed 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.baselines.runs import ROWS, make_model, write_rows
+from tests.problems.rows import HUMANEVAL
+
+SETTINGS: dict[str, Any] = {
+    "context_length": 48, "horizon": 4, "stride": 4, "samples": 3, "gamma": 0.1, "per_device_train_batch_size": 4,
+    "max_steps": 12, "logging_steps": 1, "save_steps": 3, "save_total_limit": 2, "samples_every": 0,
+    "eval_strategy": "steps", "eval_steps": 5, "validation_split": 0.2, "validation_sequences": 4,
+    "learning_rate": 1e-3, "warmup_steps": 0, "use_cpu": True, "disable_tqdm": True,
+}  # fmt: skip
+RLVR = {"rewards": "bleu", "generations": 4, "max_new_tokens": 3}
+TRAINING = ("train", "sft", "rlvr")
+SAMPLES = 40
+
+
+@dataclass(frozen=True)
+class Case:
+    command: str
+    processes: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.command} on {self.processes}" if self.processes > 1 else self.command
+
+
+CASES = [Case("train"), Case("train", 2), Case("sft"), Case("rlvr"), Case("eval"), Case("score"), Case("sweep")]
+
+
+class Home:
+    """A model, data and problems, and the commands over them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = make_model(folder / "model")
+        self.rows = write_rows(folder / "rows.jsonl", ROWS)
+        body = "    return a + b\n"
+        samples = [{"task_id": HUMANEVAL["task_id"], "completion": f"{body}    # {n}\n"} for n in range(SAMPLES)]
+        self.problems = write_rows(folder / "problems.jsonl", [HUMANEVAL])
+        self.samples = write_rows(folder / "samples.jsonl", samples)
+
+    def arguments(self, case: Case, output: Path) -> list[str]:
+        if case.command == "score":
+            given = ["--problems", self.problems, "--samples", self.samples, "--output", output / "scores.json"]
+            return ["score", "humaneval", *map(str, given)]
+        if case.command == "eval":
+            given = ["--model", self.model, "--tasks", "humaneval", "--humaneval", self.problems, "--output", output]
+            more = ["--samples", 24, "--max-new-tokens", 4, "--batch-size", 2, "--no-greedy"]
+            return ["eval", *map(str, [*given, *more])]
+        settings = {**SETTINGS, "model": str(self.model), "dataset": str(self.rows), "output_dir": str(output)}
+        if case.command == "rlvr":
+            settings |= RLVR
+        if case.processes > 1:
+            settings["per_device_train_batch_size"] //= case.processes
+        recipe = self.folder / f"{case.name}.yaml".replace(" ", "-")
+        recipe.write_text(yaml.safe_dump({name: value for name, value in settings.items() if name != "output_dir"}))
+        if case.command == "sweep":
+            return [
+                "sweep",
+                "--config",
+                str(recipe),
+                "--output_dir",
+                str(output),
+                "--set",
+                "gamma=0,0.1",
+                "--jobs",
+                "2",
+            ]
+        return [case.command, "--config", str(recipe), "--output_dir", str(output), "--resume"]
+
+
+def outcome(case: Case, output: Path) -> Any:
+    """What must not depend on how often a run was ended."""
+    if case.command == "score":
+        rows = [json.loads(line) for line in (output / "scores.samples.jsonl").read_text().splitlines()]
+        assert len(rows) == SAMPLES, f"{len(rows)} outcomes"
+        assert max(Counter(row["sample"] for row in rows).values()) == 1, "an outcome is there twice"
+        return sorted((row["sample"], row["status"], row["key"]) for row in rows)
+    if case.command == "eval":
+        [file] = output.rglob("humaneval.samples.jsonl")
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        assert len(rows) == 24, f"{len(rows)} completions"
+        assert max(Counter(row["sample"] for row in rows).values()) == 1, "a completion is there twice"
+        return sorted((row["sample"], row["completion"]) for row in rows)
+    runs = [output] if case.command in TRAINING else sorted(path.parent for path in output.glob("*/final"))
+    assert len(runs) == (2 if case.command == "sweep" else 1)
+    return [((run / "final" / "model.safetensors").read_bytes(), metrics(run)) for run in runs]
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """Without what depends on the clock. A run that is resumed after its last step measures once more: the same."""
+    entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    clock = ("second", "time", "runtime")
+    kept = [{k: v for k, v in e.items() if not any(w in k for w in clock)} for e in entries if "train_loss" not in e]
+    return [entry for place, entry in enumerate(kept) if entry not in kept[:place]]
+
+
+# ---- processes, forked from one that has imported everything --------------------------------------------------------
+
+
+def _child(environment: dict[str, str], log: Path, arguments: list[str]) -> None:
+    os.setsid()
+    os.environ.update(environment)
+    with log.open("a") as output:
+        for number in (1, 2):
+            os.dup2(output.fileno(), number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+    from ebft import cli
+
+    sys.exit(cli.main(arguments))
+
+
+def start(case: Case, arguments: list[str], home: Home, log: Path) -> list[Any]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.hard.preload"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = []
+    for rank in range(case.processes):
+        environment = {"EBFT_CACHE": str(home.folder / "cache"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        if case.processes > 1:
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank)}
+            environment |= {"WORLD_SIZE": str(case.processes), "LOCAL_RANK": str(rank)}
+            environment["LOCAL_WORLD_SIZE"] = str(case.processes)
+        group.append(context.Process(target=_child, args=(environment, log, arguments)))
+        group[-1].start()
+    return group
+
+
+def wait(group: list[Any], seconds: float, log: Path) -> list[int]:
+    deadline = time.monotonic() + seconds
+    for process in group:
+        process.join(max(0.0, deadline - time.monotonic()))
+    hanging = [process for process in group if process.is_alive()]
+    for process in hanging:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+    assert not hanging, f"it hangs: {log.read_text()[-2000:]}"
+    return [process.exitcode for process in group]
+
+
+def trial(case: Case, number: signal.Signals, moment: float, home: Home, expected: Any) -> bool:
+    """Whether the run was still at work when the signal came."""
+    output = Path(tempfile.mkdtemp(dir=home.folder)) / "run"
+    log = output.with_name("log")
+    log.touch()  # also if it is ended before it says anything
+    arguments = home.arguments(case, output)
+    group = start(case, arguments, home, log)
+    time.sleep(moment)
+    for process in group if number == signal.SIGTERM or case.command == "sweep" else group[-1:]:
+        if process.is_alive():
+            os.kill(process.pid, number)
+    ended = wait(group, 120, log)
+    if number == signal.SIGTERM:
+        assert set(ended) <= {0, 75, -15}, f"{ended}: {log.read_text()[-2000:]}"
+        assert "Traceback" not in log.read_text(), log.read_text()[-2000:]
+    assert set(wait(start(case, arguments, home, log), 240, log)) == {0}, log.read_text()[-3000:]
+    found = outcome(case, output)
+    assert found == expected, f"{case.name} ended by {number.name} after {moment:.2f} s is not the same; see {output}"
+    shutil.rmtree(output.parent)
+    return any(ended)
+
+
+def main() -> int:
+    options = argparse.ArgumentParser()
+    options.add_argument("--each", type=int, default=100, help="trials for each of the two signals")
+    options.add_argument("--seed", type=int, default=0)
+    given = options.parse_args()
+    draw = random.Random(given.seed)
+    home = Home(Path(tempfile.mkdtemp(prefix="ebft-kills-")))
+    lengths, expected = {}, {}
+    for case in CASES:
+        output = home.folder / "alone" / case.name.replace(" ", "-")
+        output.parent.mkdir(exist_ok=True)
+        begin = time.monotonic()
+        log = output.with_suffix(".log")
+        assert set(wait(start(case, home.arguments(case, output), home, log), 240, log)) == {0}, log.read_text()[-3000:]
+        lengths[case], expected[case] = time.monotonic() - begin, outcome(case, output)
+    counts: Counter[tuple[str, str, bool]] = Counter()
+    for place in range(2 * given.each):
+        case, number = CASES[place % len(CASES)], (signal.SIGKILL, signal.SIGTERM)[place // len(CASES) % 2]
+        moment = draw.uniform(0.0, lengths[case])
+        counts[case.name, number.name, trial(case, number, moment, home, expected[case])] += 1
+        print(f"\r{place + 1} of {2 * given.each}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    for case in CASES:
+        told = {n: (counts[case.name, n, True], counts[case.name, n, False]) for n in ("SIGKILL", "SIGTERM")}
+        text = ", ".join(f"{name} {sum(pair)} times ({pair[0]} of them before its end)" for name, pair in told.items())
+        print(f"{case.name}: {text}: the same result every time")
+    shutil.rmtree(home.folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

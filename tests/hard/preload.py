@@ -1,0 +1,14 @@
+"""What the processes of `kills.py` are forked from: everything that a command imports."""
+
+import matplotlib.pyplot
+import trl
+
+import ebft.baselines.rlvr
+import ebft.baselines.sft
+import ebft.evaluate.eval_command
+import ebft.evaluate.score_command
+import ebft.studies.sweep
+import ebft.train.eval_callback
+import ebft.train.run
+
+__all__ = ["ebft", "matplotlib", "trl"]
