@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from ebft.runtime.messages import plot_label
 from ebft.studies.report.curves import AXES, Curve, HeatMap
 
 # Told apart also by people who do not see all colours (Okabe and Ito), and readable on white and on black.
@@ -40,11 +41,6 @@ def both(figure: Any) -> dict[str, bytes]:
     return found
 
 
-def literal(text: str) -> str:
-    """matplotlib takes what stands between dollars for a formula."""
-    return text.replace("$", r"\$")
-
-
 def curves_figure(panels: Sequence[tuple[str, Sequence[Curve]]], axis: str, names: Sequence[str]) -> Any:
     """A panel for each metric. A curve that does not compare with the others is dashed, and the legend says so."""
     plt = _pyplot()
@@ -59,10 +55,10 @@ def curves_figure(panels: Sequence[tuple[str, Sequence[Curve]]], axis: str, name
             if axis in curve.x:
                 label = f"{curve.name} (does not compare)" if curve.dashed else curve.name
                 legend.setdefault(label, _draw(panel, curve, axis, color(list(names).index(curve.name))))
-        panel.set_title(literal(title), fontsize=10)
+        panel.set_title(plot_label(title), fontsize=10)
         panel.set_xlabel(AXES[axis][1] if axis in AXES else axis)
         panel.grid(alpha=0.3)
-    labels = [literal(label) for label in legend]
+    labels = [plot_label(label) for label in legend]
     figure.legend(legend.values(), labels, loc="upper center", ncols=min(4, len(legend) or 1), fontsize=9)
     rows = -(-len(labels) // 4)
     figure.tight_layout(rect=(0, 0, 1, 1 - (0.1 + 0.25 * rows) / figure.get_figheight()))
@@ -82,7 +78,7 @@ def profile_figure(curves: Sequence[Curve], names: Sequence[str]) -> Any:
     plt = _pyplot()
     figure, panel = plt.subplots(figsize=(5.2, 3.8))
     for curve in curves:
-        _draw(panel, curve, "length", color(list(names).index(curve.name))).set_label(literal(curve.name))
+        _draw(panel, curve, "length", color(list(names).index(curve.name))).set_label(plot_label(curve.name))
     ticks = sorted({length for curve in curves for length in curve.x["length"]})
     panel.set_xscale("log", base=2)
     panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -102,7 +98,7 @@ def pareto_figure(points: Sequence[tuple[Any, Any, Any]], labels: tuple[str, str
         shade = color(list(names).index(row.title))
         bars = {"xerr": _bar(x), "yerr": _bar(y)}
         panel.errorbar(x.value, y.value, **bars, fmt="o", color=shade, elinewidth=1, capsize=2)
-        panel.annotate(literal(row.title), (x.value, y.value), textcoords="offset points", xytext=(5, 5), fontsize=8)
+        panel.annotate(plot_label(row.title), (x.value, y.value), textcoords="offset points", xytext=(5, 5), fontsize=8)
     panel.set_xlabel(labels[0])
     panel.set_ylabel(labels[1])
     panel.margins(0.15)
@@ -129,8 +125,8 @@ def heat_figure(found: HeatMap) -> Any:
             panel.text(column, place, text, ha="center", va="center", fontsize=8, bbox=box)
     panel.set_xticks(range(len(found.x)), [str(value) for value in found.x])
     panel.set_yticks(range(len(found.y)), [str(value) for value in found.y])
-    panel.set_xlabel(literal(found.x_name))
-    panel.set_ylabel(literal(found.y_name))
-    panel.set_title(literal(found.title), fontsize=9)
+    panel.set_xlabel(plot_label(found.x_name))
+    panel.set_ylabel(plot_label(found.y_name))
+    panel.set_title(plot_label(found.title), fontsize=9)
     figure.tight_layout()
     return figure
