@@ -131,7 +131,7 @@ def main_table(evidence: Evidence, metrics: Sequence[str], ranked: Sequence[Rank
 
 
 def _on_seeds(evidence: Evidence) -> list[str]:
-    single = [row.title for row in evidence.rows if row.kind != "base" and len(row.models) == 1]
+    single = [row.title for row in evidence.rows if row.kind != "base" and sum(bool(m.scores) for m in row.models) == 1]
     if not single:
         return []
     return [

@@ -48,10 +48,11 @@ def cell(text: str, bold: bool = False, meaning: str = "") -> Cell:
 def number_cell(found: Summary, bold: bool = False, sign: bool = False) -> Cell:
     """A value with its interval."""
     interval = found.interval
-    meaning = f"{found.items} items, {found.seeds} training runs" if found.seeds else f"{found.items} items"
+    counts = {"sequences or problems": found.items, "training runs": found.seeds}
+    meaning = "Over " + " and ".join(f"{count} {what}" for what, count in counts.items() if count) + "."
     if interval is None:
         return Cell(shown(found.value, sign=sign), bold, value=found.value, meaning=meaning)
-    if found.value == 0 and interval.low == interval.high:
+    if found.items and found.value == 0 and interval.low == interval.high:
         return Cell("0", bold, "equal on every item", found.value, interval.low, interval.high, meaning)
     digits = digits_for(interval.high - interval.low)
     value, low, high = (shown(number, digits, sign) for number in (found.value, interval.low, interval.high))
