@@ -208,3 +208,15 @@ def test_killed_before_its_first_checkpoint_it_ends_the_same(
     assert run("rlvr", recipe, tmp_path / "out", *more, "--resume") == 0
     whole, resumed = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("whole", "out"))
     assert all(whole[name].equal(resumed[name]) for name in whole)
+
+
+def test_resumed_after_an_epoch_it_ends_the_same(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    """An epoch is one step here; the order of the next one depends on those before."""
+    changes = {"rewards": "bleu", "generations": 4, "max_new_tokens": 3, "max_steps": 2, "save_steps": 1}
+    recipe = write_recipe(tmp_path, tiny, sums, **changes, gradient_accumulation_steps=16, eval_strategy="no")
+    assert run("rlvr", recipe, tmp_path / "whole") == 0
+    shutil.copytree(tmp_path / "whole", tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "checkpoint-2")
+    assert run("rlvr", recipe, tmp_path / "out", "--resume") == 0
+    whole, resumed = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("whole", "out"))
+    assert all(whole[name].equal(resumed[name]) for name in whole)

@@ -61,10 +61,26 @@ class MeasuredRLVR(trl_trainers.Measured, GRPOTrainer):
                 f"no answer can be drawn at step {step}: probabilities are not numbers; try a lower learning_rate"
             ) from None
 
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self.sampler: Any = super()._get_train_sampler(dataset)
+        return self.sampler
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs.update({f"reward_counts/{name}": number for name, number in self.judge.totals().items()})
         super().log(logs, start_time)
+
+
+class OrderOfEpochs(TrainerCallback):
+    """TRL shuffles every epoch with what is left of one generator: a resumed run draws those of finished epochs."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        sampler = self.trainer.sampler
+        for _ in range(int(state.epoch + 1e-6)):
+            torch.randperm(sampler.num_samples, generator=sampler.generator)
 
 
 class Judge:
@@ -232,6 +248,7 @@ def build(loaded: Loaded) -> MeasuredRLVR:
     )
     trl_trainers.equip(trainer, recipe, validation_set, tokenizer, RewardCounts(judge))
     trainer.add_callback(AnswerSamples(judge, settings.samples_every))
+    trainer.add_callback(OrderOfEpochs(trainer))
     return trainer
 
 

@@ -74,7 +74,7 @@ def _try(value: Any, kind: Any) -> Any:
             return _NO
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return _NO
         if origin is float:
             return number
