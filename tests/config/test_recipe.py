@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import TrainingArguments
 
-from ebft.config.recipe import field_types, load_recipe, transformers_settings
+from ebft.config.recipe import field_types, load_recipe, read_values, transformers_settings
 from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
 from tests.config.recipes import NEEDED, load, refuse
@@ -131,3 +131,14 @@ class TestMethod:
     def test_config_errors_are_the_same_from_python(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="did you mean 'reference'"):
             EBFTConfig(output_dir=str(tmp_path), whitening="referense")
+
+
+@pytest.mark.parametrize("text", ["gamma: " + "[" * 5000, "seed: " + "9" * 5000, "run_name: 2001-99-99"], ids=len)
+def test_a_recipe_that_a_parser_chokes_on_is_one_line(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_values(file)
+    assert str(error.value).startswith(str(file))
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500

@@ -184,3 +184,9 @@ def test_a_used_output_folder_is_refused_without_resume(recipe: Path, uninterrup
     assert refused.stderr.count("\n") == 1
     assert "already holds a run" in refused.stderr
     assert {p: p.stat().st_mtime_ns for p in uninterrupted.rglob("*")} == before
+
+
+@pytest.mark.parametrize("entry", [None, {}, {"bytes": 1}, {"bytes": "1", "sha256": ""}], ids=str)
+def test_a_mark_that_says_too_little_is_damage(tmp_path: Path, entry: object) -> None:
+    (tmp_path / checkpoints.MARK).write_text(json.dumps({"files": {"weights": entry}}))
+    assert checkpoints.damage(tmp_path) == ["COMPLETE cannot be read"]
