@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 MEMORY_EVERY = 0.05  # seconds; a program fills perhaps 200 MiB in between
+PIPE = 2**20  # bytes that a pipe can hold: so much may have been written in time and not been read
 
 
 class Ending:
@@ -50,7 +51,7 @@ def monitor(
                     ending = Ending.MEMORY
                     break
             for key, _ in selector.select(max(0.0, min(deadline, next_check) - now)):
-                found, closed = _read(key.fd, room if late else 65536)
+                found, closed = _read(key.fd, PIPE if late else 65536)
                 read[key.fd] += found
                 if closed:
                     selector.unregister(key.fd)
@@ -74,9 +75,9 @@ def monitor(
     return ending, [bytes(read[pipe][:room]) for pipe in pipes]
 
 
-def _read(pipe: int, most: int) -> tuple[bytes, bool]:
+def _read(pipe: int, most: int) -> tuple[bytearray, bool]:
     """What is in a pipe, about so much of it, and whether its other end is closed."""
-    found = b""
+    found = bytearray()
     while len(found) < most:
         try:
             chunk = os.read(pipe, 65536)
