@@ -42,8 +42,8 @@ def logged_names() -> set[str]:
     steps, training = inspect.getsource(iteration), inspect.getsource(trainer)
     names = set(re.findall(r'"([\w/]+)":', inspect.getsource(iteration._metric_sums)))
     names |= set(re.findall(r'metrics\["([\w/]+)"\]', steps))
-    names |= set(re.findall(r'(?:logs|parts)\["([\w/]+)"\]', training)) | set(
-        re.findall(r'"([\w/]+)": terms\.', training)
+    names |= set(re.findall(r'(?:logs|found)\["([\w/]+)"\]', training)) | set(
+        re.findall(r'"([\w/]+)": parts\.', training)
     )
     names |= {f"ebft/seconds_{name}" for name in re.findall(r'clock\.phase\("(\w+)"', steps + training)}
     names |= {f"eval_{name}{ending}" for name in METRICS for ending in ("", "_se")}

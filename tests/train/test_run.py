@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
+from ebft.method.ratios import with_error
 from tests.baselines.runs import needs_trl, results_of, run, write_recipe
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -68,7 +69,7 @@ class TestChange:
         assert change["eval_cfm"] == pytest.approx(mean, abs=1e-12)
         assert change["eval_cfm"] == pytest.approx(results["after"]["eval_cfm"] - results["before"]["eval_cfm"])
         assert change["eval_cfm_se"] == pytest.approx(statistics.stdev(pulls) / len(pulls) ** 0.5, abs=1e-12)
-        shown = f"{change['eval_cfm']:+.4f} ± {change['eval_cfm_se']:.4f}"
+        shown = with_error(change["eval_cfm"], change["eval_cfm_se"], "+")
         assert shown in printed
         assert f"| {shown} |" in (output / "final" / "README.md").read_text()
 

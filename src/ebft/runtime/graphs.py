@@ -68,6 +68,12 @@ def idle_bytes() -> int:
     )
 
 
+def there_is_room(free: int, reserved: int, allocated: int, peak: int) -> bool:
+    """Whether a graph may keep as much as a pass has ever needed at once, and a pass without a graph still runs: what
+    one of them keeps the other cannot have."""
+    return free + reserved - allocated >= 2 * (peak - allocated)
+
+
 class Graphs:
     """The graphs of one function, by what they were captured for."""
 
@@ -96,6 +102,14 @@ class Graphs:
             self._seen.add(key)  # a shape that never comes back is not worth a graph; and this run compiles
             return function(*tensors)
         if key not in self._captured:
+            if not there_is_room(
+                torch.cuda.mem_get_info()[0],
+                torch.cuda.memory_reserved(),
+                torch.cuda.memory_allocated(),
+                torch.cuda.max_memory_allocated(),
+            ):
+                self._failed.add(key)
+                return function(*tensors)
             try:
                 self._captured[key] = Captured(function, tensors if rehearsal is None else rehearsal)
             except RuntimeError as error:
