@@ -116,7 +116,7 @@ def outcome(case: Case, output: Path) -> Any:
 def metrics(run: Path) -> list[dict[str, Any]]:
     """Without what depends on the clock. A run that is resumed after its last step measures once more: the same."""
     entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    clock = ("second", "time", "runtime")
+    clock = ("second", "time", "runtime", "num_tokens")  # TRL counts the last from where a run was resumed
     kept = [{k: v for k, v in e.items() if not any(w in k for w in clock)} for e in entries if "train_loss" not in e]
     return [entry for place, entry in enumerate(kept) if entry not in kept[:place]]
 
