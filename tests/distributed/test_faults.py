@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -187,15 +188,19 @@ def test_the_launcher_says_an_error_once(recipe: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def wait_for(started: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 90
+    while not reached():
+        assert started.poll() is None, started.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_interrupting_the_launcher_stops_all(recipe: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
     started = start(recipe, output, "--launch", 2, "--max_steps", 100000)
     try:
-        deadline = time.monotonic() + 90
-        while not (output / "checkpoint-2" / "COMPLETE").exists():
-            assert started.poll() is None, started.communicate()[1]
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_for(started, lambda: (output / "checkpoint-2" / "COMPLETE").exists())
         workers = children(started.pid)
         assert len(workers) >= 2
         started.send_signal(signal.SIGINT)
@@ -228,11 +233,7 @@ def test_the_launcher_passes_a_notice_on(recipe: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
     started = start(recipe, output, "--launch", 2, "--max_steps", 100000, "--save_steps", 100000)
     try:
-        deadline = time.monotonic() + 90
-        while not (output / "metrics.jsonl").exists() or not steps(output):
-            assert started.poll() is None, started.communicate()[1]
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_for(started, lambda: (output / "metrics.jsonl").exists() and bool(steps(output)))
         started.send_signal(signal.SIGUSR1)
         errors = started.communicate(timeout=60)[1]
     finally:

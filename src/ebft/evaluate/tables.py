@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,15 +178,20 @@ def profile_plot(results: Mapping[str, Results], file: Path) -> Path | None:
         (line,) = axis.plot(lengths, values, marker="o", markersize=3, label=plot_label(label))
         lower, upper = ([v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1))
         axis.fill_between(lengths, lower, upper, alpha=0.2, color=line.get_color())
-    axis.set_xscale("log", base=2)
-    ticks = sorted({point["length"] for points in curves.values() for point in points})
-    axis.set_xticks(ticks, [str(tick) for tick in ticks])
-    axis.minorticks_off()
-    axis.set_xlabel("completion length (tokens)")
+    over_lengths(axis, {point["length"] for points in curves.values() for point in points})
     axis.set_ylabel("conditional feature-matching loss")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(file, dpi=150)
     plt.close(figure)
     return file
+
+
+def over_lengths(axis: Any, lengths: Iterable[float]) -> None:
+    """Dress a plot whose curves go over completion lengths."""
+    ticks = sorted(lengths)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
+    axis.set_xlabel("completion length (tokens)")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)

@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from ebft.evaluate.tables import over_lengths
 from ebft.runtime.messages import plot_label
 from ebft.studies.report.curves import AXES, Curve, HeatMap
 
@@ -79,14 +80,8 @@ def profile_figure(curves: Sequence[Curve], names: Sequence[str]) -> Any:
     figure, panel = plt.subplots(figsize=(5.2, 3.8))
     for curve in curves:
         _draw(panel, curve, "length", color(list(names).index(curve.name))).set_label(plot_label(curve.name))
-    ticks = sorted({length for curve in curves for length in curve.x["length"]})
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    panel.minorticks_off()
-    panel.set_xlabel("completion length (tokens)")
+    over_lengths(panel, {length for curve in curves for length in curve.x["length"]})
     panel.set_ylabel("feature-matching loss")
-    panel.grid(alpha=0.3)
-    panel.legend(fontsize=8)
     figure.tight_layout()
     return figure
 
