@@ -28,15 +28,7 @@ def count_flops(shape: ModelShape, settings: Settings, work: Work | None = None)
     head = model.lm_head.weight.numel()
     adapter = sum(p.numel() for p in add_adapter(model).parameters() if p.requires_grad) if settings.lora else 0
 
-    # Tokens of a pass and the pairs of tokens in its attention: at position p a token sees p + 1, itself included.
-    # A rollout does not run the last token of a completion; it predicts nothing.
-    seen = layout.position_ids + 1
-    last = layout.completion_slots[..., -1]
-    packed, pairs = b * layout.packed_length, b * int(seen.sum())
-    sampled, sampled_pairs = packed - b * last.numel(), pairs - b * int(seen[last].sum())
     attention = 4 * shape.layers * shape.width
-    # Rows that need logits: in an anchor's first step its samples share one.
-    sampled_rows = b * layout.num_anchors * (1 + layout.samples * (layout.horizon - 1))
     work = work or Work.untreed(layout, b)
     updated_rows = work.trained_rows + (b * (layout.context_length - 1) if settings.gamma else 0)
 
@@ -46,7 +38,9 @@ def count_flops(shape: ModelShape, settings: Settings, work: Work | None = None)
     passes = 2 if settings.lora else 3
     before_first = 2 * first_inputs * work.trained_tokens if settings.lora else 0
     flops = {
-        "rollout": 2 * (matrices + adapter) * sampled + attention * sampled_pairs + 2 * head * sampled_rows,
+        "rollout": 2 * (matrices + adapter) * work.drawn_tokens
+        + attention * work.drawn_pairs
+        + 2 * head * work.drawn_rows,
         "features": tapped * (2 * matrices * work.scored_tokens + attention * work.scored_pairs),
         "update": passes * (2 * matrices * work.trained_tokens + 2 * head * updated_rows)
         - before_first

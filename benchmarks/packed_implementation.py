@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drawn_sharing import share_prefixes
+from drawn_sharing import shared_draws
 from ebft.config.method import MethodConfig
 from ebft.iteration import micro_batches
 from ebft.method.advantages import leave_one_out_advantages
 from ebft.method.layout import PackedLayout
-from ebft.method.rewards import Whitening, feature_matching_rewards, token_groups
+from ebft.method.rewards import Whitening, feature_matching_rewards
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import compile_layers, decoder_of
 from ebft.model.features import FeatureNetwork
@@ -79,11 +79,8 @@ class PackedImplementation:
         self.step += 1
         rows = torch.arange(contexts.shape[0], device=contexts.device)
         seeds = sequence_seeds(0, self.step, rows)
-        with self.precision():
+        with self.precision(), shared_draws() if self.settings.sharing else nullcontext():
             rollouts = roll_out(self.model, contexts, self.layout, seeds, self.method, None)
-        if self.settings.sharing:
-            rollouts.completions = share_prefixes(rollouts.completions, self.step)
-            rollouts.groups = token_groups(rollouts.completions)
         self.last = Rolled(contexts, rollouts, self.layout, self.method)
         return self.last
 

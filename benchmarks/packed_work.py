@@ -7,12 +7,15 @@ from dataclasses import dataclass
 import torch
 
 from ebft.method.layout import PackedLayout
-from ebft.trees import Packing
+from ebft.trees import Packing, ask
 from packed_implementation import PackedImplementation, Rolled
 
 
 @dataclass(frozen=True)
 class Work:
+    drawn_tokens: int
+    drawn_pairs: int
+    drawn_rows: int  # that tokens are drawn from
     scored_tokens: int
     scored_pairs: int
     trained_tokens: int
@@ -25,7 +28,10 @@ class Work:
     def untreed(cls, layout: PackedLayout, sequences: int) -> Work:
         tokens, pairs = sequences * layout.packed_length, sequences * int((layout.position_ids + 1).sum())
         rows = sequences * layout.num_anchors * (1 + layout.samples * (layout.horizon - 1))
-        return cls(tokens, pairs, tokens, pairs, rows, sequences * layout.num_anchors)
+        # A rollout does not run the last token of a completion; it predicts nothing.
+        last = layout.completion_slots[..., -1]
+        drawn = tokens - sequences * last.numel(), pairs - sequences * int((layout.position_ids + 1)[last].sum()), rows
+        return cls(*drawn, tokens, pairs, tokens, pairs, rows, sequences * layout.num_anchors)
 
 
 def work_of(implementation: PackedImplementation) -> Work:
@@ -36,8 +42,14 @@ def work_of(implementation: PackedImplementation) -> Work:
     if not implementation.method.trees:
         return Work.untreed(layout, b)
     to_score, to_train = rolled.packings
+    before_last = torch.full_like(rolled.rollouts.groups, layout.horizon - 1)
+    tree = layout.tree_of(rolled.rollouts.completions, rolled.contexts, before_last)
+    drawn, pairs = _tokens_and_pairs(Packing(layout, tree, *ask([tree.counts, tree.predicting])), rolled)
     equal = int((rolled.rollouts.groups == 0).all(-1).sum())
     return Work(
+        drawn,
+        pairs,
+        sum(tree.predicting.tolist()),
         *_tokens_and_pairs(to_score, rolled),
         *_tokens_and_pairs(to_train, rolled),
         sum(to_train.predicting),

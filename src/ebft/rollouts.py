@@ -55,6 +55,7 @@ def roll_out_with_context(
         seeds=seeds,
         end_token_ids=end_token_ids,
         backend=config.attention_backend,
+        share=config.trees,
     )
     lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
     return Rollouts(completions, lengths, entropy, token_groups(completions)), context

@@ -13,11 +13,10 @@ from ebft.config.method import MethodConfig
 from ebft.method.layout import PackedLayout
 from ebft.method.tree import Tree
 from ebft.model.layout_graph import replay
+from ebft.model.sizes import rounded_up
 from ebft.rollouts import Rollouts
 from ebft.runtime.graphs import Graphs
 
-# Sizes on a GPU are rounded up to a sixteenth of the largest, in whole blocks: few shapes to compile.
-_SIZES, _BLOCK = 16, 128
 _GRAPHS = Graphs()
 
 
@@ -38,14 +37,9 @@ class Packing:
         nodes, predicting = max(self.nodes[row] for row in rows), sum(self.predicting[row] for row in rows)
         if layout.device.type == "cuda":
             every_node = layout.num_anchors * layout.samples * layout.horizon
-            nodes = _rounded_up(nodes, every_node)
-            predicting = _rounded_up(predicting, len(rows) * every_node)
+            nodes = rounded_up(nodes, every_node)
+            predicting = rounded_up(predicting, len(rows) * every_node)
         return layout.select_rows(index).with_tree(self.tree.select(index), nodes, predicting)
-
-
-def _rounded_up(size: int, largest: int) -> int:
-    step = -(-largest // (_SIZES * _BLOCK)) * _BLOCK
-    return -(-max(size, 1) // step) * step
 
 
 def packings(

@@ -56,6 +56,7 @@ def test_counted_operations_are_those_of_the_products(more: str) -> None:
     expected = count_flops(SIZES["tiny"], settings, work_of(packed))
     generated, truth = packed.features(sequences)
     advantages = packed.advantages(sequences, generated, truth)
+    packed.step = 0  # so that the same completions are drawn again
     phases = {
         "rollout": lambda: packed.rollout(run.contexts),
         "features": lambda: packed.features(sequences),
@@ -64,9 +65,7 @@ def test_counted_operations_are_those_of_the_products(more: str) -> None:
     for phase, run_phase in phases.items():
         with FlopCounterMode(display=False, custom_mapping=uncounted) as counter:
             run_phase()
-        # Where samples agree a rollout on a CPU computes fewer than are counted.
-        highest = 1.3 if phase == "rollout" else 1.02
-        assert 0.75 <= expected[phase] / counter.get_total_flops() <= highest, phase
+        assert 0.75 <= expected[phase] / counter.get_total_flops() <= 1.02, phase
 
 
 @pytest.mark.parametrize("name", RESULTS)
@@ -74,5 +73,6 @@ def test_committed_results_stay_comparable(name: str) -> None:
     result = RESULTS[name]
     known = {field.name for field in fields(Settings)} & set(result["settings"])
     settings = Settings(**{name: result["settings"][name] for name in known})
-    work = Work(**result["work"]) if "work" in result else None
+    untreed = Work.untreed(settings.layout, settings.sequences)
+    work = Work(**vars(untreed) | result.get("work", {}))  # rollouts did not share at first
     assert count_flops(SIZES[settings.size], settings, work) == pytest.approx(result["flops"], rel=0.01)

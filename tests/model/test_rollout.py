@@ -74,6 +74,7 @@ def test_cached_and_packed_distributions_are_the_same(
         if device == "cpu":
             kept = layout.anchor_mask.expand(2, B)
             alike = Alike.of(completions[..., :step], kept)
+            assert alike is not None
             begun = completions[..., :step][kept].tolist()
             distinct = sum(len({tuple(sample) for sample in anchor}) for anchor in begun)
             assert len(cached) == distinct + (not kept[0, 0]), "each once, and none of a dropped anchor but the first"
@@ -82,6 +83,32 @@ def test_cached_and_packed_distributions_are_the_same(
         packed = logits[:, layout.completion_slots[:, :, step - 1]]
         valid = layout.anchor_mask.expand(2, B)
         assert (cached - packed)[valid].abs().max() < tolerance * logits.abs().max()
+
+
+def test_samples_that_share_are_those_that_do_not(
+    device_and_backend: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Enough samples for a GPU to leave some out, of which some fill up a rounded number."""
+    device, backend = device_and_backend
+    monkeypatch.setattr(layout_graph, "LAUNCH_BOUND", 0)
+    computed: list[int] = []
+    original = rollout_module._sample_rows
+
+    def spy(head, hidden, *rest):  # type: ignore[no-untyped-def]
+        computed.append(len(hidden))
+        return original(head, hidden, *rest)
+
+    monkeypatch.setattr(rollout_module, "_sample_rows", spy)
+    model = tiny_model().to(device)
+    layout, ids = StridedLayout(T, 5, 1, 20, document_ids=DOCUMENTS), some_ids().to(device)
+    shared, alone = (
+        rollout(model, ids, layout, temperature=0.05, seeds=SEEDS, backend=backend, share=share)
+        for share in (True, False)
+    )
+    kept = layout.anchor_mask.expand(2, -1)
+    assert torch.equal(shared.cpu()[kept], alone.cpu()[kept])
+    assert sum(computed[:5]) < sum(computed[5:])
+    assert device == "cpu" or all(rows % 128 == 0 for rows in computed[1:5])
 
 
 def test_what_is_sampled_depends_on_the_sequence_and_its_seed_alone() -> None:

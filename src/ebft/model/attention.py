@@ -146,10 +146,11 @@ class CachedPass(_Pass):
             key = ("step", rule.window, self.step if rule.window is not None else 0)
             mask = self._mask(key, flex.step_mask, rule.window, self.step)
             at = self._mask(("at", self.step), _on_device, self.step)
-            return flex.attend_step(q, context_k, context_v, own_k, own_v, mask, rule, self.step, at)
-        q = q.unflatten(2, (layout.num_anchors, layout.samples, 1))
-        own_k, own_v = own_k[..., : self.step + 1, :], own_v[..., : self.step + 1, :]
-        output = attend_completions(q, context_k, context_v, own_k, own_v, layout, rule, self.step).flatten(2, 4)
+            output = flex.attend_step(q, context_k, context_v, own_k, own_v, mask, rule, self.step, at)
+        else:
+            q = q.unflatten(2, (layout.num_anchors, layout.samples, 1))
+            own_k, own_v = own_k[..., : self.step + 1, :], own_v[..., : self.step + 1, :]
+            output = attend_completions(q, context_k, context_v, own_k, own_v, layout, rule, self.step).flatten(2, 4)
         return output if self.alike is None else self.alike.gather(output)
 
 

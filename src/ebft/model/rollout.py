@@ -43,6 +43,7 @@ def rollout(
     seeds: Tensor | None = None,
     end_token_ids: Tensor | None = None,
     backend: Backend = "auto",
+    share: bool = True,
 ) -> Tensor:
     """Completions, LongTensor [b, B, n, G].
 
@@ -58,10 +59,11 @@ def rollout(
         end_token_ids: LongTensor; what follows the first of these in a completion is replaced by it. None runs on
             past end tokens, as the released code does.
         backend: "auto", "sdpa" or "flex".
+        share: samples that have drawn the same tokens so far are computed once. False: each on its own.
 
     Completions of anchors that a row drops (`layout.anchor_mask`) mean nothing.
     """
-    return draw(model, input_ids, layout, temperature, top_k, top_p, seeds, end_token_ids, backend).completions
+    return draw(model, input_ids, layout, temperature, top_k, top_p, seeds, end_token_ids, backend, share).completions
 
 
 class Drawn(NamedTuple):
@@ -83,6 +85,7 @@ def draw(
     seeds: Tensor | None = None,
     end_token_ids: Tensor | None = None,
     backend: Backend = "auto",
+    share: bool = True,
 ) -> Drawn:
     """`rollout`, with its entropies and the hidden states of the contexts."""
     check_sampling(temperature, top_k, top_p)
@@ -97,11 +100,11 @@ def draw(
     seeds = seeds.to(device=device, dtype=torch.long, non_blocking=True)
     sampling, backend = (temperature, top_k, top_p), resolve_backend(backend, device)
 
-    generate = partial(_generate, base, backend, sampling)
     if is_launch_bound(base, b * layout.num_anchors * layout.samples, backend):
+        generate = partial(_generate, base, backend, sampling, False)  # inside a graph the host learns nothing
         drawn = Drawn(*replay_network(generate, base, layout, (input_ids, seeds), ("rollout", sampling)))
     else:
-        drawn = generate(layout, input_ids, seeds)
+        drawn = _generate(base, backend, sampling, share, layout, input_ids, seeds)
     if end_token_ids is None:
         return drawn
     return drawn._replace(completions=repeat_end_token(drawn.completions, layout, end_token_ids))
@@ -111,11 +114,12 @@ def _generate(
     base: nn.Module,
     backend: Backend,
     sampling: tuple[float, int | None, float | None],
+    share: bool,
     layout: PackedLayout,
     input_ids: Tensor,
     seeds: Tensor,
 ) -> Drawn:
-    """The rollout itself, on tensors alone. A GPU is asked nothing."""
+    """The rollout itself, on tensors alone. A GPU is asked nothing, unless samples share."""
     b, T = input_ids.shape
     n, B, G = layout.samples, layout.num_anchors, layout.horizon
     decoder = decoder_of(base)
@@ -133,9 +137,7 @@ def _generate(
         for step in range(G - 1):
             cached.step = step
             ids, places = completions[..., step].flatten(1), positions[:, T + step :: G]
-            # What begins alike is computed once, where the host need not wait for the answer.
-            alike = Alike.of(completions[..., : step + 1], kept) if ids.device.type == "cpu" else None
-            cached.alike = alike
+            cached.alike = alike = Alike.of(completions[..., : step + 1], kept) if share else None
             if alike is None:
                 rows = run_decoder(decoder, ids, places, cached).flatten(0, 1)
                 drawn, entropy = _sample_rows(head, rows, uniform[..., step + 1].reshape(-1, 1), *sampling)
