@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from ebft.method.layout import PackedLayout
-from ebft.trees import Packing, ask
+from ebft.model.sizes import ask
+from ebft.trees import Packing
 from packed_implementation import PackedImplementation, Rolled
 
 

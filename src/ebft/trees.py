@@ -13,7 +13,7 @@ from ebft.config.method import MethodConfig
 from ebft.method.layout import PackedLayout
 from ebft.method.tree import Tree
 from ebft.model.layout_graph import replay
-from ebft.model.sizes import rounded_up
+from ebft.model.sizes import ask, rounded_up
 from ebft.rollouts import Rollouts
 from ebft.runtime.graphs import Graphs
 
@@ -85,8 +85,3 @@ def pack_to_score(layout: PackedLayout, input_ids: Tensor, rollouts: Rollouts, c
     tree = layout.tree_of(rollouts.completions, input_ids, rollouts.lengths)
     rows = range(input_ids.shape[0])
     return Packing(layout, tree, *ask([tree.counts, tree.predicting])).of_rows(rows, slice(None))
-
-
-def ask(counts: Sequence[Tensor]) -> list[list[int]]:
-    """The device's numbers, for the host. It waits for them."""
-    return torch.stack(list(counts)).tolist()

@@ -28,13 +28,17 @@ def test_a_layout_with_another_batchs_tensors_is_that_batchs_layout() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_a_replayed_rollout_is_the_rollout(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("share", [False, True], ids=["alone", "share"])
+def test_a_replayed_rollout_is_the_rollout(family: str, share: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = gpu.compiled_model(family)
     seeds = torch.tensor([3, 4])
-    captured = [rollout(model, gpu.some_ids(i).cuda(), gpu.layout(i), seeds=seeds, backend="flex") for i in range(3)]
+    captured = [
+        rollout(model, gpu.some_ids(i).cuda(), gpu.layout(i), seeds=seeds, backend="flex", share=share)
+        for i in range(3 + share)  # computed (with sizes unknown, once more), captured, replayed
+    ]
     assert len(layout_graph.GRAPHS[prepare_model(model)]) == 1
     monkeypatch.setattr(layout_graph, "LAUNCH_BOUND", 0)
     for i, found in enumerate(captured):
-        expected = rollout(model, gpu.some_ids(i).cuda(), gpu.layout(i), seeds=seeds, backend="flex")
+        expected = rollout(model, gpu.some_ids(i).cuda(), gpu.layout(i), seeds=seeds, backend="flex", share=False)
         valid = gpu.layout(i).anchor_mask[..., None].expand(-1, -1, 3)
         assert torch.equal(found[valid], expected[valid])

@@ -8,9 +8,9 @@ from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.sampling import uniforms
 from ebft.model import layout_graph
 from ebft.model import rollout as rollout_module
-from ebft.model.alike import Alike
-from ebft.model.backbone import output_head, packed_hidden_states
-from ebft.model.rollout import rollout
+from ebft.model.alike import Alike, Expected
+from ebft.model.backbone import output_head, packed_hidden_states, prepare_model
+from ebft.model.rollout import _generate, rollout
 from tests.model import compiled_models as gpu
 from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
 from tests.plain import places, plain_logits, untouched
@@ -73,7 +73,7 @@ def test_cached_and_packed_distributions_are_the_same(
         cached = rows[step]
         if device == "cpu":
             kept = layout.anchor_mask.expand(2, B)
-            alike = Alike.of(completions[..., :step], kept)
+            alike, _ = Alike.of(completions[..., :step], kept)
             assert alike is not None
             begun = completions[..., :step][kept].tolist()
             distinct = sum(len({tuple(sample) for sample in anchor}) for anchor in begun)
@@ -109,6 +109,60 @@ def test_samples_that_share_are_those_that_do_not(
     assert torch.equal(shared.cpu()[kept], alone.cpu()[kept])
     assert sum(computed[:5]) < sum(computed[5:])
     assert device == "cpu" or all(rows % 128 == 0 for rows in computed[1:5])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("bound", [0, 1e13], ids=["launched", "graphs"])
+def test_samples_share_on_a_gpu_whether_enough_were_expected_or_not(
+    bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout_graph, "LAUNCH_BOUND", bound)
+    monkeypatch.setattr(rollout_module, "_EXPECTED", expected := Expected())
+    model, layout = tiny_model().cuda(), StridedLayout(T, 5, 1, 40)
+    base, sampling = prepare_model(model), (0.05, None, None)
+    kind = (2, layout.num_anchors, 40, 5, sampling)
+    for trial in range(6):  # sizes are asked for, expected, captured, replayed; then far too few are expected
+        if trial == 4:
+            monkeypatch.setattr(rollout_module, "_EXPECTED", expected := Expected())
+            expected.learn(base, kind, [1, 1, 1, 1])
+        ids, seeds = some_ids(trial).cuda(), SEEDS + trial
+        shared, alone = (
+            rollout(model, ids, layout, sampling[0], seeds=seeds, backend="flex", share=share)
+            for share in (True, False)
+        )
+        assert torch.equal(shared, alone)
+    sizes = expected.sizes(base, kind, 2 * layout.num_anchors * 40)
+    assert sizes is not None
+    assert all(128 < size < 2 * layout.num_anchors * 40 for size in sizes)
+
+
+@pytest.mark.parametrize("more", [0, 1, 7, 1000])
+@torch.no_grad()
+def test_a_number_of_samples_that_is_fixed_beforehand(more: int) -> None:
+    """As a graph has it: those that fill it up change nothing."""
+    model, ids = tiny_model(), some_ids()
+    layout = StridedLayout(T, 5, 2, 6, document_ids=DOCUMENTS)
+    given = (prepare_model(model), "sdpa", (0.3, None, None))
+    completions, entropies, _, leading = _generate(*given, (None,) * 4, layout, ids, SEEDS)
+    enough = tuple(int(count) + more for count in leading)
+    kept = layout.anchor_mask.expand(2, -1)
+    again = _generate(*given, enough, layout, ids, SEEDS)
+    assert torch.equal(again[0][kept], completions[kept])
+    assert torch.equal(again[3], leading)
+    assert torch.allclose(again[1][kept], entropies[kept], atol=1e-5)
+
+
+@torch.no_grad()
+def test_too_few_are_noticed() -> None:
+    """At the first step where they are; what follows it may be anything."""
+    model, ids, layout = tiny_model(), some_ids(), StridedLayout(T, 5, 2, 6)
+    given = (prepare_model(model), "sdpa", (0.9, None, None))
+    *_, leading = _generate(*given, (None,) * 4, layout, ids, SEEDS)
+    for step in range(4):
+        sizes = tuple(int(count) - (place == step) for place, count in enumerate(leading))
+        *_, found = _generate(*given, sizes, layout, ids, SEEDS)
+        assert torch.equal(found[: step + 1], leading[: step + 1])
+        assert bool((found > torch.tensor(sizes)).any())
 
 
 def test_what_is_sampled_depends_on_the_sequence_and_its_seed_alone() -> None:

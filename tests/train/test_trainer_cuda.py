@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ebft import EBFTTrainer, trees
 from ebft.data.packing import collate
+from ebft.model import rollout
 from tests.baselines.runs import ROWS, results_of, write_recipe, write_rows
 from tests.models import tiny_model
 from tests.tiny_tokenizer import END, byte_tokenizer
@@ -49,7 +50,7 @@ def test_bf16_compute_moves_float32_weights(tmp_path: Path, changes: dict) -> No
 
 
 @pytest.mark.parametrize("changes", [{}, {"document_masks": True}, {"packing": False}], ids=str)
-def test_an_iteration_waits_twice_and_compiles_nothing_again(
+def test_an_iteration_waits_three_times_and_compiles_nothing_again(
     tmp_path: Path, changes: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = config(tmp_path, use_cpu=False, bf16=True, gamma=0.1, gradient_accumulation_steps=2, **changes)
@@ -77,7 +78,8 @@ def test_an_iteration_waits_twice_and_compiles_nothing_again(
     waits: list[str] = []
 
     def watched(name: str, function: Any) -> Any:
-        """What may be waited for: the sizes of the trees, and cuSOLVER's result, which is checked on the host."""
+        """What may be waited for: how many samples shared, the sizes of the trees, and cuSOLVER's result, which is
+        checked on the host."""
 
         def wait(*args: Any) -> Any:
             waits.append(name)
@@ -91,9 +93,11 @@ def test_an_iteration_waits_twice_and_compiles_nothing_again(
         return wait
 
     monkeypatch.setattr(torch.linalg, "eigh", watched("eigenvalues", torch.linalg.eigh))
-    monkeypatch.setattr(trees, "ask", watched("sizes", trees.ask))
+    monkeypatch.setattr(rollout, "ask", watched("samples", rollout.ask))
+    monkeypatch.setattr(trees, "ask", watched("trees", trees.ask))
     one([0, 1, 2, 3])
     one([1, 0, 3, 2])
+    one([2, 1, 0, 3])
     waits.clear()
     before = compiled["unique_graphs"]
     ready = batches([4, 5, 6, 0])
@@ -108,7 +112,7 @@ def test_an_iteration_waits_twice_and_compiles_nothing_again(
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert compiled["unique_graphs"] == before
-    assert waits == ["sizes", "eigenvalues"], "each once a window"
+    assert waits == ["samples", "trees", "eigenvalues"], "each once a window"
 
 
 def test_workers_that_load_and_pin_do_not_disturb_graphs(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from ebft.iteration import prepare_window
 from ebft.loading import feature_network
 from ebft.method.sequence_records import Record
 from ebft.model.backbone import evaluating, prepare_model
-from ebft.model.working_copy import copy_in_dtype
+from ebft.model.working_copy import WorkingCopy
 from ebft.validation import validate
 
 
@@ -28,12 +28,19 @@ class Validator:
         prepare_model(model)
         self.features = feature_network(model, config, tokenizer)
         self.end_token_ids = end_token_ids(tokenizer, config.completions_end)
+        self._copy: WorkingCopy | None = None
 
     def _compute_model(self, model: Any) -> Any:
-        """As EBFTTrainer computes: with bf16, on a copy of the weights in bf16. An adapter's model uses autocast."""
+        """As EBFTTrainer computes: with bf16, on a copy of the weights in bf16. An adapter's model uses autocast.
+
+        The copy is kept, as EBFTTrainer's is: graphs of its passes serve the next validation too.
+        """
         if not self.config.bf16 or hasattr(model, "disable_adapter"):
             return model
-        return copy_in_dtype(model, torch.bfloat16)[0].requires_grad_(False)
+        if self._copy is None or self._copy.trained is not model:
+            self._copy = WorkingCopy(model)
+        self._copy.refresh()
+        return self._copy.model
 
     def _autocast(self, model: Any) -> Any:
         enabled = self.config.bf16 and hasattr(model, "disable_adapter")

@@ -23,11 +23,33 @@ SMALLEST_HEAD = 16
 _FEW = 8
 # Not "AUTO": that takes a decoding kernel for fewer than 128 queries, which has no variant for most of our masks.
 _KERNEL = {"BACKEND": "TRITON"}
+# Blocks for heads of so many numbers on Hopper, where torch's own choice is slower for these masks: on an H200, Qwen's
+# 12 heads in an update of 2 x 4608 tokens, forward 0.19 ms instead of 0.27, backward 0.72 instead of 0.78.
+_HOPPER: dict[int, dict[str, Any]] = {
+    128: {
+        "fwd_BLOCK_M": 128,
+        "fwd_BLOCK_N": 64,
+        "fwd_num_warps": 8,
+        "fwd_num_stages": 3,
+        "bwd_BLOCK_M1": 64,
+        "bwd_BLOCK_N1": 128,
+        "bwd_BLOCK_M2": 128,
+        "bwd_BLOCK_N2": 64,
+        "bwd_num_warps": 8,
+        "bwd_num_stages": 3,
+    }
+}
 
 
-def _attention(kind: str, *args: Any, **kwargs: Any) -> Any:
+def _attention(kind: str, q: Tensor, *args: Any, **kwargs: Any) -> Any:
     """FlexAttention, compiled: `kind` of call by kind."""
-    return compiled(_only_compiled, kind)(*args, **kwargs, kernel_options=_KERNEL)
+    return compiled(_only_compiled, kind)(q, *args, **kwargs, kernel_options=_kernel(q.device, q.dtype, q.shape[-1]))
+
+
+@cache
+def _kernel(device: torch.device, dtype: torch.dtype, head: int) -> dict[str, Any]:
+    tuned = dtype == torch.bfloat16 and torch.cuda.get_device_capability(device)[0] == 9
+    return _KERNEL | (_HOPPER.get(head, {}) if tuned else {})
 
 
 def _only_compiled(q: Tensor, k: Tensor, v: Tensor, repeat: bool = False, **kwargs: Any) -> Any:

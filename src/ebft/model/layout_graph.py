@@ -25,7 +25,7 @@ GRAPHS: WeakKeyDictionary[nn.Module, Graphs] = WeakKeyDictionary()
 _WEIGHTS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
 
 
-def is_launch_bound(network: nn.Module, tokens: int, backend: str) -> bool:
+def is_launch_bound(network: nn.Module, tokens: float, backend: str) -> bool:
     """Whether a forward pass over so many tokens is so little work that a graph pays. Shards are gathered to another
     place each time, and weights of few bits may be unpacked in ways that a graph does not know."""
     return backend == "flex" and 2.0 * tokens * _weights_of(network) < LAUNCH_BOUND

@@ -25,6 +25,7 @@ from ebft.model.backbone import (
     decoder_of,
     prepare_model,
 )
+from ebft.model.fused import fuse_projections
 from ebft.model.positions import check_tokens
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
 from ebft.runtime import processes, sharding
@@ -100,12 +101,16 @@ class Networks:
             self.features.fuse_projections()
             if self.working is not None:
                 self.working.fuse_projections()
+            if self.reference is not None:
+                fuse_projections(decoder_of(self.reference))
         wanted = self.args.compile_layers
         if wanted is None:
             wanted = self.args.torch_compile or on_gpu
         if wanted:
             compile_layers(decoder_of(self.model if self.working is None else self.working.model))
             self.features.compile_layers()
+            if self.reference is not None:
+                compile_layers(decoder_of(self.reference))
 
     def compute_model(self) -> Any:
         """The model to compute with, up to date with the one that is trained."""

@@ -1,0 +1,53 @@
+"""Which samples compute for which, against a loop over tuples of tokens."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import torch
+from hypothesis import given
+from torch import nn
+
+from ebft.model.alike import Alike, Expected
+
+
+@given(
+    b=st.integers(1, 3), B=st.integers(1, 4), n=st.integers(1, 5), g=st.integers(1, 3), seed=st.integers(0, 99),
+    more=st.integers(0, 5),
+)  # fmt: skip
+def test_samples_follow_the_first_that_is_like_them(b: int, B: int, n: int, g: int, seed: int, more: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    begun = torch.randint(2, (b, B, n, g), generator=generator)
+    kept = torch.rand(b, B, generator=generator) < 0.8
+    leaders: list[int] = []
+    for row in range(b):
+        for anchor in range(B):
+            seen: set[tuple[int, ...]] = set()
+            for sample in range(n):
+                tokens = tuple(begun[row, anchor, sample].tolist())
+                if (kept[row, anchor] and tokens not in seen) or row == anchor == sample == 0:
+                    leaders.append((row * B + anchor) * n + sample)
+                seen.add(tokens)
+    exact, count = Alike.of(begun, kept)
+    fixed, _ = Alike.of(begun, kept, len(leaders) + more)
+    assert exact is not None
+    assert fixed is not None
+    assert int(count) == len(leaders)
+    assert exact.leaders.tolist() == leaders
+    assert fixed.leaders[: len(leaders)].tolist() == leaders
+    per_sample = begun.reshape(b * B * n, g)
+    for alike in (exact, fixed):
+        followed = per_sample[alike.leaders[alike.group]].view_as(begun)
+        assert torch.equal(followed[kept], begun[kept])
+
+
+def test_sizes_hold_what_the_last_rollouts_needed() -> None:
+    expected, model, other = Expected(), nn.Linear(1, 1), nn.Linear(1, 1)
+    assert expected.sizes(model, "kind", 4096) is None
+    expected.learn(model, "kind", [300, 1000])
+    expected.learn(model, "kind", [520, 900])
+    assert expected.sizes(model, "kind", 4096) == (768, 1280)  # rounded up to 256
+    assert expected.sizes(model, "other", 4096) is None
+    assert expected.sizes(other, "kind", 4096) is None
+    for _ in range(16):
+        expected.learn(model, "kind", [10, 4000])
+    assert expected.sizes(model, "kind", 4096) == (256, 4352)
