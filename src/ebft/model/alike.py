@@ -20,6 +20,9 @@ from ebft.model.sizes import rounded_up
 
 ASK = None  # instead of a number: as many as there are, which the host waits for
 Sizes = tuple[int | None, ...]  # of the steps of a rollout
+STEPS = (
+    8  # in which sizes are rounded up: a rollout meets nearly all of them in its first windows, and compiles for each
+)
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,12 @@ class Alike:
         first = same.to(torch.uint8).argmax(-1)
         b, B, n = first.shape
         leads = (first == torch.arange(n, device=first.device)) & kept[..., None]
-        leads[0, 0, 0] = True  # somebody must; samples of dropped anchors follow whoever came last
+        # Somebody must; samples of dropped anchors follow whoever came last. (A slice is filled on the device. A single
+        # element would be copied from the host, which a graph cannot.)
+        leads[:1, :1, :1] = True
         count = leads.sum()
         if size is ASK:
-            size = int(count) if not begun.is_cuda else rounded_up(int(count), leads.numel())
+            size = int(count) if not begun.is_cuda else rounded_up(int(count), leads.numel(), STEPS)
         if size >= leads.numel() and begun.is_cuda:
             return None, count
         number = leads.flatten().cumsum(0) - 1
@@ -81,7 +86,7 @@ class Expected:
         if not needed:
             return None
         highest = (max(counts) for counts in zip(*needed, strict=True))
-        return tuple(rounded_up(int(count * self._MORE), samples) for count in highest)
+        return tuple(rounded_up(int(count * self._MORE), samples, STEPS) for count in highest)
 
     def learn(self, model: nn.Module, kind: Hashable, needed: Sequence[int]) -> None:
         known = self._needed.setdefault(model, {}).setdefault(kind, deque(maxlen=self._REMEMBERED))

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Up to a sixteenth of the largest, in whole blocks.
-_STEPS, _BLOCK = 16, 128
+_BLOCK = 128
 
 
-def rounded_up(size: int, largest: int) -> int:
-    step = -(-largest // (_STEPS * _BLOCK)) * _BLOCK
+def rounded_up(size: int, largest: int, steps: int) -> int:
+    """To one of so many parts of the largest, in whole blocks."""
+    step = -(-largest // (steps * _BLOCK)) * _BLOCK
     return -(-max(size, 1) // step) * step
 
 
