@@ -17,7 +17,6 @@ from ebft.model.sizes import ask, rounded_up
 from ebft.rollouts import Rollouts
 from ebft.runtime.graphs import Graphs
 
-_STEPS = 16  # in which sizes are rounded up
 _GRAPHS = Graphs()
 
 
@@ -38,8 +37,8 @@ class Packing:
         nodes, predicting = max(self.nodes[row] for row in rows), sum(self.predicting[row] for row in rows)
         if layout.device.type == "cuda":
             every_node = layout.num_anchors * layout.samples * layout.horizon
-            nodes = rounded_up(nodes, every_node, _STEPS)
-            predicting = rounded_up(predicting, len(rows) * every_node, _STEPS)
+            nodes = rounded_up(nodes, every_node)
+            predicting = rounded_up(predicting, len(rows) * every_node)
         return layout.select_rows(index).with_tree(self.tree.select(index), nodes, predicting)
 
 

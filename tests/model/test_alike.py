@@ -45,9 +45,9 @@ def test_sizes_hold_what_the_last_rollouts_needed() -> None:
     assert expected.sizes(model, "kind", 4096) is None
     expected.learn(model, "kind", [300, 1000])
     expected.learn(model, "kind", [520, 900])
-    assert expected.sizes(model, "kind", 4096) == (1024, 1536)  # rounded up to 512
+    assert expected.sizes(model, "kind", 4096) == (768, 1280)  # rounded up to 256
     assert expected.sizes(model, "other", 4096) is None
     assert expected.sizes(other, "kind", 4096) is None
     for _ in range(16):
         expected.learn(model, "kind", [10, 4000])
-    assert expected.sizes(model, "kind", 4096) == (512, 4608)
+    assert expected.sizes(model, "kind", 4096) == (256, 4352)

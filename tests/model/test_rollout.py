@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.sampling import uniforms
-from ebft.model import layout_graph
+from ebft.model import backbone, layout_graph
 from ebft.model import rollout as rollout_module
 from ebft.model.alike import Alike, Expected
 from ebft.model.backbone import output_head, packed_hidden_states, prepare_model
@@ -150,6 +152,23 @@ def test_a_number_of_samples_that_is_fixed_beforehand(more: int) -> None:
     assert torch.equal(again[0][kept], completions[kept])
     assert torch.equal(again[3], leading)
     assert torch.allclose(again[1][kept], entropies[kept], atol=1e-5)
+
+
+@torch.no_grad()
+def test_layers_are_compiled_once_for_any_number_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    backbone._compiled_class.cache_clear()
+    try:
+        base, ids, layout = prepare_model(tiny_model()), some_ids(), StridedLayout(T, 5, 2, 6)
+        backbone.compile_layers(backbone.decoder_of(base))
+        compiled = torch._dynamo.utils.counters["stats"]
+        seen = []
+        for sizes in (10, 20, 30, 40), (12, 22, 33, 41), (15, 25, 35, 45):
+            _generate(base, "sdpa", (0.5, None, None), sizes, layout, ids, SEEDS)
+            seen.append(compiled["unique_graphs"])
+    finally:
+        backbone._compiled_class.cache_clear()
+    assert 0 < seen[0] == seen[1] == seen[2]
 
 
 @torch.no_grad()

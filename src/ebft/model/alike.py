@@ -20,9 +20,6 @@ from ebft.model.sizes import rounded_up
 
 ASK = None  # instead of a number: as many as there are, which the host waits for
 Sizes = tuple[int | None, ...]  # of the steps of a rollout
-STEPS = (
-    8  # in which sizes are rounded up: a rollout meets nearly all of them in its first windows, and compiles for each
-)
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class Alike:
         leads[:1, :1, :1] = True
         count = leads.sum()
         if size is ASK:
-            size = int(count) if not begun.is_cuda else rounded_up(int(count), leads.numel(), STEPS)
+            size = int(count) if not begun.is_cuda else rounded_up(int(count), leads.numel())
         if size >= leads.numel() and begun.is_cuda:
             return None, count
         number = leads.flatten().cumsum(0) - 1
@@ -86,7 +83,7 @@ class Expected:
         if not needed:
             return None
         highest = (max(counts) for counts in zip(*needed, strict=True))
-        return tuple(rounded_up(int(count * self._MORE), samples, STEPS) for count in highest)
+        return tuple(rounded_up(int(count * self._MORE), samples) for count in highest)
 
     def learn(self, model: nn.Module, kind: Hashable, needed: Sequence[int]) -> None:
         known = self._needed.setdefault(model, {}).setdefault(kind, deque(maxlen=self._REMEMBERED))

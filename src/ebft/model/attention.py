@@ -59,6 +59,8 @@ def resolve_backend(backend: Backend, device: torch.device) -> Backend:
 
 
 class _Pass:
+    alike: Alike | None = None  # at this step of a rollout only some samples compute, for all of them
+
     def __init__(self, layout: PackedLayout, backend: Backend) -> None:
         self.layout, self.backend = layout, backend
         self.masks: dict[Any, Any] = {}  # built once per window size, shared by the layers
@@ -117,7 +119,6 @@ class CachedPass(_Pass):
     def __init__(self, layout: PackedLayout, backend: Backend) -> None:
         super().__init__(layout, backend)
         self.step = -1  # -1: the context; g: token g of every completion
-        self.alike: Alike | None = None  # at this step only some samples compute, for all of them
         self.context: dict[int, tuple[Tensor, Tensor]] = {}
         self.own: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -147,11 +147,16 @@ def _compiled_class(layer_class: Any) -> Any:
     if hasattr(layer_class, "_ebft_compiled"):
         return layer_class
     raise_limits()
-    plain, compiled = layer_class.forward, torch.compile(layer_class.forward, dynamic=False)
+    plain = layer_class.forward
+    fixed_shapes, any_rows = (torch.compile(plain, dynamic=dynamic) for dynamic in (False, True))
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         # Only ebft's own passes have a few fixed shapes; text generation would compile for every length it reaches.
-        return (plain if kwargs.get("ebft_pass") is None else compiled)(self, *args, **kwargs)
+        ebft_pass = kwargs.get("ebft_pass")
+        if ebft_pass is None:
+            return plain(self, *args, **kwargs)
+        compiled = fixed_shapes if ebft_pass.alike is None else any_rows
+        return compiled(self, *args, **kwargs)
 
     return type(layer_class.__name__, (layer_class,), {"forward": forward, "_ebft_compiled": True})
 

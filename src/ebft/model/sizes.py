@@ -1,4 +1,4 @@
-"""Sizes that depend on the data, which the host has to know: in few steps, since a GPU's code is compiled for each."""
+"""Sizes that depend on the data, which the host has to know: in few steps, since graphs and code are made for each."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_BLOCK = 128
+# Up to a sixteenth of the largest, in whole blocks.
+_STEPS, _BLOCK = 16, 128
 
 
-def rounded_up(size: int, largest: int, steps: int) -> int:
-    """To one of so many parts of the largest, in whole blocks."""
-    step = -(-largest // (steps * _BLOCK)) * _BLOCK
+def rounded_up(size: int, largest: int) -> int:
+    step = -(-largest // (_STEPS * _BLOCK)) * _BLOCK
     return -(-max(size, 1) // step) * step
 
 
