@@ -38,13 +38,13 @@ class LossParts(NamedTuple):
 def loss_of(model: nn.Module, batch: dict[str, Any], config: MethodConfig, frozen: Frozen | None = None) -> LossTerms:
     """The loss of a micro-batch as `iteration.Window` holds them. frozen: needed with kl_weight."""
     packed_ids, layout = batch["input_ids"], batch["layout"]
-    hidden = packed_hidden_states(model, packed_ids, layout, config.attention_backend)
+    hidden = packed_hidden_states(model, packed_ids, layout, config.attention_backend, whole=False)
     reference = None
     if config.kl_weight:
         assert frozen is not None
         other, context = frozen()
         with torch.no_grad(), context:
-            states = packed_hidden_states(other, packed_ids, layout, config.attention_backend)
+            states = packed_hidden_states(other, packed_ids, layout, config.attention_backend, whole=False)
             reference = Reference(states, output_head(other))
     return ebft_loss(
         hidden,

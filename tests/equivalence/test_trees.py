@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ebft.method.cross_entropy import Reference
-from ebft.method.layout import PackedLayout
+from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.losses import ebft_loss
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
@@ -127,6 +127,32 @@ def test_loss_and_gradient_are_those_of_the_plain_layout(
     assert (found.log_probs - expected.log_probs)[wanted].abs().max() < precise * 100 if bool(wanted.any()) else True
     for mine, other in zip(of_tree, gradients, strict=True):
         assert (mine - other).abs().max() <= precise * 10 * other.abs().max().clamp(min=1e-3)
+
+
+def test_places_without_a_token_need_not_be_computed() -> None:
+    """Rows with trees of different sizes, one of them with padding behind its text: the same states and gradients."""
+    model = tiny_model("llama")
+    lengths = torch.tensor([T, T - 6])
+    layout = StridedLayout(T, 4, 4, 3, document_ids=torch.where(torch.arange(T) < lengths[:, None], 0, -1))
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(VOCABULARY, (2, T), generator=generator)
+    completions = torch.randint(2, (2, layout.num_anchors, 3, 4), generator=generator)
+    tree = layout.as_tree(completions)
+    assert tree.held is not None
+    assert tree.held.sum(1).tolist() == (lengths + tree.held[:, T:].sum(1)).tolist()
+    assert len(set(tree.held.sum(1).tolist())) == 2
+    packed = tree.pack(ids, completions)
+    weights = torch.randn(2, tree.packed_length, 1, generator=generator) * tree.held[..., None]
+    found = []
+    for whole in (True, False):
+        model.zero_grad()
+        hidden = packed_hidden_states(model, packed, tree, whole=whole)
+        (hidden * weights).sum().backward()
+        found.append((hidden[tree.held], [p.grad.clone() for p in model.parameters() if p.grad is not None]))
+    (states, gradients), (others, other_gradients) = found
+    torch.testing.assert_close(others, states, rtol=1e-5, atol=1e-5)
+    for gradient, other in zip(gradients, other_gradients, strict=True):
+        torch.testing.assert_close(other, gradient, rtol=1e-4, atol=1e-4)
 
 
 def test_a_single_sample_is_a_tree_too() -> None:

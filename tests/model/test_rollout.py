@@ -10,8 +10,8 @@ from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.sampling import uniforms
 from ebft.model import backbone, layout_graph
 from ebft.model import rollout as rollout_module
-from ebft.model.alike import Alike, Expected
 from ebft.model.backbone import output_head, packed_hidden_states, prepare_model
+from ebft.model.computed import Computed, Expected
 from ebft.model.rollout import _generate, rollout
 from tests.model import compiled_models as gpu
 from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
@@ -75,12 +75,12 @@ def test_cached_and_packed_distributions_are_the_same(
         cached = rows[step]
         if device == "cpu":
             kept = layout.anchor_mask.expand(2, B)
-            alike, _ = Alike.of(completions[..., :step], kept)
+            alike, _ = Computed.of_samples(completions[..., :step], kept)
             assert alike is not None
             begun = completions[..., :step][kept].tolist()
             distinct = sum(len({tuple(sample) for sample in anchor}) for anchor in begun)
             assert len(cached) == distinct + (not kept[0, 0]), "each once, and none of a dropped anchor but the first"
-            cached = cached[alike.group]
+            cached = cached[alike.standing]
         cached = cached.view(2, B, n, VOCABULARY)
         packed = logits[:, layout.completion_slots[:, :, step - 1]]
         valid = layout.anchor_mask.expand(2, B)

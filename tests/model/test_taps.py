@@ -97,7 +97,8 @@ def test_rows_of_tapped_states_are_pooled_with_their_weights() -> None:
     weights = torch.rand(2, 3, 4, 1, generator=generator)
     with torch.no_grad():
         states = decoder(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
-        with tapped_states(decoder, (0, 2, 2), [(rows, weights), (rows[:, :1], weights[:, :1])]) as found:
+        tokens = rows + torch.arange(2)[:, None, None] * T  # counted over both rows of the batch
+        with tapped_states(decoder, (0, 2, 2), [(tokens, weights), (tokens[:, :1], weights[:, :1])]) as found:
             decoder(input_ids=ids, use_cache=False)
         kept = {tap: [value.clone() for value in values] for tap, values in found.items()}
         decoder(input_ids=ids.flip(1), use_cache=False)

@@ -32,7 +32,7 @@ from transformers.masking_utils import sdpa_mask
 from ebft.method.choices import Backend
 from ebft.method.layout import PackedLayout
 from ebft.model import flex
-from ebft.model.alike import Alike
+from ebft.model.computed import Computed
 from ebft.model.scores import ScoreRule
 
 ATTENTION_NAME = "ebft"
@@ -59,11 +59,20 @@ def resolve_backend(backend: Backend, device: torch.device) -> Backend:
 
 
 class _Pass:
-    alike: Alike | None = None  # at this step of a rollout only some samples compute, for all of them
+    computed: Computed | None = None  # None: all tokens are
 
     def __init__(self, layout: PackedLayout, backend: Backend) -> None:
         self.layout, self.backend = layout, backend
         self.masks: dict[Any, Any] = {}  # built once per window size, shared by the layers
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
+        """Queries [b, heads, N, d], keys and values [b, kv_heads, N, d] -> [b, heads, N, d]; where only some tokens are
+        computed, [1, heads, R, d] of those."""
+        attend = partial(self._attend, layer, rule=rule)
+        return attend(q, k, v) if self.computed is None else self.computed.attend(attend, q, k, v)
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
+        raise NotImplementedError
 
     def _use_flex(self, q: Tensor) -> bool:
         return self.backend == "flex" and q.shape[-1] >= flex.SMALLEST_HEAD
@@ -89,8 +98,27 @@ class _Pass:
 class PackedPass(_Pass):
     """The whole packed sequence in one forward pass."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
-        """[b, heads, S, d] queries, [b, kv_heads, S, d] keys and values -> [b, heads, S, d]."""
+    def __init__(self, layout: PackedLayout, backend: Backend, whole: bool = True) -> None:
+        """whole: compute what stands at places without a token as well, where it can be left out."""
+        super().__init__(layout, backend)
+        held = None if whole or layout.device.type != "cpu" else layout.held
+        if held is not None and not bool(held.all()):
+            self.computed = Computed.where(held)
+
+    def run(self, decoder: Callable[[Tensor, Tensor], Tensor], packed_ids: Tensor) -> Tensor:
+        """decoder(ids, positions), both [b, tokens], over the tokens that are computed."""
+        positions = self.layout.position_ids.expand(packed_ids.shape)
+        if self.computed is None:
+            return decoder(packed_ids, positions)
+        return decoder(self.computed.pick(packed_ids), self.computed.pick(positions))
+
+    def numbers(self, slots: Tensor) -> Tensor:
+        """Where slots [b, ...] of the packed sequences stand among the tokens that are computed, row after row."""
+        rows = torch.arange(len(slots), device=slots.device).view(-1, *[1] * (slots.dim() - 1))
+        places = rows * self.layout.packed_length + slots
+        return places if self.computed is None else self.computed.standing[places]
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
         layout, T = self.layout, self.layout.context_length
         if self._use_flex(q):
             mask = self._mask(("packed", rule.window), flex.packed_mask, rule.window)
@@ -122,8 +150,8 @@ class CachedPass(_Pass):
         self.context: dict[int, tuple[Tensor, Tensor]] = {}
         self.own: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
-        """Queries [b, heads, T, d] of the context, later [b, heads, B*n, d] of one token of every completion."""
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
+        """The N tokens are those of the context, later one of every completion: B*n."""
         layout = self.layout
         if self.step < 0:
             self.context[layer] = (k, v)
@@ -132,8 +160,6 @@ class CachedPass(_Pass):
                 return flex.attend(q, k, v, mask, rule, layout.context_length)
             return self._attend_context(q, k, v, rule)
 
-        if self.alike is not None:
-            q, k, v = (self.alike.spread(x) for x in (q, k, v))
         if self.step == 0:
             shape = (*k.shape[:2], layout.num_anchors, layout.samples, layout.horizon - 1, k.shape[-1])
             self.own[layer] = (k.new_zeros(shape), v.new_zeros(*shape[:-1], v.shape[-1]))
@@ -147,12 +173,10 @@ class CachedPass(_Pass):
             key = ("step", rule.window, self.step if rule.window is not None else 0)
             mask = self._mask(key, flex.step_mask, rule.window, self.step)
             at = self._mask(("at", self.step), _on_device, self.step)
-            output = flex.attend_step(q, context_k, context_v, own_k, own_v, mask, rule, self.step, at)
-        else:
-            q = q.unflatten(2, (layout.num_anchors, layout.samples, 1))
-            own_k, own_v = own_k[..., : self.step + 1, :], own_v[..., : self.step + 1, :]
-            output = attend_completions(q, context_k, context_v, own_k, own_v, layout, rule, self.step).flatten(2, 4)
-        return output if self.alike is None else self.alike.gather(output)
+            return flex.attend_step(q, context_k, context_v, own_k, own_v, mask, rule, self.step, at)
+        q = q.unflatten(2, (layout.num_anchors, layout.samples, 1))
+        own_k, own_v = own_k[..., : self.step + 1, :], own_v[..., : self.step + 1, :]
+        return attend_completions(q, context_k, context_v, own_k, own_v, layout, rule, self.step).flatten(2, 4)
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ def _compiled_class(layer_class: Any) -> Any:
         ebft_pass = kwargs.get("ebft_pass")
         if ebft_pass is None:
             return plain(self, *args, **kwargs)
-        compiled = fixed_shapes if ebft_pass.alike is None else any_rows
+        compiled = fixed_shapes if ebft_pass.computed is None else any_rows
         return compiled(self, *args, **kwargs)
 
     return type(layer_class.__name__, (layer_class,), {"forward": forward, "_ebft_compiled": True})
@@ -180,15 +180,19 @@ def run_decoder(decoder: nn.Module, ids: Tensor, position_ids: Tensor, ebft_pass
 
 
 def packed_hidden_states(
-    model: nn.Module, packed_ids: Tensor, layout: PackedLayout, backend: Backend = "auto"
+    model: nn.Module, packed_ids: Tensor, layout: PackedLayout, backend: Backend = "auto", whole: bool = True
 ) -> Tensor:
-    """Last hidden states [b, S, H] of packed sequences, with gradients if they are on."""
+    """Last hidden states [b, S, H] of packed sequences, with gradients if they are on.
+
+    whole: False where nobody looks at places without a token (`layout.held`); on a CPU they take no time then.
+    """
     base = prepare_model(model)
     check_packed_ids(packed_ids, layout, embedding_size(base))
     check_length(decoder_of(base), layout)
     layout = layout.to(packed_ids.device)
-    packed_pass = PackedPass(layout, resolve_backend(backend, packed_ids.device))
-    return run_decoder(decoder_of(base), packed_ids, layout.position_ids, packed_pass)
+    packed_pass = PackedPass(layout, resolve_backend(backend, packed_ids.device), whole)
+    hidden = packed_pass.run(partial(run_decoder, decoder_of(base), ebft_pass=packed_pass), packed_ids)
+    return hidden if packed_pass.computed is None else packed_pass.computed.spread(hidden)
 
 
 def check_packed_ids(packed_ids: Tensor, layout: PackedLayout, vocabulary_size: int) -> None:

@@ -216,8 +216,10 @@ class FeatureNetwork(nn.Module):
             enabled=self.autocast is not None,
             cache_enabled=torch.is_autocast_cache_enabled(),
         )
+        packed_pass = PackedPass(layout, backend, whole=False)
+        places = [(packed_pass.numbers(slots), weights) for slots, weights in places]
         with evaluating(network), adapter_off, precision, tapped_states(network, self.taps, places) as tapped:
-            run_decoder(network, packed_ids, layout.position_ids, PackedPass(layout, backend))
+            packed_pass.run(partial(run_decoder, network, ebft_pass=packed_pass), packed_ids)
 
         def features_at(place: int) -> Tensor:
             pooled = [tapped[tap][place] for tap in self.taps]

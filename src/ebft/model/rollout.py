@@ -19,7 +19,6 @@ from ebft.method.cross_entropy import check_token_ids, rows_per_chunk
 from ebft.method.head import Head
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import check_sampling, sample_with_entropy, uniforms
-from ebft.model.alike import ASK, Alike, Expected, Sizes
 from ebft.model.attention import CachedPass, resolve_backend
 from ebft.model.backbone import (
     decoder_of,
@@ -29,6 +28,7 @@ from ebft.model.backbone import (
     prepare_model,
     run_decoder,
 )
+from ebft.model.computed import ASK, Computed, Expected, Sizes
 from ebft.model.layout_graph import is_launch_bound, replay_network
 from ebft.model.positions import check_length
 from ebft.model.sizes import ask
@@ -186,17 +186,18 @@ def _generate(
         for step in range(G - 1):
             cached.step = step
             ids, places = completions[..., step].flatten(1), positions[:, T + step :: G]
-            alike = None
+            cached.computed = None
             if sizes is not None:
-                alike, leading[step] = Alike.of(completions[..., : step + 1], kept, sizes[step])
-            cached.alike = alike
-            if alike is None:
+                begun = completions[..., : step + 1]
+                cached.computed, leading[step] = Computed.of_samples(begun, kept, sizes[step])
+            number = uniform[..., step + 1].reshape(-1, 1)
+            if cached.computed is None:
                 rows = run_decoder(decoder, ids, places, cached).flatten(0, 1)
-                drawn, entropy = _sample_rows(head, rows, uniform[..., step + 1].reshape(-1, 1), *sampling)
+                drawn, entropy = _sample_rows(head, rows, number, *sampling)
             else:
-                rows = run_decoder(decoder, alike.chosen(ids), alike.chosen(places), cached)[0]
-                drawn, entropy = _sample_rows(head, rows, uniform[..., step + 1].reshape(-1, 1), *sampling, alike.group)
-                entropy = entropy[alike.group]
+                rows = run_decoder(decoder, cached.computed.pick(ids), cached.computed.pick(places), cached)[0]
+                drawn, entropy = _sample_rows(head, rows, number, *sampling, cached.computed.standing)
+                entropy = entropy[cached.computed.standing]
             completions[..., step + 1], entropies[..., step + 1] = drawn.view(b, B, n), entropy.view(b, B, n)
     return completions, entropies, context, leading
 

@@ -56,16 +56,16 @@ def random_like(decoder: nn.Module, seed: int) -> nn.Module:
 def tapped_states(
     decoder: nn.Module, taps: Sequence[int], places: Sequence[tuple[Tensor, Tensor]]
 ) -> Iterator[dict[int, list[Tensor]]]:
-    """Pool rows [b, R, m] of the tapped hidden states with their weights, to [b, R, width], and keep nothing else."""
+    """Pool tokens [b, R, m] of the tapped hidden states with their weights, to [b, R, width], and keep nothing else.
+    Tokens are numbered over all rows of the pass, one after the other."""
     layers = decoder_layers(decoder)[1]
     found: dict[int, list[Tensor]] = {}
 
-    def pool(hidden: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-        index = rows.flatten(1)[..., None].expand(-1, -1, hidden.shape[-1])
-        return (hidden.gather(1, index).unflatten(1, rows.shape[1:]).float() * weights).sum(-2)
+    def pool(hidden: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
+        return (hidden.flatten(0, 1)[tokens].float() * weights).sum(-2)
 
     def keep(tap: int, hidden: Tensor) -> None:
-        found[tap] = [pool(hidden, rows, weights) for rows, weights in places]
+        found[tap] = [pool(hidden, tokens, weights) for tokens, weights in places]
 
     def before_first_layer(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         keep(0, args[0] if args else kwargs["hidden_states"])

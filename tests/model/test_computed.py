@@ -5,9 +5,9 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import torch
 from hypothesis import given
-from torch import nn
+from torch import Tensor, nn
 
-from ebft.model.alike import Alike, Expected
+from ebft.model.computed import Computed, Expected
 
 
 @given(
@@ -27,17 +27,37 @@ def test_samples_follow_the_first_that_is_like_them(b: int, B: int, n: int, g: i
                 if (kept[row, anchor] and tokens not in seen) or row == anchor == sample == 0:
                     leaders.append((row * B + anchor) * n + sample)
                 seen.add(tokens)
-    exact, count = Alike.of(begun, kept)
-    fixed, _ = Alike.of(begun, kept, len(leaders) + more)
+    exact, count = Computed.of_samples(begun, kept)
+    fixed, _ = Computed.of_samples(begun, kept, len(leaders) + more)
     assert exact is not None
     assert fixed is not None
     assert int(count) == len(leaders)
-    assert exact.leaders.tolist() == leaders
-    assert fixed.leaders[: len(leaders)].tolist() == leaders
+    assert exact.chosen.tolist() == leaders
+    assert fixed.chosen[: len(leaders)].tolist() == leaders
     per_sample = begun.reshape(b * B * n, g)
-    for alike in (exact, fixed):
-        followed = per_sample[alike.leaders[alike.group]].view_as(begun)
+    for computed in (exact, fixed):
+        followed = per_sample[computed.chosen[computed.standing]].view_as(begun)
         assert torch.equal(followed[kept], begun[kept])
+
+
+def test_tokens_that_are_not_held_are_left_out() -> None:
+    """Of a pass over two rows, one shorter than the other: attention sees both, layers the tokens alone."""
+    held = torch.tensor([[True, True, True, False, False], [True, True, True, True, True]])
+    computed = Computed.where(held)
+    values = torch.arange(10).view(2, 5)
+    assert computed.pick(values).tolist() == [[0, 1, 2, 5, 6, 7, 8, 9]]
+    spread = computed.spread(computed.pick(values))
+    assert torch.equal(spread[held], values[held])
+
+    def sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        assert q.shape == (2, 3, 5, 1)
+        return q + (k * held[:, None, :, None]).sum(2, keepdim=True) + v
+
+    heads = computed.pick(values.float()[..., None, None].expand(2, 5, 3, 1)).transpose(1, 2)
+    found = computed.attend(sums, heads, heads, heads)
+    assert found.shape == heads.shape
+    totals = torch.tensor([3.0] * 3 + [35.0] * 5)
+    assert torch.equal(found[0, 0, :, 0], 2 * computed.pick(values)[0] + totals)
 
 
 def test_sizes_hold_what_the_last_rollouts_needed() -> None:

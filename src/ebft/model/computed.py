@@ -1,14 +1,15 @@
-"""Samples of a rollout that have drawn the same tokens so far: one of them computes the step for all, and none of those
-that nobody will look at.
+"""Which tokens of a pass are computed: not those that nobody looks at, and of samples of a rollout that have drawn the
+same tokens so far, one for all. Layers see the chosen tokens one after the other; attention sees all, row by row.
 
-How many compute has to be known on the host. On a CPU it is. A GPU is not asked at every step: `Expected` says how many
-it will be, from the rollouts before, and whoever relies on it looks at the end whether they were enough.
+How many there are has to be known on the host. On a CPU it is. A GPU is not asked at every step of a rollout:
+`Expected` says how many it will be, from the rollouts before, and whoever relies on it looks at the end whether they
+were enough.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -23,19 +24,26 @@ Sizes = tuple[int | None, ...]  # of the steps of a rollout
 
 
 @dataclass(frozen=True)
-class Alike:
-    """R of the b*B*n samples compute for all; rows are those of the batch one after the other."""
+class Computed:
+    """R of the b x N tokens of a pass are computed, and stand for the others too."""
 
-    leaders: Tensor  # [R], places among all samples; behind those that lead, some that fill up a rounded number
-    group: Tensor  # [b*B*n], which leader each sample follows
-    shape: tuple[int, int, int]  # b, B, n
+    chosen: Tensor  # [R], places among all tokens, row after row
+    standing: Tensor  # [b*N], which of the chosen stands for each token
+    rows: int  # b
 
     @classmethod
-    def of(cls, begun: Tensor, kept: Tensor, size: int | None = ASK) -> tuple[Alike | None, Tensor]:
-        """For what the samples have drawn so far, [b, B, n, g], at anchors that their row keeps, bool [b, B].
+    def where(cls, held: Tensor) -> Computed:
+        """The tokens that are held, bool [b, N]. What the first of them says in place of the others means nothing."""
+        places = held.flatten()
+        return cls(places.nonzero()[:, 0], (places.cumsum(0) - 1) * places, len(held))
+
+    @classmethod
+    def of_samples(cls, begun: Tensor, kept: Tensor, size: int | None = ASK) -> tuple[Computed | None, Tensor]:
+        """One sample for all that have drawn the same tokens so far, [b, B, n, g], at anchors that their row keeps,
+        bool [b, B].
 
         size: R. Where fewer lead, others fill up; where more do, what is computed for the last is wrong.
-        Returns None where all samples compute, and how many lead.
+        Returns None where all samples are computed, and how many lead.
         """
         same = common_prefix(begun[:, :, :, None], begun[:, :, None])[..., -1]  # [b, B, n, n]
         first = same.to(torch.uint8).argmax(-1)
@@ -52,20 +60,20 @@ class Alike:
         number = leads.flatten().cumsum(0) - 1
         leader_of = torch.arange(b * B, device=first.device).view(b, B, 1) * n + first
         in_order = leads.flatten().to(torch.uint8).sort(descending=True, stable=True).indices
-        return cls(in_order[:size], number[leader_of.flatten()].clamp(max=size - 1), (b, B, n)), count
+        return cls(in_order[:size], number[leader_of.flatten()].clamp(max=size - 1), b), count
 
-    def chosen(self, per_sample: Tensor) -> Tensor:
-        """[b, B*n] of all samples -> [1, R] of the leaders."""
-        return per_sample.reshape(1, -1)[:, self.leaders]
+    def pick(self, per_token: Tensor) -> Tensor:
+        """[b, N, ...] of all tokens -> [1, R, ...] of the chosen."""
+        return per_token.flatten(0, 1).index_select(0, self.chosen)[None]
 
-    def spread(self, x: Tensor) -> Tensor:
-        """Heads of the leaders [1, heads, R, d] -> of all samples [b, heads, B*n, d]."""
-        b, B, n = self.shape
-        return x[0].index_select(1, self.group).unflatten(1, (b, B * n)).transpose(0, 1)
+    def spread(self, per_chosen: Tensor) -> Tensor:
+        """[1, R, ...] of the chosen -> [b, N, ...] of all tokens."""
+        return per_chosen[0].index_select(0, self.standing).unflatten(0, (self.rows, -1))
 
-    def gather(self, x: Tensor) -> Tensor:
-        """[b, heads, B*n, d] of all samples -> [1, heads, R, d] of the leaders."""
-        return x.transpose(0, 1).flatten(1, 2).index_select(1, self.leaders)[None]
+    def attend(self, attend: Callable[[Tensor, Tensor, Tensor], Tensor], *heads: Tensor) -> Tensor:
+        """Attention among all tokens, [b, heads, N, d], for queries, keys and values of the chosen [1, heads, R, d]."""
+        q, k, v = (self.spread(x.transpose(1, 2)).transpose(1, 2) for x in heads)
+        return self.pick(attend(q, k, v).transpose(1, 2)).transpose(1, 2)
 
 
 class Expected:
