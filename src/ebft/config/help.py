@@ -36,6 +36,7 @@ def settings_help(command: str) -> str:
         f"usage: ebft {command} --config recipe.yaml [--setting value ...] [--resume] [--dry-run] [--launch N]",
         "",
         "Settings come from the recipe; flags win over it.",
+        "  --config F  a YAML file, or the name of a recipe that comes with ebft: quickstart, paper/qa_code, ...",
         "  --resume    resume from the last complete checkpoint in output_dir",
         "  --dry-run   load and pack the data, print the plan and an example, and stop",
         "  --launch N  start N processes on this machine, one per GPU; N times the rows per step",

@@ -23,6 +23,7 @@ from ebft.config.method import MethodConfig
 from ebft.config.model_and_data import DataConfig, ModelConfig
 from ebft.config.running import RunningConfig
 from ebft.config.secrets import take_secrets
+from ebft.config.shipped import find_recipe
 from ebft.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -140,10 +141,10 @@ def transformers_settings() -> tuple[str, ...]:
 
 
 def read_values(file: str | Path) -> dict[str, Any]:
-    """What stands in a recipe, unchecked."""
-    path = Path(file)
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such recipe")
+    """What stands in a recipe, a file or one of the package, unchecked."""
+    path = find_recipe(file)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; give a YAML file")
     try:
         text = path.read_text(encoding="utf-8")
         if _depth(text) > 100:  # the parser takes minutes over thousands of brackets
