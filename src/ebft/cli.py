@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ebft.config.synonyms import suggestion
 from ebft.config.usage import PLAN, STUDY, USAGE
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
 from ebft.runtime.launch import PREEMPTED, stop_on_notice
@@ -73,16 +74,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Prints errors in one line, suggests the option that was meant, and takes no shortened names."""
+    """Prints errors in one line, suggests the option that was meant, takes - and _ but no shortened names."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Options are written with - here and with _ in recipes; both are taken."""
+        flags = (word.partition("=") if word.startswith("--") else (word, "", "") for word in args)
+        args = [(n.replace("_", "-") if n.startswith("--") else n) + equals + value for n, equals, value in flags]
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             option = unknown.split()[0].partition("=")[0]
-            message = f"unknown option {unknown!r}{nearest(option, self._option_string_actions)}"
+            message = f"unknown option {unknown!r}{suggestion(option, self._option_string_actions)}"
         raise SystemExit(_print_error(message))
 
 
