@@ -48,8 +48,11 @@ BORROWED: dict[str, tuple[str, type]] = {
         "prompt_column",
         "completion_column",
         "messages_column",
+        "prompt_separator",
     )
 }
+# Translation has a template of its own.
+BORROWED["calibration_prompt_template"] = ("prompt_template", DataConfig)
 
 
 @dataclass

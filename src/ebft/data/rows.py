@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ebft.data import builtin
+from ebft.data.row_format import Row
 from ebft.errors import DataError, first_line
 
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 TEXT_FILES = (".txt", ".md", ".rst", ".py")
 SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")
-
-Row = dict[str, Any]
 
 
 def read_rows(source: str, split: str = "train") -> Iterator[Row]:

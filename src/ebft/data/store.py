@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ebft.data.formats import Document, encode
-from ebft.data.rows import Row, fingerprint, read_rows
+from ebft.data.row_format import Row, RowFormat
+from ebft.data.rows import fingerprint, read_rows
 from ebft.errors import DataError
 from ebft.runtime.files import cache_directory
 
@@ -74,12 +75,18 @@ def tokenize_source(
     source: str,
     tokenizer: Any,
     split: str = "train",
-    columns: dict[str, str] | None = None,
+    row_format: RowFormat | None = None,
     limit: int | None = None,
     cache: Path | None = None,
 ) -> TokenStore:
     """The tokens of a source, from the cache if they were made before."""
-    identity = [FORMAT_VERSION, fingerprint(source, split), _tokenizer_identity(tokenizer), columns, limit]
+    identity = [
+        FORMAT_VERSION,
+        fingerprint(source, split),
+        _tokenizer_identity(tokenizer),
+        vars(row_format or RowFormat()),
+        limit,
+    ]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
     home = (cache or cache_directory()) / "tokens"
     folder = home / key
@@ -88,7 +95,9 @@ def tokenize_source(
         rows = itertools.islice(read_rows(source, split), limit)
         partial = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=home))
         try:
-            _write(partial, _with_progress(_encoded(rows, tokenizer, columns, source), f"tokenising {source}"), source)
+            _write(
+                partial, _with_progress(_encoded(rows, tokenizer, row_format, source), f"tokenising {source}"), source
+            )
             (partial / "identity.json").write_text(json.dumps(identity))
             try:
                 partial.rename(folder)
@@ -100,19 +109,19 @@ def tokenize_source(
     return TokenStore.open(folder)
 
 
-def tokenize_rows(rows: Iterable[Row], tokenizer: Any, columns: dict[str, str] | None = None) -> TokenStore:
+def tokenize_rows(rows: Iterable[Row], tokenizer: Any, row_format: RowFormat | None = None) -> TokenStore:
     """The tokens of rows given as a `datasets.Dataset` or a list of dictionaries: on disk while the process lives."""
     folder = Path(tempfile.mkdtemp(prefix="ebft-tokens-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    documents = _encoded(iter(rows), tokenizer, columns, "the dataset")
+    documents = _encoded(iter(rows), tokenizer, row_format, "the dataset")
     _write(folder, _with_progress(documents, "tokenising"), "the dataset")
     return TokenStore.open(folder)
 
 
-def _encoded(rows: Iterator[Row], tokenizer: Any, columns: dict[str, str] | None, source: str) -> Iterator[Document]:
+def _encoded(rows: Iterator[Row], tokenizer: Any, row_format: RowFormat | None, source: str) -> Iterator[Document]:
     for number, row in enumerate(rows, 1):
         try:
-            yield encode(row, tokenizer, columns)
+            yield encode(row, tokenizer, row_format)
         except DataError as error:
             raise DataError(f"{source}: row {number}: {error}") from None
 

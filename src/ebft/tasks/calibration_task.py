@@ -66,11 +66,12 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
 
 
 def calibration_settings(options: EvalOptions) -> dict[str, Any]:
-    """Its options, without a `test_split` of 0: results from before there was one stay comparable."""
+    """Its options, without newer ones that are not set: results from before there were any stay comparable."""
     found = options.values("calibration")
-    return {name: value for name, value in found.items() if name != "test_split" or value}
+    return {name: value for name, value in found.items() if name not in _ONLY_IF_SET or value}
 
 
+_ONLY_IF_SET = ("test_split", "prompt_separator", "calibration_prompt_template")
 # Options of calibration that do not change the numbers of a sequence, or are told apart in another way.
 _NOT_OF_A_SEQUENCE = ("calibration_data", "calibration_split", "sequences", "feature_model", "calibration_batch_size")
 
@@ -85,7 +86,7 @@ def calibration_documents(options: EvalOptions, tokenizer: Any) -> DocumentIndex
     assert options.calibration_data is not None
     data = options.data
     store = tokenize_source(
-        options.calibration_data, tokenizer, options.calibration_split, data.columns, data.limit_documents
+        options.calibration_data, tokenizer, options.calibration_split, data.row_format, data.limit_documents
     )
     rest, test = DocumentIndex.of(store).without_test(data.test_split, data.split_seed)
     if options.held_out:  # what a run with this validation_split validated on
