@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "sweep": _sweep,
         "study": _study,
         "compare": _compare,
+        "generate": _generate,
         "export": _export,
         "eval": _eval,
         "score": _score,
@@ -363,6 +364,19 @@ def _study_report(arguments: list[str]) -> int:
     for note in found.notes:
         logger.warning(note)
     print("\n" + "\n".join(map(str, found.files)))
+    return 0
+
+
+def _generate(arguments: list[str]) -> int:
+    from ebft.evaluate import generate_command
+
+    parser = _Parser(
+        prog="ebft generate",
+        usage="ebft generate --model M [M ...] [--prompt TEXT | --file F] [options]",
+        description="What models write, side by side; without a prompt, a chat in the terminal.",
+    )
+    generate_command.add_arguments(parser)
+    generate_command.run(parser.parse_args(arguments))
     return 0
 
 

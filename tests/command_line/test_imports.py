@@ -90,7 +90,19 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     **{
         f"{command} --help": ([*command.split(), "--help"], 0, "")
         for command in (
-            *("train", "sft", "rlvr", "sweep", "study", "study run", "study report", "compare", "export", "eval"),
+            *(
+                "train",
+                "sft",
+                "rlvr",
+                "sweep",
+                "study",
+                "study run",
+                "study report",
+                "compare",
+                "export",
+                "eval",
+                "generate",
+            ),
             *("score", "fetch", "env"),
         )
     },

@@ -14,6 +14,7 @@ Energy-Based Fine-Tuning of language models.
   ebft study run study.yaml [--dry-run]                   methods, settings and seeds, tested on held-out data
   ebft study report DIR                                   its tables, figures and verdicts, on one page
   ebft compare RUN RUN ... [--output DIR]                 a table and overlaid curves of runs of any of the three
+  ebft generate --model M [M ...] --prompt TEXT           what models write, side by side; without a prompt, a chat
   ebft export RUN --output DIR                            an ordinary model folder; an adapter is merged
   ebft eval --model M --tasks calibration,humaneval --output DIR   evaluate a checkpoint or an adapter
   ebft score humaneval --problems F --samples F --output F   score completions made elsewhere, no model needed

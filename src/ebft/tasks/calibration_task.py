@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ebft.config.evaluation import EvalOptions
+from ebft.config.evaluation import ONLY_IF_SET, EvalOptions
 from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, pad_token_id
 from ebft.data.rows import fingerprint as source_fingerprint
 from ebft.data.store import tokenize_source
@@ -68,10 +68,9 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
 def calibration_settings(options: EvalOptions) -> dict[str, Any]:
     """Its options, without newer ones that are not set: results from before there were any stay comparable."""
     found = options.values("calibration")
-    return {name: value for name, value in found.items() if name not in _ONLY_IF_SET or value}
+    return {name: value for name, value in found.items() if name not in ONLY_IF_SET or value}
 
 
-_ONLY_IF_SET = ("test_split", "prompt_separator", "calibration_prompt_template")
 # Options of calibration that do not change the numbers of a sequence, or are told apart in another way.
 _NOT_OF_A_SEQUENCE = ("calibration_data", "calibration_split", "sequences", "feature_model", "calibration_batch_size")
 
