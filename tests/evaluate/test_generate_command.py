@@ -1,4 +1,4 @@
-"""`ebft generate` in this process, on tiny models: the texts are those of the generator, and stand beside each other."""
+"""`ebft generate` in this process, on tiny models: the texts are the generator's, and stand beside each other."""
 
 from __future__ import annotations
 

@@ -94,6 +94,7 @@ def equip(
 
     `state` are callbacks that write something into checkpoints: before these are marked as complete.
     """
+    callbacks.keep_tensorboard_here(trainer)
     trainer.deferred_checks = DeferredChecks()
     trainer.flops = FlopCounter(trainer.model)
     for callback in (callbacks.MetricsFile(), trainer.costs, *state, callbacks.Checkpoints(trainer)):

@@ -41,6 +41,7 @@ _MEANT: dict[str, tuple[str, ...]] = {
     "eval_strategy": ("evaluation_strategy",),
     "use_cpu": ("cpu", "no_cuda"),
     "dtype": ("torch_dtype", "precision"),
+    "early_stopping_patience": ("early_stopping", "patience"),
     "limit": ("num_examples", "max_samples"),
 }
 

@@ -53,7 +53,12 @@ class EBFTConfig(RunningConfig, MethodConfig, TransformersDefaults, TrainingArgu
                 "fp16=true is not supported: the loss is a mean over all tokens of a step, and gradients so small are "
                 "lost in float16; use bf16=true, or float32"
             )
-        if self.load_best_model_at_end or self.save_strategy == "best":
+        if self.early_stopping_patience is not None and self.eval_strategy in ("no", False):
+            raise ConfigError(
+                f"early_stopping_patience={self.early_stopping_patience} needs evaluations; set eval_strategy=steps "
+                "and eval_steps"
+            )
+        if self.load_best_model_at_end or self.save_strategy == "best" or self.early_stopping_patience is not None:
             self.metric_for_best_model = self.metric_for_best_model or "cfm"
         if self.metric_for_best_model is not None and self.greater_is_better is None:
             # Not transformers' rule, which takes everything but a loss for better when larger.

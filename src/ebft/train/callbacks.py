@@ -8,6 +8,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
+from transformers.integrations import TensorBoardCallback
 
 from ebft.config.training import EBFTConfig
 from ebft.runtime import processes, sharded_checkpoints
@@ -30,6 +31,13 @@ def standard(trainer: Any, args: EBFTConfig) -> list[TrainerCallback]:
         OptimizerTime(trainer),
     ]
     return [*own, EvalTasks(trainer, args)] if args.eval_tasks else own
+
+
+def keep_tensorboard_here(trainer: Any) -> None:
+    """An evaluation before training would otherwise open the log in the working directory."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+            callback.logging_dir = str(Path(trainer.args.output_dir) / "runs")
 
 
 class MetricsFile(TrainerCallback):

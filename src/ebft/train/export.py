@@ -16,7 +16,8 @@ import torch
 from ebft import adapters
 from ebft.errors import ConfigError, first_line, nearest
 from ebft.loading import DTYPES, Checkpoint, load_pretrained
-from ebft.train import checkpoints
+from ebft.train import checkpoints, model_card
+from ebft.train.run_folder import RECIPE_FILE, RunFolder
 
 
 def export(source: str, output: str, dtype: str = "float32", trust_remote_code: bool = False) -> Path:
@@ -34,10 +35,26 @@ def export(source: str, output: str, dtype: str = "float32", trust_remote_code: 
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
+    _write_card(Path(found.adapter or found.base), partial, source, folder.name)
     if folder.exists():
         folder.rmdir()
     partial.rename(folder)
     return folder
+
+
+def _write_card(model: Path, folder: Path, source: str, title: str) -> None:
+    """The card of the run that made the model; that of a checkpoint or of a model from elsewhere says what is known."""
+    if (model / "README.md").is_file() and model.name == RunFolder.FINAL:
+        card = (
+            (model / "README.md")
+            .read_text(encoding="utf-8")
+            .replace("library_name: peft", "library_name: transformers")
+        )
+        if (model / model_card.CURVES).is_file():
+            shutil.copy(model / model_card.CURVES, folder)
+    else:
+        card = model_card.of_checkpoint(title, source, model.parent / RECIPE_FILE)
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def _inside_run(source: str) -> str:

@@ -18,6 +18,7 @@ from ebft.train.metric_names import NAMES
 from ebft.train.training_method import TrainingMethod
 from ebft.version import __version__
 
+CURVES = "curves.png"
 PANELS = (
     ("eval_cfm", "feature-matching loss (validation)"),
     ("eval_cross_entropy", "cross-entropy (validation)"),
@@ -60,7 +61,7 @@ def curves(output: Path) -> Path | None:
         axis.set_xlabel("step")
         axis.grid(alpha=0.3)
     figure.tight_layout()
-    file = output / "curves.png"
+    file = output / CURVES
     figure.savefig(file, dpi=120)
     plt.close(figure)
     return file
@@ -84,6 +85,27 @@ def _header(key: str, names: Sequence[str]) -> list[str]:
     """Lines of the card's header that link to the hub: names there, not files and folders here."""
     hub = [name.partition(":")[0] for name in names if name.count("/") == 1 and not Path(name).expanduser().exists()]
     return [f"{key}: [{', '.join(hub)}]"] if hub else []
+
+
+def of_checkpoint(title: str, source: str, recipe: Path) -> str:
+    """The card of a model that no finished run has left: where it comes from, and the recipe if there is one."""
+    settings = ["", "```yaml", recipe.read_text(encoding="utf-8").strip(), "```"] if recipe.is_file() else []
+    lines = [
+        "---",
+        "library_name: transformers",
+        "tags: [ebft]",
+        "---",
+        "",
+        f"# {title}",
+        "",
+        f"Exported from `{source}`.",
+    ]
+    return "\n".join([*lines, *settings, "", _versions(), ""])
+
+
+def _versions() -> str:
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    return f"ebft {__version__}, {versions}, Python {platform.python_version()}."
 
 
 def write(
@@ -116,8 +138,7 @@ def write(
             "",
             "![curves](curves.png)",
             "",
-            f"ebft {__version__}, torch {torch.__version__}, transformers {transformers.__version__}, "
-            f"Python {platform.python_version()}.",
+            _versions(),
             "",
         ]
     )

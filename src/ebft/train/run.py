@@ -20,7 +20,8 @@ from ebft.method.sequence_records import as_logged, differences
 from ebft.model.backbone import embedding_size
 from ebft.runtime import processes
 from ebft.runtime.files import json_ready
-from ebft.train import model_card, validation_records
+from ebft.train import hub, model_card, validation_records
+from ebft.train.early_stopping import EarlyStopping
 from ebft.train.live_progress import LiveProgress, StepLines
 from ebft.train.preemption import Preemption
 from ebft.train.run_folder import RunFolder
@@ -62,6 +63,7 @@ def _train(
     args = recipe.training
     first = args.process_index == 0
     checkpoint = folder.claim(resume, method.name)
+    repository = hub.take_over(args)
     loaded = _load(recipe, method, folder if checkpoint is not None else None)
     trainer = _build(loaded, method)
     preemption.attach(trainer)
@@ -114,6 +116,8 @@ def _train(
     if not first:
         return {}
     folder.write_results(results)
+    if repository is not None:
+        hub.upload(repository, folder.final, args.hub_revision)
     return results
 
 
@@ -144,5 +148,7 @@ def _build(loaded: Loaded, method: TrainingMethod) -> Any:
     trainer = method.build(loaded)
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
+    if args.early_stopping_patience is not None:
+        trainer.add_callback(EarlyStopping(args.early_stopping_patience, args.early_stopping_threshold))
     trainer.add_callback(StepLines(method.shown) if args.disable_tqdm else LiveProgress(method.shown))
     return trainer

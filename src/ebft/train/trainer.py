@@ -13,7 +13,6 @@ holds only a part of the networks; to transformers and accelerate it still looks
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -24,7 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
-from transformers.integrations import TensorBoardCallback
 
 from ebft import adapters
 from ebft.config.training import EBFTConfig
@@ -115,10 +113,7 @@ class EBFTTrainer(ShardedTrainer):
             **kwargs,
         )
         self.keep_unwrapped()
-        for callback in self.callback_handler.callbacks:
-            # An evaluation before training would otherwise open the log in the working directory.
-            if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
-                callback.logging_dir = os.path.join(str(args.output_dir), "runs")
+        standard_callbacks.keep_tensorboard_here(self)
         # compute_loss divides by the counts of the whole window: the Trainer must not divide by the accumulation again.
         self.model_accepts_loss_kwargs = True
         if not self.sharded:
