@@ -119,7 +119,7 @@ def _run_training(command: str, arguments: list[str]) -> int:
     from ebft.config.secrets import without_secrets
     from ebft.runtime import processes
     from ebft.runtime.launch import end_with_launcher
-    from ebft.train import model_card, run
+    from ebft.train import answers_before_after, model_card, run
     from ebft.train.training_method import EBFT
 
     end_with_launcher()
@@ -147,6 +147,9 @@ def _run_training(command: str, arguments: list[str]) -> int:
             _print_table([model_card.TITLES, *compared])
         else:
             print("no validation data: nothing was evaluated")
+        if answers := results.get("answers"):
+            print("\nheld-out prompts, how their text goes on, and what the model wrote before and after training:")
+            print("\n".join(map(printable, answers_before_after.lines(answers))))
         left = {"model": "final", "curves": "curves.png", "samples": "samples", "metrics": "metrics.jsonl"}
         print()
         _print_table([(name, f"{output}/{file}") for name, file in left.items()])

@@ -14,6 +14,7 @@ import transformers
 
 from ebft.config.recipe import Recipe
 from ebft.method.ratios import with_error
+from ebft.train import answers_before_after
 from ebft.train.metric_names import NAMES
 from ebft.train.training_method import TrainingMethod
 from ebft.version import __version__
@@ -27,6 +28,26 @@ PANELS = (
     ("ebft/distinct", "share of distinct completions"),
     ("grad_norm", "gradient norm"),
 )
+
+
+SHARES = ("ebft/distinct",)
+FEW_POINTS = 5
+LEAST_SPAN = 0.2  # of the largest value
+
+
+def vertical_range(values: Sequence[float], errors: Sequence[float], is_share: bool = False) -> tuple[float, float]:
+    """Where an axis begins and ends: a share from 0 to 1; others so that a change of a few percent looks like one.
+
+    Drawn from the smallest value to the largest, noise would fill the panel and look like a trend.
+    """
+    if is_share:
+        return -0.02, 1.02
+    low = min(v - e for v, e in zip(values, errors, strict=True))
+    high = max(v + e for v, e in zip(values, errors, strict=True))
+    span = max(high - low, LEAST_SPAN * max(abs(low), abs(high))) or 1.0
+    middle = (low + high) / 2
+    bottom, top = middle - 0.55 * span, middle + 0.55 * span
+    return (0.0 if bottom < 0 <= low else bottom), top
 
 
 def read_metrics(output: Path) -> list[dict[str, Any]]:
@@ -57,8 +78,12 @@ def curves(output: Path) -> Path | None:
         if any(errors):
             lower, upper = ([v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1))
             axis.fill_between(steps, lower, upper, alpha=0.2)
-        axis.set_title(title, fontsize=10)
+        few = f" (only {len(points)} point{'s' * (len(points) > 1)})" if len(points) < FEW_POINTS else ""
+        axis.set_title(f"{title}{few}", fontsize=10)
         axis.set_xlabel("step")
+        axis.set_xlim(left=0)
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.set_ylim(*vertical_range(values, errors, is_share=name in SHARES))
         axis.grid(alpha=0.3)
     figure.tight_layout()
     file = output / CURVES
@@ -108,6 +133,13 @@ def _versions() -> str:
     return f"ebft {__version__}, {versions}, Python {platform.python_version()}."
 
 
+def _answers(results: dict[str, Any]) -> list[str]:
+    if "answers" not in results:
+        return []
+    title = "Held-out prompts, how their text goes on, and what the model wrote before and after training:"
+    return [title, "", "```text", *answers_before_after.lines(results["answers"]), "```", ""]
+
+
 def write(
     folder: Path, title: str, recipe: Recipe, results: dict[str, Any], command: Sequence[str], method: TrainingMethod
 ) -> Path:
@@ -134,6 +166,7 @@ def write(
             "",
             "± is the standard error over sequences; that of a change is of the differences sequence by sequence.",
             "",
+            *_answers(results),
             f"{results.get('steps')} steps of {method.details(recipe)}",
             "",
             "![curves](curves.png)",

@@ -21,6 +21,7 @@ from ebft.model.backbone import embedding_size
 from ebft.runtime import processes
 from ebft.runtime.files import json_ready
 from ebft.train import hub, model_card, validation_records
+from ebft.train.answers_before_after import HeldOutPrompts
 from ebft.train.early_stopping import EarlyStopping
 from ebft.train.live_progress import LiveProgress, StepLines
 from ebft.train.preemption import Preemption
@@ -95,6 +96,15 @@ def _train(
         if first:
             validation_records.write(folder.path, "before", records)
             folder.write_results(results)
+    prompts = None
+    if loaded.validation_set is not None and args.show_prompts:
+        prompts = HeldOutPrompts(loaded.validation_set, loaded.tokenizer, args.show_prompts, args.temperature)
+        shown = results.get("answers", {})
+        if shown.get("prompts") != prompts.prompts:  # else the run resumes, and has them on disk
+            shown = {"prompts": prompts.prompts, "text": prompts.truths, "before": prompts.answers(trainer)}
+        results["answers"] = shown
+        if first:
+            folder.write_results(results)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if loaded.validation_set is not None:
         last = trainer.evaluated
@@ -104,6 +114,8 @@ def _train(
         results["change"] = as_logged(differences(trainer.evaluated.records, records))
         if first:
             validation_records.write(folder.path, "after", trainer.evaluated.records)
+    if prompts is not None:
+        results["answers"]["after"] = prompts.answers(trainer)
     results["steps"] = trainer.state.global_step
     results["spent"] = {key.removeprefix("spent/"): value for key, value in trainer.costs.totals().items()}
     with folder.writing_final() as final:

@@ -35,6 +35,7 @@ _MAY_CHANGE = (
     "max_steps",
     "num_train_epochs",
     "samples_every",
+    "show_prompts",
     "disable_tqdm",
     "report_to",
     "run_name",
