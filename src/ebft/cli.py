@@ -390,7 +390,7 @@ def _export(arguments: list[str]) -> int:
     parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16 [float32]")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
     options = parser.parse_args(arguments)
-    _quiet_libraries()
+    _quiet_libraries(bars=sys.stderr.isatty())
     from ebft.train.export import export
 
     print(export(options.source, options.output, options.dtype, options.trust_remote_code))
@@ -480,12 +480,13 @@ def _take_log_level(arguments: Sequence[str]) -> tuple[str, list[str]]:
     return level, rest
 
 
-def _quiet_libraries() -> None:
-    """transformers tells much that is about itself."""
+def _quiet_libraries(bars: bool = False) -> None:
+    """transformers tells much that is about itself; its bars show how far loading and writing is."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    if not bars:
+        logging.disable_progress_bar()
 
 
 def _end_progress() -> None:

