@@ -21,6 +21,7 @@ from ebft.model.backbone import embedding_size
 from ebft.runtime import processes
 from ebft.runtime.files import json_ready
 from ebft.train import hub, model_card, validation_records
+from ebft.train.advice import Advice
 from ebft.train.answers_before_after import HeldOutPrompts
 from ebft.train.early_stopping import EarlyStopping
 from ebft.train.live_progress import LiveProgress, StepLines
@@ -160,6 +161,7 @@ def _build(loaded: Loaded, method: TrainingMethod) -> Any:
     trainer = method.build(loaded)
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Advice())
     if args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStopping(args.early_stopping_patience, args.early_stopping_threshold))
     trainer.add_callback(StepLines(method.shown) if args.disable_tqdm else LiveProgress(method.shown))
