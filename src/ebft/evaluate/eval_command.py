@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ebft import fetch
 from ebft.config.evaluation import ONLY_IF_SET, EvalOptions
 from ebft.data.rows import fingerprint as source_fingerprint
 from ebft.errors import ConfigError
@@ -49,6 +50,8 @@ def run(options: EvalOptions, command: Sequence[str]) -> list[tuple[str, ...]]:
         return present(found, folders, output)
     if not options.model:
         raise ConfigError("no model: give --model, a checkpoint folder, a hub name or an adapter folder")
+    for name in options.model:  # before anything is looked for on the hub
+        fetch.resolve(name)
     if not options.tasks:
         raise ConfigError("no task: give --tasks, such as --tasks calibration,humaneval")
     # What can be wrong with data and settings shows before a model is loaded or a folder made.

@@ -10,6 +10,7 @@ from ebft.config.evaluation import ONLY_IF_SET, EvalOptions
 from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, pad_token_id
 from ebft.data.rows import fingerprint as source_fingerprint
 from ebft.data.store import tokenize_source
+from ebft.errors import ConfigError, DataError
 from ebft.iteration import check_sequences
 from ebft.method.ratios import Estimate
 from ebft.method.sequence_records import METRICS, Record
@@ -89,7 +90,13 @@ def calibration_documents(options: EvalOptions, tokenizer: Any) -> DocumentIndex
     )
     rest, test = DocumentIndex.of(store).without_test(data.test_split, data.split_seed)
     if options.held_out:  # what a run with this validation_split validated on
-        return rest.split(options.held_out, data.split_seed)[1]
+        try:
+            return rest.split(options.held_out, data.split_seed)[1]
+        except DataError:
+            raise ConfigError(
+                f"--held-out {options.held_out:g} is all of the {len(rest)} documents of {options.calibration_data}; "
+                "give the validation_split of the run: a share below 1, or a smaller number"
+            ) from None
     return rest if test is None else test
 
 

@@ -30,7 +30,7 @@ from ebft.data import loaders
 from ebft.data.formats import check_tokenizer
 from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token_ids, pad_token_id
 from ebft.data.store import tokenize_rows
-from ebft.errors import ConfigError, TrainingDiverged
+from ebft.errors import ConfigError, DataError, TrainingDiverged
 from ebft.iteration import Window, check_sequences, prepare_window
 from ebft.method.sequence_records import as_logged, estimates
 from ebft.model.attention import resolve_backend
@@ -107,7 +107,7 @@ class EBFTTrainer(ShardedTrainer):
             args=args,
             data_collator=collate,
             train_dataset=self._sequences(train_dataset, args, processing_class),
-            eval_dataset=self._sequences(eval_dataset, args, processing_class),
+            eval_dataset=self._validation_sequences(eval_dataset, args, processing_class),
             processing_class=processing_class,
             callbacks=[*standard_callbacks.standard(self, args), *(callbacks or [])],
             **kwargs,
@@ -316,6 +316,12 @@ class EBFTTrainer(ShardedTrainer):
         if self.args.world_size == 1 or self.train_dataset is None:
             return super().get_train_dataloader()
         return loaders.train_loader(self.args, self.train_dataset)
+
+    def _validation_sequences(self, dataset: Any, args: EBFTConfig, tokenizer: Any) -> SequenceDataset | None:
+        try:
+            return self._sequences(dataset, args, tokenizer)
+        except DataError as error:
+            raise DataError(f"the validation data: {error}; or hold out other or more documents") from None
 
     def _sequences(self, dataset: Any, args: EBFTConfig, tokenizer: Any) -> SequenceDataset | None:
         if dataset is None or isinstance(dataset, SequenceDataset):
