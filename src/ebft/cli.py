@@ -238,20 +238,36 @@ def _plan(arguments: list[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(PLAN)
         return 0
+    from ebft.planning.rates import GPUS
+
     file, settings = _flags([a for a in arguments if a != "--json"])
-    if file is None:
-        raise ConfigError("ebft plan needs --config recipe.yaml")
-    gpus, gpu_memory = (_number(settings, name) for name in ("gpus", "gpu_memory"))
+    if file is None and not settings.get("model"):
+        raise ConfigError("ebft plan needs --config recipe.yaml, or --model and any other settings")
+    gpu = str(settings.pop("gpu")).lower() if "gpu" in settings else None
+    if gpu is not None and gpu not in GPUS:
+        raise ConfigError(
+            f"--gpu {gpu} is not one of {', '.join(GPUS)}{nearest(gpu, GPUS)}; for another, give --gpu-memory, and "
+            "--gpus for their number"
+        )
+    tokens = _number(settings, "tokens") if "tokens" in settings else None
+    gpus = _number(settings, "gpus")
+    given = "gpu_memory" in settings or gpu is None
+    gpu_memory = _number(settings, "gpu_memory") if given else GPUS[str(gpu)].memory_gib
     if gpus != int(gpus):
         raise ConfigError(f"--gpus {gpus:g} is not a whole number")
-    from ebft.config.recipe import load_recipe
+    from ebft.config.recipe import load_recipe, read_values
     from ebft.planning import plan
 
-    hardware = plan.Hardware(int(gpus), gpu_memory)
+    hardware = plan.Hardware(int(gpus), gpu_memory, gpu)
+    in_recipe = {} if file is None else read_values(file)
+    for name, standing_in in (("dataset", "my.jsonl"), ("output_dir", "runs/mine")):  # neither takes memory
+        if name not in in_recipe:
+            settings.setdefault(name, standing_in)
     found = plan.plan(load_recipe(file, settings), hardware)
     if "--json" in arguments:
         print(json.dumps(plan.as_json(found), indent=1))
         return 0
+    print("\n".join(plan.recommendation(found, tokens)), end="\n\n")
     print("\n".join(plan.introduction(found)), end="\n\n")
     _print_table(plan.table(found))
     return 0

@@ -118,7 +118,7 @@ def test_the_peak_may_be_that_of_evaluation(
     assert words not in shown(*large[:1], "2", *large[2:3], "1")
     without = shown(*large, "--validation_split", "0", "--eval_strategy", "no")
     assert "valuation" not in without
-    assert "eval_batch" not in without
+    assert "largest per_device_eval_batch_size" not in without
 
 
 def test_a_mixture_of_experts(sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,7 +161,7 @@ def test_a_number_of_experts_that_cannot_be_is_one_line(
         (["--gpus", "8", "--gpu-memory"], "needs --gpu-memory with a number"),
         (["--gpus", "nan", "--gpu-memory", "80"], "needs --gpus with a number, not 'nan'"),
         (["--gpus", "2.5", "--gpu-memory", "80"], "--gpus 2.5 is not a whole number"),
-        (["--gpu", "8", "--gpu-memory", "80"], "needs --gpus with a number; --gpu is not known"),
+        (["--gpu", "8", "--gpu-memory", "80"], "--gpu 8 is not one of h200, h100"),
         (["--gpus", "0", "--gpu-memory", "80"], "gpus=0 must be at least 1"),
         (["--gpus", "1", "--gpu-memory", "80", "--gama", "1"], "did you mean 'gamma'"),
         (["--gpus", "1", "--gpu-memory", "80", "--model", "./nowhere"], "no such folder"),

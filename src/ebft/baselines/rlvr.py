@@ -253,8 +253,8 @@ def _check_enough(prompts: int, needed: int, settings: Any) -> None:
         fitting = max(1, settings.gradient_accumulation_steps * prompts // needed)
         raise ConfigError(
             f"a step draws answers to {needed} prompts, but there are {prompts}; lower gradient_accumulation_steps "
-            f"(now {settings.gradient_accumulation_steps}, {fitting} may do) or per_device_train_batch_size, or give more "
-            "data"
+            f"(now {settings.gradient_accumulation_steps}, {fitting} may do) or per_device_train_batch_size, or give "
+            "more data"
         )
 
 
