@@ -28,9 +28,11 @@ def test_a_file_comes_first(elsewhere: Path) -> None:
 
 
 def test_a_folder_is_no_recipe(elsewhere: Path) -> None:
-    (elsewhere / "quickstart").mkdir()
-    with pytest.raises(ConfigError, match="quickstart is a folder"):
-        read_values("quickstart")
+    for name in ("quickstart", "mine"):
+        (elsewhere / name).mkdir()
+    assert read_values("quickstart")["output_dir"] == "runs/quickstart"
+    with pytest.raises(ConfigError, match="mine is a folder"):
+        read_values("mine")
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     ("values", "errors", "share", "low", "high"),
     [
         ([0.5, 0.7], [0, 0], True, -0.02, 1.02),
-        ([3.0, 3.03], [0, 0], False, 2.6817, 3.3483),  # a percent fills a small part: the panel spans a fifth of 3.03
+        ([3.0, 3.03], [0, 0], False, 2.18175, 3.84825),  # a percent fills a small part: 3.03 / 2 around the middle
         ([1.0, 3.0], [0, 0], False, 0.9, 3.1),
         ([1.0, 3.0], [0.5, 0.5], False, 0.35, 3.65),  # the band fits
         ([0.1, 3.0], [0, 0], False, 0.0, 3.145),  # never below 0 for what is not

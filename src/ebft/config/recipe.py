@@ -133,8 +133,6 @@ def own_sections(command: str) -> tuple[type, ...]:
 def read_values(file: str | Path) -> dict[str, Any]:
     """What stands in a recipe, a file or one of the package, unchecked."""
     path = find_recipe(file)
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder; give a YAML file")
     try:
         text = path.read_text(encoding="utf-8")
         if _depth(text) > 100:  # the parser takes minutes over thousands of brackets

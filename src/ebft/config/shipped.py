@@ -18,10 +18,12 @@ def shipped_names() -> list[str]:
 def find_recipe(name: str | Path) -> Path:
     """The file of a recipe or study: a path, or else the name of one in the package."""
     path = Path(name).expanduser()
-    if path.exists():
+    if path.is_file():
         return path
     if str(name) in (names := shipped_names()):
         return RECIPES / f"{name}.yaml"
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; give a YAML file")
     raise ConfigError(f"{name}: no such recipe: neither a file nor one that comes with ebft{_suggestion(name, names)}")
 
 

@@ -32,7 +32,7 @@ PANELS = (
 
 SHARES = ("ebft/distinct",)
 FEW_POINTS = 5
-LEAST_SPAN = 0.2  # of the largest value
+LEAST_SPAN = 0.5  # of the largest value
 
 
 def vertical_range(values: Sequence[float], errors: Sequence[float], is_share: bool = False) -> tuple[float, float]:
