@@ -27,7 +27,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED)
 	$(BIN)/ebft fetch smollm2-135m
-	$(BIN)/ebft train --config recipes/quickstart.yaml --resume
+	$(BIN)/ebft train --config quickstart --resume
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-HEAVY = ("torch", "transformers")
+HEAVY = ("torch", "transformers", "trl", "datasets", "peft", "matplotlib")
 
 _PROGRAM = """
 import contextlib, io, json, sys

@@ -183,3 +183,12 @@ def test_an_untrained_model_is_always_the_same(cache: Path) -> None:
     torch.manual_seed(6)
     again = AutoModelForCausalLM.from_pretrained(fetch.fetch("bytes-2m"))
     assert torch.equal(first, again.model.layers[0].self_attn.q_proj.weight)
+
+
+def test_a_name_without_an_owner_does_not_wait_for_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"model 'nope': no such folder, and names on the hub have an owner"):
+        fetch.resolve("nope")
+    assert fetch.resolve("gpt2") == "gpt2"
+    monkeypatch.setattr(fetch, "_in_hub_cache", lambda name: name == "nope")
+    assert fetch.resolve("nope") == "nope"

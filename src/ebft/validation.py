@@ -5,12 +5,11 @@ The same measurement for EBFT, for the baselines and for `ebft eval`; `method.se
 
 from __future__ import annotations
 
-import logging
 import math
-import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -28,10 +27,9 @@ from ebft.model.backbone import evaluating, output_head
 from ebft.model.features import FeatureNetwork
 from ebft.model.fingerprint import weight_fingerprint
 from ebft.rollouts import roll_out_with_context
-from ebft.runtime.processes import join_rows, rank
+from ebft.runtime.processes import count, join_rows, rank
+from ebft.runtime.progress import progress
 from ebft.trees import pack_to_score
-
-logger = logging.getLogger(__name__)
 
 
 @torch.no_grad()
@@ -110,23 +108,16 @@ def validate(
     """
     found: dict[str, list[Tensor]] = defaultdict(list)
     with evaluating(model):
-        for batch in _shown(batches, rows):
-            batch = to_device(batch, device)
-            for name, values in measure(model, features, batch, config, end_token_ids).items():
-                found[name].append(values.cpu())
+        share = -(-rows // count())
+        with progress("held-out sequences", share) if rank() == 0 else nullcontext() as advance:
+            for batch in batches:
+                batch = to_device(batch, device)
+                for name, values in measure(model, features, batch, config, end_token_ids).items():
+                    found[name].append(values.cpu())
+                if advance is not None:
+                    advance(len(batch["input_ids"]))
     joined = join_rows({name: torch.cat(values) for name, values in found.items()}, device)
     return records_of({name: values[:rows] for name, values in joined.items()})
-
-
-def _shown(batches: Iterable[dict[str, Any]], rows: int) -> Iterable[dict[str, Any]]:
-    """With a bar, in a terminal; elsewhere a line, since it may take minutes."""
-    from tqdm.auto import tqdm
-
-    if rank() != 0:
-        return batches
-    if not sys.stderr.isatty():
-        logger.info(f"measuring {rows} held-out sequences")
-    return tqdm(batches, desc="held-out sequences", unit=" batches", leave=False, disable=None)
 
 
 class Evaluated(NamedTuple):

@@ -29,6 +29,7 @@ SETTINGS: dict[str, Any] = {
     "eval_strategy": "steps",
     "eval_steps": 2,
     "validation_split": 0.2,
+    "prompt_separator": "",
     "validation_sequences": 4,
     "learning_rate": 1e-3,
     "warmup_steps": 0,

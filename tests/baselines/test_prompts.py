@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ebft.baselines.prompts import prompt_of
+from ebft.data.row_format import RowFormat
 from ebft.errors import DataError
 
 pytest.importorskip("trl")
@@ -71,9 +72,8 @@ def test_some_rows_that_cannot_be_rewarded_are_left_out_and_told(tiny: Path, tmp
 
 
 def test_a_row_without_a_prompt_is_refused() -> None:
-    columns = {name: name for name in ("text", "prompt", "completion", "messages")}
-    assert prompt_of({"prompt": "1+1="}, columns) == "1+1="
+    assert prompt_of({"prompt": "1+1="}, RowFormat()) == "1+1="
     with pytest.raises(
         DataError, match=r"rlvr needs a prompt in the column 'prompt' or 'messages'; the row has .*text"
     ):
-        prompt_of({"text": "1+1=2"}, columns)
+        prompt_of({"text": "1+1=2"}, RowFormat())

@@ -25,6 +25,7 @@ SETTINGS = {
     "save_steps": 2,
     "samples_every": 2,
     "validation_split": 0.2,
+    "prompt_separator": "",
     "validation_sequences": 4,
     "learning_rate": 1e-4,
     "use_cpu": True,

@@ -33,8 +33,8 @@ class TestCommands:
     def test_unknown_command_suggests_the_nearest(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["trian"]) == 2
         assert capsys.readouterr().err == (
-            "ebft: unknown command 'trian'; there is train, sft, rlvr, plan, sweep, study, compare, export, eval, "
-            "score, fetch, env; did you mean 'train'?\n"
+            "ebft: unknown command 'trian'; there is train, sft, rlvr, plan, sweep, study, compare, generate, export, "
+            "eval, score, fetch, env; did you mean 'train'?\n"
         )
 
     def test_train_help_is_grouped_and_holds_every_setting(self, capsys: pytest.CaptureFixture[str]) -> None:

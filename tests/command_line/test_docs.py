@@ -18,6 +18,8 @@ from ebft.config import evaluation as eval_options
 from ebft.config.method import settings_that_change
 from ebft.config.recipe import load_recipe, read_values
 from ebft.config.settings_page import settings_page
+from ebft.config.shipped import RECIPES as SHIPPED
+from ebft.config.shipped import find_recipe
 from ebft.config.training import EBFTConfig
 from ebft.method.sequence_records import METRICS
 from ebft.studies import compare, points, sweep
@@ -28,8 +30,8 @@ from ebft.train.costs import CostTracker
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-STUDIES = sorted(f for f in (ROOT / "recipes" / "studies").rglob("*.yaml") if f.name != "recipe.yaml")
-RECIPES = sorted({*(ROOT / "recipes").rglob("*.yaml")} - {*STUDIES})
+STUDIES = sorted(f for f in (SHIPPED / "studies").rglob("*.yaml") if f.name != "recipe.yaml")
+RECIPES = sorted({*SHIPPED.rglob("*.yaml")} - {*STUDIES})
 
 
 def test_settings_page_is_what_the_dataclasses_say() -> None:
@@ -66,7 +68,7 @@ def command_of(file: Path) -> str:
     return first if first in ("sft", "rlvr") else "train"
 
 
-@pytest.mark.parametrize("file", RECIPES, ids=lambda file: str(file.relative_to(ROOT / "recipes")))
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: str(file.relative_to(SHIPPED)))
 def test_recipes_load(file: Path, tmp_path: Path) -> None:
     overrides: dict[str, Any] = {"output_dir": str(tmp_path)}
     if not torch.cuda.is_available():
@@ -80,7 +82,7 @@ def test_recipes_load(file: Path, tmp_path: Path) -> None:
     ("name", "horizon", "stride"), [("qa_code", 8, 8), ("unstructured_code", 8, 8), ("translation", 4, 2)]
 )
 def test_paper_recipes_hold_the_papers_settings(name: str, horizon: int, stride: int, tmp_path: Path) -> None:
-    file = ROOT / "recipes" / "paper" / f"{name}.yaml"
+    file = SHIPPED / "paper" / f"{name}.yaml"
     config: EBFTConfig = load_recipe(file, {"output_dir": str(tmp_path), "use_cpu": True}).training
     assert (config.context_length, config.horizon, config.stride, config.samples) == (1024, horizon, stride, 4)
     assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 16
@@ -123,7 +125,7 @@ def test_baselines_are_measured_as_ebft_is(file: Path, tmp_path: Path) -> None:
 def test_sft_recipes_hold_the_papers_settings(
     task: str, kind: str, rate: float, schedule: str, epochs: int, tmp_path: Path
 ) -> None:
-    file = ROOT / "recipes" / "paper" / f"sft_{task}_{kind}.yaml"
+    file = SHIPPED / "paper" / f"sft_{task}_{kind}.yaml"
     config: Any = load_recipe(file, {"output_dir": str(tmp_path), "use_cpu": True}, "sft").training
     assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 64
     assert (config.max_length, config.learning_rate, config.num_train_epochs) == (2048, rate, epochs)
@@ -135,7 +137,7 @@ def test_sft_recipes_hold_the_papers_settings(
 
 @pytest.mark.parametrize(("task", "prompts", "rewards"), [("qa_code", 32, "unit_tests"), ("translation", 128, "bleu")])
 def test_rlvr_recipes_hold_the_papers_settings(task: str, prompts: int, rewards: str, tmp_path: Path) -> None:
-    file = ROOT / "recipes" / "paper" / f"rlvr_{task}.yaml"
+    file = SHIPPED / "paper" / f"rlvr_{task}.yaml"
     config: Any = load_recipe(file, {"output_dir": str(tmp_path), "use_cpu": True}, "rlvr").training
     assert config.per_device_train_batch_size * config.gradient_accumulation_steps == prompts * 8
     assert (config.generations, config.generation_temperature, config.max_new_tokens) == (8, 1.0, 1024)
@@ -171,7 +173,7 @@ def test_the_papers_commands_are_taken(command: list[str], monkeypatch: pytest.M
     elif name == "study":
         kind, place, *rest = arguments
         assert set(rest) <= {"run": {"--dry-run"}, "report": {"--paper"}}[kind]
-        assert Path(place) in [file.relative_to(ROOT) for file in STUDIES] or kind == "report"
+        assert kind == "report" or find_recipe(place) in STUDIES
     else:
         assert name == "compare"
         parser = argparse.ArgumentParser()
@@ -209,7 +211,7 @@ def test_studies_are_valid(file: Path) -> None:
         (row,) = [line for line in page.splitlines() if line.startswith("|") and f"`{file.name}`" in line]
         runs, evaluations = (int(cell) for cell in row.split("|")[3:5])
         assert len(plan.jobs) + plan.unknown == runs + evaluations
-        assert f"study run recipes/studies/paper/{file.name}" in page
+        assert f"study run studies/paper/{file.stem}" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

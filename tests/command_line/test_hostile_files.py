@@ -106,7 +106,7 @@ def test_recipes(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_names_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "--config", "\x1b[2J\x07.yaml"]) == 2
-    assert capsys.readouterr().err == "ebft: \\x1b[2J\\x07.yaml: no such recipe\n"
+    assert capsys.readouterr().err.startswith("ebft: \\x1b[2J\\x07.yaml: no such recipe: ")
     assert printable("a\tb\n\x9b\u202e") == "a\tb\n\\x9b\\u202e"
 
 

@@ -16,6 +16,16 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "unknown command": (["trian"], 2, "did you mean 'train'?"),
     "log level": (["train", "--log_level", "loud"], 2, "--log_level loud is not one of debug"),
     "unexpected argument": (["train", "recipe.yaml"], 2, "unexpected argument 'recipe.yaml'"),
+    "a name of another tool": (
+        ["train", "--config", "{folder}/recipe.yaml", "--lr", "1e-5"],
+        2,
+        "unknown setting 'lr'; here it is called 'learning_rate'",
+    ),
+    "a bad value of transformers' settings": (
+        ["train", "--config", "{folder}/recipe.yaml", "--max-steps", "many"],
+        2,
+        "max_steps='many' is not a whole number",
+    ),
     "missing recipe": (["train", "--config", "{folder}/no.yaml"], 2, "no.yaml: no such recipe"),
     "broken recipe": (["train", "--config", "{folder}/broken.yaml"], 2, "broken.yaml: not valid YAML"),
     "unknown setting": (["train", "--config", "{folder}/recipe.yaml", "--horizen", "4"], 2, "did you mean 'horizon'?"),
@@ -76,6 +86,26 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     ),
     "fetch nothing": (["fetch"], 2, "name"),
     "fetch unknown model": (["fetch", "smollm2-135"], 2, "did you mean 'smollm2-135m'?"),
+    "underscores": (["eval", "--max_new_tokns", "3"], 2, "did you mean '--max-new-tokens'?"),
+    **{
+        f"{command} --help": ([*command.split(), "--help"], 0, "")
+        for command in (
+            *(
+                "train",
+                "sft",
+                "rlvr",
+                "sweep",
+                "study",
+                "study run",
+                "study report",
+                "compare",
+                "export",
+                "eval",
+                "generate",
+            ),
+            *("score", "fetch", "env"),
+        )
+    },
     "env option": (["env", "--verbose"], 2, "unknown option '--verbose'"),
 }
 

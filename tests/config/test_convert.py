@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ebft.config.convert import convert
+from ebft.errors import ConfigError
 from tests.config.recipes import load, refuse
 
 
@@ -29,10 +31,8 @@ class TestTypes:
             ("learning_rate", {}, "a number"),
             ("packing", "perhaps", "true or false"),
             ("packing", 2, "true or false"),
-            ("feature_layers", "first,last", "a list"),
             ("feature_layers", True, "a list"),
             ("dataset", True, "a list"),
-            ("dataset", ["a.jsonl", 5], "a list"),
             ("accelerator_config", 5, "a mapping or text"),
         ],
     )
@@ -94,3 +94,12 @@ class TestTypes:
     def test_typo_in_a_choice_of_transformers_names_field_and_choices(self) -> None:
         message = refuse("eval_strategy", "step")
         assert message == "eval_strategy='step' is not one of no, steps, epoch; did you mean 'steps'?"
+
+
+def test_the_item_of_a_list_that_does_not_fit_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"profile_lengths holds 'foo', which is not a whole number"):
+        convert("profile_lengths", ["8", "foo"], list[int])
+    with pytest.raises(ConfigError, match=r"weights holds 'x', which is not a number"):
+        convert("weights", "1,x", list[float])
+    assert refuse("feature_layers", "first,last").startswith("feature_layers holds 'first', which is not a")
+    assert refuse("dataset", ["a.jsonl", 5]) == "dataset holds 5, which is not text"

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import TrainingArguments
 
-from ebft.config.recipe import field_types, load_recipe, read_values, transformers_settings
+from ebft.config.recipe import field_types, load_recipe, read_values
 from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
 from tests.config.recipes import NEEDED, load, refuse
@@ -41,9 +40,6 @@ class TestSources:
 
     def test_every_field_is_known_and_has_a_type(self) -> None:
         assert {f.name for f in fields(EBFTConfig) if f.init} <= set(field_types())
-
-    def test_transformers_settings_are_read_without_importing_it(self) -> None:
-        assert set(transformers_settings()) == {f.name for f in fields(TrainingArguments) if f.init}
 
     def test_invalid_yaml(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"recipe\.yaml: not valid YAML") as caught:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from ebft.data.formats import Document, check_tokenizer, encode
+from ebft.data.row_format import RowFormat
 from ebft.errors import DataError
 from tests.tiny_tokenizer import END, PAD, VOCABULARY, byte_tokenizer
 
@@ -80,8 +81,8 @@ class TestPromptAndCompletion:
     def test_columns_can_be_renamed(self) -> None:
         tokenizer = byte_tokenizer()
         row = {"question": "a", "answer": "b", "text": "c"}
-        columns = {"prompt": "question", "completion": "answer"}
-        assert encode(row, tokenizer, columns) == encode({"prompt": "a", "completion": "b"}, tokenizer)
+        named = RowFormat(prompt="question", completion="answer")
+        assert encode(row, tokenizer, named) == encode({"prompt": "a", "completion": "b"}, tokenizer)
 
 
 class TestMessages:
@@ -182,7 +183,7 @@ class TestErrors:
         with pytest.raises(DataError, match=f"column 'text' holds a {kind}, not text"):
             encode({"text": value}, byte_tokenizer())
         with pytest.raises(DataError, match=f"column 'answer' holds a {kind}, not text"):
-            encode({"prompt": "a", "answer": value}, byte_tokenizer(), {"completion": "answer"})
+            encode({"prompt": "a", "answer": value}, byte_tokenizer(), RowFormat(completion="answer"))
 
     def test_tokenizer_without_end_token(self) -> None:
         with pytest.raises(DataError, match="no end token"):
@@ -217,22 +218,24 @@ class TestColumnsThatWereNamed:
     def test_a_completion_without_a_prompt(self) -> None:
         row = {"text": "a text", "code": "x = 1"}
         with pytest.raises(DataError, match=r"completion_column='code' would not be used: there is no column 'prompt'"):
-            encode(row, byte_tokenizer(), {"completion": "code"})
+            encode(row, byte_tokenizer(), RowFormat(**{"completion": "code"}))
 
     def test_a_text_beside_messages(self) -> None:
         row = {"messages": [{"role": "user", "content": "hi"}], "body": "a text"}
         with pytest.raises(DataError, match=r"text_column='body' would not be used: 'messages' would be read"):
-            encode(row, byte_tokenizer(), {"text": "body"})
+            encode(row, byte_tokenizer(), RowFormat(**{"text": "body"}))
 
     def test_a_text_beside_prompt_and_completion(self) -> None:
         row = {"prompt": "p", "completion": "c", "body": "a text"}
         with pytest.raises(DataError, match=r"text_column='body' would not be used: 'prompt' and 'completion' would"):
-            encode(row, byte_tokenizer(), {"text": "body"})
+            encode(row, byte_tokenizer(), RowFormat(**{"text": "body"}))
 
     def test_columns_of_another_dataset_of_a_mixture(self) -> None:
-        assert encode({"text": "ab"}, byte_tokenizer(), {"prompt": "question", "completion": "reply"}).tokens
+        assert encode(
+            {"text": "ab"}, byte_tokenizer(), RowFormat(**{"prompt": "question", "completion": "reply"})
+        ).tokens
 
     def test_those_that_are_used(self) -> None:
         row = {"question": "p", "reply": "c", "text": "other"}
-        found = encode(row, byte_tokenizer(), {"prompt": "question", "completion": "reply"})
+        found = encode(row, byte_tokenizer(), RowFormat(**{"prompt": "question", "completion": "reply"}))
         assert byte_tokenizer().decode(found.tokens).startswith("pc")

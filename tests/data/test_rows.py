@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ebft.data.rows import fingerprint, read_rows
+from ebft.data.rows import count_rows, fingerprint, read_rows
 from ebft.errors import DataError
 
 ROWS = [{"prompt": "1+1=", "completion": "2"}, {"prompt": 'a "quoted"\nline', "completion": "é, ü"}]
@@ -203,3 +203,27 @@ class TestFingerprint:
 
     def test_of_a_builtin_is_the_version_of_python(self) -> None:
         assert fingerprint("stdlib-code") == ["stdlib-code", sys.version]
+
+
+class TestCounts:
+    def test_lines_and_files(self, tmp_path: Path) -> None:
+        (tmp_path / "train.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+        assert count_rows(str(tmp_path / "train.jsonl")) == 2
+        (tmp_path / "texts").mkdir()
+        for name in "abc":
+            (tmp_path / "texts" / f"{name}.txt").write_text(name)
+        assert count_rows(str(tmp_path / "texts")) == 3
+
+    def test_parquet(self, tmp_path: Path) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b", "c"]}), tmp_path / "rows.parquet")
+        assert count_rows(str(tmp_path / "rows.parquet")) == 3
+        (tmp_path / "rows.parquet").write_bytes(b"no parquet")
+        assert count_rows(str(tmp_path / "rows.parquet")) is None
+
+    def test_what_only_reading_would_tell(self, tmp_path: Path) -> None:
+        (tmp_path / "rows.csv").write_text("text\na\n")
+        assert count_rows(str(tmp_path / "rows.csv")) is None
+        assert count_rows("stdlib-code") is None

@@ -11,6 +11,7 @@ import pytest
 
 from ebft.data import store as store_module
 from ebft.data.formats import encode
+from ebft.data.row_format import RowFormat
 from ebft.data.rows import read_rows
 from ebft.data.store import TokenStore, cache_directory, tokenize_rows, tokenize_source
 from ebft.errors import DataError
@@ -78,7 +79,10 @@ class TestContent:
     def test_limit_and_columns(self, file: Path) -> None:
         tokenizer = byte_tokenizer()
         assert texts(tokenize_source(str(file), tokenizer, limit=2), tokenizer) == ["one", "two"]
-        assert texts(tokenize_source(str(file), tokenizer, columns={"text": "body"}), tokenizer)[:2] == ["ONE", "TWO"]
+        assert texts(tokenize_source(str(file), tokenizer, row_format=RowFormat(text="body")), tokenizer)[:2] == [
+            "ONE",
+            "TWO",
+        ]
 
     def test_rows_are_read_one_at_a_time(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tokenizer = Counting(byte_tokenizer())
@@ -106,7 +110,7 @@ class TestCache:
         ways: list[tuple[Any, dict[str, Any]]] = [
             (tokenizer, {}),
             (tokenizer, {"limit": 2}),
-            (tokenizer, {"columns": {"text": "body"}}),
+            (tokenizer, {"row_format": RowFormat(text="body")}),
             (tokenizer, {"split": "validation"}),
             (byte_tokenizer(extra_tokens=1), {}),
             (byte_tokenizer(end=PAD), {}),

@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from ebft import cli
+from ebft.config.recipe import read_values
+from ebft.config.shipped import RECIPES
 from ebft.planning.model_shape import ModelShape, meta_model
 from tests.baselines.runs import write_recipe
 from tests.imports import imports_torch
@@ -116,7 +118,7 @@ def test_the_peak_may_be_that_of_evaluation(
     assert words not in shown(*large[:1], "2", *large[2:3], "1")
     without = shown(*large, "--validation_split", "0", "--eval_strategy", "no")
     assert "valuation" not in without
-    assert "eval_batch" not in without
+    assert "largest per_device_eval_batch_size" not in without
 
 
 def test_a_mixture_of_experts(sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,7 +161,7 @@ def test_a_number_of_experts_that_cannot_be_is_one_line(
         (["--gpus", "8", "--gpu-memory"], "needs --gpu-memory with a number"),
         (["--gpus", "nan", "--gpu-memory", "80"], "needs --gpus with a number, not 'nan'"),
         (["--gpus", "2.5", "--gpu-memory", "80"], "--gpus 2.5 is not a whole number"),
-        (["--gpu", "8", "--gpu-memory", "80"], "needs --gpus with a number; --gpu is not known"),
+        (["--gpu", "8", "--gpu-memory", "80"], "--gpu 8 is not one of h200, h100"),
         (["--gpus", "0", "--gpu-memory", "80"], "gpus=0 must be at least 1"),
         (["--gpus", "1", "--gpu-memory", "80", "--gama", "1"], "did you mean 'gamma'"),
         (["--gpus", "1", "--gpu-memory", "80", "--model", "./nowhere"], "no such folder"),
@@ -190,13 +192,13 @@ def test_the_outputs_in_the_documentation_are_what_the_command_prints(
     blocks = re.findall(r"```text\n\$ ebft (plan .*?)\n(.*?)```", (ROOT / "docs" / "plan.md").read_text(), re.DOTALL)
     assert len(blocks) >= 5
     for command, expected in blocks:
-        name = yaml.safe_load(Path(shlex.split(command)[2]).read_text())["model"]
+        name = read_values(shlex.split(command)[2])["model"]
         capsys.readouterr()
         assert cli.main([*shlex.split(command), "--model", str(shapes[name])]) == 0
         assert capsys.readouterr().out.replace(str(shapes[name]), name) == expected, f"run `ebft {command}` again"
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "recipes" / "large").glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted((RECIPES / "large").glob("*.yaml")), ids=lambda file: file.stem)
 def test_large_recipes_fit(file: Path, shapes: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """On as many H100s as their name says, by the strategy they are meant for."""
     model = yaml.safe_load(file.read_text())["model"]
@@ -205,7 +207,7 @@ def test_large_recipes_fit(file: Path, shapes: dict[str, Path], capsys: pytest.C
     found = planned(file, capsys, "--model", shapes[model], "--gpus", gpus.group(1), "--gpu-memory", 80)
     strategy = "qlora" if found["recipe_trains_by"] == "qlora" else "fsdp2"
     assert found["ways"][strategy]["fits"]
-    line = next(x for x in (ROOT / "docs" / "plan.md").read_text().splitlines() if f"[{file.name}]" in x)
+    line = next(x for x in (ROOT / "docs" / "plan.md").read_text().splitlines() if f"`large/{file.stem}`" in x)
     assert line.endswith(f"| {found['ways'][strategy]['peak'] / 2**30:.1f} GiB |")
     assert found["ways"][strategy]["peak"] < 0.75 * 80 * 2**30, "an estimate that is 15 % off would no longer fit"
 

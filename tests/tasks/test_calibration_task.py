@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ebft.config.evaluation import EvalOptions
 from ebft.errors import ConfigError
-from ebft.tasks.calibration_task import calibration_profile
+from ebft.tasks.calibration_task import calibration_documents, calibration_profile
+from tests.tiny_tokenizer import byte_tokenizer
 
 SETTINGS = {
     "context_length": 24,
@@ -36,3 +38,12 @@ SETTINGS = {
 def test_bad_settings(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         calibration_profile(EvalOptions.from_values({**SETTINGS, **changes}))
+
+
+def test_holding_all_documents_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EBFT_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"text": "abc"}\n' * 5)
+    options = EvalOptions.from_values({"calibration_data": str(file), "held_out": 100})
+    with pytest.raises(ConfigError, match=r"--held-out 100 is all of the 5 documents of .*; give the validation_split"):
+        calibration_documents(options, byte_tokenizer())

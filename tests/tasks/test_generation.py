@@ -293,7 +293,7 @@ def test_an_adapter_takes_part() -> None:
 
 def test_chat_style_wraps_the_prompt() -> None:
     model, tokenizer = model_of(), byte_tokenizer()
-    text = chat_text("hi", tokenizer, "be brief")
+    text = chat_text([{"role": "user", "content": "hi"}], tokenizer, "be brief")
     assert text == "<system>be brief</turn><user>hi</turn><assistant>"
     chat = GenerationSettings(max_new_tokens=12, prompt_style="chat", system_prompt="be brief")
     raw = TransformersGenerator(model, tokenizer).generate([text], GREEDY)

@@ -10,8 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from ebft import EBFTTrainer
+from ebft.data.formats import Document
+from ebft.data.packing import DocumentIndex, SequenceDataset
+from ebft.data.store import TokenStore
+from ebft.errors import DataError
 from ebft.train.callbacks import MetricsFile
-from tests.train.small_runs import config, counting_text, small_model
+from tests.train.small_runs import T, config, counting_text, small_model
 
 
 @pytest.mark.parametrize("metric", ["cfm", "whitened_proxy"])
@@ -57,3 +61,18 @@ def test_the_metrics_file_drops_what_lies_behind_the_checkpoint(tmp_path: Path) 
     callback.on_train_begin(args, State(2), None)
     kept = [json.loads(line) for line in file.read_text().splitlines()]
     assert kept == [{"step": step, "reward": float(step), "eval_cfm_se": None} for step in (1, 2)]
+
+
+@pytest.mark.parametrize(("logging_steps", "logged"), [(10, [3]), (2, [2, 3]), (3, [3])])
+def test_the_last_step_is_logged(logging_steps: int, logged: list[int], tmp_path: Path) -> None:
+    args = config(tmp_path, max_steps=3, logging_steps=logging_steps)
+    EBFTTrainer(small_model(), args, counting_text()).train()
+    entries = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in entries if "reward" in entry] == logged
+
+
+def test_an_error_in_the_validation_data_names_them(tmp_path: Path) -> None:
+    """Its one document is shorter than a truth of 4 tokens."""
+    short = SequenceDataset(DocumentIndex.of(TokenStore.from_documents([Document([1, 2, 3], [True] * 3)])), T)
+    with pytest.raises(DataError, match=r"^the validation data: all documents are shorter than one anchor needs"):
+        EBFTTrainer(small_model(), config(tmp_path), counting_text(), short)

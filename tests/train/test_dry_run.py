@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from ebft.train.dry_run import anchors_per_sequence, columns, flops_per_step
+from ebft.data.formats import encode
+from ebft.data.packing import DocumentIndex, SequenceDataset
+from ebft.data.store import TokenStore
+from ebft.train.dry_run import anchors_per_sequence, columns, first_document, flops_per_step
 from tests.test_iteration import dataset, method
+from tests.tiny_tokenizer import END, byte_tokenizer
 
 
 def test_columns_stand_below_each_other() -> None:
@@ -22,3 +26,17 @@ def test_anchors_are_counted_and_averaged() -> None:
 def test_flops_of_a_step_by_hand() -> None:
     # A forward pass is 2 per parameter and token: one to roll out, 3/4 of one for features, three for the update.
     assert flops_per_step(parameters=10, sequences=2, packed_tokens=100) == 2 * 10 * 200 * 4.75
+
+
+def test_the_first_document_with_prompt_and_answer_apart() -> None:
+    tokenizer = byte_tokenizer()
+    store = TokenStore.from_documents([encode({"prompt": "2+2=", "completion": "4"}, tokenizer)])
+    rows = SequenceDataset(DocumentIndex.of(store), 8)
+    assert first_document(rows, tokenizer)[1:] == ["  prompt  '2+2='", f"  answer  '4{END}'"]
+    assert len(first_document(long_document := rows_of("x" * 1000), tokenizer)[1]) < 400
+    assert len(long_document) > 1
+
+
+def rows_of(text: str) -> SequenceDataset:
+    store = TokenStore.from_documents([encode({"text": text}, byte_tokenizer())])
+    return SequenceDataset(DocumentIndex.of(store), 8)

@@ -39,6 +39,15 @@ def test_a_run_or_checkpoint_becomes_an_ordinary_folder(name: str, same: str, fi
     assert not left & {"optimizer.pt", "trainer_state.json", "recipe.yaml"}
 
 
+@pytest.mark.parametrize(("name", "words"), [("", "fine-tuned with Energy-Based"), ("checkpoint-2", "max_steps: 3")])
+def test_the_folder_has_a_model_card(name: str, words: str, finished: Path, tmp_path: Path) -> None:
+    assert cli.main(["export", str(finished / name), "--output", str(tmp_path / "out")]) == 0
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("---\nlibrary_name: transformers\ntags: [ebft")
+    assert words in card
+    assert (tmp_path / "out" / "curves.png").exists() == (name == "")
+
+
 def test_of_a_run_that_is_not_finished_the_last_whole_checkpoint(finished: Path, tmp_path: Path) -> None:
     unfinished = tmp_path / "unfinished"
     shutil.copytree(finished, unfinished)

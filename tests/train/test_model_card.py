@@ -68,3 +68,33 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     assert "| feature-matching loss |  | 0.2500 ± 0.1250 | -0.2500 |" in text
     assert "42 steps of 16 sequences of 1024 tokens; rollouts of 5 tokens" in text
     assert "seed 17." in text
+
+
+@pytest.mark.parametrize(
+    ("values", "errors", "share", "low", "high"),
+    [
+        ([0.5, 0.7], [0, 0], True, -0.02, 1.02),
+        ([3.0, 3.03], [0, 0], False, 2.18175, 3.84825),  # a percent fills a small part: 3.03 / 2 around the middle
+        ([1.0, 3.0], [0, 0], False, 0.9, 3.1),
+        ([1.0, 3.0], [0.5, 0.5], False, 0.35, 3.65),  # the band fits
+        ([0.1, 3.0], [0, 0], False, 0.0, 3.145),  # never below 0 for what is not
+        ([-1.0, 3.0], [0, 0], False, -1.2, 3.2),
+        ([0.0, 0.0], [0, 0], False, 0.0, 0.55),
+    ],
+)
+def test_axes_do_not_make_a_trend_of_noise(
+    values: list[float], errors: list[float], share: bool, low: float, high: float
+) -> None:
+    assert model_card.vertical_range(values, errors, share) == pytest.approx((low, high), abs=1e-9)
+
+
+def test_few_points_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.axes import Axes
+
+    titles: list[str] = []
+    monkeypatch.setattr(Axes, "set_title", lambda self, label, **_: titles.append(label))
+    write_metrics(
+        tmp_path, *({"step": n, "reward": 0.5, "grad_norm": 1.0} for n in range(1, 6)), {"step": 0, "eval_cfm": 1.0}
+    )
+    model_card.curves(tmp_path)
+    assert titles == ["feature-matching loss (validation) (only 1 point)", "reward", "gradient norm"]

@@ -11,7 +11,7 @@ import pytest
 from ebft.config.recipe import load_recipe
 from ebft.data.packing import SequenceDataset
 from ebft.errors import DataError
-from ebft.train.sequences import load_data
+from ebft.train.sequences import load_data, warnings_about
 from tests.tiny_tokenizer import PAD, byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -83,3 +83,27 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="shorter than one anchor needs"):
         load(tmp_path, short, **given)
     assert len(load(tmp_path, short, needs_anchors=False, **given)[0]) == 4, "baselines need no anchors"
+
+
+class TestWarnings:
+    GLUED, CHAT = "nothing stands between prompts and answers", "what users say is trained on too"
+
+    @pytest.mark.parametrize(
+        ("row", "settings", "expected"),
+        [
+            ({"prompt": "a", "completion": "b"}, {}, [GLUED]),
+            ({"prompt": "a", "completion": "b"}, {"prompt_separator": ""}, []),
+            ({"prompt": "a", "completion": "b"}, {"prompt_separator": " "}, []),
+            ({"prompt": "a\n", "completion": "b"}, {}, []),
+            ({"q": "a", "completion": "b"}, {"prompt_template": "{q}:"}, [GLUED]),
+            ({"messages": [{"role": "user", "content": "a"}]}, {}, [CHAT]),
+            ({"conversations": [{"from": "human", "value": "a"}]}, {}, [CHAT]),
+            ({"messages": [{"role": "user", "content": "a"}]}, {"answer_only": True}, []),
+            ({"messages": [{"role": "user", "content": "a"}]}, {"answer_only": False}, []),
+            ({"text": "a"}, {}, []),
+        ],
+    )
+    def test_what_is_often_not_meant(self, row: dict[str, Any], settings: dict[str, Any], expected: list[str]) -> None:
+        given = {"model": "m", "output_dir": "o", "use_cpu": True, "dataset": ["d"], **settings}
+        found = warnings_about(load_recipe(None, given), [row])
+        assert [words in line for line, words in zip(found, expected, strict=True)] == [True] * len(expected)

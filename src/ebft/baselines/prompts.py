@@ -16,7 +16,8 @@ from datasets import Dataset
 from ebft.baselines.verifiable_rewards import RewardFunction
 from ebft.config.recipe import Recipe
 from ebft.data.packing import DocumentIndex
-from ebft.data.rows import Row, read_rows
+from ebft.data.row_format import Row, RowFormat
+from ebft.data.rows import read_rows
 from ebft.errors import DataError
 from ebft.runtime import processes
 from ebft.runtime.files import cache_directory
@@ -65,22 +66,17 @@ class Prompts:
         return Dataset.from_dict({"prompt": self.prompts, "row": list(range(len(self.rows)))})
 
 
-def prompt_of(row: Row, columns: dict[str, str]) -> Any:
+def prompt_of(row: Row, row_format: RowFormat) -> Any:
     """The prompt of a row: a text, or the messages before the last answer."""
-    if columns["messages"] in row:
-        turns = list(row[columns["messages"]] or [])
-        answers = [place for place, turn in enumerate(turns) if turn.get("role") == "assistant"]
-        found = turns[: answers[-1]] if answers else turns
-        if found:
-            return [{"role": turn["role"], "content": turn.get("content")} for turn in found]
-    prompt = row.get(columns["prompt"])
+    prompt = row_format.prompt_of(row)
     if isinstance(prompt, list) and prompt:
         return [{"role": turn["role"], "content": turn.get("content")} for turn in prompt]
     if isinstance(prompt, str) and prompt:
         return prompt
     raise DataError(
-        f"rlvr needs a prompt in the column {columns['prompt']!r} or {columns['messages']!r}; the row has "
-        f"{', '.join(map(repr, row)) or 'none'}. Name yours with prompt_column or messages_column"
+        f"rlvr needs a prompt in the column {row_format.prompt!r} or {row_format.messages!r}; the row has "
+        f"{', '.join(map(repr, row)) or 'none'}. Name yours with prompt_column or messages_column, or set "
+        "prompt_template"
     )
 
 
@@ -105,7 +101,7 @@ def load_prompts(recipe: Recipe, index: DocumentIndex, rewards: Sequence[RewardF
     too_long, unusable = 0, []
     for place, where, row in rows_of(recipe, index):
         try:
-            prompt = prompt_of(row, recipe.data.columns)
+            prompt = prompt_of(row, recipe.data.row_format)
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
         if reason := next((r for reward in rewards if (r := reward.unusable(row, where)) is not None), None):

@@ -230,12 +230,7 @@ def build(loaded: Loaded) -> MeasuredRLVR:
         eval_tasks_every=settings.eval_tasks_every,
     )
     prompts = judge.prompts.dataset()
-    needed = arguments.generation_batch_size // arguments.num_generations
-    if len(prompts) < needed:  # TRL would train for no step at all
-        raise ConfigError(
-            f"a step draws answers to {needed} prompts, but there are {len(prompts)}; lower "
-            "per_device_train_batch_size or gradient_accumulation_steps, or give more data"
-        )
+    _check_enough(len(prompts), arguments.generation_batch_size // arguments.num_generations, settings)
     trainer = MeasuredRLVR(
         model=loaded.model,
         judge=judge,
@@ -252,10 +247,22 @@ def build(loaded: Loaded) -> MeasuredRLVR:
     return trainer
 
 
+def _check_enough(prompts: int, needed: int, settings: Any) -> None:
+    """TRL would train for no step at all."""
+    if prompts < needed:
+        fitting = max(1, settings.gradient_accumulation_steps * prompts // needed)
+        raise ConfigError(
+            f"a step draws answers to {needed} prompts, but there are {prompts}; lower gradient_accumulation_steps "
+            f"(now {settings.gradient_accumulation_steps}, {fitting} may do) or per_device_train_batch_size, or give "
+            "more data"
+        )
+
+
 def plan(loaded: Loaded) -> list[str]:
     settings: Any = loaded.recipe.training
     prompts = _prepare(loaded).prompts
     per_step = settings.rows_per_step // settings.generations
+    _check_enough(len(prompts.rows), per_step, settings)
     an_epoch = len(prompts.rows) // per_step  # TRL leaves out what does not fill a step
     lines = columns(
         {

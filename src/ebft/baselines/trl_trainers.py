@@ -94,9 +94,16 @@ def equip(
 
     `state` are callbacks that write something into checkpoints: before these are marked as complete.
     """
+    callbacks.keep_tensorboard_here(trainer)
     trainer.deferred_checks = DeferredChecks()
     trainer.flops = FlopCounter(trainer.model)
-    for callback in (callbacks.MetricsFile(), trainer.costs, *state, callbacks.Checkpoints(trainer)):
+    for callback in (
+        callbacks.MetricsFile(),
+        callbacks.LastStepLogged(),
+        trainer.costs,
+        *state,
+        callbacks.Checkpoints(trainer),
+    ):
         trainer.add_callback(callback)
     if validation_set is not None:
         trainer.validator = Validator(trainer.model, recipe.training, validation_set, tokenizer, trainer.args.device)

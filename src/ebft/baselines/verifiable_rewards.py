@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.config.baseline_settings import RLVRSettings
-from ebft.data.rows import Row
+from ebft.data.row_format import Row
 from ebft.errors import ConfigError, DataError, SandboxError, nearest
 from ebft.problems.humaneval import humaneval_problem
 from ebft.problems.mbpp import mbpp_problem

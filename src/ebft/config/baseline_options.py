@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ebft.config.fields import at_least, option
@@ -28,6 +28,9 @@ class SFTOptions:
         "sft",
     )
     trl_options: dict[str, Any] = option({}, TRL_HELP.format(name="SFTConfig", example="{loss_type: dft}"), "sft")
+    # ---- transformers' settings with the paper's values
+    learning_rate: float = field(default=1e-5, metadata={"help": "learning rate of AdamW"})
+    num_train_epochs: float = field(default=5.0, metadata={"help": "passes over the data"})
 
     def check_options(self) -> None:
         if self.max_length < 2:
@@ -59,6 +62,11 @@ class RLVROptions:
     )
     trl_options: dict[str, Any] = option(
         {}, TRL_HELP.format(name="GRPOConfig", example="{loss_type: grpo, scale_rewards: none}"), "rlvr"
+    )
+    # ---- transformers' settings with the paper's values; a row is one answer: 256 are 32 prompts with 8 answers each
+    num_train_epochs: float = field(default=1.0, metadata={"help": "passes over the data"})
+    gradient_accumulation_steps: int = field(
+        default=16, metadata={"help": "micro-batches a step; a row of a micro-batch is one answer"}
     )
 
     def check_options(self) -> None:

@@ -6,7 +6,7 @@ and the feature network say how validation measures, so that a recipe can be sha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ebft.config.baseline_options import RLVROptions, SFTOptions
@@ -15,11 +15,8 @@ from ebft.errors import ConfigError
 
 
 @dataclass
-class SFTSettings(SFTOptions, EBFTConfig):
+class SFTSettings(SFTOptions, EBFTConfig):  # type: ignore[misc]
     trains_in_fp16: ClassVar[bool] = True  # by TRL and transformers, which scale the loss before they differentiate
-    # ---- the paper's values
-    learning_rate: float = field(default=1e-5, metadata={"help": "learning rate of AdamW"})
-    num_train_epochs: float = field(default=5.0, metadata={"help": "passes over the data"})
 
     @property
     def trains_on_answers(self) -> bool:
@@ -31,13 +28,8 @@ class SFTSettings(SFTOptions, EBFTConfig):
 
 
 @dataclass
-class RLVRSettings(RLVROptions, EBFTConfig):
+class RLVRSettings(RLVROptions, EBFTConfig):  # type: ignore[misc]
     trains_in_fp16: ClassVar[bool] = True
-    # ---- the paper's values; a row is one answer, so 256 are 32 prompts with 8 answers each
-    num_train_epochs: float = field(default=1.0, metadata={"help": "passes over the data"})
-    gradient_accumulation_steps: int = field(
-        default=16, metadata={"help": "micro-batches a step; a row of a micro-batch is one answer"}
-    )
 
     def __post_init__(self) -> None:
         self.check_options()

@@ -28,10 +28,23 @@ def convert(name: str, value: Any, annotation: Any) -> Any:
         converted = _try(value, kind)
         if converted is not _NO:
             return converted
+    if wrong := _wrong_item(value, options):
+        raise ConfigError(f"{name} holds {wrong}")
     raise ConfigError(f"{name}={value!r} is not {_describe(options)}")
 
 
 _NO = object()
+
+
+def _wrong_item(value: Any, options: list[Any]) -> str | None:
+    """Of a list, the first item that does not fit, and what would."""
+    listed = next((kind for kind in options if get_origin(kind) is list), None)
+    if listed is None or not isinstance(value, list | str):
+        return None
+    inner = _alternatives(get_args(listed)[0])
+    items = value.split(",") if isinstance(value, str) else value
+    wrong = [item for item in items if _try_any(item, inner) is _NO]
+    return f"{wrong[0]!r}, which is not {_describe(inner)}" if wrong else None
 
 
 def _choices(kind: Any) -> list[str]:

@@ -48,8 +48,13 @@ BORROWED: dict[str, tuple[str, type]] = {
         "prompt_column",
         "completion_column",
         "messages_column",
+        "prompt_separator",
     )
 }
+# Translation has a template of its own.
+BORROWED["calibration_prompt_template"] = ("prompt_template", DataConfig)
+# Options that results from before there were any do not have: left out where they are not set, so that these compare.
+ONLY_IF_SET = ("test_split", "prompt_separator", "calibration_prompt_template")
 
 
 @dataclass

@@ -6,7 +6,8 @@ from dataclasses import fields
 from typing import Any
 
 from ebft.config.fields import default_of
-from ebft.config.recipe import sections
+from ebft.config.recipe import own_sections
+from ebft.config.transformers_settings import transformers_settings
 
 REQUIRED = ("model", "dataset", "output_dir", "rewards")
 GROUPS = {
@@ -22,10 +23,13 @@ GROUPS = {
 
 def settings_help(command: str) -> str:
     """What `ebft train --help` says: every setting of the command, by group."""
-    groups: dict[str, list[tuple[str, str, Any]]] = {}
-    for f in (f for section in sections(command) for f in fields(section) if f.init):
-        text = " ".join(str(f.metadata.get("help", "")).split())
-        groups.setdefault(f.metadata.get("group", "transformers"), []).append((f.name, text, default_of(f)))
+    # By group and name. What ebft declares anew keeps the place that it has in transformers.
+    groups: dict[str, dict[str, tuple[str, Any]]] = {"transformers": {}}
+    for name, setting in transformers_settings().items():
+        groups["transformers"][name] = (setting.help, setting.default)
+    for f in (f for section in own_sections(command) for f in fields(section)):
+        group = f.metadata.get("group", "transformers")
+        groups.setdefault(group, {})[f.name] = (str(f.metadata.get("help", "")), default_of(f))
     titles = {
         **GROUPS,
         "transformers": "Everything of transformers.TrainingArguments; those with the paper's values and the most used",
@@ -36,6 +40,7 @@ def settings_help(command: str) -> str:
         f"usage: ebft {command} --config recipe.yaml [--setting value ...] [--resume] [--dry-run] [--launch N]",
         "",
         "Settings come from the recipe; flags win over it.",
+        "  --config F  a YAML file, or the name of a recipe that comes with ebft: quickstart, paper/qa_code, ...",
         "  --resume    resume from the last complete checkpoint in output_dir",
         "  --dry-run   load and pack the data, print the plan and an example, and stop",
         "  --launch N  start N processes on this machine, one per GPU; N times the rows per step",
@@ -44,9 +49,10 @@ def settings_help(command: str) -> str:
         if group not in groups:
             continue
         lines += ["", title]
-        for name, text, default in groups[group]:
+        for name, (help, default) in groups[group].items():
+            text = " ".join(help.split())
             if group != "transformers" or name in _COMMON:
-                shown = "required" if name in REQUIRED else getattr(default, "value", default)
+                shown = "required" if name in REQUIRED else default
                 lines.append(f"  --{name:<28} {text.split('. ')[0] if group == 'transformers' else text} [{shown}]")
     return "\n".join(lines)
 

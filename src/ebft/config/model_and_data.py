@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ebft.config.fields import check_choices, option
+from ebft.data.row_format import RowFormat, fields_of
 from ebft.errors import ConfigError
 
 
@@ -82,6 +83,18 @@ class DataConfig:
     prompt_column: str = option("prompt", "column of prompts", "data")
     completion_column: str = option("completion", "column of completions", "data")
     messages_column: str = option("messages", "column of conversations", "data")
+    prompt_template: str | None = option(
+        None,
+        "prompts made of columns, such as '### Question:\\n{question}\\n\\n### Answer:\\n'; the answer is "
+        "completion_column",
+        "data",
+    )
+    prompt_separator: str | None = option(
+        None,
+        "what comes between a prompt and a completion that have no whitespace there, such as ' ' or '\\n'; default: "
+        "nothing, with a warning",
+        "data",
+    )
 
     def __post_init__(self) -> None:
         if self.validation_split < 0:
@@ -95,6 +108,18 @@ class DataConfig:
         if self.limit_documents is not None and self.limit_documents < 1:
             raise ConfigError(f"limit_documents={self.limit_documents} must be at least 1, or none")
 
+        for name in ("prompt_template", "prompt_separator"):
+            if value := getattr(self, name):
+                setattr(self, name, value.replace("\\n", "\n").replace("\\t", "\t"))  # as a shell hands them on
+        if self.prompt_template is not None and not fields_of(self.prompt_template):
+            raise ConfigError(
+                f"prompt_template={self.prompt_template!r} names no column; write one in braces: {{question}}"
+            )
+
     @property
     def columns(self) -> dict[str, str]:
         return {name: getattr(self, f"{name}_column") for name in ("text", "prompt", "completion", "messages")}
+
+    @property
+    def row_format(self) -> RowFormat:
+        return RowFormat(**self.columns, prompt_template=self.prompt_template, prompt_separator=self.prompt_separator)

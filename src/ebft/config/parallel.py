@@ -93,6 +93,8 @@ def sharding_of(config: Any) -> Sharding | None:
             "eval_tasks run in the first process, which holds only a part of a sharded model; leave them out, and use "
             "`ebft eval` on checkpoints"
         )
+    if config.show_prompts:
+        raise ConfigError("show_prompts needs the whole model in one process; leave it out with fsdp")
     return Sharding(reshard)
 
 

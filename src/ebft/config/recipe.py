@@ -6,11 +6,8 @@ on the command line is answered at once.
 
 from __future__ import annotations
 
-import ast
 import typing
 from dataclasses import dataclass, fields
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +15,16 @@ import yaml
 
 from ebft.config.baseline_options import RLVROptions, SFTOptions
 from ebft.config.convert import convert
+from ebft.config.defaults import TransformersDefaults
 from ebft.config.fields import default_of
 from ebft.config.method import MethodConfig
 from ebft.config.model_and_data import DataConfig, ModelConfig
 from ebft.config.running import RunningConfig
 from ebft.config.secrets import take_secrets
-from ebft.errors import ConfigError, nearest
+from ebft.config.shipped import find_recipe
+from ebft.config.synonyms import suggestion
+from ebft.config.transformers_settings import transformers_settings
+from ebft.errors import ConfigError
 
 if TYPE_CHECKING:
     from ebft.config.training import EBFTConfig
@@ -82,13 +83,13 @@ def check_values(values: dict[str, Any], command: str = "train") -> None:
     """What can be said about the values of a recipe without transformers."""
     if "sweep" in values:
         raise ConfigError("the recipe holds a `sweep`, which is many runs; start them with `ebft sweep`")
-    own, known = _own_types(command), known_settings(command)
+    types = {name: setting.type for name, setting in transformers_settings().items()} | _own_types(command)
     checked: dict[str, Any] = {}
     for name, value in values.items():
-        if name not in known:
-            raise ConfigError(f"unknown setting {name!r}{nearest(str(name), known)}")
-        if name in own:
-            checked[name] = convert(name, value, own[name])
+        if name not in types:
+            raise ConfigError(f"unknown setting {name!r}{suggestion(str(name), types)}")
+        if types[name] is not None:
+            checked[name] = convert(name, value, types[name])
     if not checked.get("model"):
         raise ConfigError(
             "no model: set `model` to a folder or hub name, or to smollm2-135m after `ebft fetch smollm2-135m`"
@@ -97,7 +98,7 @@ def check_values(values: dict[str, Any], command: str = "train") -> None:
         raise ConfigError(
             "no data: set `dataset` to a file, a folder, a hub name or a built-in such as stdlib-functions"
         )
-    if not convert("output_dir", values.get("output_dir"), str | None):
+    if not checked.get("output_dir"):
         raise ConfigError("no output folder: set `output_dir`")
     for cls in (ModelConfig, DataConfig, MethodConfig, RunningConfig):
         cls(**{f.name: checked[f.name] for f in fields(cls) if f.name in checked})
@@ -121,29 +122,17 @@ def known_settings(command: str = "train") -> list[str]:
 
 
 def _own_types(command: str) -> dict[str, Any]:
-    return _types((ModelConfig, DataConfig, MethodConfig, RunningConfig, *TRAINING[command]))
+    return _types(own_sections(command))
 
 
-@cache
-def transformers_settings() -> tuple[str, ...]:
-    """The names of transformers' `TrainingArguments`, read from its source instead of imported."""
-    found = find_spec("transformers")
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    source = Path(found.submodule_search_locations[0]) / "training_args.py"
-    body = ast.parse(source.read_text(encoding="utf-8")).body
-    cls = next(node for node in body if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments")
-    names = [
-        node.target.id for node in cls.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    ]
-    return tuple(name for name in names if not name.startswith("_"))
+def own_sections(command: str) -> tuple[type, ...]:
+    """The classes of the settings that ebft declares itself; where two declare one, the last wins."""
+    return (ModelConfig, DataConfig, MethodConfig, RunningConfig, TransformersDefaults, *TRAINING[command])
 
 
 def read_values(file: str | Path) -> dict[str, Any]:
-    """What stands in a recipe, unchecked."""
-    path = Path(file)
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such recipe")
+    """What stands in a recipe, a file or one of the package, unchecked."""
+    path = find_recipe(file)
     try:
         text = path.read_text(encoding="utf-8")
         if _depth(text) > 100:  # the parser takes minutes over thousands of brackets

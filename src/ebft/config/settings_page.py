@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import Field, fields
 from typing import Any
 
+from ebft.config.baseline_options import RLVROptions, SFTOptions
 from ebft.config.baseline_settings import RLVRSettings, SFTSettings
+from ebft.config.defaults import TransformersDefaults
 from ebft.config.fields import default_of
 from ebft.config.help import GROUPS, REQUIRED
 from ebft.config.recipe import sections
@@ -49,11 +51,15 @@ def settings_page() -> str:
     for group, title in GROUPS.items():
         if found := [f for f in settings if f.metadata.get("group") == group]:
             parts.append(f"## {title}\n\n{_table(found)}")
-    redefined = [f for f in fields(EBFTConfig) if f.init and f.name in EBFTConfig.__annotations__]
+    declared_anew = {f.name for f in fields(TransformersDefaults)}
+    redefined = [f for f in fields(EBFTConfig) if f.name in declared_anew]
     parts.append(f"{TRANSFORMERS}\n{_table(redefined)}")
-    for title, section in (("`ebft sft`", SFTSettings), ("`ebft rlvr`", RLVRSettings)):
-        own = section.__name__.removesuffix("Settings").lower()
-        added = [f for f in fields(section) if f.metadata.get("group") == own or f.name in section.__annotations__]
+    for title, section, options in (
+        ("`ebft sft`", SFTSettings, SFTOptions),
+        ("`ebft rlvr`", RLVRSettings, RLVROptions),
+    ):
+        own = {f.name for f in fields(options)}
+        added = [f for f in fields(section) if f.name in own]
         parts.append(f"## {title}\n\n{BASELINES}\n{_table(added)}")
     return "\n".join(parts)
 

@@ -15,6 +15,7 @@ import torch
 from transformers import TrainingArguments
 
 from ebft.config import parallel
+from ebft.config.defaults import TransformersDefaults
 from ebft.config.method import MethodConfig
 from ebft.config.parallel import Sharding
 from ebft.config.running import RunningConfig
@@ -25,39 +26,7 @@ LARGER_IS_BETTER = ("whitened_proxy", "reward")
 
 
 @dataclass
-class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):
-    # ---- transformers' settings with the paper's values
-    per_device_train_batch_size: int = field(default=16, metadata={"help": "sequences per process and forward pass"})
-    per_device_eval_batch_size: int = field(default=8, metadata={"help": "sequences per process in evaluation"})
-    learning_rate: float = field(default=1e-6, metadata={"help": "learning rate of AdamW"})
-    lr_scheduler_type: str = field(default="constant_with_warmup", metadata={"help": "learning rate schedule"})
-    warmup_steps: float = field(default=0.03, metadata={"help": "warm-up: a share of all steps below 1, else steps"})
-    adam_beta2: float = field(default=0.95, metadata={"help": "second beta of AdamW"})
-    num_train_epochs: float = field(default=2.0, metadata={"help": "passes over the data"})
-    logging_steps: float = field(default=10, metadata={"help": "log every so many steps"})
-    save_total_limit: int | None = field(default=3, metadata={"help": "checkpoints kept; the best one is kept besides"})
-    report_to: str | list[str] | None = field(
-        default="none", metadata={"help": "tensorboard, wandb, trackio, a list of these, all, or none"}
-    )
-    logging_nan_inf_filter: bool = field(
-        default=False, metadata={"help": "hide NaN losses in logs; EBFT stops at them, and looking would slow a GPU"}
-    )
-    remove_unused_columns: bool = field(default=False, metadata={"help": "EBFT needs all columns of its datasets"})
-    fsdp: str | bool | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={
-            "help": "shard the model, its gradients and its optimiser state over the processes (FSDP2): full_shard "
-            "or true; shard_grad_op keeps gathered weights until the backward pass"
-        },
-    )
-    fsdp_config: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={"help": "options of fsdp, or a JSON file with them: version (2) and reshard_after_forward"},
-    )
-    ddp_timeout: int = field(
-        default=1800,
-        metadata={"help": "seconds after which a process gives up on another one that does not answer"},
-    )
+class EBFTConfig(RunningConfig, MethodConfig, TransformersDefaults, TrainingArguments):  # type: ignore[misc]  # fsdp may be a bool
     sharding: Sharding | None = field(default=None, init=False, repr=False)  # what fsdp and fsdp_config come to
     trains_in_fp16: ClassVar[bool] = False
 
@@ -84,7 +53,12 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):
                 "fp16=true is not supported: the loss is a mean over all tokens of a step, and gradients so small are "
                 "lost in float16; use bf16=true, or float32"
             )
-        if self.load_best_model_at_end or self.save_strategy == "best":
+        if self.early_stopping_patience is not None and self.eval_strategy in ("no", False):
+            raise ConfigError(
+                f"early_stopping_patience={self.early_stopping_patience} needs evaluations; set eval_strategy=steps "
+                "and eval_steps"
+            )
+        if self.load_best_model_at_end or self.save_strategy == "best" or self.early_stopping_patience is not None:
             self.metric_for_best_model = self.metric_for_best_model or "cfm"
         if self.metric_for_best_model is not None and self.greater_is_better is None:
             # Not transformers' rule, which takes everything but a loss for better when larger.

@@ -9,11 +9,12 @@ Energy-Based Fine-Tuning of language models.
   ebft train --config recipe.yaml [--setting value ...]   fine-tune a model (ebft train --help lists the settings)
   ebft sft --config recipe.yaml [--setting value ...]     the baseline: supervised fine-tuning on the same data
   ebft rlvr --config recipe.yaml [--setting value ...]    the baseline: reinforcement learning with a checked reward
-  ebft plan --config recipe.yaml --gpus 8 --gpu-memory 80 what a run needs of every GPU, by DDP, FSDP2, LoRA and QLoRA
+  ebft plan --model M --gpus 8 --gpu h100                 the recipe for a model and machine, its memory and time
   ebft sweep --config recipe.yaml --set gamma=0,0.1       many runs, on the GPUs of this machine or with Slurm
   ebft study run study.yaml [--dry-run]                   methods, settings and seeds, tested on held-out data
   ebft study report DIR                                   its tables, figures and verdicts, on one page
   ebft compare RUN RUN ... [--output DIR]                 a table and overlaid curves of runs of any of the three
+  ebft generate --model M [M ...] --prompt TEXT           what models write, side by side; without a prompt, a chat
   ebft export RUN --output DIR                            an ordinary model folder; an adapter is merged
   ebft eval --model M --tasks calibration,humaneval --output DIR   evaluate a checkpoint or an adapter
   ebft score humaneval --problems F --samples F --output F   score completions made elsewhere, no model needed
@@ -29,10 +30,14 @@ Several methods, settings and seeds, with learning rates chosen on validation da
 then one page with tables, figures and what the differences are worth. docs/studies.md explains the file.
 """
 
-PLAN = """usage: ebft plan --config recipe.yaml --gpus N --gpu-memory GIB [--json] [--setting value ...]
+PLAN = """usage: ebft plan --model M --gpus N --gpu h100 [--tokens 5e6] [--json] [--setting value ...]
+       ebft plan --config recipe.yaml --gpus N --gpu-memory GIB [...]
 
-What a run needs of every GPU, part by part, and what would fit. Only the model's config.json is read.
+What to do with a model on a machine: a recipe ready to paste, its memory and time, and every strategy part by part.
+Only the model's config.json is read.
   --gpus N          processes, one on each GPU
-  --gpu-memory GIB  of each GPU; an H100 of "80 GB" has 80
+  --gpu NAME        h200, h100, a100, a100-40gb, l40s, a10, l4, rtx4090 or rtx3090: its memory, and times
+  --gpu-memory GIB  of each GPU, where its name is not given or it has another; an H100 of "80 GB" has 80
+  --tokens N        of the training text, for the hours of an epoch
   --json            everything in bytes, for programs
-Any setting of ebft train may be given as well, and wins over the recipe."""
+Any setting of ebft train may be given, with or without a recipe, and wins over it."""

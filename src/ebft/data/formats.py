@@ -1,4 +1,4 @@
-"""Three formats of a row, turned into tokens with an answer flag each.
+"""Three kinds of a row, turned into tokens with an answer flag each (`row_format` makes these of others).
 
     {"text": ...}                             every token is an answer
     {"prompt": ..., "completion": ...}        the completion is the answer
@@ -15,7 +15,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from ebft.data.rows import Row
+from ebft.data.row_format import Row, RowFormat
 from ebft.errors import DataError, first_line
 from ebft.runtime.time_limit import TookTooLong, time_limit
 
@@ -42,47 +42,23 @@ def check_tokenizer(tokenizer: Any, vocabulary_size: int | None = None) -> None:
         )
 
 
-def encode(row: Row, tokenizer: Any, columns: dict[str, str] | None = None) -> Document:
-    """Tokens and answer flags of one row. `columns` renames: {"prompt": "question", ...}."""
-    names = {name: (columns or {}).get(name, name) for name in ("text", "prompt", "completion", "messages")}
-    _check_used(row, names)
-    if names["messages"] in row:
-        document = _from_messages(row[names["messages"]], 0, tokenizer)
-    elif names["prompt"] in row and names["completion"] in row:
-        prompt, completion = row[names["prompt"]], row[names["completion"]]
+def encode(row: Row, tokenizer: Any, row_format: RowFormat | None = None) -> Document:
+    """Tokens and answer flags of one row."""
+    row_format = row_format or RowFormat()
+    standard = row_format.standard(row)
+    if "messages" in standard:
+        document = _from_messages(standard["messages"], 0, tokenizer)
+    elif "prompt" in standard:
+        prompt, completion = standard["prompt"], standard["completion"]
         if isinstance(prompt, list) and isinstance(completion, list):
             document = _from_messages([*prompt, *completion], len(prompt), tokenizer)
         else:
-            document = _from_parts(_text(prompt, names["prompt"]), _text(completion, names["completion"]), tokenizer)
-    elif names["text"] in row:
-        tokens = tokenizer(_text(row[names["text"]], names["text"]))["input_ids"]
+            answer = _text(completion, row_format.completion_column(row))
+            document = _from_parts(_text(prompt, row_format.prompt), answer, tokenizer)
+    else:
+        tokens = tokenizer(_text(standard["text"], row_format.text))["input_ids"]
         document = Document(tokens, [True] * len(tokens))
-    else:
-        raise DataError(
-            f"a row needs {names['text']!r}, {names['prompt']!r} and {names['completion']!r}, or "
-            f"{names['messages']!r}; it has {', '.join(map(repr, row)) or 'no columns'}. "
-            "Name yours with text_column, prompt_column, "
-            "completion_column or messages_column"
-        )
     return _ended(document, tokenizer)
-
-
-def _check_used(row: Row, names: dict[str, str]) -> None:
-    """A column that the user has named and the row has must be one that is trained on."""
-    if names["messages"] in row:
-        used = {"messages"}
-    else:
-        used = {"prompt", "completion"} if names["prompt"] in row and names["completion"] in row else {"text"}
-    for kind, name in names.items():
-        if name != kind and name in row and kind not in used:
-            read = " and ".join(repr(names[other]) for other in sorted(used, reverse=True))
-            partner = {"prompt": "completion", "completion": "prompt"}.get(kind)
-            missing = partner is not None and names[partner] not in row
-            why = f"there is no column {names[partner]!r} beside it" if missing and partner else f"{read} would be read"
-            raise DataError(
-                f"{kind}_column={name!r} would not be used: {why}; name the columns that belong together, or leave "
-                f"{kind}_column out"
-            )
 
 
 def _text(value: Any, column: str) -> str:

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ebft.data import builtin
+from ebft.data.row_format import Row
 from ebft.errors import DataError, first_line
 
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 TEXT_FILES = (".txt", ".md", ".rst", ".py")
 SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")
-
-Row = dict[str, Any]
 
 
 def read_rows(source: str, split: str = "train") -> Iterator[Row]:
@@ -53,6 +52,30 @@ def fingerprint(source: str, split: str = "train") -> list[Any]:
     if source in builtin.SOURCES:
         return builtin.version(source, split)
     return [source, split, stats]
+
+
+def count_rows(source: str, split: str = "train") -> int | None:
+    """How many rows there are, for the time left; None where only reading them all would tell."""
+    path = Path(source).expanduser()
+    files = _files_of(path, split) if path.is_dir() else [path] if path.is_file() else []
+    counts = [_count(file) for file in files]
+    return sum(counts) if counts and all(counts) else None
+
+
+def _count(file: Path) -> int:
+    if file.suffix in TEXT_FILES:
+        return 1
+    if file.suffix == ".parquet":
+        import pyarrow.parquet
+
+        try:
+            return pyarrow.parquet.read_metadata(file).num_rows
+        except (pyarrow.ArrowException, OSError):  # reading it will say so
+            return 0
+    if file.suffix in (".jsonl", ".ndjson"):
+        with file.open("rb") as text:
+            return sum(block.count(b"\n") for block in iter(lambda: text.read(2**20), b""))
+    return 0
 
 
 def _files_of(folder: Path, split: str) -> list[Path]:

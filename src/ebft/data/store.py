@@ -13,7 +13,7 @@ import json
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ebft.data.formats import Document, encode
-from ebft.data.rows import Row, fingerprint, read_rows
+from ebft.data.row_format import Row, RowFormat
+from ebft.data.rows import count_rows, fingerprint, read_rows
 from ebft.errors import DataError
 from ebft.runtime.files import cache_directory
+from ebft.runtime.progress import tracked
 
 FORMAT_VERSION = 1
 
@@ -74,12 +76,18 @@ def tokenize_source(
     source: str,
     tokenizer: Any,
     split: str = "train",
-    columns: dict[str, str] | None = None,
+    row_format: RowFormat | None = None,
     limit: int | None = None,
     cache: Path | None = None,
 ) -> TokenStore:
     """The tokens of a source, from the cache if they were made before."""
-    identity = [FORMAT_VERSION, fingerprint(source, split), _tokenizer_identity(tokenizer), columns, limit]
+    identity = [
+        FORMAT_VERSION,
+        fingerprint(source, split),
+        _tokenizer_identity(tokenizer),
+        vars(row_format or RowFormat()),
+        limit,
+    ]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
     home = (cache or cache_directory()) / "tokens"
     folder = home / key
@@ -88,7 +96,10 @@ def tokenize_source(
         rows = itertools.islice(read_rows(source, split), limit)
         partial = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=home))
         try:
-            _write(partial, _with_progress(_encoded(rows, tokenizer, columns, source), f"tokenising {source}"), source)
+            documents = _encoded(rows, tokenizer, row_format, source)
+            total = count_rows(source, split)
+            total = limit if total is None or (limit is not None and limit < total) else total
+            _write(partial, tracked(documents, f"tokenising {source}", total), source)
             (partial / "identity.json").write_text(json.dumps(identity))
             try:
                 partial.rename(folder)
@@ -100,19 +111,20 @@ def tokenize_source(
     return TokenStore.open(folder)
 
 
-def tokenize_rows(rows: Iterable[Row], tokenizer: Any, columns: dict[str, str] | None = None) -> TokenStore:
+def tokenize_rows(rows: Iterable[Row], tokenizer: Any, row_format: RowFormat | None = None) -> TokenStore:
     """The tokens of rows given as a `datasets.Dataset` or a list of dictionaries: on disk while the process lives."""
     folder = Path(tempfile.mkdtemp(prefix="ebft-tokens-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    documents = _encoded(iter(rows), tokenizer, columns, "the dataset")
-    _write(folder, _with_progress(documents, "tokenising"), "the dataset")
+    documents = _encoded(iter(rows), tokenizer, row_format, "the dataset")
+    total = len(rows) if isinstance(rows, Sized) else None
+    _write(folder, tracked(documents, "tokenising", total), "the dataset")
     return TokenStore.open(folder)
 
 
-def _encoded(rows: Iterator[Row], tokenizer: Any, columns: dict[str, str] | None, source: str) -> Iterator[Document]:
+def _encoded(rows: Iterator[Row], tokenizer: Any, row_format: RowFormat | None, source: str) -> Iterator[Document]:
     for number, row in enumerate(rows, 1):
         try:
-            yield encode(row, tokenizer, columns)
+            yield encode(row, tokenizer, row_format)
         except DataError as error:
             raise DataError(f"{source}: row {number}: {error}") from None
 
@@ -127,12 +139,6 @@ def _write(folder: Path, documents: Iterable[Document], source: str) -> None:
     if len(lengths) == 1:
         raise DataError(f"{source}: no rows")
     np.save(folder / "offsets.npy", np.cumsum(lengths, dtype=np.int64))
-
-
-def _with_progress(documents: Iterable[Document], title: str) -> Iterator[Document]:
-    from tqdm.auto import tqdm
-
-    yield from tqdm(documents, desc=title, unit=" documents", leave=False, disable=None)
 
 
 def _tokenizer_identity(tokenizer: Any) -> list[Any]:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ebft.config.evaluation import EvalOptions
+from ebft import fetch
+from ebft.config.evaluation import ONLY_IF_SET, EvalOptions
 from ebft.data.rows import fingerprint as source_fingerprint
 from ebft.errors import ConfigError
 from ebft.evaluate import paired, tables
@@ -49,6 +50,8 @@ def run(options: EvalOptions, command: Sequence[str]) -> list[tuple[str, ...]]:
         return present(found, folders, output)
     if not options.model:
         raise ConfigError("no model: give --model, a checkpoint folder, a hub name or an adapter folder")
+    for name in options.model:  # before anything is looked for on the hub
+        fetch.resolve(name)
     if not options.tasks:
         raise ConfigError("no task: give --tasks, such as --tasks calibration,humaneval")
     # What can be wrong with data and settings shows before a model is loaded or a folder made.
@@ -129,8 +132,7 @@ def evaluate(
 def task_settings(task: str, options: EvalOptions) -> dict[str, Any]:
     groups = _GROUPS.get(task, _CODE_GROUPS)
     found = {name: value for name, value in options.values(*groups).items() if name not in _SPEED_ONLY}
-    if not found.get("test_split"):
-        found.pop("test_split", None)  # as in results from before there was one
+    found = {name: value for name, value in found.items() if name not in ONLY_IF_SET or value}
     if task == "calibration":
         found["means_over"] = "contexts"  # they were over sequences once: such results do not compare with these
     return {"seed": options.seed, "limit": options.limit, **found}

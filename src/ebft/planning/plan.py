@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from ebft.errors import ConfigError, first_line
 from ebft.planning.memory import (
     GIB,
@@ -21,12 +23,15 @@ from ebft.planning.memory import (
     largest_micro_batch,
     largest_rollout_batch,
 )
+from ebft.planning.rates import TIMED_ON
+from ebft.planning.recommend import Recommendation, recommend
 from ebft.planning.strategies import STRATEGIES, Strategy, strategy_of
 from ebft.planning.workload import Workload
 
 if TYPE_CHECKING:  # torch and transformers are imported when there is a recipe to plan
     from ebft.config.recipe import Recipe
 
+PAPER_ROWS = 16  # sequences in a step, where the recipe does not say
 PARTS = {
     "weights": "weights that compute",
     "master": "float32 weights behind them",
@@ -55,6 +60,7 @@ STAGES = {
 class Hardware:
     gpus: int
     gpu_memory_gib: float  # of each
+    gpu: str | None = None  # its name among `rates.GPUS`, for times
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
@@ -87,6 +93,9 @@ class Plan:
     work: Workload
     chosen: Strategy  # how the recipe itself trains
     strategies: dict[Strategy, StrategyPlan]
+    rows_per_step: int
+    recommended: Recommendation | None  # None: nothing fits
+    settings: dict[str, Any]  # of the recipe as it was given
 
 
 def plan(recipe: Recipe, hardware: Hardware) -> Plan:
@@ -106,10 +115,12 @@ def plan(recipe: Recipe, hardware: Hardware) -> Plan:
         adapter = adapters.count_parameters(model, adapters.peft_config(asked))
         rebuilt = adapters.count_rebuilt(model, adapters.peft_config(asked))
     strategies: dict[Strategy, StrategyPlan] = {}
+    works: dict[Strategy, Workload] = {}
     for strategy in STRATEGIES:
         if strategy.adapter and not adapter:
             continue  # peft, which knows the adapter's size, is not installed
         this = replace(work, adapter=adapter, rebuilt=rebuilt) if strategy.adapter else work
+        works[strategy] = this
         needed = estimate(shape, this, strategy)
         strategies[strategy] = StrategyPlan(
             memory=needed,
@@ -119,7 +130,23 @@ def plan(recipe: Recipe, hardware: Hardware) -> Plan:
             largest_eval_batch=largest_eval_batch(shape, this, strategy, hardware.room) if this.eval_rows else None,
             adapter_parameters=this.adapter,
         )
-    return Plan(recipe.model.model, shape.parameters, shape.active, hardware, work, strategy_of(recipe), strategies)
+    rows = training.rows_per_step * hardware.gpus  # this process is one, the run will have one for each GPU
+    if not {"per_device_train_batch_size", "gradient_accumulation_steps"} & recipe.given.keys():
+        rows = max(PAPER_ROWS, hardware.gpus)
+    if recipe.model.adapted:  # an adapter was asked for
+        works = {strategy: this for strategy, this in works.items() if strategy.adapter}
+    return Plan(
+        recipe.model.model,
+        shape.parameters,
+        shape.active,
+        hardware,
+        work,
+        strategy_of(recipe),
+        strategies,
+        rows,
+        recommend(shape, works, rows, hardware.gpus, hardware.room),
+        recipe.given,
+    )
 
 
 def _model_config(recipe: Recipe, field: str, name: str) -> Any:
@@ -155,7 +182,7 @@ def table(found: Plan) -> list[tuple[str, ...]]:
         for stage in plans[0].memory.stages()
     ]
     rows = [
-        (f"{unit} on each GPU", *(strategy.name for strategy in found.strategies)),
+        (f"{unit} on each GPU", *(_marked(strategy, found.chosen) for strategy in found.strategies)),
         *parts,
         ("",) * (1 + len(plans)),
         *stages,
@@ -168,6 +195,52 @@ def table(found: Plan) -> list[tuple[str, ...]]:
         largest = (str(p.largest_eval_batch or "none fits") for p in plans)
         rows.append(("largest per_device_eval_batch_size", *largest))
     return rows
+
+
+def _marked(strategy: Strategy, chosen: Strategy) -> str:
+    return f"{strategy.name} (recipe)" if strategy == chosen else strategy.name
+
+
+def recommendation(found: Plan, tokens: float | None = None) -> list[str]:
+    """What to do, ready to paste, and what the recipe as it is would do. tokens: of the training text."""
+    hardware, advised, mine = found.hardware, found.recommended, found.strategies.get(found.chosen)
+    gpus = f"{hardware.gpus} GPU{'s' if hardware.gpus > 1 else ''} of {hardware.gpu_memory_gib:g} GiB"
+    lines = []
+    if advised is None:
+        lines.append(f"Nothing fits on {gpus}: a shorter context_length, fewer samples, more or larger GPUs.")
+    else:
+        needs = f"{advised.memory.peak / GIB:.1f} of {hardware.gpu_memory_gib:g} GiB on each GPU"
+        lines.append(f"Recommended for {gpus}: {advised.strategy.name}, {needs}{_times(found, advised, tokens)}.")
+        settings = {name: value for name, value in found.settings.items() if name not in _CHOSEN_HERE}
+        launch = f" --launch {hardware.gpus}" if hardware.gpus > 1 else ""
+        recipe = yaml.safe_dump({**settings, **advised.settings}, sort_keys=False).strip()
+        lines += ["", *recipe.splitlines(), "", f"As recipe.yaml: ebft train --config recipe.yaml{launch}"]
+        if advised.strategy.adapter and not found.chosen.adapter:
+            lines.append("An adapter usually needs a learning_rate at least ten times that of the whole model.")
+    if mine is not None:
+        verdict = "fits" if mine.fits else "does not fit"
+        peak = f"{mine.memory.peak / GIB:.1f} GiB on each GPU at its peak"
+        lines.append(f"The recipe as it was given ({found.chosen.name}) {verdict}: {peak}.")
+    return lines
+
+
+# What a recommendation decides anew, and so does not take over from the recipe.
+_CHOSEN_HERE = """bf16 bf16_if_fast per_device_train_batch_size gradient_accumulation_steps rollout_batch_size use_cpu
+    gradient_checkpointing fsdp load_in_4bit""".split()  # noqa: SIM905
+
+
+def _times(found: Plan, advised: Recommendation, tokens: float | None) -> str:
+    gpu = found.hardware.gpu
+    if gpu is None:
+        return ""  # --gpu gives the times
+    seconds = advised.seconds(found.active, gpu, found.hardware.gpus)
+    each = tokens if tokens is not None else 1e6
+    hours = seconds * each / (found.work.context * advised.rows_per_step) / 3600
+    an_epoch = "an epoch" if tokens is not None else "a million tokens of text"
+    told = "measured" if gpu == TIMED_ON else f"scaled from an {TIMED_ON.upper()}"
+    apart = ", without communication" if found.hardware.gpus > 1 else ""
+    step = f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
+    return f", about {step} s a step and {hours:.2g} hours {an_epoch} (rates {told}{apart})"
 
 
 def introduction(found: Plan) -> list[str]:
@@ -215,6 +288,17 @@ def as_json(found: Plan) -> dict[str, Any]:
         "settings": asdict(found.work),
         "recipe_trains_by": found.chosen.name,
         "computed": True,
+        "recommended": None
+        if found.recommended is None
+        else {
+            "strategy": found.recommended.strategy.name,
+            "settings": found.recommended.settings,
+            "peak": found.recommended.memory.peak,
+            "rows_per_step": found.recommended.rows_per_step,
+            "seconds_per_step": None
+            if found.hardware.gpu is None
+            else found.recommended.seconds(found.active, found.hardware.gpu, found.hardware.gpus),
+        },
         "ways": {
             strategy.name: {
                 "bytes": asdict(planned.memory),

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ebft.data.rows import Row, read_rows
+from ebft.data.row_format import Row
+from ebft.data.rows import read_rows
 from ebft.errors import ConfigError, DataError
 from ebft.problems.records import Record, read_records
 

@@ -27,6 +27,7 @@ from ebft.config.convert import convert
 from ebft.config.evaluation import BORROWED, EvalOptions
 from ebft.config.method import MethodConfig
 from ebft.config.recipe import field_types, known_settings, read_values
+from ebft.config.shipped import find_recipe
 from ebft.errors import ConfigError, nearest
 from ebft.studies.points import load_for_elsewhere, name_of
 
@@ -114,9 +115,7 @@ def combinations(grid: dict[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def read_study(file: str | Path) -> Study:
-    path = Path(file).expanduser()
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder; give the study's YAML file")
+    path = find_recipe(file)
     given = read_values(path)
     _check_keys(given, _KEYS, "the study")
     output = given.get("output_dir")

@@ -6,17 +6,18 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ebft.config.evaluation import EvalOptions
+from ebft.config.evaluation import ONLY_IF_SET, EvalOptions
 from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, pad_token_id
 from ebft.data.rows import fingerprint as source_fingerprint
 from ebft.data.store import tokenize_source
+from ebft.errors import ConfigError, DataError
 from ebft.iteration import check_sequences
 from ebft.method.ratios import Estimate
 from ebft.method.sequence_records import METRICS, Record
 from ebft.model.fingerprint import feature_space
+from ebft.runtime.progress import progress
 from ebft.tasks import calibration
 from ebft.tasks.problem_set import Scored
-from ebft.tasks.progress import progress
 from ebft.tasks.resumable_records import ResumableRecords
 from ebft.tasks.subject import Subject
 from ebft.validation import text_checksum
@@ -66,9 +67,9 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
 
 
 def calibration_settings(options: EvalOptions) -> dict[str, Any]:
-    """Its options, without a `test_split` of 0: results from before there was one stay comparable."""
+    """Its options, without newer ones that are not set: results from before there were any stay comparable."""
     found = options.values("calibration")
-    return {name: value for name, value in found.items() if name != "test_split" or value}
+    return {name: value for name, value in found.items() if name not in ONLY_IF_SET or value}
 
 
 # Options of calibration that do not change the numbers of a sequence, or are told apart in another way.
@@ -85,11 +86,17 @@ def calibration_documents(options: EvalOptions, tokenizer: Any) -> DocumentIndex
     assert options.calibration_data is not None
     data = options.data
     store = tokenize_source(
-        options.calibration_data, tokenizer, options.calibration_split, data.columns, data.limit_documents
+        options.calibration_data, tokenizer, options.calibration_split, data.row_format, data.limit_documents
     )
     rest, test = DocumentIndex.of(store).without_test(data.test_split, data.split_seed)
     if options.held_out:  # what a run with this validation_split validated on
-        return rest.split(options.held_out, data.split_seed)[1]
+        try:
+            return rest.split(options.held_out, data.split_seed)[1]
+        except DataError:
+            raise ConfigError(
+                f"--held-out {options.held_out:g} is all of the {len(rest)} documents of {options.calibration_data}; "
+                "give the validation_split of the run: a share below 1, or a smaller number"
+            ) from None
     return rest if test is None else test
 
 

@@ -44,7 +44,8 @@ class GenerationSettings:
         samples: completions per prompt.
         stop: a completion ends before the first of these strings.
         prompt_style: "raw" gives the prompt as it is, but for whitespace at its end, which the model writes itself
-            and which is not part of the completion; "chat" makes it a user's turn of the tokenizer's template.
+            and which is not part of the completion; "chat" makes it a user's turn of the tokenizer's template;
+            "rendered" is a text that the template has made already.
         system_prompt: what a chat begins with, if anything.
         seed: of all samples.
         too_long: what to do with a prompt that leaves no room in the model's context.
@@ -55,7 +56,7 @@ class GenerationSettings:
     top_p: float | None = None
     samples: int = 1
     stop: tuple[str, ...] = ()
-    prompt_style: Literal["raw", "chat"] = "raw"
+    prompt_style: Literal["raw", "chat", "rendered"] = "raw"
     system_prompt: str | None = None
     seed: int = 0
     too_long: Literal["error", "truncate"] = "error"
@@ -302,7 +303,9 @@ def tokenize(prompt: str, tokenizer: Any, settings: GenerationSettings) -> list[
         tokens = tokenizer(prompt)["input_ids"]
         # Some tokenizers end every text by themselves, after which a model has nothing to say.
         return tokens[:-1] if len(tokens) > 1 and tokens[-1] == tokenizer.eos_token_id else tokens
-    return tokenizer(chat_text(prompt, tokenizer, settings.system_prompt), add_special_tokens=False)["input_ids"]
+    if settings.prompt_style == "chat":
+        prompt = chat_text([{"role": "user", "content": prompt}], tokenizer, settings.system_prompt)
+    return tokenizer(prompt, add_special_tokens=False)["input_ids"]
 
 
 def trailing_whitespace(prompt: str) -> str:
@@ -310,12 +313,12 @@ def trailing_whitespace(prompt: str) -> str:
     return prompt[len(prompt.rstrip()) :] if prompt.strip() else ""
 
 
-def chat_text(prompt: str, tokenizer: Any, system_prompt: str | None = None) -> str:
+def chat_text(turns: list[dict[str, str]], tokenizer: Any, system_prompt: str | None = None) -> str:
+    """A conversation by the tokenizer's template, up to where the assistant's next turn begins."""
     if getattr(tokenizer, "chat_template", None) is None:
         raise ConfigError("the tokenizer has no chat template; use --prompt-style raw")
-    turns = [{"role": "system", "content": system_prompt}] if system_prompt else []
-    turns.append({"role": "user", "content": prompt})
-    return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    return tokenizer.apply_chat_template([*system, *turns], tokenize=False, add_generation_prompt=True)
 
 
 def cut_at_stop(text: str, stop: Sequence[str]) -> str | None:

@@ -14,11 +14,11 @@ from typing import Any
 
 from ebft.config.evaluation import EvalOptions
 from ebft.runtime.files import write_jsonl
+from ebft.runtime.progress import progress
 from ebft.tasks.answer_counts import is_empty, note_on_empty, why_zero
 from ebft.tasks.calibration_task import run_calibration
 from ebft.tasks.generation import GenerationSettings
 from ebft.tasks.problem_set import ProblemSet, Scored
-from ebft.tasks.progress import progress
 from ebft.tasks.resumable_records import ResumableRecords, fingerprint
 from ebft.tasks.subject import Subject
 

@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import platform
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from typing import Any
 from ebft.errors import DataError
 from ebft.problems.problem import Attempt, Problem, run_many
 from ebft.runtime.files import write_jsonl, write_text
+from ebft.runtime.progress import progress
 from ebft.sandbox.bubblewrap import bubblewrap_version
 from ebft.sandbox.command import Limits
 from ebft.sandbox.isolated_tests import ERROR, FAILED, PASSED, SKIPPED, STATUSES, Outcome
@@ -112,8 +112,6 @@ def _run(
     samples: Sequence[Sample], skipped: dict[str, str], sandbox: Sandbox, workers: int, outcomes_file: Path
 ) -> list[Row]:
     """The outcome of each sample, in their order; those of an earlier run with the same settings are kept."""
-    from tqdm import tqdm
-
     versions = {language: _toolchains([language]) for language in {s.problem.language for s in samples}}
     earlier = _earlier(outcomes_file)
     rows: list[Row | None] = [None] * len(samples)
@@ -132,17 +130,13 @@ def _run(
     done = len(samples) - len(todo)
     if done and todo:
         logger.info(f"{done} of {len(samples)} outcomes already exist")
-    progress = tqdm(total=len(samples), initial=done, desc="programs", unit="", file=sys.stderr, disable=None)
-    passed = sum(row is not None and row["status"] == PASSED for row in rows)
-    with progress, outcomes_file.open("a", encoding="utf-8") as appended:
+    with progress("programs", len(samples), done) as advance, outcomes_file.open("a", encoding="utf-8") as appended:
         for attempt, outcome in run_many(todo, sandbox, sandbox.limits, workers):
             place, key = attempt.tag
             rows[place] = row = _row(samples[place], key, outcome)
             appended.write(json.dumps(row) + "\n")
             appended.flush()
-            passed += outcome.passed
-            progress.set_postfix(passed=passed, refresh=False)
-            progress.update()
+            advance(1)
     complete = [row for row in rows if row is not None]
     write_jsonl(outcomes_file, complete)
     return complete

@@ -8,6 +8,8 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
+from transformers.integrations import TensorBoardCallback
+from transformers.trainer_utils import IntervalStrategy
 
 from ebft.config.training import EBFTConfig
 from ebft.runtime import processes, sharded_checkpoints
@@ -28,8 +30,16 @@ def standard(trainer: Any, args: EBFTConfig) -> list[TrainerCallback]:
         FeatureAverage(trainer),
         Samples(trainer),
         OptimizerTime(trainer),
+        LastStepLogged(),
     ]
     return [*own, EvalTasks(trainer, args)] if args.eval_tasks else own
+
+
+def keep_tensorboard_here(trainer: Any) -> None:
+    """An evaluation before training would otherwise open the log in the working directory."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+            callback.logging_dir = str(Path(trainer.args.output_dir) / "runs")
 
 
 class MetricsFile(TrainerCallback):
@@ -57,6 +67,15 @@ class MetricsFile(TrainerCallback):
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(entry) + "\n")
+
+
+class LastStepLogged(TrainerCallback):
+    """A run shorter than `logging_steps` would leave no metrics at all."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if state.global_step >= state.max_steps and args.logging_strategy != IntervalStrategy.NO:
+            control.should_log = True
+        return control
 
 
 class Checkpoints(TrainerCallback):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -48,7 +49,8 @@ def describe(
         "compute per step": f"{flops_per_step(active, per_step, packed) / 1e9:,.0f} GFLOP (estimate)",
         "memory": f"{memory_of(recipe, model, layout.num_anchors).peak / 2**20:,.0f} MiB (estimate)",
     }
-    shown = [*columns(lines), "", "One sequence, with some of its anchors (| marks where rollouts begin):"]
+    shown = [*columns(lines), "", *first_document(train_set, tokenizer)]
+    shown += ["", "One sequence, with some of its anchors (| marks where rollouts begin):"]
     row = collate([train_set[0]])
     valid = torch.atleast_2d(layout.anchor_mask)[0].nonzero().flatten().tolist()
     anchors, truths = torch.atleast_2d(layout.anchors)[0], torch.atleast_2d(layout.truth_lengths)[0]
@@ -58,6 +60,17 @@ def describe(
         after = tokenizer.decode(row["input_ids"][0, a : a + int(truths[place])].tolist())
         shown.append(f"  token {a}: ...{before!r} | {after!r}")
     return shown if valid else [*shown, "  (no anchor in this sequence)"]
+
+
+def first_document(train_set: SequenceDataset, tokenizer: Any) -> list[str]:
+    """What the model sees of a document, prompts and answers apart."""
+    store = train_set.index.stores[train_set.index.store[0]]
+    start, end = (int(store.offsets[train_set.index.number[0] + k]) for k in (0, 1))
+    shown = ["The first document, as the model sees it:"]
+    for is_answer, tokens in groupby(range(start, end), key=lambda place: bool(store.answers[place])):
+        text = repr(tokenizer.decode([int(store.tokens[place]) for place in tokens]))
+        shown.append(f"  {'answer' if is_answer else 'prompt'}  {text if len(text) <= 300 else f'{text[:300]}...'}")
+    return shown[:9]
 
 
 def columns(lines: Mapping[str, str]) -> list[str]:

@@ -7,6 +7,7 @@ bf16 takes away, so `--dtype bfloat16` is a choice and not the default.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ import torch
 from ebft import adapters
 from ebft.errors import ConfigError, first_line, nearest
 from ebft.loading import DTYPES, Checkpoint, load_pretrained
-from ebft.train import checkpoints
+from ebft.train import checkpoints, model_card
+from ebft.train.run_folder import RECIPE_FILE, RunFolder
+
+logger = logging.getLogger(__name__)
 
 
 def export(source: str, output: str, dtype: str = "float32", trust_remote_code: bool = False) -> Path:
@@ -28,16 +32,34 @@ def export(source: str, output: str, dtype: str = "float32", trust_remote_code: 
         raise ConfigError(f"--output {folder} is there already and not empty; choose another folder")
     found = Checkpoint.find(_inside_run(source))
     tokenizer = found.load_tokenizer(trust_remote_code)
+    logger.info(f"loading {found.adapter or found.base}")
     model = _load(found, trust_remote_code).to(DTYPES[dtype])
     # Written beside its place and renamed, so that a folder by this name is complete.
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
+    logger.info(f"writing {folder}")
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
+    _write_card(Path(found.adapter or found.base), partial, source, folder.name)
     if folder.exists():
         folder.rmdir()
     partial.rename(folder)
     return folder
+
+
+def _write_card(model: Path, folder: Path, source: str, title: str) -> None:
+    """The card of the run that made the model; that of a checkpoint or of a model from elsewhere says what is known."""
+    if (model / "README.md").is_file() and model.name == RunFolder.FINAL:
+        card = (
+            (model / "README.md")
+            .read_text(encoding="utf-8")
+            .replace("library_name: peft", "library_name: transformers")
+        )
+        if (model / model_card.CURVES).is_file():
+            shutil.copy(model / model_card.CURVES, folder)
+    else:
+        card = model_card.of_checkpoint(title, source, model.parent / RECIPE_FILE)
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def _inside_run(source: str) -> str:
@@ -66,6 +88,7 @@ def _load(found: Checkpoint, trust_remote_code: bool) -> Any:
     if four_bit:
         # The adapter has learnt to correct the 4-bit weights, so it is these that it is merged into, as they are.
         model = model.dequantize(torch.float32).float()
+    logger.info(f"merging the adapter into {found.base}")
     adapted = found.with_adapter(model).eval()
     try:
         expected = _probe(adapted)

@@ -14,10 +14,12 @@ import transformers
 
 from ebft.config.recipe import Recipe
 from ebft.method.ratios import with_error
+from ebft.train import answers_before_after
 from ebft.train.metric_names import NAMES
 from ebft.train.training_method import TrainingMethod
 from ebft.version import __version__
 
+CURVES = "curves.png"
 PANELS = (
     ("eval_cfm", "feature-matching loss (validation)"),
     ("eval_cross_entropy", "cross-entropy (validation)"),
@@ -26,6 +28,26 @@ PANELS = (
     ("ebft/distinct", "share of distinct completions"),
     ("grad_norm", "gradient norm"),
 )
+
+
+SHARES = ("ebft/distinct",)
+FEW_POINTS = 5
+LEAST_SPAN = 0.5  # of the largest value
+
+
+def vertical_range(values: Sequence[float], errors: Sequence[float], is_share: bool = False) -> tuple[float, float]:
+    """Where an axis begins and ends: a share from 0 to 1; others so that a change of a few percent looks like one.
+
+    Drawn from the smallest value to the largest, noise would fill the panel and look like a trend.
+    """
+    if is_share:
+        return -0.02, 1.02
+    low = min(v - e for v, e in zip(values, errors, strict=True))
+    high = max(v + e for v, e in zip(values, errors, strict=True))
+    span = max(high - low, LEAST_SPAN * max(abs(low), abs(high))) or 1.0
+    middle = (low + high) / 2
+    bottom, top = middle - 0.55 * span, middle + 0.55 * span
+    return (0.0 if bottom < 0 <= low else bottom), top
 
 
 def read_metrics(output: Path) -> list[dict[str, Any]]:
@@ -56,11 +78,15 @@ def curves(output: Path) -> Path | None:
         if any(errors):
             lower, upper = ([v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1))
             axis.fill_between(steps, lower, upper, alpha=0.2)
-        axis.set_title(title, fontsize=10)
+        few = f" (only {len(points)} point{'s' * (len(points) > 1)})" if len(points) < FEW_POINTS else ""
+        axis.set_title(f"{title}{few}", fontsize=10)
         axis.set_xlabel("step")
+        axis.set_xlim(left=0)
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.set_ylim(*vertical_range(values, errors, is_share=name in SHARES))
         axis.grid(alpha=0.3)
     figure.tight_layout()
-    file = output / "curves.png"
+    file = output / CURVES
     figure.savefig(file, dpi=120)
     plt.close(figure)
     return file
@@ -84,6 +110,34 @@ def _header(key: str, names: Sequence[str]) -> list[str]:
     """Lines of the card's header that link to the hub: names there, not files and folders here."""
     hub = [name.partition(":")[0] for name in names if name.count("/") == 1 and not Path(name).expanduser().exists()]
     return [f"{key}: [{', '.join(hub)}]"] if hub else []
+
+
+def of_checkpoint(title: str, source: str, recipe: Path) -> str:
+    """The card of a model that no finished run has left: where it comes from, and the recipe if there is one."""
+    settings = ["", "```yaml", recipe.read_text(encoding="utf-8").strip(), "```"] if recipe.is_file() else []
+    lines = [
+        "---",
+        "library_name: transformers",
+        "tags: [ebft]",
+        "---",
+        "",
+        f"# {title}",
+        "",
+        f"Exported from `{source}`.",
+    ]
+    return "\n".join([*lines, *settings, "", _versions(), ""])
+
+
+def _versions() -> str:
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    return f"ebft {__version__}, {versions}, Python {platform.python_version()}."
+
+
+def _answers(results: dict[str, Any]) -> list[str]:
+    if "answers" not in results:
+        return []
+    title = "Held-out prompts, how their text goes on, and what the model wrote before and after training:"
+    return [title, "", "```text", *answers_before_after.lines(results["answers"]), "```", ""]
 
 
 def write(
@@ -112,12 +166,12 @@ def write(
             "",
             "± is the standard error over sequences; that of a change is of the differences sequence by sequence.",
             "",
+            *_answers(results),
             f"{results.get('steps')} steps of {method.details(recipe)}",
             "",
             "![curves](curves.png)",
             "",
-            f"ebft {__version__}, torch {torch.__version__}, transformers {transformers.__version__}, "
-            f"Python {platform.python_version()}.",
+            _versions(),
             "",
         ]
     )

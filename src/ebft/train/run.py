@@ -20,7 +20,10 @@ from ebft.method.sequence_records import as_logged, differences
 from ebft.model.backbone import embedding_size
 from ebft.runtime import processes
 from ebft.runtime.files import json_ready
-from ebft.train import model_card, validation_records
+from ebft.train import hub, model_card, validation_records
+from ebft.train.advice import Advice
+from ebft.train.answers_before_after import HeldOutPrompts
+from ebft.train.early_stopping import EarlyStopping
 from ebft.train.live_progress import LiveProgress, StepLines
 from ebft.train.preemption import Preemption
 from ebft.train.run_folder import RunFolder
@@ -62,6 +65,7 @@ def _train(
     args = recipe.training
     first = args.process_index == 0
     checkpoint = folder.claim(resume, method.name)
+    repository = hub.take_over(args)
     loaded = _load(recipe, method, folder if checkpoint is not None else None)
     trainer = _build(loaded, method)
     preemption.attach(trainer)
@@ -93,6 +97,15 @@ def _train(
         if first:
             validation_records.write(folder.path, "before", records)
             folder.write_results(results)
+    prompts = None
+    if loaded.validation_set is not None and args.show_prompts:
+        prompts = HeldOutPrompts(loaded.validation_set, loaded.tokenizer, args.show_prompts, args.temperature)
+        shown = results.get("answers", {})
+        if shown.get("prompts") != prompts.prompts:  # else the run resumes, and has them on disk
+            shown = {"prompts": prompts.prompts, "text": prompts.truths, "before": prompts.answers(trainer)}
+        results["answers"] = shown
+        if first:
+            folder.write_results(results)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if loaded.validation_set is not None:
         last = trainer.evaluated
@@ -102,6 +115,8 @@ def _train(
         results["change"] = as_logged(differences(trainer.evaluated.records, records))
         if first:
             validation_records.write(folder.path, "after", trainer.evaluated.records)
+    if prompts is not None:
+        results["answers"]["after"] = prompts.answers(trainer)
     results["steps"] = trainer.state.global_step
     results["spent"] = {key.removeprefix("spent/"): value for key, value in trainer.costs.totals().items()}
     with folder.writing_final() as final:
@@ -114,6 +129,8 @@ def _train(
     if not first:
         return {}
     folder.write_results(results)
+    if repository is not None:
+        hub.upload(repository, folder.final, args.hub_revision)
     return results
 
 
@@ -144,5 +161,8 @@ def _build(loaded: Loaded, method: TrainingMethod) -> Any:
     trainer = method.build(loaded)
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Advice())
+    if args.early_stopping_patience is not None:
+        trainer.add_callback(EarlyStopping(args.early_stopping_patience, args.early_stopping_threshold))
     trainer.add_callback(StepLines(method.shown) if args.disable_tqdm else LiveProgress(method.shown))
     return trainer

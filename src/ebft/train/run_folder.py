@@ -30,21 +30,43 @@ LOCK_FILE = "run.lock"  # while a process writes here
 RESULTS_FILE = "results.json"  # validation before and after, the change, and what they depend on
 
 # What may change when a run is resumed: how long, and what it shows and keeps.
-_MAY_CHANGE = ("output_dir", "max_steps", "num_train_epochs", "samples_every", "disable_tqdm", "report_to", "run_name")
+_MAY_CHANGE = (
+    "output_dir",
+    "max_steps",
+    "num_train_epochs",
+    "samples_every",
+    "show_prompts",
+    "disable_tqdm",
+    "report_to",
+    "run_name",
+    "push_to_hub",
+)
 # How a model is sharded may change too; whether it is, the checkpoint says.
-_MAY_CHANGE_PREFIXES = ("log_", "logging_", "save_", "eval_", "per_device_eval_", "ddp_", "fsdp")
+_MAY_CHANGE_PREFIXES = (
+    "log_",
+    "logging_",
+    "hub_",
+    "early_stopping_",
+    "save_",
+    "eval_",
+    "per_device_eval_",
+    "ddp_",
+    "fsdp",
+)
 # These may change with the number of processes, as long as their product with it stays.
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 class RunFolder:
+    FINAL = "final"
+
     def __init__(self, recipe: Recipe) -> None:
         self.path = Path(recipe.training.output_dir or "")
         self.recipe = recipe
 
     @property
     def final(self) -> Path:
-        return self.path / "final"
+        return self.path / self.FINAL
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -151,6 +173,7 @@ class RunFolder:
         recipe, training = self.recipe, self.recipe.training
         self.path.mkdir(parents=True, exist_ok=True)
         resolved = {**asdict(recipe.model), **asdict(recipe.data), **training.to_dict()}
+        resolved["push_to_hub"] = recipe.given.get("push_to_hub", False)  # which the run has taken from the Trainer
         resolved["sequences_per_step"] = training.rows_per_step
         resolved["sharding"] = None if training.sharding is None else asdict(training.sharding)
         text = "# What was set, by recipe and flags.\n" + yaml.safe_dump(recipe.given, sort_keys=False)

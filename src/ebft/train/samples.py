@@ -9,6 +9,13 @@ from torch import Tensor
 
 CONTEXT_TOKENS = 24
 ANCHORS = 4
+LEGEND = """A completion's reward is its alignment less alpha times its diversity.
+
+- **alignment**: how well its features agree with those of the truth; larger is better.
+- **diversity**: how much it resembles the other completions of the anchor; smaller is better. Whitening makes the
+  features of completions that differ orthogonal, so it is 0 where all of them differ, and above 0 for equal ones. Only
+  with `whitening: none` do completions that differ have some.
+- **advantage**: the reward less what the other completions got; above 0 the completion becomes likelier, else less."""
 
 
 def write_table(folder: Path, step: int, example: dict[str, Tensor], tokenizer: Any) -> Path:
@@ -22,7 +29,7 @@ def write_table(folder: Path, step: int, example: dict[str, Tensor], tokenizer: 
 def table(step: int, example: dict[str, Tensor], tokenizer: Any) -> str:
     places = example["anchor_mask"].nonzero().flatten().tolist()
     shown = places[:: max(1, len(places) // ANCHORS)][:ANCHORS]
-    lines = [f"# Samples at step {step}", ""]
+    lines = [f"# Samples at step {step}", "", LEGEND, ""]
     for place in shown:
         anchor, length = int(example["anchors"][place]), int(example["truth_lengths"][place])
         context = example["input_ids"][max(0, anchor - CONTEXT_TOKENS) : anchor]

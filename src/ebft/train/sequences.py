@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from ebft.config.recipe import Recipe
 from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, mix, pad_token_id
+from ebft.data.row_format import Row, is_glued
 from ebft.data.rows import read_rows
 from ebft.data.store import tokenize_source
 from ebft.errors import DataError
 from ebft.iteration import check_sequences
 
+logger = logging.getLogger(__name__)
 
-def _check_columns(recipe: Recipe) -> None:
+LOOKED_AT = 20  # rows of each dataset
+
+
+def _check_columns(recipe: Recipe, rows: Sequence[Row]) -> None:
     """A column that was named must be in one of the datasets, or a slip in its name would train on another one."""
-    data = recipe.data
-    named = {kind: name for kind, name in data.columns.items() if name != kind}
-    if not named:
-        return
-    rows = [next(iter(read_rows(source, data.dataset_split)), {}) for source in data.dataset]
+    named = {kind: name for kind, name in recipe.data.columns.items() if name != kind}
     for kind, name in named.items():
         if not any(name in row for row in rows):
             there = ", ".join(map(repr, dict.fromkeys(column for row in rows for column in row))) or "none"
             raise DataError(f"{kind}_column={name!r} is in none of the datasets; they have the columns {there}")
+
+
+def warnings_about(recipe: Recipe, rows: Sequence[Row]) -> list[str]:
+    """What is legal and often not meant, as some rows show it."""
+    row_format, found = recipe.data.row_format, []
+    standard = [row_format.standard(row) for row in rows] if recipe.command != "rlvr" else []
+    glued = [row for row in standard if "prompt" in row and is_glued(row["prompt"], row["completion"])]
+    if glued and recipe.data.prompt_separator is None:
+        joint = f"{glued[0]['prompt'][-20:]}{glued[0]['completion'][:20]}"
+        found.append(
+            f"nothing stands between prompts and answers: the model sees {joint!r}; set prompt_separator to ' ' or "
+            "'\\n', or to '' if that is meant"
+        )
+    if any("messages" in row for row in standard) and not {"answer_only", "loss_on_answers"} & recipe.given.keys():
+        found.append(
+            "chat data: what users say is trained on too; set answer_only=true to train on answers only, or "
+            "answer_only=false if that is meant"
+        )
+    return found
 
 
 def load_data(
@@ -32,13 +55,17 @@ def load_data(
     data, training = recipe.data, recipe.training
 
     def tokenized(source: str, split: str) -> DocumentIndex:
-        return DocumentIndex.of(tokenize_source(source, tokenizer, split, data.columns, data.limit_documents))
+        return DocumentIndex.of(tokenize_source(source, tokenizer, split, data.row_format, data.limit_documents))
 
     def sequences(index: DocumentIndex) -> SequenceDataset:
         return SequenceDataset(index, training.context_length, training.packing, pad_token_id(tokenizer))
 
-    _check_columns(recipe)
+    rows = [row for source in data.dataset for row in islice(read_rows(source, data.dataset_split), LOOKED_AT)]
+    _check_columns(recipe, rows)
     indices = [tokenized(source, data.dataset_split) for source in data.dataset]
+    if training.process_index == 0:
+        for warning in warnings_about(recipe, rows):
+            logger.warning(warning)
     index = indices[0]
     if len(indices) > 1:
         index = mix(indices, data.dataset_weights or [len(i) for i in indices], data.split_seed)

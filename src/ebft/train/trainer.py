@@ -13,7 +13,6 @@ holds only a part of the networks; to transformers and accelerate it still looks
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -24,7 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
-from transformers.integrations import TensorBoardCallback
 
 from ebft import adapters
 from ebft.config.training import EBFTConfig
@@ -32,7 +30,7 @@ from ebft.data import loaders
 from ebft.data.formats import check_tokenizer
 from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token_ids, pad_token_id
 from ebft.data.store import tokenize_rows
-from ebft.errors import ConfigError, TrainingDiverged
+from ebft.errors import ConfigError, DataError, TrainingDiverged
 from ebft.iteration import Window, check_sequences, prepare_window
 from ebft.method.sequence_records import as_logged, estimates
 from ebft.model.attention import resolve_backend
@@ -109,16 +107,13 @@ class EBFTTrainer(ShardedTrainer):
             args=args,
             data_collator=collate,
             train_dataset=self._sequences(train_dataset, args, processing_class),
-            eval_dataset=self._sequences(eval_dataset, args, processing_class),
+            eval_dataset=self._validation_sequences(eval_dataset, args, processing_class),
             processing_class=processing_class,
             callbacks=[*standard_callbacks.standard(self, args), *(callbacks or [])],
             **kwargs,
         )
         self.keep_unwrapped()
-        for callback in self.callback_handler.callbacks:
-            # An evaluation before training would otherwise open the log in the working directory.
-            if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
-                callback.logging_dir = os.path.join(str(args.output_dir), "runs")
+        standard_callbacks.keep_tensorboard_here(self)
         # compute_loss divides by the counts of the whole window: the Trainer must not divide by the accumulation again.
         self.model_accepts_loss_kwargs = True
         if not self.sharded:
@@ -321,6 +316,12 @@ class EBFTTrainer(ShardedTrainer):
         if self.args.world_size == 1 or self.train_dataset is None:
             return super().get_train_dataloader()
         return loaders.train_loader(self.args, self.train_dataset)
+
+    def _validation_sequences(self, dataset: Any, args: EBFTConfig, tokenizer: Any) -> SequenceDataset | None:
+        try:
+            return self._sequences(dataset, args, tokenizer)
+        except DataError as error:
+            raise DataError(f"the validation data: {error}; or hold out other or more documents") from None
 
     def _sequences(self, dataset: Any, args: EBFTConfig, tokenizer: Any) -> SequenceDataset | None:
         if dataset is None or isinstance(dataset, SequenceDataset):

@@ -1,0 +1,181 @@
+"""`ebft generate`: what models write, side by side: to one prompt, to a file of them, or in a chat in the terminal.
+
+All models draw with the same random numbers, so that what differs is the models'.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ebft.data.row_format import RowFormat
+from ebft.data.rows import TEXT_FILES, read_rows
+from ebft.errors import ConfigError, DataError
+from ebft.evaluate.tables import labels
+from ebft.runtime.files import write_jsonl
+from ebft.runtime.messages import printable
+
+if TYPE_CHECKING:  # they bring in torch, which an error in the options does not wait for
+    from ebft.tasks.generation import GenerationSettings, TransformersGenerator
+
+Prompt = str | list[dict[str, str]]  # a text to continue, or the turns of a conversation
+STYLES = ("raw", "chat")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--model", nargs="+", action="extend", required=True, metavar="MODEL", help="folders of runs, models, hub names"
+    )
+    add("--prompt", action="append", default=[], help="a prompt, as often as you like; without one: a chat")
+    add("--file", default=None, help="prompts in a file: a line each in .txt, else rows with prompt or messages")
+    add("--prompt-column", default="prompt", help="column of prompts [prompt]")
+    add("--prompt-template", default=None, help="prompts made of columns, such as 'Q: {question}\\nA:'")
+    add("--limit", type=int, default=None, help="only the first so many prompts of the file")
+    add("--prompt-style", choices=STYLES, default=None, help="raw text, or chat by the tokenizer's template [raw]")
+    add("--system-prompt", default=None, help="what a chat begins with")
+    add("--max-new-tokens", type=int, default=128, help="longest answer in tokens [128]")
+    add("--temperature", type=float, default=0.6, help="0 is greedy [0.6]")
+    add("--top-p", type=float, default=None, help="sample from the smallest set of tokens with this probability")
+    add("--samples", type=int, default=1, help="answers to each prompt [1]")
+    add("--seed", type=int, default=0, help="of all samples [0]")
+    add("--batch-size", type=int, default=8, help="answers generated at once [8]")
+    add("--dtype", default="auto", help="float32, bfloat16 or float16 [float32 on a CPU, bfloat16 on a GPU]")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... [auto]")
+    add("--trust-remote-code", action="store_true", help="run code that comes with a model from the hub")
+    add("--output", default=None, help="also write the answers to this JSONL file")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prints what the command line asks for. What can be wrong with the prompts shows before a model is loaded."""
+    prompts = [*options.prompt, *_prompts_of_file(options)]
+    if not prompts:
+        if options.output or options.samples != 1:
+            raise ConfigError("--output and --samples need prompts: give --prompt or --file")
+        return chat(options)
+    if options.prompt_style == "chat":
+        prompts = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
+    if len({isinstance(prompt, str) for prompt in prompts}) > 1:
+        raise DataError("some prompts are texts and some are messages; give --prompt-style chat, or one kind at a time")
+    answers = {}
+    for label, name in zip(labels(options.model), options.model, strict=True):
+        answers[label] = answer(load(name, options), prompts, _settings(options))  # one in memory at a time
+    if options.output:
+        write_jsonl(Path(options.output).expanduser(), list(_rows(prompts, answers)))
+    for place, prompt in enumerate(prompts):
+        _show(prompt if len(prompts) > 1 else None, {label: found[place] for label, found in answers.items()})
+    return None
+
+
+def _prompts_of_file(options: argparse.Namespace) -> list[Prompt]:
+    if options.file is None:
+        return []
+    row_format = RowFormat(prompt=options.prompt_column, prompt_template=_line_breaks(options.prompt_template))
+    if Path(options.file).suffix in TEXT_FILES and Path(options.file).is_file():
+        found: list[Any] = Path(options.file).read_text(encoding="utf-8").splitlines()
+    else:
+        found = [row_format.prompt_of(row) for row in read_rows(options.file)]
+    prompts = [prompt for prompt in found if prompt][: options.limit]
+    if not prompts:
+        raise DataError(f"{options.file}: no prompts; rows need {options.prompt_column!r} or 'messages'")
+    return prompts
+
+
+def _line_breaks(template: str | None) -> str | None:
+    return None if template is None else template.replace("\\n", "\n")  # as a shell hands them on
+
+
+def _settings(options: argparse.Namespace) -> GenerationSettings:
+    from ebft.tasks.generation import GenerationSettings
+
+    names = ("max_new_tokens", "temperature", "top_p", "samples", "system_prompt", "seed")
+    return GenerationSettings(**{name: getattr(options, name) for name in names}, too_long="truncate")
+
+
+def load(name: str, options: argparse.Namespace) -> TransformersGenerator:
+    """A model, quietly."""
+    import torch
+    from transformers.utils import logging
+
+    from ebft.loading import DTYPES, Checkpoint
+    from ebft.tasks.generation import TransformersGenerator
+    from ebft.tasks.subject import resolve_device
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    if options.dtype not in ("auto", *DTYPES):
+        raise ConfigError(f"--dtype {options.dtype} is not one of auto, {', '.join(DTYPES)}")
+    device = resolve_device(options.device)
+    dtype = DTYPES.get(options.dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    checkpoint = Checkpoint.find(name)
+    tokenizer = checkpoint.load_tokenizer(options.trust_remote_code)
+    model = checkpoint.load(tokenizer, dtype, device, options.trust_remote_code)
+    return TransformersGenerator(model, tokenizer, options.batch_size)
+
+
+def answer(
+    generator: TransformersGenerator, prompts: Sequence[Prompt], settings: GenerationSettings
+) -> list[list[str]]:
+    """`settings.samples` answers to every prompt."""
+    from dataclasses import replace
+
+    from ebft.tasks.generation import chat_text
+
+    if all(isinstance(prompt, str) for prompt in prompts):
+        return generator.generate([str(prompt) for prompt in prompts], settings)
+    texts = [chat_text(list(turns), generator.tokenizer, settings.system_prompt) for turns in prompts]  # type: ignore[arg-type]
+    return generator.generate(texts, replace(settings, prompt_style="rendered"))
+
+
+def chat(options: argparse.Namespace) -> None:
+    """Turn by turn, with every model's own answers in what it sees; a base model continues each text by itself."""
+    speakers = {label: load(name, options) for label, name in zip(labels(options.model), options.model, strict=True)}
+    has_template = {n: getattr(s.tokenizer, "chat_template", None) is not None for n, s in speakers.items()}
+    talks = {name: found and options.prompt_style != "raw" for name, found in has_template.items()}
+    turns: dict[str, list[dict[str, str]]] = {label: [] for label in speakers}
+    print("An empty line ends, /reset begins anew.", end=" ")
+    print("" if all(talks.values()) else "Without a chat template a model continues your text, and remembers nothing.")
+    while True:
+        try:
+            said = input("\nyou> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            said = ""
+        if not said:
+            return
+        if said == "/reset":
+            turns = {label: [] for label in speakers}
+            continue
+        answers = {}
+        for label, generator in speakers.items():
+            mine = [*turns[label], {"role": "user", "content": said}]
+            answers[label] = answer(generator, [mine if talks[label] else said], _settings(options))[0]
+            turns[label] = [*mine, {"role": "assistant", "content": answers[label][0]}]
+        _show(None, answers)
+
+
+def _rows(prompts: Sequence[Prompt], answers: dict[str, list[list[str]]]) -> Iterator[dict[str, Any]]:
+    for place, prompt in enumerate(prompts):
+        for label, found in answers.items():
+            for sample, text in enumerate(found[place]):
+                yield {"prompt": prompt, "model": label, "sample": sample, "completion": text}
+
+
+def _show(prompt: Prompt | None, answers: dict[str, list[str]]) -> None:
+    """One model's answers as they are; those of several as columns of a table."""
+    if prompt is not None:
+        print(f"\n> {printable(prompt if isinstance(prompt, str) else prompt[-1]['content'])}")
+    if len(answers) == 1:
+        print("\n---\n".join(map(printable, next(iter(answers.values())))))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_lines=True, expand=True)
+    for label in answers:
+        table.add_column(Text(printable(label)), ratio=1)
+    for samples in zip(*answers.values(), strict=True):
+        table.add_row(*(Text(printable(text)) for text in samples))
+    Console(highlight=False).print(table)

@@ -1,0 +1,130 @@
+"""`ebft generate` in this process, on tiny models: the texts are the generator's, and stand beside each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ebft import cli
+from ebft.loading import Checkpoint
+from ebft.tasks.generation import GenerationSettings, TransformersGenerator
+from tests.imports import run_commands
+from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
+
+SHORT = ["--max-new-tokens", "6", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("one") / "one", byte_tokenizer(pad=END))
+
+
+@pytest.fixture(scope="module")
+def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("two") / "two", byte_tokenizer(pad=END, chat_template=None))
+
+
+def generator(folder: Path) -> TransformersGenerator:
+    found = Checkpoint.find(str(folder))
+    tokenizer = found.load_tokenizer()
+    return TransformersGenerator(found.load(tokenizer, torch.float32, torch.device("cpu")), tokenizer)
+
+
+def rows_of(file: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def test_one_prompt_and_one_model_is_only_the_text(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", "--model", str(model), "--prompt", "2+2=", "--temperature", "0", *SHORT]) == 0
+    expected = generator(model).generate(["2+2="], GenerationSettings(max_new_tokens=6))[0][0]
+    printed = capsys.readouterr().out
+    assert printed.encode("unicode_escape") == (cli.printable(expected) + "\n").encode("unicode_escape")
+
+
+def test_several_models_beside_each_other(
+    model: Path, base_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("a\nb\n\n")
+    output = tmp_path / "answers.jsonl"
+    models = ["--model", str(model), str(base_model)]
+    assert cli.main(["generate", *models, "--file", str(file), "--samples", "2", "--output", str(output), *SHORT]) == 0
+    printed = capsys.readouterr().out
+    assert "> a" in printed
+    heading = next(line for line in printed.splitlines() if "one" in line)
+    assert heading.index("one") < heading.index("two")
+    found = rows_of(output)
+    assert [(row["prompt"], row["model"], row["sample"]) for row in found] == [
+        (prompt, name, sample) for prompt in "ab" for name in ("one", "two") for sample in (0, 1)
+    ]
+    settings = GenerationSettings(max_new_tokens=6, temperature=0.6, samples=2)
+    expected = generator(model).generate(["a", "b"], settings)
+    assert [row["completion"] for row in found if row["model"] == "one"] == [text for two in expected for text in two]
+
+
+def test_rows_of_messages_are_rendered(model: Path, tmp_path: Path) -> None:
+    file, output = tmp_path / "rows.jsonl", tmp_path / "answers.jsonl"
+    turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "an answer that is not shown"}]
+    file.write_text(json.dumps({"conversations": turns}) + "\n")
+    assert cli.main(["generate", "--model", str(model), "--file", str(file), "--output", str(output), *SHORT]) == 0
+    settings = GenerationSettings(max_new_tokens=6, temperature=0.6, prompt_style="chat")
+    assert rows_of(output)[0]["completion"] == generator(model).generate(["hi"], settings)[0][0]
+
+
+def test_a_chat_remembers(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[str] = []
+    generate = TransformersGenerator.generate
+
+    def spy(self: TransformersGenerator, prompts: list[str], settings: GenerationSettings) -> list[list[str]]:
+        seen.extend(prompts)
+        return [["fine"] for _ in generate(self, prompts, settings)]
+
+    lines: Iterator[str] = iter(["hi", "again", "/reset", "anew"])
+
+    def typed(question: str) -> str:
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr(TransformersGenerator, "generate", spy)
+    monkeypatch.setattr("builtins.input", typed)
+    assert cli.main(["generate", "--model", str(model), *SHORT]) == 0
+    assert seen == [
+        "<user>hi</turn><assistant>",
+        "<user>hi</turn><assistant>fine</turn><user>again</turn><assistant>",
+        "<user>anew</turn><assistant>",
+    ]
+    assert "remembers nothing" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--prompt", "a", "--prompt-style", "chat"], "the tokenizer has no chat template"),
+        (["--prompt", "a", "--dtype", "int8"], "--dtype int8 is not one of auto, float32"),
+        (["--prompt", "a", "--samples", "2", "--temperature", "0"], "would all be the same"),
+    ],
+)
+def test_what_cannot_be(arguments: list[str], words: str, base_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", "--model", str(base_model), *arguments, *SHORT]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_mistakes_wait_for_no_imports(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "no prompt"}\n')
+    found = run_commands(
+        [
+            ["generate", "--prompt", "a"],
+            ["generate", "--model", "m", "--output", "o"],
+            ["generate", "--model", "m", "--file", str(tmp_path / "rows.jsonl")],
+        ]
+    )
+    words = ["--model", "--output and --samples need prompts", "no prompts; rows need 'prompt' or 'messages'"]
+    for ended, expected in zip(found, words, strict=True):
+        assert (ended.code, ended.imported) == (2, [])
+        assert expected in ended.errors
