@@ -26,7 +26,7 @@ def notebook(page: Path) -> str:
         block = re.fullmatch(r"```(python|bash)\n(.*?)```\n", part, flags=re.DOTALL)
         if block:
             source = block[2].rstrip() if block[1] == "python" else f"%%bash\n{block[2].rstrip()}"
-            code = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
+            code: dict[str, Any] = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
             cells.append({**code, "source": source.splitlines(keepends=True)})
         elif text := _prose(part, page):
             cells.append({"cell_type": "markdown", "metadata": {}, "source": text.splitlines(keepends=True)})

@@ -24,6 +24,7 @@ import pytest
 import yaml
 from tools import notebooks
 
+import ebft
 from ebft import cli
 from ebft.config import evaluation
 from ebft.config.convert import convert
@@ -238,3 +239,8 @@ def test_a_wrong_command_is_not_taken(wrong: str, monkeypatch: pytest.MonkeyPatc
     name, *arguments = wrong.split()
     with pytest.raises((ConfigError, AssertionError, SystemExit)):
         check_command(name, arguments, monkeypatch)
+
+
+def test_every_public_name_has_an_example() -> None:
+    code = "\n".join(block.code for block in blocks(ROOT / "docs" / "python.md", "python"))
+    assert [name for name in ebft.__all__ if not name.startswith("_") and not re.search(rf"\b{name}\b", code)] == []
