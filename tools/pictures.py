@@ -30,23 +30,16 @@ def method() -> Any:
     axes.set_ylim(0, 8.6)
     axes.axis("off")
     for token in range(10):
-        axes.add_patch(
-            FancyBboxPatch((0.5 + token * 0.8, 6.6), 0.6, 0.6, boxstyle="round,pad=0.02", fc=TEXT, ec="none")
-        )
+        _token(axes, 0.5 + token * 0.8, 6.6, 0.6, 0.6, TEXT)
     axes.text(0.5, 7.5, "real text: context, then truth", color=TEXT, fontsize=10)
     for anchor, colour in ((3, "#e3a15f"), (6, MADE)):
         start = 0.5 + anchor * 0.8
         axes.plot([start - 0.1] * 2, [6.45, 7.35], color="black", lw=1.2)
         for sample in range(4):
             height = 5.6 - sample * 0.55
-            axes.annotate(
-                "", (start, height + 0.2), (start - 0.1, 6.5), arrowprops={"arrowstyle": "-", "color": GREY, "lw": 0.6}
-            )
+            axes.plot([start - 0.1, start], [6.5, height + 0.2], color=GREY, lw=0.6)
             for token in range(3):
-                box = FancyBboxPatch(
-                    (start + token * 0.62, height), 0.46, 0.36, boxstyle="round,pad=0.02", fc=colour, ec="none"
-                )
-                axes.add_patch(box)
+                _token(axes, start + token * 0.62, height, 0.46, 0.36, colour)
     axes.text(0.5, 3.1, "n samples of G tokens\nfrom every anchor", color=MADE, fontsize=10, va="top")
     _box(axes, 10.2, 4.6, 3.0, 2.2, "frozen copy\nof the model", FROZEN)
     _arrow(axes, (8.7, 6.9), (10.2, 6.2), TEXT)
@@ -61,7 +54,7 @@ def method() -> Any:
         0.9,
         6.2,
         2.0,
-        "reward of a sample:\nalignment with the truth\n− similarity to the other samples",
+        "reward of a sample:\nalignment with the truth minus\nsimilarity to the other samples",
         "#2f7d4f",
     )
     _arrow(axes, (16.8, 4.0), (16.2, 2.9), MADE)
@@ -72,7 +65,7 @@ def method() -> Any:
         0.9,
         5.2,
         2.0,
-        "update: samples above their\nbaseline become likelier\n(+ γ · next-token loss)",
+        "update: samples above their\nbaseline become likelier\n(plus gamma x next-token loss)",
         "#7a4fa3",
     )
     _arrow(axes, (12.6, 1.9), (10.6, 1.9), "#2f7d4f")
