@@ -47,18 +47,19 @@ docs: $(INSTALLED)
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 
-# Built in an environment of its own, installed into an empty one, and run outside the checkout: two steps, no more.
+# Built and checked, then installed into an empty environment and run outside the checkout: two steps, no more.
 wheel:
-	rm -rf build/wheel dist && mkdir -p build/wheel
-	$(PYTHON) -m venv build/wheel/tools
-	build/wheel/tools/bin/pip install --quiet --disable-pip-version-check build twine
-	build/wheel/tools/bin/python -m build --outdir dist
-	build/wheel/tools/bin/twine check --strict dist/*
-	$(PYTHON) -m venv build/wheel/empty
-	build/wheel/empty/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
-	cd build/wheel && empty/bin/ebft fetch smollm2-135m
-	cd build/wheel && empty/bin/ebft train --config quickstart --max_steps 2 --validation_sequences 4
-	rm -rf build/wheel
+	rm -rf dist
+	set -e; there=$$(mktemp -d); trap 'rm -rf "$$there"' EXIT; wheel="$(CURDIR)/dist/*.whl"; \
+	$(PYTHON) -m venv $$there/tools; \
+	$$there/tools/bin/pip install --quiet --disable-pip-version-check build twine; \
+	$$there/tools/bin/python -m build --outdir dist > $$there/log || { cat $$there/log; exit 1; }; \
+	$$there/tools/bin/twine check --strict dist/*; \
+	$(PYTHON) -m venv $$there/empty; \
+	$$there/empty/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $$wheel; \
+	cd $$there; \
+	empty/bin/ebft fetch smollm2-135m; \
+	empty/bin/ebft train --config quickstart --max_steps 2 --validation_sequences 4
 
 # Fewer are quicker: make test-hard TRIALS=10 INPUTS=1000 PLACES=5 HONEST=200 SAMPLES=1000. As root, the attacks on
 # Python's tests run a second time as an ordinary user, with the system's Python, where that is new enough.

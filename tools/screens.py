@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[1]
+# Of progress bars only how they end is shown, and nothing of those that libraries draw.
+BARS = re.compile(r"^\s*\d?\d%\||Loading weights|Writing model shards|Generating")
 # Name of the picture, the command, and how many lines of its output to show from the end; None: all of them.
 SCREENS: list[tuple[str, str, int | None]] = [
     ("quickstart", "ebft train --config quickstart", 24),
@@ -35,8 +37,9 @@ def screen(command: str, folder: Path, lines: int | None) -> str:
     done = subprocess.run(
         words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    shown = [line.rsplit("\r", 1)[-1].rstrip() for line in done.stdout.splitlines()]
-    shown = [line for line in shown if not re.search(r"(Loading weights|Writing model shards|Generating)", line)]
+    shown = [line.rsplit("\r", 1)[-1].rstrip() for line in done.stdout.split("\n")]
+    shown = [line for line in shown if not BARS.search(line)]
+    shown = re.sub(r"\n{3,}", "\n\n", "\n".join(shown)).strip("\n").split("\n")
     shown = shown if lines is None or len(shown) <= lines else ["[...]", *shown[-lines:]]
     with open(os.devnull, "w") as nowhere:
         console = Console(record=True, width=118, file=nowhere, legacy_windows=False)

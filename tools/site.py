@@ -25,6 +25,7 @@ FROM_ROOT = {
     "security.md": "SECURITY.md",
     "code-of-conduct.md": "CODE_OF_CONDUCT.md",
     "benchmarks.md": "benchmarks/README.md",
+    "study-cpu.md": "results/study-cpu/report.md",
 }
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^(`{3,}|~~~+).*?^\1`*\s*$", re.MULTILINE | re.DOTALL)
