@@ -7,10 +7,8 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,10 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # mkdocs loads this file alone
+
+from tools.commands_page import commands_page  # noqa: E402
+
 FROM_ROOT = {
     "index.md": "README.md",
     "contributing.md": "CONTRIBUTING.md",
@@ -29,13 +31,6 @@ FROM_ROOT = {
 }
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^(`{3,}|~~~+).*?^\1`*\s*$", re.MULTILINE | re.DOTALL)
-COMMANDS = """# Commands
-
-What `ebft COMMAND --help` says, word for word. Every command also takes `--log_level`: debug, info, warning, error or
-critical. Exit codes: 0 done, 1 failed, 2 the command or its input is wrong, 75 stopped by a scheduler's signal, 130
-stopped with Ctrl-C. After the last two the same command continues (`ebft train`, `sft` and `rlvr` with `--resume`).
-
-"""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -92,31 +87,3 @@ def _links_of_prose(text: str, folder: Path, page: str, files: Files, config: An
         return f"{image}[{title}]({there}{heading or ''})"
 
     return LINK.sub(replace, text)
-
-
-def commands_page() -> str:
-    """The text of the page about commands."""
-    parts = [COMMANDS, _section("ebft", help_of())]
-    for command in commands():
-        parts.append(_section(f"ebft {command}", help_of(*command.split())))
-    return "".join(parts)
-
-
-def _section(title: str, text: str) -> str:
-    return f"## {title}\n\n```text\n{text.strip()}\n```\n\n"
-
-
-def commands() -> list[str]:
-    """The commands that `ebft --help` names, as `study run`, where a second word belongs to the name."""
-    found = re.findall(r"^  ebft ([a-z]+(?: (?:run|report))?) ", help_of(), flags=re.MULTILINE)
-    return list(dict.fromkeys(found))
-
-
-def help_of(*command: str) -> str:
-    environment = {**os.environ, "COLUMNS": "110", "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        [sys.executable, "-m", "ebft.cli", *command, "--help"], capture_output=True, text=True, env=environment
-    )
-    if done.returncode:
-        raise RuntimeError(f"ebft {' '.join(command)} --help failed: {done.stderr}")
-    return done.stdout
