@@ -44,7 +44,7 @@ test: lint
 # A broken link, a page without a place in the menu, or a name that mkdocstrings cannot find is an error.
 docs: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html"
 
 # Built and checked, then installed into an empty environment and run outside the checkout: two steps, no more.
