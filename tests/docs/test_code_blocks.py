@@ -30,6 +30,7 @@ from ebft.config import evaluation
 from ebft.config.convert import convert
 from ebft.config.recipe import TRAINING, check_values, field_types, known_settings, read_values
 from ebft.config.training import EBFTConfig
+from ebft.config.usage import PLAN
 from ebft.errors import ConfigError
 from ebft.studies import sweep
 from tests.baselines.runs import make_model
@@ -50,6 +51,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 model, tokenizer = (c.from_pretrained("path/or/name") for c in (AutoModelForCausalLM, AutoTokenizer))
 prompts = ["1 and 1 are", "2 and 2 are"]
 """
+# Options of `ebft train` and `ebft plan` that are no settings.
+NOT_SETTINGS = {"launch", *(flag.replace("-", "_") for flag in re.findall(r"^  --([a-z-]+)", PLAN, flags=re.MULTILINE))}
 # Added to the runs of tutorials, to make them quick, beside `one_step`.
 TINY = "--limit_documents 120 --validation_split 20 --validation_sequences 2"
 
@@ -202,7 +205,7 @@ def check_settings(file: str | None, overrides: dict[str, Any], command: str) ->
     except ConfigError:
         values = {"model": "m", "dataset": "d", "output_dir": "o", "rewards": "bleu"}
         values = {name: value for name, value in values.items() if name in known_settings(command)}
-    own = {name: value for name, value in overrides.items() if name not in ("launch", "gpus", "gpu_memory")}
+    own = {name: value for name, value in overrides.items() if name not in NOT_SETTINGS}
     for needed in ("model", "dataset", "output_dir"):  # `ebft train ...`
         values.setdefault(needed, "given")
     check_values({**values, **own}, command)
