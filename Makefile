@@ -7,11 +7,13 @@ INSTALLED := $(VENV)/.installed
 # torch's threads spin while they wait for each other; on a busy CPU, briefly is ten times faster than the default.
 export GOMP_SPINCOUNT ?= 2000
 
-.PHONY: help setup demo test lint test-hard test-gpu bench clean
+.PHONY: help setup demo test lint docs wheel test-hard test-gpu bench clean
 
 help:
 	@echo "make demo      set up, fetch SmolLM2-135M, fine-tune it with EBFT on the CPU, show before and after"
 	@echo "make test      set up, then lint, type checks and all tests that need no GPU"
+	@echo "make docs      the documentation site, into site/"
+	@echo "make wheel     build the wheel, check it, and run the quickstart from it in an empty environment"
 	@echo "make test-hard kills, full disks, fuzzing, attacks and a soak, for about an hour; not part of make test"
 	@echo "make test-gpu  the tests of the GPU backends, on a machine with one"
 	@echo "make bench     one iteration against the reference implementation, on the CPU"
@@ -38,6 +40,26 @@ lint: $(INSTALLED)
 # Two at a time, each on one thread: the tensors of the tests are too small to share one between cores.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+
+# A broken link, a page without a place in the menu, or a name that mkdocstrings cannot find is an error.
+docs: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "site/index.html"
+
+# Built and checked, then installed into an empty environment and run outside the checkout: two steps, no more.
+wheel:
+	rm -rf dist
+	set -e; there=$$(mktemp -d); trap 'rm -rf "$$there"' EXIT; wheel="$(CURDIR)/dist/*.whl"; \
+	$(PYTHON) -m venv $$there/tools; \
+	$$there/tools/bin/pip install --quiet --disable-pip-version-check build twine; \
+	$$there/tools/bin/python -m build --outdir dist > $$there/log || { cat $$there/log; exit 1; }; \
+	$$there/tools/bin/twine check --strict dist/*; \
+	$(PYTHON) -m venv $$there/empty; \
+	$$there/empty/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $$wheel; \
+	cd $$there; \
+	empty/bin/ebft fetch smollm2-135m; \
+	empty/bin/ebft train --config quickstart --max_steps 2 --validation_sequences 4
 
 # Fewer are quicker: make test-hard TRIALS=10 INPUTS=1000 PLACES=5 HONEST=200 SAMPLES=1000. As root, the attacks on
 # Python's tests run a second time as an ordinary user, with the system's Python, where that is new enough.

@@ -1,3 +1,3 @@
-"""The version of ebft, for what it writes."""
+"""The version of ebft: here and nowhere else."""
 
 __version__ = "0.1.0.dev0"

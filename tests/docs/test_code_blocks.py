@@ -1,0 +1,249 @@
+"""The code in README.md, docs/ and the notebooks is run, or, where running takes a machine of its own, read by the
+command's own parser.
+
+- Python blocks run, all of a page in one namespace, in a folder that holds what pages talk about: `my.jsonl`,
+  `recipe.yaml`, `HumanEval.jsonl`, and tiny models under the names of large ones. A block that cannot run here has
+  `<!-- not run: why -->` in the line before the blank line above it.
+- Bash blocks: every line that starts with `ebft` must be a command that ebft takes. In tutorials and notebooks these
+  lines also run, at a tiny size.
+- YAML blocks hold settings, JSON blocks JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tools import notebooks
+
+import ebft
+from ebft import cli
+from ebft.config import evaluation
+from ebft.config.convert import convert
+from ebft.config.recipe import TRAINING, check_values, field_types, known_settings, read_values
+from ebft.config.training import EBFTConfig
+from ebft.config.usage import PLAN
+from ebft.errors import ConfigError
+from ebft.studies import sweep
+from tests.baselines.runs import make_model
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SUMS = [(a, b) for a in range(9) for b in range(9)]
+ROWS = [{"prompt": f"{a} and {b} are ", "completion": f"{a + b}, all together."} for a, b in SUMS]
+HUMANEVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": "def one():\n",
+    "entry_point": "one",
+    "test": "def check(candidate):\n    assert candidate() == 1\n",
+}
+# What a page's Python may take for granted.
+GIVEN = """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model, tokenizer = (c.from_pretrained("path/or/name") for c in (AutoModelForCausalLM, AutoTokenizer))
+prompts = ["1 and 1 are", "2 and 2 are"]
+"""
+# Options of `ebft train` and `ebft plan` that are no settings.
+NOT_SETTINGS = {"launch", *(flag.replace("-", "_") for flag in re.findall(r"^  --([a-z-]+)", PLAN, flags=re.MULTILINE))}
+# Added to the runs of tutorials, to make them quick, beside `one_step`.
+TINY = "--limit_documents 120 --validation_split 20 --validation_sequences 2"
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    code: str
+    not_run: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The lines that start with `ebft`, as words."""
+        lines = self.code.replace("\\\n", " ").splitlines()
+        return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("ebft ")]
+
+
+def blocks(page: Path, *languages: str) -> list[Block]:
+    text = page.read_text("utf-8")
+    found = []
+    for match in re.finditer(r"(<!-- not run: \w.*? -->\n\n)?^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        line = text.count("\n", 0, match.start(3))
+        found.append(Block(page, line, match[2], match[3], not_run=match[1] is not None))
+    return [block for block in found if block.language in languages]
+
+
+def cells(notebook: Path) -> list[Block]:
+    found = []
+    for number, cell in enumerate(json.loads(notebook.read_text("utf-8"))["cells"]):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            language = "bash" if source.startswith("%%bash\n") else "python"
+            found.append(Block(notebook, number, language, source.removeprefix("%%bash\n")))
+    return found
+
+
+PYTHON = [page for page in PAGES if page.parent.name != "tutorials" and blocks(page, "python")]
+COMMANDS = [block for page in PAGES for block in blocks(page, "bash") if block.commands]
+SETTINGS = [block for page in PAGES for block in blocks(page, "yaml") if not block.not_run]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No run makes more than one step, whatever a page says."""
+    complete = EBFTConfig.__post_init__
+
+    def cut(config: EBFTConfig) -> None:
+        config.max_steps, config.per_device_train_batch_size = 1, min(config.per_device_train_batch_size, 4)
+        complete(config)
+
+    monkeypatch.setattr(EBFTConfig, "__post_init__", cut)
+
+
+@pytest.fixture
+def workshop(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None, one_step: None) -> Path:
+    """A folder with the files that pages talk about. Models of the hub are folders of that name, and tiny."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("path/or/name", "HuggingFaceTB/SmolLM2-135M", "cache/models/smollm2-135m", "runs/mine/final"):
+        shutil.copytree(model, tmp_path / name)
+    (tmp_path / "my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(HUMANEVAL) + "\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PYTHON, ids=lambda page: page.name)
+def test_python_runs(page: Path, workshop: Path) -> None:
+    if page.name == "sandbox.md" and shutil.which("bwrap") is None:
+        pytest.skip("needs bubblewrap")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(GIVEN, names)
+    for block in blocks(page, "python"):
+        if not block.not_run:
+            run_python(block, names)
+
+
+@pytest.mark.parametrize("name", notebooks.TUTORIALS)
+def test_notebooks_run(name: str, workshop: Path) -> None:
+    shutil.rmtree(workshop / "runs")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for cell in cells(notebooks.notebook_of(name)):
+        if cell.language == "python":
+            run_python(cell, names)
+        for command in cell.commands:
+            more = TINY.split() if command[0] in TRAINING else []
+            assert cli.main([*command, *more]) == 0, f"{cell}: ebft {' '.join(command)}"
+
+
+@pytest.mark.parametrize("name", notebooks.TUTORIALS)
+def test_notebooks_are_the_tutorials(name: str) -> None:
+    written = notebooks.notebook_of(name).read_text("utf-8")
+    assert written == notebooks.notebook(notebooks.TUTORIALS[name]), "run `python -m tools.notebooks`"
+
+
+def run_python(block: Block, names: dict[str, Any]) -> None:
+    padding = "\n" * block.line if block.page.suffix == ".md" else ""  # so that errors name the line of the page
+    exec(compile(padding + block.code, str(block), "exec"), names)
+
+
+@pytest.mark.parametrize("block", COMMANDS, ids=str)
+def test_commands_are_taken(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names and values of options and settings, as the command itself reads them; nothing is loaded or run."""
+    monkeypatch.chdir(ROOT)
+    for name, *arguments in block.commands:
+        check_command(name, [argument for argument in arguments if argument != "..."], monkeypatch)
+
+
+def check_command(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    if name in TRAINING or name == "plan":
+        flags = [a for a in arguments if a not in ("--resume", "--dry-run", "--json")]
+        check_settings(*cli._flags(flags), "train" if name == "plan" else name)
+    elif name == "sweep":
+        parser = cli._Parser()
+        sweep.add_arguments(parser)
+        chosen, rest = parser.parse_known_args(arguments)
+        names = dict(setting.split("=", 1) for setting in chosen.set)
+        check_settings(chosen.config, cli._flags(rest)[1], chosen.command)
+        assert set(names) <= {*known_settings(chosen.command)}
+    elif name == "eval":
+        evaluation.parse(arguments, argparse.ArgumentParser())
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(cli._Parser, "parse_args", parse_and_stop)
+            with pytest.raises(Taken):
+                cli.main([name, *arguments])
+
+
+class Taken(Exception):
+    """The parser has read everything."""
+
+
+def parse_and_stop(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    argparse.ArgumentParser.parse_args(parser, arguments)
+    raise Taken
+
+
+def check_settings(file: str | None, overrides: dict[str, Any], command: str) -> None:
+    """A recipe that comes with ebft is read; another one is taken to name model, data and output folder."""
+    try:
+        values = read_values(file) if file is not None else {}
+    except ConfigError:
+        values = {"model": "m", "dataset": "d", "output_dir": "o", "rewards": "bleu"}
+        values = {name: value for name, value in values.items() if name in known_settings(command)}
+    own = {name: value for name, value in overrides.items() if name not in NOT_SETTINGS}
+    for needed in ("model", "dataset", "output_dir"):  # `ebft train ...`
+        values.setdefault(needed, "given")
+    check_values({**values, **own}, command)
+
+
+@pytest.mark.parametrize("block", SETTINGS, ids=str)
+def test_settings_are_known(block: Block) -> None:
+    types = {**field_types("sft"), **field_types("rlvr")}
+    for name, value in yaml.safe_load(block.code).items():
+        assert name in types, f"{block}: no setting is called {name}"
+        convert(name, value, types[name])
+
+
+def test_json_is_json() -> None:
+    found = [block for page in PAGES for block in blocks(page, "json")]
+    for block in found:
+        decoder, text = json.JSONDecoder(), block.code.strip()
+        while text:  # one object, or one a line
+            text = text[decoder.raw_decode(text)[1] :].strip()
+    assert found
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "train --horizonn 8",
+        "plan --gpus 8 --horizonn 8",
+        "sweep --config r.yaml --set horizonn=1,2",
+        "eval --modell m",
+        "export runs/a --outputt b",
+    ],
+)
+def test_a_wrong_command_is_not_taken(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, *arguments = wrong.split()
+    with pytest.raises((ConfigError, AssertionError, SystemExit)):
+        check_command(name, arguments, monkeypatch)
+
+
+def test_every_public_name_has_an_example() -> None:
+    code = "\n".join(block.code for block in blocks(ROOT / "docs" / "python.md", "python"))
+    assert [name for name in ebft.__all__ if not name.startswith("_") and not re.search(rf"\b{name}\b", code)] == []
