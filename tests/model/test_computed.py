@@ -48,6 +48,7 @@ def test_tokens_that_are_not_held_are_left_out() -> None:
     assert computed.pick(values).tolist() == [[0, 1, 2, 5, 6, 7, 8, 9]]
     spread = computed.spread(computed.pick(values))
     assert torch.equal(spread[held], values[held])
+    assert Computed.where(torch.zeros(2, 5, dtype=torch.bool)).pick(values).tolist() == [[0]]
 
     def sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         assert q.shape == (2, 3, 5, 1)

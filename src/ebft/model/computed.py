@@ -34,7 +34,8 @@ class Computed:
     @classmethod
     def where(cls, held: Tensor) -> Computed:
         """The tokens that are held, bool [b, N]. What the first of them says in place of the others means nothing."""
-        places = held.flatten()
+        places = held.flatten().clone()
+        places[:1] = True  # somebody must be: rows that only fill up a process's part hold nothing
         return cls(places.nonzero()[:, 0], (places.cumsum(0) - 1) * places, len(held))
 
     @classmethod
