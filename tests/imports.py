@@ -48,4 +48,4 @@ def run_commands(commands: Sequence[Sequence[str]]) -> list[Ended]:
 
 def imports_torch(*arguments: str) -> bool:
     """Whether a command imports torch or transformers."""
-    return bool(run_commands([arguments])[0].imported)
+    return bool({"torch", "transformers"} & set(run_commands([arguments])[0].imported))

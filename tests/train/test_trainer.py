@@ -35,7 +35,7 @@ def test_a_model_learns(tmp_path: Path, half_trained: dict[str, Tensor], gamma: 
     model = small_model()
     model.load_state_dict(half_trained)
     args = config(
-        tmp_path, max_steps=150, gamma=gamma, whitening=whitening, learning_rate=3e-4, logging_steps=50, temperature=1.0
+        tmp_path, max_steps=90, gamma=gamma, whitening=whitening, learning_rate=5e-4, logging_steps=30, temperature=1.0
     )
     trainer = EBFTTrainer(model, args, counting_text(), counting_text(seed=1))
     before = trainer.evaluate()
