@@ -37,7 +37,7 @@ def test_layers_are_fractions_of_the_depth_or_numbers() -> None:
         taps = MethodConfig(feature_layers=layers).feature_taps
         assert [(type(tap), tap) for tap in taps] == [(float, 0.25), (int, 1), (float, 1.0)]
         assert resolve_taps(taps, 6) == (1, 1, 6), "the first layer, and the last"
-    with pytest.raises(ConfigError, match="holds 'a.b', which is not a whole number or a number"):
+    with pytest.raises(ConfigError, match=r"holds 'a\.b', which is not a whole number or a number"):
         convert("feature_layers", "a.b", get_type_hints(MethodConfig)["feature_layers"])
 
 
