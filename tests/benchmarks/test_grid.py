@@ -11,9 +11,7 @@ def test_the_grid_resumes_retries_failures_and_survives_a_lost_process(
     tmp_path: Path, run_program: Callable[[str, str], str]
 ) -> None:
     file = tmp_path / "grid.json"
-    options = (
-        f"--size tiny --device cpu --sequences 1 --repeats 1 --contexts 24 --horizons 4 --at-once 2 --json {file}"
-    )
+    options = f"--size tiny --device cpu --sequences 1 --repeats 1 --contexts 24 --horizons 4 --at-once 2 --json {file}"
 
     def measured(samples: int) -> str:
         return run_program("grid.py", f"{options} --samples {samples}")
