@@ -535,7 +535,11 @@ def _print_error(
         from ebft.train.checkpoints import last_checkpoint
 
         last = last_checkpoint(output)
-        where = f"the last good checkpoint is {last}; {remedy.format(last)}" if last else "there is no checkpoint yet"
+        where = "there is no checkpoint yet; one is made every save_steps"
+        if code == INTERRUPTED:
+            where += ", and before the end if a run is stopped by SIGTERM instead"
+        if last:
+            where = f"the last good checkpoint is {last}; {remedy.format(last)}"
         print(f"ebft: {where}", file=sys.stderr)
     return code
 

@@ -51,6 +51,13 @@ def test_an_unknown_name_lists_near_ones(name: str, meant: str, elsewhere: Path)
     assert f"did you mean {meant}" in str(error.value)
 
 
+def test_a_folder_lists_what_is_in_it_and_nonsense_lists_the_folders(elsewhere: Path) -> None:
+    for name, words in ("large", "there are large/"), ("nope", "large/..., paper/..., quickstart, studies/paper/..."):
+        with pytest.raises(ConfigError, match="no such recipe") as error:
+            find_recipe(name)
+        assert words in str(error.value)
+
+
 def test_names_are_names_and_not_files() -> None:
     names = shipped_names()
     assert {"quickstart", "paper/qa_code", "studies/small/cpu", "large/qwen2.5-7b-8xh100"} <= set(names)

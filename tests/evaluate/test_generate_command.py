@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ebft import cli
+from ebft.evaluate import generate_command
 from ebft.loading import Checkpoint
 from ebft.tasks.generation import GenerationSettings, TransformersGenerator
 from tests.imports import run_commands
@@ -128,3 +129,12 @@ def test_mistakes_wait_for_no_imports(tmp_path: Path) -> None:
     for ended, expected in zip(found, words, strict=True):
         assert (ended.code, ended.imported) == (2, [])
         assert expected in ended.errors
+
+
+def test_long_words_are_not_cut_off_in_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    generate_command._show(None, {"one": ["x" * 100], "two": ["y" * 100]})
+    shown = capsys.readouterr().out
+    assert (shown.count("x"), shown.count("y")) == (100, 100)

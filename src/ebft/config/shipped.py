@@ -32,4 +32,13 @@ def _suggestion(name: str | Path, names: list[str]) -> str:
     wanted = Path(name).with_suffix("").as_posix().removeprefix("recipes/")
     by_end = [found for found in names if found.rpartition("/")[2] == wanted.rpartition("/")[2]]
     close = list(dict.fromkeys([*by_end, *difflib.get_close_matches(wanted, names, n=3)]))[:3]
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+    if close:
+        return f"; did you mean {' or '.join(map(repr, close))}?"
+    inside = [found for found in names if found.startswith(f"{wanted}/")]
+    # Too many to name them all: those outside of folders, and the folders, which can be asked for.
+    return f"; there are {', '.join(inside or dict.fromkeys(_first_folder(found) for found in names))}"
+
+
+def _first_folder(name: str) -> str:
+    folder = name.rpartition("/")[0]
+    return f"{folder}/..." if folder else name

@@ -79,7 +79,10 @@ def _prompts_of_file(options: argparse.Namespace) -> list[Prompt]:
         found = [row_format.prompt_of(row) for row in read_rows(options.file)]
     prompts = [prompt for prompt in found if prompt][: options.limit]
     if not prompts:
-        raise DataError(f"{options.file}: no prompts; rows need {options.prompt_column!r} or 'messages'")
+        raise DataError(
+            f"{options.file}: no prompts; rows need {options.prompt_column!r} or 'messages'; name the column of yours "
+            "with --prompt-column, or make prompts of several with --prompt-template"
+        )
     return prompts
 
 
@@ -175,7 +178,7 @@ def _show(prompt: Prompt | None, answers: dict[str, list[str]]) -> None:
 
     table = Table(show_lines=True, expand=True)
     for label in answers:
-        table.add_column(Text(printable(label)), ratio=1)
+        table.add_column(Text(printable(label)), ratio=1, overflow="fold")  # else long words are cut off
     for samples in zip(*answers.values(), strict=True):
         table.add_row(*(Text(printable(text)) for text in samples))
     Console(highlight=False).print(table)
