@@ -138,21 +138,32 @@ def test_places_without_a_token_need_not_be_computed() -> None:
     ids = torch.randint(VOCABULARY, (2, T), generator=generator)
     completions = torch.randint(2, (2, layout.num_anchors, 3, 4), generator=generator)
     tree = layout.as_tree(completions)
-    assert tree.held is not None
-    assert tree.held.sum(1).tolist() == (lengths + tree.held[:, T:].sum(1)).tolist()
-    assert len(set(tree.held.sum(1).tolist())) == 2
+    assert tree.has_token.sum(1).tolist() == (lengths + tree.has_token[:, T:].sum(1)).tolist()
+    assert len(set(tree.has_token.sum(1).tolist())) == 2
     packed = tree.pack(ids, completions)
-    weights = torch.randn(2, tree.packed_length, 1, generator=generator) * tree.held[..., None]
+    weights = torch.randn(2, tree.packed_length, 1, generator=generator) * tree.has_token[..., None]
     found = []
     for whole in (True, False):
         model.zero_grad()
         hidden = packed_hidden_states(model, packed, tree, whole=whole)
         (hidden * weights).sum().backward()
-        found.append((hidden[tree.held], [p.grad.clone() for p in model.parameters() if p.grad is not None]))
+        found.append((hidden[tree.has_token], [p.grad.clone() for p in model.parameters() if p.grad is not None]))
     (states, gradients), (others, other_gradients) = found
     torch.testing.assert_close(others, states, rtol=1e-5, atol=1e-5)
     for gradient, other in zip(gradients, other_gradients, strict=True):
         torch.testing.assert_close(other, gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_padding_that_all_rows_share_is_left_out_of_all() -> None:
+    """One mask for any number of rows: each has the features that it has alone."""
+    features = FeatureNetwork(tiny_model("llama"))
+    layout = StridedLayout(T, 4, 4, 3, document_ids=torch.where(torch.arange(T) < T - 6, 0, -1))
+    generator = torch.Generator().manual_seed(6)
+    packed = torch.randint(VOCABULARY, (2, layout.packed_length), generator=generator)
+    together = features(packed, layout)
+    for row in range(2):
+        for all_rows, one in zip(together, features(packed[row : row + 1], layout), strict=True):
+            torch.testing.assert_close(all_rows[row], one[0])
 
 
 def test_a_single_sample_is_a_tree_too() -> None:

@@ -39,7 +39,8 @@ class Validator:
             return model
         if self._copy is None or self._copy.trained is not model:
             self._copy = WorkingCopy(model)
-        self._copy.refresh()
+        else:
+            self._copy.refresh()
         return self._copy.model
 
     def _autocast(self, model: Any) -> Any:

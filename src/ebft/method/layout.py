@@ -49,7 +49,6 @@ _PER_ROW = (
     "_valid",
     "_truths",
     "_truth_mask",
-    "_real",
     "_slots",
     "_completions",
     "row_positions",
@@ -57,7 +56,7 @@ _PER_ROW = (
     "subtree_end",
     "packed_documents",
     "predicted",
-    "held",
+    "has_token",
 )
 
 
@@ -95,7 +94,7 @@ class PackedLayout:
         subtree_end: [R, S], one past the last token that sees it as one of its own completion; 0 for context tokens.
         packed_documents: [R, S], or None without documents.
         row_positions: [R, S].
-        held: bool [R, S], False where a place of the packed sequence holds no token; None: all do.
+        has_token: bool [R, S], False at padding and at places of a row whose tree is smaller than others.
     """
 
     def __init__(
@@ -139,8 +138,9 @@ class PackedLayout:
         self._valid = valid_RB[:, used]
         self._truths = torch.where(valid_RB, truth_RB, 0)[:, used]
         self._truth_mask = ~starts_RT & ~padding_RT & targets_RT
-        self._real = ~padding_RT
         self._describe_tokens(documents_RT if document_ids is not None else None)
+        of_completions = torch.ones(R, self.packed_length - T, dtype=torch.bool)
+        self.has_token = torch.cat([~padding_RT, of_completions], 1)
         self.has_documents = document_ids is not None
         # True if all rows of a batch see the same: attention then needs one mask for all of them. With documents,
         # lengths matter too, because padding tokens are documents of their own.
@@ -172,9 +172,6 @@ class PackedLayout:
         if documents_RT is not None:
             of_completions = to_completions(documents_RT.gather(1, last_context_RB))
             self.packed_documents = torch.cat([documents_RT, of_completions], 1)
-        self.held: Tensor | None = None
-        if not bool(self._real.all()):
-            self.held = torch.cat([self._real, torch.ones(R, B * n * G, dtype=torch.bool)], 1)
         self._slots: Tensor | None = None
         self._completions: Tensor | None = None
         self.predicted: Tensor | None = None
@@ -338,7 +335,7 @@ class PackedLayout:
         T, (b, B, n, G) = self.context_length, tree.nodes.shape
         packed = copy.copy(self)
         packed.batch_size, packed.rows_alike, packed.packed_length = b, False, T + nodes
-        for name in ("_anchors", "_valid", "_truths", "_truth_mask", "_real"):
+        for name in ("_anchors", "_valid", "_truths", "_truth_mask"):
             setattr(packed, name, getattr(self, name).expand(b, -1))
         anchors = packed._anchors[..., None, None]
         steps = torch.arange(G, device=self.device)
@@ -365,7 +362,7 @@ class PackedLayout:
         # A place without a node sees itself and nothing else, so that its softmax is not empty.
         itself = torch.arange(T + 1, T + nodes + 2, device=self.device)
         visible = anchors + tree.in_context[..., None]
-        packed.held = torch.cat([packed._real, at_nodes(torch.ones_like(tree.end), 0).bool()], 1)
+        packed.has_token = joined(self.has_token, at_nodes(torch.ones_like(tree.end), 0).bool())
         packed.visible_context = joined(self.visible_context, at_nodes(visible, 0))
         packed.subtree_end = joined(self.subtree_end, at_nodes(tree.end + T, itself))
         packed.row_positions = joined(self.row_positions, at_nodes(of_anchors(self.row_positions) + 1 + steps, 0))

@@ -98,12 +98,11 @@ class _Pass:
 class PackedPass(_Pass):
     """The whole packed sequence in one forward pass."""
 
-    def __init__(self, layout: PackedLayout, backend: Backend, whole: bool = True) -> None:
-        """whole: compute what stands at places without a token as well, where it can be left out."""
+    def __init__(self, layout: PackedLayout, backend: Backend, rows: int | None = None) -> None:
+        """rows: of the batch, if places without a token may be left out. None: everything is computed."""
         super().__init__(layout, backend)
-        held = None if whole or layout.device.type != "cpu" else layout.held
-        if held is not None and not bool(held.all()):
-            self.computed = Computed.where(held)
+        if rows is not None and layout.device.type == "cpu" and not bool(layout.has_token.all()):
+            self.computed = Computed.where(layout.has_token.expand(rows, -1))
 
     def run(self, decoder: Callable[[Tensor, Tensor], Tensor], packed_ids: Tensor) -> Tensor:
         """decoder(ids, positions), both [b, tokens], over the tokens that are computed."""

@@ -184,13 +184,13 @@ def packed_hidden_states(
 ) -> Tensor:
     """Last hidden states [b, S, H] of packed sequences, with gradients if they are on.
 
-    whole: False where nobody looks at places without a token (`layout.held`); on a CPU they take no time then.
+    whole: False where nobody looks at places without a token (`layout.has_token`); on a CPU they take no time then.
     """
     base = prepare_model(model)
     check_packed_ids(packed_ids, layout, embedding_size(base))
     check_length(decoder_of(base), layout)
     layout = layout.to(packed_ids.device)
-    packed_pass = PackedPass(layout, resolve_backend(backend, packed_ids.device), whole)
+    packed_pass = PackedPass(layout, resolve_backend(backend, packed_ids.device), None if whole else len(packed_ids))
     hidden = packed_pass.run(partial(run_decoder, decoder_of(base), ebft_pass=packed_pass), packed_ids)
     return hidden if packed_pass.computed is None else packed_pass.computed.spread(hidden)
 

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ebft.method.tree import common_prefix
+from ebft.method.rewards import token_groups
 from ebft.model.sizes import rounded_up
 
 ASK = None  # instead of a number: as many as there are, which the host waits for
@@ -32,11 +32,11 @@ class Computed:
     rows: int  # b
 
     @classmethod
-    def where(cls, held: Tensor) -> Computed:
-        """The tokens that are held, bool [b, N]. What the first of them says in place of the others means nothing."""
-        places = held.flatten().clone()
+    def where(cls, has_token: Tensor) -> Computed:
+        """The places that have one, bool [b, N]. What the first of them says in place of the others means nothing."""
+        places = has_token.flatten().clone()
         places[:1] = True  # somebody must be: rows that only fill up a process's part hold nothing
-        return cls(places.nonzero()[:, 0], (places.cumsum(0) - 1) * places, len(held))
+        return cls(places.nonzero()[:, 0], (places.cumsum(0) - 1) * places, len(has_token))
 
     @classmethod
     def of_samples(cls, begun: Tensor, kept: Tensor, size: int | None = ASK) -> tuple[Computed | None, Tensor]:
@@ -46,8 +46,7 @@ class Computed:
         size: R. Where fewer lead, others fill up; where more do, what is computed for the last is wrong.
         Returns None where all samples are computed, and how many lead.
         """
-        same = common_prefix(begun[:, :, :, None], begun[:, :, None])[..., -1]  # [b, B, n, n]
-        first = same.to(torch.uint8).argmax(-1)
+        first = token_groups(begun)
         b, B, n = first.shape
         leads = (first == torch.arange(n, device=first.device)) & kept[..., None]
         # Somebody must; samples of dropped anchors follow whoever came last. (A slice is filled on the device. A single

@@ -216,7 +216,7 @@ class FeatureNetwork(nn.Module):
             enabled=self.autocast is not None,
             cache_enabled=torch.is_autocast_cache_enabled(),
         )
-        packed_pass = PackedPass(layout, backend, whole=False)
+        packed_pass = PackedPass(layout, backend, b)
         places = [(packed_pass.numbers(slots), weights) for slots, weights in places]
         with evaluating(network), adapter_off, precision, tapped_states(network, self.taps, places) as tapped:
             packed_pass.run(partial(run_decoder, network, ebft_pass=packed_pass), packed_ids)
