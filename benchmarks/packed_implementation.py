@@ -22,6 +22,7 @@ from ebft.model.backbone import compile_layers, decoder_of
 from ebft.model.features import FeatureNetwork
 from ebft.model.working_copy import WorkingCopy
 from ebft.rollouts import Rollouts, roll_out
+from ebft.runtime.gradients import FixedGradients
 from ebft.trees import Packing, packings
 from ebft.update import UpdateGraphs, loss_of
 from step_settings import TEMPERATURE, Settings
@@ -70,7 +71,9 @@ class PackedImplementation:
                 working.fuse_projections()
             compile_layers(decoder_of(model))
             self.frozen.compile_layers()
-        self.graphs = UpdateGraphs(model, model if working is None else working.trained, self.method)
+        fixed = None if working is None else working.gradients
+        self.gradients = FixedGradients(model if working is None else working.trained) if fixed is None else fixed
+        self.graphs = UpdateGraphs(model, self.gradients, self.method)
         self.step = 0
         self.last: Rolled | None = None
 
@@ -116,6 +119,7 @@ class PackedImplementation:
     def _add_gradient(self, batch: dict[str, Any]) -> Tensor:
         if self.graphs.pay(batch):
             return self.graphs.add_gradient(batch).loss
+        self.gradients.attach()
         loss = loss_of(self.model, batch, self.method).loss
         loss.backward()
         return loss.detach()

@@ -13,6 +13,7 @@ from ebft.config.method import MethodConfig
 from ebft.model import layout_graph
 from ebft.model.backbone import base_model
 from ebft.model.working_copy import WorkingCopy
+from ebft.runtime.gradients import FixedGradients
 from ebft.update import UpdateGraphs, loss_of
 from tests.model import compiled_models as gpu
 
@@ -42,18 +43,26 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-@pytest.mark.parametrize("kind", ["float32", "working copy", "adapter", "divergence", "lengths"])
+@pytest.mark.parametrize("kind", ["float32", "working copy", "fused copy", "adapter", "divergence", "lengths"])
 def test_replayed_updates_add_the_gradients_of_their_batches(family: str, kind: str) -> None:
     trained: Any = gpu.compiled_model(family)
     model, precision = trained, nullcontext()
     config = MethodConfig(gamma=0.1, kl_weight=0.3 if kind == "divergence" else 0.0, attention_backend="flex")
     frozen: Any = gpu.compiled_model(family).requires_grad_(False) if kind == "divergence" else None
+    fixed = FixedGradients(trained)
     if kind == "working copy":
-        model = WorkingCopy(trained).model
+        working = WorkingCopy(trained)
+        model = working.model
+    if kind == "fused copy":
+        working = WorkingCopy(trained)
+        working.fuse_projections()
+        assert working.gradients is not None
+        model, fixed = working.model, working.gradients
     if kind == "adapter":
         from peft import LoraConfig, get_peft_model
 
         model = trained = get_peft_model(trained, LoraConfig(r=4, init_lora_weights=False, target_modules="all-linear"))
+        fixed = FixedGradients(trained)
         precision = torch.autocast("cuda", torch.bfloat16)
     batches = [micro_batch(seed, kind == "lengths") for seed in range(4)]
 
@@ -62,6 +71,7 @@ def test_replayed_updates_add_the_gradients_of_their_batches(family: str, kind: 
 
     expected_losses = []
     for batch in batches:
+        fixed.attach()
         with precision:
             terms = loss_of(model, batch, config, reference)
         terms.loss.backward()
@@ -70,7 +80,7 @@ def test_replayed_updates_add_the_gradients_of_their_batches(family: str, kind: 
     expected = gradients(trained)
 
     trained.zero_grad()
-    graphs = UpdateGraphs(model, trained, config, reference)
+    graphs = UpdateGraphs(model, fixed, config, reference)
     losses = []
     for batch in batches:  # computed, captured, replayed, replayed
         assert graphs.pay(batch)

@@ -65,14 +65,14 @@ def loss_of(model: nn.Module, batch: dict[str, Any], config: MethodConfig, froze
 class UpdateGraphs:
     """The loss and its gradient in one launch, for models whose kernels are over before the host has launched them.
 
-    model: what computes; trained: whose gradients are added to, itself or the weights that it is a copy of.
+    model: what computes; gradients: of its weights, or of the trained weights that it is a copy of.
     """
 
     def __init__(
-        self, model: nn.Module, trained: nn.Module, config: MethodConfig, frozen: Frozen | None = None
+        self, model: nn.Module, gradients: FixedGradients, config: MethodConfig, frozen: Frozen | None = None
     ) -> None:
         self.model, self.config, self.frozen = model, config, frozen
-        self.gradients = FixedGradients(trained)
+        self.gradients = gradients
 
     def pay(self, batch: dict[str, Any]) -> bool:
         base, packed_ids = base_model(self.model), batch["input_ids"]

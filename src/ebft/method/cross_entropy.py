@@ -159,11 +159,14 @@ class _WeightedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        # In place, the head's gradient being as large as the head; so there is no second time.
+        # Not kept, the head's gradient being as large as the head; so there is no second time.
         if ctx.grads is None:
             raise RuntimeError("the loss was differentiated twice; compute it again instead of retaining the graph")
         grads = tuple(
-            None if g is None else g.mul_(grad_loss).to(dtype) for g, dtype in zip(ctx.grads, ctx.dtypes, strict=True)
+            None
+            if g is None
+            else torch.mul(g, grad_loss, out=g if g.dtype == dtype else g.new_empty(g.shape, dtype=dtype))
+            for g, dtype in zip(ctx.grads, ctx.dtypes, strict=True)
         )
         ctx.grads = None
         return (*grads, None, None, None, None, None)

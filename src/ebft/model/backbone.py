@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ebft.method.choices import Backend
-from ebft.method.compiling import raise_limits
+from ebft.method.compiling import prepare_compiling
 from ebft.method.cross_entropy import check_token_ids
 from ebft.method.head import Head
 from ebft.method.layout import PackedLayout, StridedLayout
@@ -146,7 +146,7 @@ def compile_layers(decoder: nn.Module) -> None:
 def _compiled_class(layer_class: Any) -> Any:
     if hasattr(layer_class, "_ebft_compiled"):
         return layer_class
-    raise_limits()
+    prepare_compiling()
     plain = layer_class.forward
     fixed_shapes, any_rows = (torch.compile(plain, dynamic=dynamic) for dynamic in (False, True))
 

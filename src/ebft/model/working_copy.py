@@ -3,7 +3,8 @@
 At learning rate 1e-6 a bf16 weight does not move, so the optimiser keeps float32 ones. Autocast would leave those in
 the computation: norms and residuals in float32, twice the bytes. Here every pass (rollouts, loss, evaluation) runs on a
 bf16 copy. Its gradients are added to the float32 weights' as soon as a parameter has one, in float32, so that many
-micro-batches lose nothing to rounding; after the optimiser's step the copy is refreshed.
+micro-batches lose nothing to rounding, or by the very products that make them (`fuse_projections`); after the
+optimiser's step the copy is refreshed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from ebft.model.backbone import decoder_of, prepare_model
 from ebft.model.fused import fuse_projections
+from ebft.runtime.gradients import FixedGradients
 
 
 def copy_in_dtype(module: nn.Module, dtype: torch.dtype | None) -> tuple[Any, list[tuple[nn.Parameter, nn.Parameter]]]:
@@ -38,17 +40,23 @@ class WorkingCopy:
 
     def __init__(self, trained: nn.Module, dtype: torch.dtype = torch.bfloat16) -> None:
         self.trained = trained
+        self.gradients: FixedGradients | None = None  # the trained weights', where products add to them
         self.model, self._pairs = copy_in_dtype(trained, dtype)
         for parameter, copied in self._pairs:
             if copied.requires_grad:
                 copied.register_post_accumulate_grad_hook(_hand_over(parameter))
 
     def fuse_projections(self) -> None:
-        """Products of the same input become one; what arrives at their joint weights is handed over part by part."""
-        originals = {id(copied): parameter for parameter, copied in self._pairs}
-        for parts, joint in fuse_projections(decoder_of(prepare_model(self.model))):
-            if joint.requires_grad:
-                joint.register_post_accumulate_grad_hook(_hand_over(*(originals[id(part)] for part in parts)))
+        """Products of the same input become one, and add the gradients of their weights to the trained ones'. From now
+        on, `gradients.attach()` comes before a backward pass."""
+        if self.gradients is not None:
+            return
+        originals: dict[Tensor, nn.Parameter] = {copied: parameter for parameter, copied in self._pairs}
+        gradients = self.gradients = FixedGradients(self.trained)
+        fuse_projections(
+            decoder_of(prepare_model(self.model)),
+            lambda copies: gradients.together([originals[copied] for copied in copies]),
+        )
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -56,16 +64,16 @@ class WorkingCopy:
         torch._foreach_copy_([copied for _, copied in self._pairs], [parameter for parameter, _ in self._pairs])
 
 
-def _hand_over(*trained: nn.Parameter) -> Callable[[Tensor], None]:
-    """Move the gradient of a copy to its original, or to those that it holds one below the other."""
+def _hand_over(trained: nn.Parameter) -> Callable[[Tensor], None]:
+    """Move the gradient of a copy to its original."""
 
     def hand_over(copied: Tensor) -> None:
         gradient, copied.grad = copied.grad, None
-        assert gradient is not None
-        for parameter, part in zip(trained, gradient.split([len(p) for p in trained]), strict=True):
-            if parameter.grad is None:
-                parameter.grad = part.to(parameter.dtype)
-            else:
-                parameter.grad.add_(part)
+        if gradient is None:  # added by its product
+            return
+        if trained.grad is None:
+            trained.grad = gradient.to(trained.dtype)
+        else:
+            trained.grad.add_(gradient)
 
     return hand_over

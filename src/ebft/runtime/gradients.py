@@ -1,4 +1,4 @@
-"""Gradients that stay at one place, for graphs that add to them."""
+"""Gradients that stay at one place, for graphs and products that add to them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ class FixedGradients:
     of them: `attach` puts them back, at 0."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._kept: list[Tensor] = []
+        self._kept: dict[nn.Parameter, Tensor | None] = {p: None for p in module.parameters() if p.requires_grad}
+
+    def together(self, parameters: list[nn.Parameter]) -> Tensor:
+        """The gradients of these, one below the other in one tensor; before the first `attach`."""
+        rows = [len(parameter) for parameter in parameters]
+        joint = parameters[0].new_zeros(sum(rows), *parameters[0].shape[1:], requires_grad=False)
+        for parameter, part in zip(parameters, joint.split(rows), strict=True):
+            assert self._kept[parameter] is None
+            self._kept[parameter] = part
+        return joint
 
     @torch.no_grad()
     def attach(self) -> None:
-        if not self._kept:
-            self._kept = [torch.empty_like(parameter) for parameter in self._parameters]
         dropped = []
-        for parameter, kept in zip(self._parameters, self._kept, strict=True):
+        for parameter, kept in self._kept.items():
+            if kept is None:
+                kept = self._kept[parameter] = torch.zeros_like(parameter)
             if parameter.grad is None:
                 dropped.append(kept)
             elif parameter.grad is not kept:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from ebft.model.fused import fuse_projections
 from ebft.model.positions import check_tokens
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
 from ebft.runtime import processes, sharding
+from ebft.runtime.gradients import FixedGradients
 from ebft.train.costs import FlopCounter
 
 
@@ -121,7 +123,17 @@ class Networks:
 
     def training_model(self, model: Any) -> Any:
         """What a gradient is taken through, in the mode of `model`."""
-        return model if self.working is None else self.working.model.train(model.training)
+        if self.working is None:
+            return model
+        if self.working.gradients is not None:
+            self.working.gradients.attach()
+        return self.working.model.train(model.training)
+
+    @cached_property
+    def fixed_gradients(self) -> FixedGradients:
+        """Of the trained weights."""
+        fixed = None if self.working is None else self.working.gradients
+        return FixedGradients(self.model) if fixed is None else fixed
 
     @property
     def computes_in_bf16(self) -> bool:

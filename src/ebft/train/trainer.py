@@ -126,7 +126,7 @@ class EBFTTrainer(ShardedTrainer):
         if self.sharded or self.accelerator.scaler is not None or "lomo" in str(self.args.optim):
             return None
         model = self.networks.training_model(self.model)
-        return UpdateGraphs(model, self.model, self.args, self.networks.frozen_reference)
+        return UpdateGraphs(model, self.networks.fixed_gradients, self.args, self.networks.frozen_reference)
 
     @property
     def features(self) -> FeatureNetwork:
