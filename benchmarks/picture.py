@@ -1,7 +1,8 @@
-"""Draws the seconds of each phase of an iteration, from results of step.py, or how they grow, from a result of grid.py.
+r"""Draws the seconds of each phase of an iteration, from results of step.py, or how they grow, from one of grid.py.
 
 cd benchmarks/results
-python ../picture.py step-h200-{qwen2.5-1.5b,llama3.2-1b,smollm2-135m}.json --output ../../docs/speed.png
+python ../picture.py step-h200-{qwen2.5-1.5b-trees,qwen2.5-1.5b-sharing,llama3.2-1b,smollm2-135m-real-n8}.json \
+    --output ../../docs/speed.png
 python ../picture.py grid-h200-smollm2-135m.json --output ../../docs/speed-grid.png
 """
 
@@ -61,7 +62,7 @@ def phases(results: list[dict[str, Any]]) -> Figure:
         settings = result["settings"]
         axis.set_title(
             f"{settings['size']}, {settings['sequences']} sequences of {settings['context_length']} tokens, "
-            f"G={settings['horizon']}, s={settings['stride']}, n={settings['samples']}: "
+            f"G={settings['horizon']}, s={settings['stride']}, n={settings['samples']}{kind(settings)}: "
             f"{short(seconds['iteration']['median'])}",
             fontsize=10,
         )
@@ -71,6 +72,12 @@ def phases(results: list[dict[str, Any]]) -> Figure:
     figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
     figure.tight_layout(rect=(0, 0.08, 1, 1))
     return figure
+
+
+def kind(settings: dict[str, Any]) -> str:
+    if settings.get("model") is not None:
+        return ", real weights and text"
+    return ", drawn to agree" if settings.get("sharing") else ""
 
 
 def short(seconds: float) -> str:

@@ -41,18 +41,20 @@ def add_adapter(model: Any) -> Any:
 
 def contexts(settings: Settings) -> Tensor:
     if settings.text is not None:
-        return text_contexts(settings)
+        of_text = text_contexts(settings.text, settings.model, settings.sequences, settings.context_length)
+        return of_text.to(settings.device)
     generator = torch.Generator().manual_seed(SEED)
     shape = (settings.sequences, settings.context_length)
     return torch.randint(SIZES[settings.size].vocabulary, shape, generator=generator).to(settings.device)
 
 
-def text_contexts(settings: Settings) -> Tensor:
-    """The first sequences of a file of rows, packed as in training."""
-    rows = [json.loads(line) for line in Path(str(settings.text)).read_text().splitlines()]
-    store = tokenize_rows(rows, AutoTokenizer.from_pretrained(settings.model))
-    dataset = SequenceDataset(DocumentIndex.of(store), settings.context_length)
-    return torch.stack([dataset[row]["input_ids"] for row in range(settings.sequences)]).to(settings.device)
+def text_contexts(text: str | Path, model: str | None, sequences: int, context_length: int) -> Tensor:
+    """The first sequences of a file of rows, packed as in training with the model's tokens."""
+    rows = [json.loads(line) for line in Path(text).read_text().splitlines()]
+    dataset = SequenceDataset(
+        DocumentIndex.of(tokenize_rows(rows, AutoTokenizer.from_pretrained(model))), context_length
+    )
+    return torch.stack([dataset[row]["input_ids"] for row in range(sequences)])
 
 
 class Training:

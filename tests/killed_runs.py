@@ -71,10 +71,9 @@ def _before_or_after(owner: Any, name: str, is_now: Callable[..., bool], kind: s
     def replaced(*args: Any, **kwargs: Any) -> Any:
         if not is_now(*args):
             return original(*args, **kwargs)
-        if kind == "interrupt":
-            raise KeyboardInterrupt
-        if kind == "notice":
-            os.kill(os.getpid(), signal.SIGTERM)
+        if kind in ("interrupt", "notice"):
+            setattr(owner, name, original)  # once, and not at every micro-batch of the step
+            os.kill(os.getpid(), signal.SIGINT if kind == "interrupt" else signal.SIGTERM)
             return original(*args, **kwargs)
         if kind == "full":
             raise OSError(28, "No space left on device", str(args[1]))

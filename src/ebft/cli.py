@@ -536,8 +536,6 @@ def _print_error(
 
         last = last_checkpoint(output)
         where = "there is no checkpoint yet; one is made every save_steps"
-        if code == INTERRUPTED:
-            where += ", and before the end if a run is stopped by SIGTERM instead"
         if last:
             where = f"the last good checkpoint is {last}; {remedy.format(last)}"
         print(f"ebft: {where}", file=sys.stderr)

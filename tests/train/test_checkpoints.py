@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ebft.errors import ConfigError
+from ebft.runtime import processes
 from ebft.train import checkpoints
+from ebft.train.preemption import Preemption
 from tests.killed_runs import final_weights, metrics, run
 
 STEPS = 8
@@ -167,14 +170,28 @@ class TestDamage:
 
 def test_interrupted_and_full_disk_say_where_the_last_good_checkpoint_is(recipe: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    stopped = run(recipe, output, kill_at="interrupt:3")
+    stopped = run(recipe, output, kill_at="interrupt:0")  # in the first step, before any checkpoint was due
     assert stopped.returncode == 130
-    assert f"the last good checkpoint is {output}/checkpoint-2; continue with --resume" in stopped.stderr
+    assert "saving a checkpoint after this step; Ctrl-C again stops at once" in stopped.stderr
+    assert f"the last good checkpoint is {output}/checkpoint-1; continue with --resume" in stopped.stderr
     full = run(recipe, output, "--resume", kill_at="full:checkpoint-4/scheduler.pt")
     assert full.returncode == 1
     assert "the disk is full" in full.stderr
     assert f"the last good checkpoint is {output}/checkpoint-2" in full.stderr
     assert not (output / "checkpoint-4").exists()
+
+
+@pytest.mark.parametrize("pressed", ["while loading", "twice", "with others"])
+def test_what_ctrl_c_stops_at_once(pressed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    preemption = Preemption()
+    preemption.at_once = pressed == "while loading"
+    monkeypatch.setattr(processes, "count", lambda: 2 if pressed == "with others" else 1)
+    with preemption.listen():
+        if pressed == "twice":
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_used_output_folder_is_refused_without_resume(recipe: Path, uninterrupted: Path) -> None:

@@ -146,9 +146,10 @@ def _run(
     known = [size for size in sizes or () if size is not None]
     samples = input_ids.shape[0] * layout.num_anchors * layout.samples
     mean = sum(known) / len(known) if known else samples
-    # A step launches more kernels a layer, and smaller ones, than a pass over a packed sequence does: Qwen2.5-1.5B with
-    # 8128 samples a step has 426 ms of work, and the host takes 476 to launch it.
-    if (sizes is None or ASK not in sizes) and is_launch_bound(base, mean / 3, backend):
+    # A step launches about twice as many kernels a layer as a pass over a packed sequence does: Qwen2.5-1.5B, 4700
+    # samples a step, has 335 ms of work, and the host took 408 to launch it. At 8128 samples a graph brings nothing and
+    # keeps 6 GiB.
+    if (sizes is None or ASK not in sizes) and is_launch_bound(base, mean / 2, backend):
         *drawn, leading = replay_network(generate, base, layout, (input_ids, seeds), ("rollout", sampling, sizes))
     else:
         *drawn, leading = generate(layout, input_ids, seeds)

@@ -38,12 +38,12 @@ def end_with_launcher() -> None:
 
 
 @contextmanager
-def on_notice(handler: Any) -> Iterator[None]:
-    """Have a handler for schedulers' signals, where Python can: in the main thread."""
+def on_notice(handler: Any, numbers: Sequence[int] = NOTICES) -> Iterator[None]:
+    """Have a handler for schedulers' signals, or others, where Python can: in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in NOTICES}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:

@@ -1,14 +1,17 @@
-"""SIGTERM and SIGUSR1, with which schedulers give notice: finish the step, save a checkpoint, leave.
+"""SIGTERM and SIGUSR1, with which schedulers give notice, and Ctrl-C: finish the step, save a checkpoint, leave.
 
-One signal to one process is enough; all processes of a run leave after the same step. Outside of training, while data
-and models are loaded or the finished model is evaluated, there is nothing to save, and a run leaves at once.
+One notice to one process is enough; all processes of a run leave after the same step. Outside of training, while data
+and models are loaded or the finished model is evaluated, there is nothing to save, and a run leaves at once. So it does
+after a second Ctrl-C, and after the first if there are several processes: it ends them one by one.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +24,7 @@ from ebft.runtime.launch import NOTICES, on_notice
 from ebft.train import checkpoints
 
 logger = logging.getLogger(__name__)
+_CTRL_C = "Ctrl-C"
 
 
 class Preemption(TrainerCallback):
@@ -32,8 +36,19 @@ class Preemption(TrainerCallback):
         self.received: str | None = None
         self._leaving = False
 
-    def listen(self) -> AbstractContextManager[None]:
-        return on_notice(self._receive)
+    @contextmanager
+    def listen(self) -> Iterator[None]:
+        # A run in the background may have been told to ignore Ctrl-C.
+        interrupts = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is signal.default_int_handler else []
+        with on_notice(self._receive), on_notice(self._interrupt, interrupts):
+            yield
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self.at_once or self.received is not None or processes.count() > 1:
+            raise KeyboardInterrupt
+        self.received = _CTRL_C
+        # Not through a logger, which may be in the middle of another message.
+        os.write(2, b"\nsaving a checkpoint after this step; Ctrl-C again stops at once\n")
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number).name
@@ -64,13 +79,18 @@ class Preemption(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._leaving:
             processes.barrier()  # the first one has marked the checkpoint
-            raise Preempted(self.received or "a notice to another process")
+            raise self._stop()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         last = checkpoints.last_checkpoint(Path(args.output_dir))
         self.at_once = last is not None and checkpoints.step_of(last) == state.global_step
         if self.at_once and self.received is not None and processes.count() == 1:
-            raise Preempted(self.received)
+            raise self._stop()
+
+    def _stop(self) -> BaseException:
+        if self.received == _CTRL_C:
+            return KeyboardInterrupt()
+        return Preempted(self.received or "a notice to another process")
 
 
 class _Deaf:
@@ -80,7 +100,7 @@ class _Deaf:
         self.before = before
 
     def __call__(self, worker: int) -> None:
-        for number in NOTICES:
+        for number in (*NOTICES, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         if self.before is not None:
             self.before(worker)
