@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ebft.config.convert import convert
 from ebft.config.fields import at_least, check_choices, default_of, option
+from ebft.config.like_run import validation_options
 from ebft.config.method import MethodConfig
 from ebft.config.model_and_data import DataConfig
 from ebft.errors import ConfigError, nearest
@@ -64,6 +65,11 @@ class EvalOptions:
     output: str = _what("", "folder for results.json, results.md, generations and plots")
     compare: list[str] = _what(
         [], "instead of evaluating: folders with results.json, for one table with differences and one plot"
+    )
+    like: str | None = _what(
+        None,
+        "output folder of a run: calibration as it validated, on the text that it held out, and of its final model "
+        "unless --model says otherwise; other options win",
     )
     limit: int | None = _what(None, "only the first so many problems of each task")
     seed: int = _what(0, "seed of all samples and rollouts")
@@ -145,6 +151,11 @@ class EvalOptions:
                 raise ConfigError(
                     f"unknown language {language!r}; there is {', '.join(LANGUAGES)}{nearest(language, LANGUAGES)}"
                 )
+        if self.prompt_template is not None and self.tasks and "translation" not in self.tasks:
+            raise ConfigError(
+                "prompt_template is that of translation, which is not among the tasks; the prompts of calibration_data "
+                "are made with calibration_prompt_template"
+            )
         check_choices(self, EvalOptions)
         at_least(self, 1, "limit", "sequences", "batch_size", "calibration_batch_size", "workers", "max_new_tokens")
         if self.samples < 0:
@@ -157,6 +168,8 @@ class EvalOptions:
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> EvalOptions:
         """From the text of flags or from a recipe: names and types are checked."""
+        if values.get("like"):
+            values = _as_the_run(values)
         types = {name: types_of(owner)[f.name] for name, f, owner in options()}
         given: dict[type, dict[str, Any]] = {EvalOptions: {}, MethodConfig: {}, DataConfig: {}}
         for name, value in values.items():
@@ -174,6 +187,16 @@ class EvalOptions:
         """The options of some groups, by the names of their flags."""
         owners: dict[type, Any] = {EvalOptions: self, MethodConfig: self.method, DataConfig: self.data}
         return {name: getattr(owners[owner], f.name) for name, f, owner in options() if group_of(name, f) in groups}
+
+
+def _as_the_run(values: dict[str, Any]) -> dict[str, Any]:
+    """With what `like` stands for."""
+    values = {**validation_options(values["like"], BORROWED), **values}
+    if "profile_lengths" not in values:  # a run has no profile: the default one, as far as it fits
+        default = EvalOptions()
+        room = int(values["context_length"]) - int(values.get("profile_stride", default.profile_stride))
+        values["profile_lengths"] = [length for length in default.profile_lengths if length <= room]
+    return values
 
 
 def options() -> Iterator[tuple[str, Field[Any], type]]:

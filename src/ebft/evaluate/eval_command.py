@@ -13,7 +13,7 @@ from ebft.config.evaluation import ONLY_IF_SET, EvalOptions
 from ebft.data.rows import fingerprint as source_fingerprint
 from ebft.errors import ConfigError
 from ebft.evaluate import paired, tables
-from ebft.evaluate.training_text import seen_in_training
+from ebft.evaluate.own_run import measured_otherwise, seen_in_training
 from ebft.runtime.environment import describe
 from ebft.runtime.files import write_json, write_text
 from ebft.tasks.problem_set import ProblemSet
@@ -79,8 +79,9 @@ def _evaluate_models(
     transformers_logging.disable_progress_bar()
     subjects = [CheckpointSubject(name, options) for name in options.model]
     for name in options.model if "calibration" in options.tasks else ():
-        if (warning := seen_in_training(name, options)) is not None:
-            logger.warning(warning)
+        for warning in (seen_in_training(name, options), measured_otherwise(name, options)):
+            if warning is not None:
+                logger.warning(warning)
     results = {}
     for (label, folder), subject in zip(folders.items(), subjects, strict=True):
         if len(subjects) > 1:

@@ -1,0 +1,57 @@
+"""What a run's folder says about how it validated, as options of `ebft eval`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ebft.errors import ConfigError
+from ebft.runtime.files import read_json
+
+
+def settings_of_run(folder: Path) -> dict[str, Any] | None:
+    """Of a run's folder, or of a model or checkpoint inside one."""
+    for place in (folder, folder.parent):
+        found = read_json(place / "resolved.json")
+        if isinstance(found, dict):
+            return found
+    return None
+
+
+def validation_options(folder: str, borrowed: Mapping[str, tuple[str, type]]) -> dict[str, Any]:
+    """The options that measure what the run measured, on the same text.
+
+    borrowed: names of options that are settings of training, and the names they have there.
+    """
+    settings = settings_of_run(Path(folder).expanduser())
+    if settings is None:
+        raise ConfigError(f"like={folder}: no run is there; give its output folder, which has a resolved.json")
+    try:
+        return _options(folder, settings, borrowed)
+    except KeyError as missing:
+        raise ConfigError(f"like={folder}: its resolved.json, of another version, has no {missing}") from None
+
+
+def _options(folder: str, settings: dict[str, Any], borrowed: Mapping[str, tuple[str, type]]) -> dict[str, Any]:
+    found = {name: settings[inner] for name, (inner, _) in borrowed.items() if inner in settings}
+    found |= {
+        "model": [folder],
+        "rollouts": settings.get("eval_samples") or settings["samples"],
+        "seed": settings["eval_seed"],
+        "sequences": settings["validation_sequences"],
+        "feature_model": settings.get("feature_model") or settings["model"],
+    }
+    if settings.get("validation_dataset") is not None:
+        of_text = (settings["validation_dataset"], settings["validation_dataset_split"], 0.0)
+        found["test_split"] = 0.0  # of the other dataset
+    elif not settings["validation_split"]:
+        raise ConfigError(f"like={folder}: that run held no text out; give --calibration-data instead")
+    elif len(settings["dataset"]) > 1:
+        raise ConfigError(
+            f"like={folder}: that run held out text of {len(settings['dataset'])} datasets, mixed; `ebft eval` measures "
+            "on one: give --calibration-data instead"
+        )
+    else:
+        of_text = (settings["dataset"][0], settings["dataset_split"], settings["validation_split"])
+    return found | dict(zip(("calibration_data", "calibration_split", "held_out"), of_text, strict=True))
