@@ -46,6 +46,13 @@ def test_one_prompt_and_one_model_is_only_the_text(model: Path, capsys: pytest.C
     assert printed.encode("unicode_escape") == (cli.printable(expected) + "\n").encode("unicode_escape")
 
 
+def test_what_follows_a_prompt(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "answers.jsonl"
+    flags = ["--prompt", "2+2", "--prompt-separator", " =\\n", "--output", str(output), *SHORT]
+    assert cli.main(["generate", "--model", str(model), *flags]) == 0
+    assert rows_of(output)[0]["prompt"] == "2+2 =\n"
+
+
 def test_several_models_beside_each_other(
     model: Path, base_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -298,7 +298,7 @@ def test_chat_style_wraps_the_prompt() -> None:
     chat = GenerationSettings(max_new_tokens=12, prompt_style="chat", system_prompt="be brief")
     raw = TransformersGenerator(model, tokenizer).generate([text], GREEDY)
     assert TransformersGenerator(model, tokenizer).generate(["hi"], chat) == raw
-    with pytest.raises(ConfigError, match="no chat template; use --prompt-style raw"):
+    with pytest.raises(ConfigError, match="no chat template, so the model cannot chat"):
         TransformersGenerator(model, byte_tokenizer(chat_template=None)).generate(["hi"], chat)
 
 

@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--file", default=None, help="prompts in a file: a line each in .txt, else rows with prompt or messages")
     add("--prompt-column", default="prompt", help="column of prompts [prompt]")
     add("--prompt-template", default=None, help="prompts made of columns, such as 'Q: {question}\\nA:'")
+    add("--prompt-separator", default="", help="what follows every prompt that is a text, as in training: ' ' or '\\n'")
     add("--limit", type=int, default=None, help="only the first so many prompts of the file")
     add("--prompt-style", choices=STYLES, default=None, help="raw text, or chat by the tokenizer's template [raw]")
     add("--system-prompt", default=None, help="what a chat begins with")
@@ -55,6 +56,8 @@ def run(options: argparse.Namespace) -> None:
         if options.output or options.samples != 1:
             raise ConfigError("--output and --samples need prompts: give --prompt or --file")
         return chat(options)
+    separator = _line_breaks(options.prompt_separator)
+    prompts = [p + separator if isinstance(p, str) else p for p in prompts]
     if options.prompt_style == "chat":
         prompts = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
     if len({isinstance(prompt, str) for prompt in prompts}) > 1:
@@ -72,7 +75,8 @@ def run(options: argparse.Namespace) -> None:
 def _prompts_of_file(options: argparse.Namespace) -> list[Prompt]:
     if options.file is None:
         return []
-    row_format = RowFormat(prompt=options.prompt_column, prompt_template=_line_breaks(options.prompt_template))
+    template = _line_breaks(options.prompt_template or "") or None
+    row_format = RowFormat(prompt=options.prompt_column, prompt_template=template)
     if Path(options.file).suffix in TEXT_FILES and Path(options.file).is_file():
         found: list[Any] = Path(options.file).read_text(encoding="utf-8").splitlines()
     else:
@@ -86,8 +90,8 @@ def _prompts_of_file(options: argparse.Namespace) -> list[Prompt]:
     return prompts
 
 
-def _line_breaks(template: str | None) -> str | None:
-    return None if template is None else template.replace("\\n", "\n")  # as a shell hands them on
+def _line_breaks(text: str) -> str:
+    return text.replace("\\n", "\n")  # as a shell hands them on
 
 
 def _settings(options: argparse.Namespace) -> GenerationSettings:
