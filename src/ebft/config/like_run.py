@@ -49,8 +49,8 @@ def _options(folder: str, settings: dict[str, Any], borrowed: Mapping[str, tuple
         raise ConfigError(f"like={folder}: that run held no text out; give --calibration-data instead")
     elif len(settings["dataset"]) > 1:
         raise ConfigError(
-            f"like={folder}: that run held out text of {len(settings['dataset'])} datasets, mixed; `ebft eval` measures "
-            "on one: give --calibration-data instead"
+            f"like={folder}: that run held out text of {len(settings['dataset'])} datasets, mixed; `ebft eval` "
+            "takes one: give --calibration-data instead"
         )
     else:
         of_text = (settings["dataset"][0], settings["dataset_split"], settings["validation_split"])

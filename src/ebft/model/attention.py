@@ -44,7 +44,7 @@ _NOT_PASSED = -1
 PART = 64
 _RECOMPUTED: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False, "determinism_check": "none"}
 
-# Products and scores of a rollout's step alive at once in the sdpa backend, in elements: small enough for a CPU's cache.
+# Products and scores of a rollout's step alive at once in the sdpa backend, in elements: few enough for a CPU's cache.
 CHUNK_SCORES = {"cpu": 2**20, "cuda": 2**26}
 
 

@@ -317,8 +317,8 @@ def chat_text(turns: list[dict[str, str]], tokenizer: Any, system_prompt: str | 
     """A conversation by the tokenizer's template, up to where the assistant's next turn begins."""
     if getattr(tokenizer, "chat_template", None) is None:
         raise ConfigError(
-            "the tokenizer has no chat template, so the model cannot chat; give it prompts as texts, with --prompt-style "
-            "raw, which is the default"
+            "the tokenizer has no chat template, so the model cannot chat; give it prompts as texts (--prompt-style "
+            "raw, the default)"
         )
     system = [{"role": "system", "content": system_prompt}] if system_prompt else []
     return tokenizer.apply_chat_template([*system, *turns], tokenize=False, add_generation_prompt=True)
