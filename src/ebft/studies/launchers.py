@@ -47,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     add("--launcher", default="local", help=f"{', '.join(LAUNCHERS)}: on this machine, or as one array job [local]")
     add("--jobs", type=int, default=None, help=f"{what} at once [local: one for each GPU, one on a CPU; slurm: all]")
     add("--per-gpu", type=int, default=1, help=f"{what} at once on each GPU, with the local launcher [1]")
+    add(
+        "--reuse-processes",
+        action="store_true",
+        help=f"{what} after one another in the same process, with the local launcher: what was imported and compiled "
+        "stays for the next",
+    )
     add("--slurm", action="append", default=[], metavar="NAME=VALUE", help="an option of sbatch, such as time=08:00:00")
 
 

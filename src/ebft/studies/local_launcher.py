@@ -15,22 +15,32 @@ from dataclasses import dataclass
 from ebft.errors import Preempted
 from ebft.runtime.launch import ENTRY, LAUNCHED
 from ebft.studies.jobs import PROMPT, Job, command_line, error_in, last_attempt
+from ebft.studies.worker import Worker
 
 logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 
 
 @dataclass
+class Place:
+    """Where one job at a time runs."""
+
+    gpu: str | None  # None: the CPU
+    worker: Worker | None = None  # with --reuse-processes, the process that has run the last job
+
+
+@dataclass
 class RunningJob:
     job: Job
-    process: subprocess.Popen[bytes]
-    gpu: str | None  # the GPU it runs on
+    process: subprocess.Popen[bytes] | Worker
+    place: Place
     started: float
 
 
 class LocalLauncher:
     def __init__(self, options: argparse.Namespace, kind: str) -> None:
         self.jobs, self.per_gpu, self.kind = options.jobs, options.per_gpu, kind
+        self.reuse = options.reuse_processes
 
     def preview(self, jobs: Sequence[Job]) -> list[str]:
         return [f"{job.name}: {'finished' if job.finished else 'to do'}" for job in jobs]
@@ -45,7 +55,7 @@ class LocalLauncher:
         waiting = list(ready(failed))
         if not waiting:
             return []
-        free = self._places(waiting[0].on_cpu)
+        free = [Place(gpu) for gpu in self._gpus(waiting[0].on_cpu)]
         places = len(free)
         tried = {job.name for job in waiting}
         running: list[RunningJob] = []
@@ -53,15 +63,16 @@ class LocalLauncher:
             while waiting or running:
                 while waiting and free:
                     at_once = min(places, len(running) + len(waiting))  # who is alone has all cores
-                    running.append(_start(waiting.pop(0), free.pop(0), at_once))
+                    running.append(_start(waiting.pop(0), free.pop(0), at_once, self.reuse))
                 if progress is not None:
                     progress([one.job for one in running])
                 time.sleep(_POLL_SECONDS)
                 for ended in [r for r in running if r.process.poll() is not None]:
                     running.remove(ended)
-                    free.append(ended.gpu)
+                    free.append(ended.place)
                     if not _report(ended):
                         failed.append(ended.job)
+                        _dismiss(ended.place)  # whatever is left of it in the process is not for the next
                     new = [job for job in ready(failed) if job.name not in tried]
                     waiting += new
                     tried |= {job.name for job in new}
@@ -76,10 +87,12 @@ class LocalLauncher:
             for one in running:
                 if one.process.poll() is None:
                     one.process.terminate()
+            for place in free:
+                _dismiss(place)
         return failed
 
-    def _places(self, on_cpu: bool) -> list[str | None]:
-        """One for each job that may run at once: a GPU, or None for the CPU."""
+    def _gpus(self, on_cpu: bool) -> list[str | None]:
+        """One for each job that may run at once; None for the CPU."""
         gpus = [] if on_cpu else visible_gpus()
         every: list[str | None] = [gpu for _ in range(self.per_gpu) for gpu in gpus]
         return every[: self.jobs] if gpus else [None] * (self.jobs or 1)
@@ -96,10 +109,10 @@ def visible_gpus() -> list[str]:
     return [name.strip() for name in named.split(",") if name.strip()][:count]
 
 
-def _start(job: Job, gpu: str | None, at_once: int) -> RunningJob:
+def _start(job: Job, place: Place, at_once: int, reuse: bool) -> RunningJob:
     environment = {**os.environ, LAUNCHED: "1"}  # ends with this process, if that is killed
-    if gpu is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = gpu
+    if place.gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = place.gpu
     else:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_once)))
     job.write()
@@ -107,22 +120,34 @@ def _start(job: Job, gpu: str | None, at_once: int) -> RunningJob:
     with job.log.open("ab") as log:
         log.write(f"{PROMPT}{command_line(job)}\n".encode())
         log.flush()
-        process = subprocess.Popen(
-            [sys.executable, *ENTRY, *job.arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is passed on once, by us
-        )
-    where = f" on GPU {gpu}" if gpu is not None else ""
+        process: subprocess.Popen[bytes] | Worker
+        if reuse:
+            process = place.worker = place.worker or Worker(environment)
+            process.begin(list(job.arguments), job.log)
+        else:
+            process = subprocess.Popen(
+                [sys.executable, *ENTRY, *job.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is passed on once, by us
+            )
+    where = f" on GPU {place.gpu}" if place.gpu is not None else ""
     logger.info(f"{job.name}: started{where}, log in {job.log}")
-    return RunningJob(job, process, gpu, time.monotonic())
+    return RunningJob(job, process, place, time.monotonic())
+
+
+def _dismiss(place: Place) -> None:
+    if place.worker is not None:
+        place.worker.dismiss()
+        place.worker = None
 
 
 def _report(ended: RunningJob) -> bool:
     """Whether it succeeded. If it did not, the log says why in any case: whoever reads it later needs no exit code."""
     job, code, seconds = ended.job, ended.process.returncode, time.monotonic() - ended.started
+    assert code is not None
     if code == 0:
         logger.info(f"{job.name}: finished after {seconds:.0f} s")
         return True
