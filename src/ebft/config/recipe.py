@@ -24,6 +24,7 @@ from ebft.config.secrets import take_secrets
 from ebft.config.shipped import find_recipe
 from ebft.config.synonyms import suggestion
 from ebft.config.transformers_settings import transformers_settings
+from ebft.data.rows import check_place
 from ebft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -110,10 +111,10 @@ def check_places(values: dict[str, Any]) -> None:
         place = str(values.get(name) or "")
         if place.startswith(("/", ".", "~")) and not Path(place).expanduser().is_dir():
             raise ConfigError(f"{name}={place!r}: no such folder")
-    sources = values.get("dataset") or []
-    for source in sources.split(",") if isinstance(sources, str) else sources:
-        if str(source).startswith(("/", ".", "~")) and not Path(source).expanduser().exists():
-            raise ConfigError(f"{source}: no such file or folder")
+    for name in ("dataset", "validation_dataset"):
+        sources = values.get(name) or []
+        for source in sources.split(",") if isinstance(sources, str) else sources:
+            check_place(str(source))
 
 
 def known_settings(command: str = "train") -> list[str]:

@@ -32,16 +32,22 @@ def read_rows(source: str, split: str = "train") -> Iterator[Row]:
     if source in builtin.SOURCES:
         yield from builtin.SOURCES[source](split)
         return
+    check_place(source)
     path = Path(source).expanduser()
     if path.is_dir():
         for file in _files_of(path, split):
             yield from _read_file(file)
     elif path.is_file():
         yield from _read_file(path)
-    elif path.suffix or source.startswith((".", "/", "~")):
-        raise DataError(f"{source}: no such file or folder")
     else:
         yield from _read_hub(source, split)
+
+
+def check_place(source: str) -> None:
+    """A source that can only be a file or folder must be there."""
+    path = Path(source).expanduser()
+    if (path.suffix or source.startswith((".", "/", "~"))) and not path.exists():
+        raise DataError(f"{source}: no such file or folder")
 
 
 def fingerprint(source: str, split: str = "train") -> list[Any]:
