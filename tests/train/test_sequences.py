@@ -11,7 +11,7 @@ import pytest
 from ebft.config.recipe import load_recipe
 from ebft.data.packing import SequenceDataset
 from ebft.errors import DataError
-from ebft.train.sequences import load_data, warnings_about
+from ebft.train.sequences import glued_rows, load_data, warnings_about
 from tests.tiny_tokenizer import PAD, byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -107,3 +107,10 @@ class TestWarnings:
         given = {"model": "m", "output_dir": "o", "use_cpu": True, "dataset": ["d"], **settings}
         found = warnings_about(load_recipe(None, given), [row])
         assert [words in line for line, words in zip(found, expected, strict=True)] == [True] * len(expected)
+
+    def test_rows_that_are_given_in_python(self) -> None:
+        rows = [{"prompt": "a ", "completion": "b"}, {"prompt": "2+2=", "completion": "4"}]
+        assert glued_rows(rows) == f"{self.GLUED}: the model sees '2+2=4'"
+        assert glued_rows(rows[:1]) is None
+        assert glued_rows(iter(rows)) is None, "what can be read once only is not looked at"
+        assert glued_rows(None) is None

@@ -43,6 +43,10 @@ _MEANT: dict[str, tuple[str, ...]] = {
     "dtype": ("torch_dtype", "precision"),
     "early_stopping_patience": ("early_stopping", "patience"),
     "limit": ("num_examples", "max_samples"),
+    "report_to": ("wandb", "use_wandb", "wandb_project", "tensorboard", "log_with"),
+    "run_name": ("wandb_run_name", "wandb_name"),
+    "save_steps": ("save_every", "checkpoint_every", "save_interval"),
+    "eval_steps": ("eval_every", "eval_interval", "evals_per_epoch"),
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ebft.config.recipe import Recipe
 from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, mix, pad_token_id
-from ebft.data.row_format import Row, is_glued
+from ebft.data.row_format import Row, RowFormat, is_glued
 from ebft.data.rows import read_rows
 from ebft.data.store import tokenize_source
 from ebft.errors import DataError
@@ -29,17 +29,28 @@ def _check_columns(recipe: Recipe, rows: Sequence[Row]) -> None:
             raise DataError(f"{kind}_column={name!r} is in none of the datasets; they have the columns {there}")
 
 
+def glued_prompt(rows: Sequence[Row]) -> str | None:
+    """That prompts and answers of standard rows run into each other, and where."""
+    for row in rows:
+        if "prompt" in row and is_glued(row["prompt"], row["completion"]):
+            joint = f"{row['prompt'][-20:]}{row['completion'][:20]}"
+            return f"nothing stands between prompts and answers: the model sees {joint!r}"
+    return None
+
+
+def glued_rows(dataset: Any) -> str | None:
+    """The same of rows that are given in Python, if they can be read twice."""
+    if isinstance(dataset, SequenceDataset) or not hasattr(dataset, "__getitem__"):
+        return None
+    return glued_prompt([RowFormat().standard(row) for row in islice(dataset, LOOKED_AT)])
+
+
 def warnings_about(recipe: Recipe, rows: Sequence[Row]) -> list[str]:
     """What is legal and often not meant, as some rows show it."""
     row_format, found = recipe.data.row_format, []
     standard = [row_format.standard(row) for row in rows] if recipe.command != "rlvr" else []
-    glued = [row for row in standard if "prompt" in row and is_glued(row["prompt"], row["completion"])]
-    if glued and recipe.data.prompt_separator is None:
-        joint = f"{glued[0]['prompt'][-20:]}{glued[0]['completion'][:20]}"
-        found.append(
-            f"nothing stands between prompts and answers: the model sees {joint!r}; set prompt_separator to ' ' or "
-            "'\\n', or to '' if that is meant"
-        )
+    if recipe.data.prompt_separator is None and (glued := glued_prompt(standard)) is not None:
+        found.append(f"{glued}; set prompt_separator to ' ' or '\\n', or to '' if that is meant")
     if any("messages" in row for row in standard) and not {"answer_only", "loss_on_answers"} & recipe.given.keys():
         found.append(
             "chat data: what users say is trained on too; set answer_only=true to train on answers only, or "

@@ -12,6 +12,7 @@ holds only a part of the networks; to transformers and accelerate it still looks
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import defaultdict
@@ -43,12 +44,15 @@ from ebft.runtime.timing import Clock
 from ebft.train import callbacks as standard_callbacks
 from ebft.train.costs import CostTracker, wide
 from ebft.train.networks import Networks, disable_dropout
+from ebft.train.sequences import glued_rows
 from ebft.train.sharded_trainer import ShardedTrainer
 from ebft.update import LossParts, UpdateGraphs, loss_of
 from ebft.validation import Evaluated, validate
 
 # What a window says of itself also where nothing was rolled out.
 _OF_EVERY_STEP = ("ebft/anchors", "ebft/packed_tokens")
+
+logger = logging.getLogger(__name__)
 
 
 class EBFTTrainer(ShardedTrainer):
@@ -93,6 +97,8 @@ class EBFTTrainer(ShardedTrainer):
         if args.disable_dropout:
             disable_dropout(model)
         resolve_backend(args.attention_backend, args.device)  # an error here costs nothing yet
+        if (glued := glued_rows(train_dataset)) is not None:
+            logger.warning(f"{glued}; end the prompts with a space or a line break if that is not meant")
         self.pad_token_id = pad_token_id(processing_class)
         self.end_token_ids = end_token_ids(processing_class, args.completions_end)
         self.clock, self.deferred_checks, self.costs = Clock(args.device), DeferredChecks(), CostTracker()
