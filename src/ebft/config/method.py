@@ -20,7 +20,7 @@ _method, _features = partial(option, group="method"), partial(option, group="fea
 
 @dataclass
 class MethodConfig:
-    context_length: int = _method(1024, "T: tokens of a training sequence", changes="text")
+    context_length: int = _method(1024, "T: tokens of a sequence", changes="text")
     horizon: int = _method(8, "G: tokens of a rollout", changes="features")
     stride: int = _method(8, "s: tokens between anchors", changes="features")
     samples: int = _method(4, "n: rollouts from every anchor", changes="proxy")
