@@ -51,9 +51,8 @@ def contexts(settings: Settings) -> Tensor:
 def text_contexts(text: str | Path, model: str | None, sequences: int, context_length: int) -> Tensor:
     """The first sequences of a file of rows, packed as in training with the model's tokens."""
     rows = [json.loads(line) for line in Path(text).read_text().splitlines()]
-    dataset = SequenceDataset(
-        DocumentIndex.of(tokenize_rows(rows, AutoTokenizer.from_pretrained(model))), context_length
-    )
+    store = tokenize_rows(rows, AutoTokenizer.from_pretrained(model))
+    dataset = SequenceDataset(DocumentIndex.of(store), context_length)
     return torch.stack([dataset[row]["input_ids"] for row in range(sequences)])
 
 

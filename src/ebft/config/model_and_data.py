@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ebft.config.fields import check_choices, option
-from ebft.data.row_format import RowFormat, fields_of
+from ebft.data.row_format import RowFormat, fields_of, with_escapes
 from ebft.errors import ConfigError
 
 
@@ -110,7 +110,7 @@ class DataConfig:
 
         for name in ("prompt_template", "prompt_separator"):
             if value := getattr(self, name):
-                setattr(self, name, value.replace("\\n", "\n").replace("\\t", "\t"))  # as a shell hands them on
+                setattr(self, name, with_escapes(value))
         if self.prompt_template is not None and not fields_of(self.prompt_template):
             raise ConfigError(
                 f"prompt_template={self.prompt_template!r} names no column; write one in braces: {{question}}"

@@ -119,6 +119,11 @@ class RowFormat:
             )
 
 
+def with_escapes(text: str) -> str:
+    """Line breaks and tabs that a shell hands on as two characters."""
+    return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
 def is_glued(prompt: Any, completion: Any) -> bool:
     """Whether nothing stands between the texts of a prompt and its answer."""
     both = isinstance(prompt, str) and isinstance(completion, str) and bool(prompt)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ebft.data.row_format import RowFormat
+from ebft.data.row_format import RowFormat, with_escapes
 from ebft.data.rows import TEXT_FILES, read_rows
 from ebft.errors import ConfigError, DataError
 from ebft.evaluate.tables import labels
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
         if options.output or options.samples != 1:
             raise ConfigError("--output and --samples need prompts: give --prompt or --file")
         return chat(options)
-    separator = _line_breaks(options.prompt_separator)
+    separator = with_escapes(options.prompt_separator)
     prompts = [p + separator if isinstance(p, str) else p for p in prompts]
     if options.prompt_style == "chat":
         prompts = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
 def _prompts_of_file(options: argparse.Namespace) -> list[Prompt]:
     if options.file is None:
         return []
-    template = _line_breaks(options.prompt_template or "") or None
+    template = with_escapes(options.prompt_template or "") or None
     row_format = RowFormat(prompt=options.prompt_column, prompt_template=template)
     if Path(options.file).suffix in TEXT_FILES and Path(options.file).is_file():
         found: list[Any] = Path(options.file).read_text(encoding="utf-8").splitlines()
@@ -88,10 +88,6 @@ def _prompts_of_file(options: argparse.Namespace) -> list[Prompt]:
             "with --prompt-column, or make prompts of several with --prompt-template"
         )
     return prompts
-
-
-def _line_breaks(text: str) -> str:
-    return text.replace("\\n", "\n")  # as a shell hands them on
 
 
 def _settings(options: argparse.Namespace) -> GenerationSettings:

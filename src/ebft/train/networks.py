@@ -123,11 +123,12 @@ class Networks:
 
     def training_model(self, model: Any) -> Any:
         """What a gradient is taken through, in the mode of `model`."""
-        if self.working is None:
-            return model
-        if self.working.gradients is not None:
+        return model if self.working is None else self.working.model.train(model.training)
+
+    def attach_gradients(self) -> None:
+        """Before a backward pass in which products add to the trained weights' gradients."""
+        if self.working is not None and self.working.gradients is not None:
             self.working.gradients.attach()
-        return self.working.model.train(model.training)
 
     @cached_property
     def fixed_gradients(self) -> FixedGradients:

@@ -192,6 +192,7 @@ class EBFTTrainer(ShardedTrainer):
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         model = self.networks.training_model(model)
+        self.networks.attach_gradients()
         terms = loss_of(model, inputs, self.args, self.networks.frozen_reference)
         sharding.release(self.networks.reference)
         self._note(LossParts.of(terms))
