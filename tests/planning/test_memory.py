@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from ebft import adapters
 from ebft.config.method import MethodConfig
 from ebft.data.packing import OnHost
+from ebft.method.compiling import REASONS_TO_KEEP
 from ebft.method.layout import StridedLayout
 from ebft.model import rollout as rollout_module
 from ebft.model.attention import CachedPass
@@ -188,7 +189,7 @@ def test_experts_keep_what_is_counted() -> None:
     chosen = torch.rand(tokens, 4).topk(2).indices
     share = torch.rand(tokens, 2, dtype=torch.bfloat16, requires_grad=True)  # from the router, which is trained
     saved = Saved(experts)
-    keep_all = torch._functorch.config.patch(activation_memory_budget=1.0)
+    keep_all = torch._functorch.config.patch(dict.fromkeys(REASONS_TO_KEEP, True))
     with saved.hooks, keep_all:
         states = torch.randn(tokens, 128, dtype=torch.bfloat16, requires_grad=True)
         torch.compile(experts, backend="aot_eager_decomp_partition")(states, chosen, share)
