@@ -1,7 +1,7 @@
 r"""Draws the seconds of each phase of an iteration, from results of step.py, or how they grow, from one of grid.py.
 
 cd benchmarks/results
-python ../picture.py step-h200-{qwen2.5-1.5b-trees,qwen2.5-1.5b-sharing,llama3.2-1b,smollm2-135m-real-n8}.json \
+python ../picture.py step-h200-{qwen2.5-1.5b-trees,qwen2.5-1.5b-sharing,llama3.2-1b,smollm2-135m-real,smollm2-135m-real-n8}.json \
     --output ../../docs/speed.png
 python ../picture.py grid-h200-smollm2-135m.json --output ../../docs/speed-grid.png
 """
@@ -43,7 +43,7 @@ def main() -> None:
 
 def phases(results: list[dict[str, Any]]) -> Figure:
     """Measured seconds by phase, above what the products alone would take."""
-    figure, axes = plt.subplots(len(results), 1, figsize=(8, 1.0 + 1.3 * len(results)), squeeze=False)
+    figure, axes = plt.subplots(len(results), 1, figsize=(8.5, 1.0 + 1.3 * len(results)), squeeze=False)
     for axis, result in zip(axes[:, 0], results, strict=True):
         seconds, left = result["seconds"]["packed"], 0.0
         for phase, color in COLORS.items():
@@ -76,7 +76,7 @@ def phases(results: list[dict[str, Any]]) -> Figure:
 
 def kind(settings: dict[str, Any]) -> str:
     if settings.get("model") is not None:
-        return ", real weights and text"
+        return ", real text"
     return ", drawn to agree" if settings.get("sharing") else ""
 
 
