@@ -34,3 +34,16 @@ def test_drop_last_leaves_out_what_does_not_fill_a_batch() -> None:
 
 def test_a_short_batch_is_split_evenly() -> None:
     assert [part_of([0, 1, 2, 3, 4], p, 4) for p in range(4)] == [[0, 1], [2, 3], [4, -1], [-1, -1]]
+
+
+def test_full_batches_hold_the_same_rows() -> None:
+    for processes in (1, 2, 3):
+        for process in range(processes):
+            plain, full = (
+                list(PartOfBatches(SequentialSampler(range(11)), 3, process, processes, drop_last=False, full=full))
+                for full in (False, True)
+            )
+            assert all(len(batch) == 3 for batch in full)
+            assert [[row for row in batch if row != NOTHING] for batch in full] == [
+                [row for row in batch if row != NOTHING] for batch in plain
+            ]

@@ -126,14 +126,14 @@ def test_samples_share_on_a_gpu_whether_enough_were_expected_or_not(
     for trial in range(6):  # sizes are asked for, expected, captured, replayed; then far too few are expected
         if trial == 4:
             monkeypatch.setattr(rollout_module, "_EXPECTED", expected := Expected())
-            expected.learn(base, kind, [1, 1, 1, 1])
+            expected.learn(base, kind, 1, [1, 1, 1, 1])
         ids, seeds = some_ids(trial).cuda(), SEEDS + trial
         shared, alone = (
             rollout(model, ids, layout, sampling[0], seeds=seeds, backend="flex", share=share)
             for share in (True, False)
         )
         assert torch.equal(shared, alone)
-    sizes = expected.sizes(base, kind, 2 * layout.num_anchors * 40)
+    sizes = expected.sizes(base, kind)
     assert sizes is not None
     assert all(size < 2 * layout.num_anchors * 40 for size in sizes), sizes
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ebft import EBFTTrainer
+from ebft.data import loaders
 from ebft.errors import ConfigError
 from ebft.train.trainer import TrainingDiverged
 from tests.train.small_runs import config, counting_text, small_model, weights
@@ -80,6 +81,38 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path, checkpointing: b
     plain.train()
     for name, value in weights(plain.model).items():
         torch.testing.assert_close(weights(trainer.model)[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_filled_up_batches_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulation: int) -> None:
+    """On a GPU a short last batch is filled up with rows of nothing."""
+    found = []
+    for fill in (False, True):
+        monkeypatch.setattr(loaders, "compiles_for_sizes", lambda _, fill=fill: fill)
+        args = config(
+            tmp_path / str(fill),
+            per_device_train_batch_size=4,
+            per_device_eval_batch_size=4,
+            gradient_accumulation_steps=accumulation,
+            num_train_epochs=2,
+            max_steps=-1,
+            gamma=0.1,
+        )
+        trainer = EBFTTrainer(small_model(), args, counting_text(documents=11), counting_text(documents=5, seed=1))
+        sizes = {len(batch["input_ids"]) for batch in trainer.get_train_dataloader()}
+        assert (sizes == {4}) == fill, "otherwise the last one is short"
+        trainer.train()
+        trainer.evaluate()
+        assert trainer.evaluated is not None
+        logged = [{k: v for k, v in entry.items() if k in ("loss", "reward")} for entry in trainer.state.log_history]
+        found.append((weights(trainer.model), trainer.evaluated.records, logged))
+    (plain, records, logged), (filled, same_records, same_logged) = found
+    assert logged == [pytest.approx(entry, rel=1e-4) for entry in same_logged]
+    assert len(records) == len(same_records)
+    for record, same in zip(records, same_records, strict=True):
+        assert record == pytest.approx(same, rel=1e-4)
+    for name in plain:
+        torch.testing.assert_close(filled[name], plain[name], rtol=1e-4, atol=1e-5)
 
 
 def test_evaluation_repeats_and_does_not_disturb_training(tmp_path: Path) -> None:

@@ -24,11 +24,15 @@ class PartOfBatches(BatchSampler):
     The rows of a short last one are split as evenly as they go; where there is none left for a process it gets
     NOTHING, so that all make the same number of passes of the same size and no row is seen twice. (accelerate would
     fill up with rows from the start of the epoch, which then count twice.)
+
+    full: batches all have `batch_size` rows.
     """
 
-    def __init__(self, sampler: Sampler[int], batch_size: int, process: int, of: int, drop_last: bool) -> None:
+    def __init__(
+        self, sampler: Sampler[int], batch_size: int, process: int, of: int, drop_last: bool, full: bool = False
+    ) -> None:
         super().__init__(sampler, batch_size, drop_last)
-        self.process, self.of = process, of
+        self.process, self.of, self.full = process, of, full
         self._global = BatchSampler(sampler, batch_size * of, drop_last)
 
     def set_epoch(self, epoch: int) -> None:
@@ -40,13 +44,23 @@ class PartOfBatches(BatchSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         for rows in self._global:
-            yield part_of(rows, self.process, self.of)
+            part = part_of(rows, self.process, self.of)
+            yield filled_up(part, self.batch_size) if self.full else part
 
 
 def part_of(rows: Sequence[int], process: int, of: int) -> list[int]:
     share = -(-len(rows) // of)
-    mine = list(rows[process * share : (process + 1) * share])
-    return mine + [NOTHING] * (share - len(mine))
+    return filled_up(rows[process * share : (process + 1) * share], share)
+
+
+def filled_up(rows: Sequence[int], number: int) -> list[int]:
+    return [*rows, *[NOTHING] * (number - len(rows))]
+
+
+def compiles_for_sizes(config: Any) -> bool:
+    """On a GPU code is compiled for every size of a batch: half a minute for a short last one, more than it takes to
+    compute rows of nothing."""
+    return bool(config.device.type == "cuda")
 
 
 class WithNothing(Dataset[dict[str, Tensor]]):
@@ -70,6 +84,9 @@ class WithNothing(Dataset[dict[str, Tensor]]):
         }
 
 
+SAMPLING_STRATEGIES = ("random", "sequential")
+
+
 def train_loader(config: Any, dataset: Any) -> DataLoader:
     """This process's part of the very batches, in the very order, that one process would take."""
     order: Any
@@ -80,7 +97,7 @@ def train_loader(config: Any, dataset: Any) -> DataLoader:
     else:
         raise ConfigError(
             f"train_sampling_strategy={config.train_sampling_strategy!r} does not work on several processes; use "
-            "random or sequential"
+            + " or ".join(SAMPLING_STRATEGIES)
         )
     batches = PartOfBatches(
         order,
@@ -88,6 +105,7 @@ def train_loader(config: Any, dataset: Any) -> DataLoader:
         processes.rank(),
         processes.count(),
         drop_last=config.dataloader_drop_last,
+        full=compiles_for_sizes(config),
     )
     loader: DataLoader = DataLoader(
         WithNothing(dataset),
@@ -104,6 +122,8 @@ def train_loader(config: Any, dataset: Any) -> DataLoader:
 
 def evaluation_loader(config: Any, dataset: Any) -> DataLoader:
     """Every k-th row for each of k processes (`join_rows` puts them together), the same number for all of them."""
-    rows: Any = list(range(processes.rank(), len(dataset), processes.count()))
-    rows += [NOTHING] * (-(-len(dataset) // processes.count()) - len(rows))
-    return DataLoader(WithNothing(dataset), config.per_device_eval_batch_size, sampler=rows, collate_fn=collate)
+    share, at_once = -(-len(dataset) // processes.count()), config.per_device_eval_batch_size
+    if compiles_for_sizes(config):
+        share = -(-share // at_once) * at_once
+    rows: Any = filled_up(range(processes.rank(), len(dataset), processes.count()), share)
+    return DataLoader(WithNothing(dataset), at_once, sampler=rows, collate_fn=collate)

@@ -77,22 +77,38 @@ class Computed:
 
 
 class Expected:
-    """How many samples will lead at each step of a model's rollouts, by what kind of rollout it is."""
+    """How many samples will lead at each step of a model's rollouts, by what kind of rollout it is.
 
-    # What the last few needed. Windows of text differ, and a rollout with too few is done again.
-    _REMEMBERED, _MORE = 16, 1.03
+    The sizes stay as they are until a rollout needs more, or the last ones would have done with much less: each set of
+    sizes gets a graph of its own, which costs ten rollouts.
+    """
+
+    # Windows of text differ, and a rollout with too few is done again: so a little more than the last ones needed.
+    _REMEMBERED, _MORE, _MUCH = 64, 1.06, 1.3
 
     def __init__(self) -> None:
-        self._needed: WeakKeyDictionary[nn.Module, dict[Hashable, deque[list[int]]]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[nn.Module, dict[Hashable, _Rollouts]] = WeakKeyDictionary()
 
-    def sizes(self, model: nn.Module, kind: Hashable, samples: int) -> tuple[int, ...] | None:
-        """Of so many samples in all. None at first."""
-        needed = self._needed.get(model, {}).get(kind)
-        if not needed:
-            return None
-        highest = (max(counts) for counts in zip(*needed, strict=True))
-        return tuple(rounded_up(int(count * self._MORE), samples) for count in highest)
+    def sizes(self, model: nn.Module, kind: Hashable) -> tuple[int, ...] | None:
+        """None at first."""
+        known = self._known.get(model, {}).get(kind)
+        return None if known is None else known.sizes
 
-    def learn(self, model: nn.Module, kind: Hashable, needed: Sequence[int]) -> None:
-        known = self._needed.setdefault(model, {}).setdefault(kind, deque(maxlen=self._REMEMBERED))
-        known.append(list(needed))
+    def learn(self, model: nn.Module, kind: Hashable, samples: int, needed: Sequence[int]) -> None:
+        """What a rollout of so many samples in all needed."""
+        known = self._known.setdefault(model, {}).setdefault(kind, _Rollouts(deque(maxlen=self._REMEMBERED)))
+        known.needed.append(list(needed))
+        highest = (max(counts) for counts in zip(*known.needed, strict=True))
+        enough = tuple(rounded_up(int(count * self._MORE), samples) for count in highest)
+        too_few = any(count > size for count, size in zip(needed, known.sizes or (0,) * len(enough), strict=True))
+        settled = len(known.needed) == self._REMEMBERED
+        if too_few or (settled and sum(known.sizes or ()) > self._MUCH * sum(enough)):
+            known.sizes = enough
+
+
+@dataclass
+class _Rollouts:
+    """Of one kind."""
+
+    needed: deque[list[int]]  # by the last ones
+    sizes: tuple[int, ...] | None = None

@@ -122,13 +122,13 @@ def _run_sharing(
     if layout.device.type != "cuda" or is_sharded(base):  # shards are gathered by all processes: none does it again
         return run(asking)[0]
     kind = (b, layout.num_anchors, layout.samples, layout.horizon, sampling)
-    sizes = _EXPECTED.sizes(base, kind, b * layout.num_anchors * layout.samples)
+    sizes = _EXPECTED.sizes(base, kind)
     drawn, leading = run(sizes or asking)
     (needed,) = ask([leading])
     if sizes is not None and any(count > size for count, size in zip(needed, sizes, strict=True)):
         drawn, leading = run(asking)
         (needed,) = ask([leading])
-    _EXPECTED.learn(base, kind, needed)
+    _EXPECTED.learn(base, kind, b * layout.num_anchors * layout.samples, needed)
     return drawn
 
 

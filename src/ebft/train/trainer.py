@@ -320,7 +320,10 @@ class EBFTTrainer(ShardedTrainer):
     # ---- data --------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader:
-        if self.args.world_size == 1 or self.train_dataset is None:
+        ours = self.args.world_size > 1 or (
+            loaders.compiles_for_sizes(self.args) and self.args.train_sampling_strategy in loaders.SAMPLING_STRATEGIES
+        )
+        if self.train_dataset is None or not ours:
             return super().get_train_dataloader()
         return loaders.train_loader(self.args, self.train_dataset)
 
