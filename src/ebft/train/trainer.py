@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 
-from ebft import adapters
+from ebft import adapters, fetch
 from ebft.config.training import EBFTConfig
 from ebft.data import loaders
 from ebft.data.formats import check_tokenizer
@@ -87,6 +87,7 @@ class EBFTTrainer(ShardedTrainer):
         processes.start(args)
         processes.check_one_gpu(args.n_gpu)
         if isinstance(model, str):
+            model = fetch.resolve(model)
             processing_class = processing_class or AutoTokenizer.from_pretrained(model)
             model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         if processing_class is not None:
