@@ -44,6 +44,7 @@ from ebft.runtime.timing import Clock
 from ebft.train import callbacks as standard_callbacks
 from ebft.train.costs import CostTracker, wide
 from ebft.train.networks import Networks, disable_dropout
+from ebft.train.python_run import PythonRun
 from ebft.train.sequences import glued_rows
 from ebft.train.sharded_trainer import ShardedTrainer
 from ebft.update import LossParts, UpdateGraphs, loss_of
@@ -104,7 +105,7 @@ class EBFTTrainer(ShardedTrainer):
         self.end_token_ids = end_token_ids(processing_class, args.completions_end)
         self.clock, self.deferred_checks, self.costs = Clock(args.device), DeferredChecks(), CostTracker()
         self.window: Window | None = None
-        self.evaluated: Evaluated | None = None  # the last evaluation
+        self.evaluated: Evaluated | None = None  # the last evaluation of the trainer's own validation data
         self._observed: dict[str, list[Tensor | float]] = defaultdict(list)
         self.sharded = args.sharding is not None
         if self.sharded:  # before the model is put on a device as a whole
@@ -116,7 +117,7 @@ class EBFTTrainer(ShardedTrainer):
             train_dataset=self._sequences(train_dataset, args, processing_class),
             eval_dataset=self._validation_sequences(eval_dataset, args, processing_class),
             processing_class=processing_class,
-            callbacks=[*standard_callbacks.standard(self, args), *(callbacks or [])],
+            callbacks=[*standard_callbacks.standard(self, args), PythonRun(self), *(callbacks or [])],
             **kwargs,
         )
         self.keep_unwrapped()
@@ -314,8 +315,9 @@ class EBFTTrainer(ShardedTrainer):
         metrics = as_logged(estimates(records), metric_key_prefix)
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
         self.log(metrics)
+        if given is None and metric_key_prefix == "eval":
+            self.evaluated = Evaluated(self.state.global_step, metrics, records)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        self.evaluated = Evaluated(self.state.global_step, metrics, records)
         return metrics
 
     # ---- data --------------------------------------------------------------------------------------------------
