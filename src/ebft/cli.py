@@ -355,6 +355,7 @@ def _study_run(arguments: list[str]) -> int:
     )
     parser.add_argument("study", metavar="STUDY", help="YAML file of the study (docs/studies.md)")
     parser.add_argument("--dry-run", action="store_true", help="say how many runs, hours and gigabytes; start nothing")
+    parser.add_argument("--next-stage", action="store_true", help="do only what was not tried yet: for jobs in a chain")
     launchers.add_arguments(parser, "runs")
     options = parser.parse_args(arguments)
     launcher = launchers.make_launcher(options, "study")
@@ -369,9 +370,8 @@ def _study_run(arguments: list[str]) -> int:
     from ebft.studies.study_run import StudyRunner
 
     runner = StudyRunner(study, ["ebft", "study", "run", *arguments])
-    failed = runner.run(launcher)
+    failed = runner.run(launcher, options.next_stage)
     if failed is None:  # they run later
-        logger.info("when the job has ended, the same command submits what needs its results")
         return 0
     _print_table(runner.table())
     if failed:
