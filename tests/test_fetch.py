@@ -91,7 +91,10 @@ def test_resolve_of_a_hub_name_without_the_hub_says_what_to_do(monkeypatch: pyte
     ):
         fetch.resolve("some/model")
     monkeypatch.setattr(fetch.hub, "in_cache", lambda name: True)  # what was downloaded needs no hub
+    offline: list[bool] = []
+    monkeypatch.setattr(fetch.hub, "use_cache_only", lambda: offline.append(True))
     assert fetch.resolve("some/model") == "some/model"
+    assert offline == [True], "for every file that is missing in the cache, the hub would be asked again and again"
 
 
 def test_download_is_checked_converted_and_used_from_then_on(
@@ -202,4 +205,5 @@ def test_a_name_without_an_owner_does_not_wait_for_the_hub(tmp_path: Path, monke
     with pytest.raises(ConfigError, match=r"model 'nope': no such folder, and names on the hub have an owner"):
         fetch.resolve("nope")
     monkeypatch.setattr(fetch.hub, "in_cache", lambda name: name == "nope")
+    monkeypatch.setattr(fetch.hub, "why_unreachable", lambda: None)
     assert fetch.resolve("nope") == "nope"

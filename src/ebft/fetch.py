@@ -81,11 +81,15 @@ def _check_name(name: str) -> None:
     elif name.count("/") > 1 or path.parent.is_dir():
         siblings = [str(p) for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
         raise ConfigError(f"model {name!r}: no such folder{nearest(str(path), siblings)}")
-    if not hub.in_cache(name) and (reason := hub.why_unreachable()):
+    reason = hub.why_unreachable()
+    if reason is None:
+        return
+    if not hub.in_cache(name):
         raise ConfigError(
             f"model {name!r} is no folder here and not in the hub's cache, and {reason}; give a folder, a model of "
             f"`ebft fetch` ({', '.join(NAMES)}), or set HF_HOME to a cache that has it, with HF_HUB_OFFLINE=1"
         )
+    hub.use_cache_only()
 
 
 def fetch(name: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import os
 import socket
 import threading
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, is_offline_mode
 from huggingface_hub.utils import close_session
 
 from ebft.runtime import hub
@@ -97,6 +98,13 @@ def test_offline_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub, "get_session", lambda: pytest.fail("asked"))
     assert hub.why_unreachable() == "HF_HUB_OFFLINE is set"
+
+
+def test_afterwards_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    hub.use_cache_only()
+    assert is_offline_mode()
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
 @pytest.mark.parametrize("file", hub.FILES)

@@ -29,6 +29,15 @@ def why_unreachable() -> str | None:
     return reason and f"{constants.ENDPOINT} cannot be reached: {reason}"
 
 
+def use_cache_only() -> None:
+    """Ask the hub for nothing more: for every small file that a cached model lacks, its library would try for half a
+    minute. The variable is for libraries that are imported later, and for processes that are started from here."""
+    from huggingface_hub import constants
+
+    constants.HF_HUB_OFFLINE = True
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
 @cache
 def _ask(address: str, seconds: float) -> str | None:
     """The session of the hub's library knows proxies and certificates. Looking up a name has no time limit of its own,
