@@ -114,6 +114,7 @@ def _run_training(command: str, arguments: list[str]) -> int:
         return _launch(command, values, arguments)
     check_values(values, command)
     check_places(values)
+    _check_models(values)
     _quiet_libraries()
     from ebft.config.recipe import load_recipe
     from ebft.config.secrets import without_secrets
@@ -207,6 +208,15 @@ def _launch(command: str, values: dict[str, Any], arguments: list[str]) -> int:
         return INTERRUPTED
 
 
+def _check_models(values: dict[str, Any]) -> None:
+    """A model that cannot be had is noticed before anything slow is imported."""
+    from ebft import fetch
+
+    for name in ("model", "tokenizer", "feature_model"):
+        if isinstance(values.get(name), str):
+            fetch.resolve(values[name])
+
+
 def _flags(arguments: list[str]) -> tuple[str | None, dict[str, Any]]:
     """`--config F --name value --name=value`; a flag without a value means true; several values make a list."""
     file: str | None = None
@@ -260,6 +270,7 @@ def _plan(arguments: list[str]) -> int:
 
     hardware = plan.Hardware(int(gpus), gpu_memory, gpu)
     in_recipe = {} if file is None else read_values(file)
+    _check_models({**in_recipe, **settings})
     for name, standing_in in (("dataset", "my.jsonl"), ("output_dir", "runs/mine")):  # neither takes memory
         if name not in in_recipe:
             settings.setdefault(name, standing_in)
@@ -344,6 +355,7 @@ def _study_run(arguments: list[str]) -> int:
     )
     parser.add_argument("study", metavar="STUDY", help="YAML file of the study (docs/studies.md)")
     parser.add_argument("--dry-run", action="store_true", help="say how many runs, hours and gigabytes; start nothing")
+    parser.add_argument("--next-stage", action="store_true", help="do only what was not tried yet: for jobs in a chain")
     launchers.add_arguments(parser, "runs")
     options = parser.parse_args(arguments)
     launcher = launchers.make_launcher(options, "study")
@@ -358,9 +370,8 @@ def _study_run(arguments: list[str]) -> int:
     from ebft.studies.study_run import StudyRunner
 
     runner = StudyRunner(study, ["ebft", "study", "run", *arguments])
-    failed = runner.run(launcher)
+    failed = runner.run(launcher, options.next_stage)
     if failed is None:  # they run later
-        logger.info("when the job has ended, the same command submits what needs its results")
         return 0
     _print_table(runner.table())
     if failed:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.errors import ConfigError, nearest
+from ebft.runtime import hub
 from ebft.runtime.files import cache_directory
 
 logger = logging.getLogger(__name__)
@@ -74,18 +75,21 @@ def _check_name(name: str) -> None:
     if path.exists() or name.startswith(("/", ".", "~")):
         return  # who asked says what is missing there
     if name.count("/") == 0:
-        if name not in WITHOUT_OWNER and not _in_hub_cache(name):
+        if name not in WITHOUT_OWNER and not hub.in_cache(name):
             names = "names on the hub have an owner, as in Qwen/Qwen2.5-0.5B"
             raise ConfigError(f"model {name!r}: no such folder, and {names}{nearest(name, NAMES)}")
     elif name.count("/") > 1 or path.parent.is_dir():
         siblings = [str(p) for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
         raise ConfigError(f"model {name!r}: no such folder{nearest(str(path), siblings)}")
-
-
-def _in_hub_cache(name: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    reason = hub.why_unreachable()
+    if reason is None:
+        return
+    if not hub.in_cache(name):
+        raise ConfigError(
+            f"model {name!r} is no folder here and not in the hub's cache, and {reason}; give a folder, a model of "
+            f"`ebft fetch` ({', '.join(NAMES)}), or set HF_HOME to a cache that has it, with HF_HUB_OFFLINE=1"
+        )
+    hub.use_cache_only()
 
 
 def fetch(name: str) -> Path:

@@ -74,6 +74,16 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
         2,
         "no such folder",
     ),
+    "train without the hub": (
+        ["train", "--model", "some/model", "--dataset", "d", "--output_dir", "{folder}/o"],
+        2,
+        "HF_HUB_OFFLINE is set; give a folder, a model of `ebft fetch` (smollm2-135m",
+    ),
+    "plan without the hub": (
+        ["plan", "--model", "some/model", "--gpus", "1", "--gpu-memory", "80"],
+        2,
+        "not in the hub's",
+    ),
     "train missing data": (
         ["train", "--model", "m", "--dataset", "{folder}/no.jsonl", "--output_dir", "{folder}/o"],
         2,

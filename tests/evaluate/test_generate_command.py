@@ -11,6 +11,7 @@ import torch
 
 from ebft import cli
 from ebft.evaluate import generate_command
+from ebft.evaluate.live_answer import LiveAnswer
 from ebft.loading import Checkpoint
 from ebft.tasks.generation import GenerationSettings, TransformersGenerator
 from tests.imports import run_commands
@@ -108,6 +109,55 @@ def test_a_chat_remembers(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         "<user>anew</turn><assistant>",
     ]
     assert "remembers nothing" not in capsys.readouterr().out
+
+
+def said(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    waiting = iter([*lines, ""])  # an empty line ends
+    monkeypatch.setattr("builtins.input", lambda question: next(waiting))
+
+
+def test_a_chat_with_one_model_shows_tokens_as_they_come(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the model has made the last token, and in the end exactly its answer."""
+    early: list[str] = []
+    put = LiveAnswer.put
+
+    def spy(self: LiveAnswer, value: torch.Tensor) -> None:
+        put(self, value)
+        early.append(self.shown)
+
+    monkeypatch.setattr(LiveAnswer, "put", spy)
+    said(monkeypatch, "hi", "hi")
+    assert cli.main(["generate", "--model", str(model), "--max-new-tokens", "20", "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    settings = GenerationSettings(max_new_tokens=20, temperature=0.6, prompt_style="chat")
+    expected = generator(model).generate(["hi"], settings)[0][0]
+    assert cli.printable(expected) + "\n" in printed
+    assert len({text for text in early if text and len(text) < len(expected)}) > 3
+    assert all(expected.startswith(text) for text in early[: len(early) // 2])
+
+
+def test_a_chat_with_two_models_shows_them_beside_each_other(
+    model: Path, base_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(monkeypatch, "hi")
+    monkeypatch.setattr(LiveAnswer, "put", lambda *args: pytest.fail("shown too early"))
+    assert cli.main(["generate", "--model", str(model), str(base_model), *SHORT]) == 0
+    assert "one" in capsys.readouterr().out
+
+
+def test_a_character_of_several_tokens_is_shown_when_it_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = byte_tokenizer(pad=END)
+    live = LiveAnswer(tokenizer, [tokenizer.eos_token_id])
+    live.put(torch.tensor([tokenizer("a")["input_ids"]]))
+    seen = []
+    for token in [*tokenizer("né")["input_ids"], tokenizer.eos_token_id]:
+        live.put(torch.tensor([token]))
+        seen.append(live.shown)
+    live.end()
+    assert seen == ["n", "n", "né", "né"]
+    assert capsys.readouterr().out == "né\n"
 
 
 @pytest.mark.parametrize(

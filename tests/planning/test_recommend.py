@@ -42,7 +42,7 @@ def works(gpus: int) -> dict[Strategy, Workload]:
 def test_what_fits_first(gpus: int, gib: float, strategy: str, checkpointing: bool) -> None:
     found = recommend(SHAPE, works(gpus), 16, gpus, gib * GIB)
     assert found is not None
-    assert (found.strategy.name, found.checkpointing) == (strategy, checkpointing)
+    assert (found.strategy.name, found.work.checkpointing) == (strategy, checkpointing)
     assert found.memory.peak <= gib * GIB
     settings = found.settings
     assert settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] * gpus == 16
@@ -77,14 +77,55 @@ def test_the_recipe_is_ready_to_paste(tmp_path: Path, capsys: pytest.CaptureFixt
     assert values["gamma"] == 0.1
     assert values["model"] == str(model)
     assert strategy_of(load_recipe(None, values)).name == "fsdp2"
-    assert "The recipe as it was given (ddp) does not fit: " in printed
-    assert "ddp (recipe)" in printed
+    assert "As given (ddp), it does not fit: " in printed
+    header = next(line for line in printed.splitlines() if line.startswith("GiB on each GPU"))
+    assert header.split("  ")[-1] == "fsdp2 (recommended)"
+    assert "ddp (as given)" in header
+    assert "learning_rate" not in values, "the whole model trains as it was given"
 
 
 def test_an_adapter_that_was_asked_for_stays_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = shape_folder("Qwen/Qwen2.5-1.5B", tmp_path / "model")
     assert cli.main(["plan", "--model", str(model), "--gpus", "1", "--gpu", "h200", "--lora"]) == 0
     assert capsys.readouterr().out.startswith("Recommended for 1 GPU of 140 GiB: lora, ")
+
+
+@pytest.mark.parametrize(
+    ("given", "rate"),
+    [
+        ([], 1e-5),  # ten times the default
+        (["--learning_rate", "3e-6"], 3e-5),  # it was meant for the whole model
+        (["--lora", "--learning_rate", "3e-6"], 3e-6),  # it was meant for the adapter
+        (["--lora"], 1e-5),
+    ],
+)
+def test_an_adapter_gets_a_learning_rate_of_its_own(
+    given: list[str], rate: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = shape_folder("Qwen/Qwen2.5-7B", tmp_path / "model")
+    assert cli.main(["plan", "--model", str(model), "--gpus", "1", "--gpu-memory", "48", *given]) == 0
+    printed = capsys.readouterr().out
+    values = yaml.safe_load(printed.split("\n\n")[1])
+    assert (values["lora"], values["learning_rate"]) == (True, rate)
+    reason = f"Its learning_rate of {rate:g} is 10 times that of the whole model ({rate / 10:g})"
+    assert (reason in printed) == (rate != 3e-6)
+
+
+def test_the_table_has_both_recipes_and_says_which_is_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = shape_folder("Qwen/Qwen2.5-7B", tmp_path / "model")
+    given = ["--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "16", "--gradient_checkpointing"]
+    assert cli.main(["plan", "--model", str(model), "--gpus", "1", "--gpu-memory", "80", *given]) == 0
+    printed = capsys.readouterr().out
+    values = yaml.safe_load(printed.split("\n\n")[1])
+    rows = {line.split("  ")[0]: line.split()[-1] for line in printed.splitlines() if "  " in line}
+    first = {line.split("  ")[0]: line.split()[2] for line in printed.splitlines() if line.startswith("with ")}
+    assert rows["GiB on each GPU"] == "(recommended)"
+    assert rows["with per_device_train_batch_size"] == str(values["per_device_train_batch_size"]) != "1"
+    assert rows["with gradient_checkpointing"] == "no"
+    assert first["with per_device_train_batch_size"] == "1"
+    assert first["with gradient_checkpointing"] == "yes"
+    needs = printed.splitlines()[0].split("lora, ")[1].split()[0]
+    assert rows["peak"] == needs
 
 
 def test_an_unknown_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,7 +58,8 @@ class TestPairedDifferences:
     def test_runs_from_before_say_that_they_have_none(self, tmp_path: Path) -> None:
         runs = [make_run(tmp_path / "one", [1.0]), make_run(tmp_path / "two", [1.0], records=False)]
         (note,) = compare.compare([str(run) for run in runs]).notes
-        assert note.startswith("no paired differences of two: made before ebft kept")
+        assert note.startswith("no paired differences of two: not evaluated after training (in Python: `trainer.eval")
+        assert note.endswith("or made before ebft kept what it measured of single sequences")
 
     @pytest.mark.parametrize(
         ("change", "left"),
@@ -208,3 +209,34 @@ class TestBadInput:
 
     def test_comparing_is_quick(self, runs: list[str], tmp_path: Path) -> None:
         assert not imports_torch("compare", *runs, "--output", str(tmp_path / "out"))
+
+
+class TestAnotherComparisonInTheFolder:
+    def test_of_other_runs_is_not_overwritten(self, runs: list[str], tmp_path: Path) -> None:
+        output = str(tmp_path / "out")
+        compare.compare(runs, output)
+        before = (tmp_path / "out" / "compare.json").read_text()
+        third = str(make_run(tmp_path / "three", [1.0]))
+        with pytest.raises(
+            ConfigError, match=r"holds a comparison with other runs \(two\); choose another folder with"
+        ):
+            compare.compare([runs[0], third], output)
+        assert (tmp_path / "out" / "compare.json").read_text() == before
+        compare.compare([runs[0], third], output, replace=True)  # as a sweep does in its own folder
+        assert set(json.loads((tmp_path / "out" / "compare.json").read_text())["runs"]) == {"one", "three"}
+
+    def test_of_the_same_runs_and_more_takes_its_place(self, runs: list[str], tmp_path: Path) -> None:
+        output = str(tmp_path / "out")
+        for names in (["one", "two"], ["A", "B"]):
+            compare.compare(runs, output, names=names)
+        compare.compare([*runs, str(make_run(tmp_path / "three", [1.0]))], output)
+        assert len(json.loads((tmp_path / "out" / "compare.json").read_text())["runs"]) == 3
+
+
+def test_packing_stands_among_the_settings_that_differ(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, [1.0]) for name in ("one", "two")]
+    for run, packing in zip(runs, (True, False), strict=True):
+        (run / "resolved.json").write_text(json.dumps({"packing": packing, "context_length": 48}))
+    compare.compare([str(run) for run in runs], str(tmp_path / "out"))
+    page = (tmp_path / "out" / "compare.html").read_text()
+    assert "<td>packing</td><td>True</td><td>False</td>" in page.replace("\n", "")

@@ -45,6 +45,12 @@ def test_figures_are_there_and_nothing_is_wrong(opened: Browser, page: Path) -> 
     assert opened.requests == [page.resolve().as_uri()]
 
 
+def test_the_main_table_fits_a_window_that_is_not_wide(browser: Browser, page: Path) -> None:
+    browser.open(page, 1120)
+    table = "document.querySelector('.scroll')"
+    assert browser.run(f"{table}.scrollWidth <= {table}.clientWidth"), "its last columns are out of sight"
+
+
 def test_dark_is_dark(browser: Browser, page: Path) -> None:
     shades = []
     for dark in (False, True):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("offline")
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """sbatch runs every task of the array at once; squeue says what is in the file `queue`."""
+    """sbatch runs every task of an array at once, and notes other jobs in `later`; squeue says what is in `queue`."""
     folder = tmp_path / "bin"
     folder.mkdir()
     log = tmp_path / "cluster"
@@ -30,6 +30,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f"""#!/bin/bash
 echo "$@" >> {log}/submitted
 [ -e {log}/refuse ] && echo "sbatch: error: invalid partition" >&2 && exit 1
+grep -q -e --array= "$2" || {{ echo "$2" >> {log}/later; echo 4712; exit; }}
 last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$2")
 for task in $(seq 0 "$last"); do (cd / && SLURM_ARRAY_TASK_ID=$task bash "$2" >> {log}/output 2>&1); done
 echo "4711;cluster"
@@ -124,9 +125,9 @@ def test_without_sbatch_the_file_is_there(
     assert (tmp_path / "out" / "sweep.sbatch").exists()
 
 
-@pytest.mark.usefixtures("stub")
-def test_a_study_is_submitted_stage_by_stage(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """First the search, then the seed that is left and what starts from it; errors are read from the logs."""
+@pytest.fixture
+def chained(tmp_path: Path) -> Path:
+    """A study of three stages, of which the last has jobs that fail."""
     study = {
         "output_dir": str(tmp_path / "out"),
         "settings": {"model": "some/model", "dataset": ["rows.jsonl"], "use_cpu": True},
@@ -139,12 +140,83 @@ def test_a_study_is_submitted_stage_by_stage(tmp_path: Path, cluster: Path, caps
     }
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump(study, sort_keys=False))
-    command = ["study", "run", str(file), "--launcher", "slurm"]
-    for stage in ("0-1", "0-1", "0-1"):  # two candidates; a seed and a child; the other child and the one that failed
-        assert cli.main(command) == 0
-        assert f"#SBATCH --array={stage}\n" in (tmp_path / "out" / "study.sbatch").read_text()
-        assert "the same command submits what needs its results" in capsys.readouterr().err
+    return file
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_study_is_submitted_stage_by_stage(
+    chained: Path, tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """First the search, then the seed that is left and what starts from it; errors are read from the logs."""
+    command = ["study", "run", str(chained), "--launcher", "slurm", "--slurm", "partition=gpu"]
+    assert cli.main(command) == 0
+    text = (tmp_path / "out" / "study.sbatch").read_text()
+    assert "#SBATCH --array=0-1\n" in text, "two candidates"
+    assert "#SBATCH --job-name=ebft-study\n" in text
+    assert "submitted as job 4712, which then submits what needs the results" in capsys.readouterr().err
+    # As Slurm would: the job that waited runs the command, which submits a stage and the next job, until there is none.
+    stages = [["sft,learning_rate=0.25,seed=1", "bad,seed=0"], ["bad,seed=1"], []]
+    for stage in stages:
+        (file,) = (cluster / "later").read_text().splitlines()
+        (cluster / "later").unlink()
+        text = Path(file).read_text()
+        assert "#SBATCH --dependency=afterany:4711\n" in text
+        assert "#SBATCH --partition=gpu\n" in text
+        assert "gpus-per-task" not in text
+        (line,) = [line for line in text.splitlines() if " study run " in line]
+        words = shlex.split(line)
+        assert words[1:3] == ["-m", "ebft.cli"]
+        assert words[-1] == "--next-stage"
+        (tmp_path / "out" / "study.sbatch").unlink()
+        assert cli.main(words[3:]) == 0
+        written = (tmp_path / "out" / "study.sbatch").read_text() if stage else ""
+        assert [name for name in stage if f"{name}.yaml" not in written] == []
+        assert f"0-{len(stage) - 1}" in written or not stage
+        if not (cluster / "later").exists():
+            break
+    assert not (cluster / "later").exists(), "the chain has ended, though a job has failed"
     manifest = json.loads((tmp_path / "out" / "study.json").read_text())
     assert manifest["jobs"]["sft,learning_rate=0.25,seed=1"]["state"] == "finished"
-    assert "ebft-study" in (tmp_path / "out" / "study.sbatch").read_text()
     assert manifest["jobs"]["bad,seed=0"]["state"] == "failed: this point fails"
+    # By hand, what failed is tried again, and nothing waits for it.
+    capsys.readouterr()
+    assert cli.main(command) == 0
+    assert "bad,seed=0" in (tmp_path / "out" / "study.sbatch").read_text()
+    assert not (cluster / "later").exists()
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_job_of_the_chain_keeps_others_from_submitting(
+    chained: Path, tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["study", "run", str(chained), "--launcher", "slurm"]
+    assert cli.main(command) == 0
+    (cluster / "queue").write_text("4712 gpu ebft-study-next PD\n")
+    assert cli.main(command) == 2
+    assert "job 4711 4712 of this study is still in the queue; wait for it, or `scancel 4711 4712`" in (
+        capsys.readouterr().err
+    )
+    assert cli.main([*command, "--next-stage"]) == 0  # which is that job
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_chain_ends_where_tasks_never_start(chained: Path, tmp_path: Path, cluster: Path) -> None:
+    sbatch = tmp_path / "bin" / "sbatch"
+    command = ["study", "run", str(chained), "--launcher", "slurm"]
+    sbatch.write_text(f"#!/bin/bash\necho x >> {cluster}/submitted\necho 4711\n")
+    assert cli.main(command) == 0
+    manifest = json.loads((tmp_path / "out" / "study.json").read_text())
+    assert {job["state"] for job in manifest["jobs"].values()} == {"waiting"}
+    before = (cluster / "submitted").read_text()
+    cli.main([*command, "--next-stage"])
+    assert (cluster / "submitted").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("option", "words"), [(["--reuse-processes"], "--reuse-processes"), (["--per-gpu", "2"], "--per-gpu")]
+)
+def test_options_of_the_local_launcher_are_refused(
+    option: list[str], words: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(recipe, "--launcher", "slurm", "--set", "learning_rate=1", *option) == 2
+    assert f"{words} is for --launcher local; leave it out with slurm" in capsys.readouterr().err

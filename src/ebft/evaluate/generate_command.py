@@ -134,6 +134,8 @@ def answer(
 
 def chat(options: argparse.Namespace) -> None:
     """Turn by turn, with every model's own answers in what it sees; a base model continues each text by itself."""
+    from ebft.evaluate.live_answer import LiveAnswer
+
     speakers = {label: load(name, options) for label, name in zip(labels(options.model), options.model, strict=True)}
     has_template = {n: getattr(s.tokenizer, "chat_template", None) is not None for n, s in speakers.items()}
     talks = {name: found and options.prompt_style != "raw" for name, found in has_template.items()}
@@ -153,9 +155,12 @@ def chat(options: argparse.Namespace) -> None:
         answers = {}
         for label, generator in speakers.items():
             mine = [*turns[label], {"role": "user", "content": said}]
+            if len(speakers) == 1:  # several stand beside each other when all are there
+                generator.streamer = LiveAnswer(generator.tokenizer, generator.end_token_ids)
             answers[label] = answer(generator, [mine if talks[label] else said], _settings(options))[0]
             turns[label] = [*mine, {"role": "assistant", "content": answers[label][0]}]
-        _show(None, answers)
+        if len(speakers) > 1:
+            _show(None, answers)
 
 
 def _rows(prompts: Sequence[Prompt], answers: dict[str, list[list[str]]]) -> Iterator[dict[str, Any]]:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:  # torch and transformers are imported when there is a recipe 
     from ebft.config.recipe import Recipe
 
 PAPER_ROWS = 16  # sequences in a step, where the recipe does not say
+# LoRA's best learning rate was found to be about ten times that of the whole model (Schulman et al., "LoRA Without
+# Regret", 2025); the large recipes with adapters take it as well.
+ADAPTER_RATE = 10
 PARTS = {
     "weights": "weights that compute",
     "master": "float32 weights behind them",
@@ -133,6 +136,9 @@ def plan(recipe: Recipe, hardware: Hardware) -> Plan:
     rows = training.rows_per_step * hardware.gpus  # this process is one, the run will have one for each GPU
     if not {"per_device_train_batch_size", "gradient_accumulation_steps"} & recipe.given.keys():
         rows = max(PAPER_ROWS, hardware.gpus)
+    adapter_rate: float | None = float(f"{ADAPTER_RATE * training.learning_rate:.6g}")
+    if recipe.model.adapted and "learning_rate" in recipe.given:
+        adapter_rate = None  # it was chosen for the adapter
     if recipe.model.adapted:  # an adapter was asked for
         works = {strategy: this for strategy, this in works.items() if strategy.adapter}
     return Plan(
@@ -144,7 +150,7 @@ def plan(recipe: Recipe, hardware: Hardware) -> Plan:
         strategy_of(recipe),
         strategies,
         rows,
-        recommend(shape, works, rows, hardware.gpus, hardware.room),
+        recommend(shape, works, rows, hardware.gpus, hardware.room, adapter_rate),
         recipe.given,
     )
 
@@ -167,38 +173,43 @@ def _model_config(recipe: Recipe, field: str, name: str) -> Any:
 
 
 def table(found: Plan) -> list[tuple[str, ...]]:
-    """GiB on each GPU, or MiB if no strategy needs a GiB."""
-    plans = list(found.strategies.values())
-    unit, size = ("MiB", 2**20) if max(p.memory.peak for p in plans) < GIB else ("GiB", GIB)
+    """GiB on each GPU, or MiB if no strategy needs a GiB: every strategy with the settings as given, and last the
+    recommended recipe."""
+    plans, advised = list(found.strategies.values()), found.recommended
+    names = [f"{s.name} (as given)" if s == found.chosen else s.name for s in found.strategies]
+    works, memories = [found.work] * len(plans), [p.memory for p in plans]
+    if advised is not None:
+        names.append(f"{advised.strategy.name} (recommended)")
+        works.append(advised.work)
+        memories.append(advised.memory)
+    unit, size = ("MiB", 2**20) if max(m.peak for m in memories) < GIB else ("GiB", GIB)
 
     def shown(values: Iterable[float]) -> list[str]:
         return [f"{value / size:.1f}" for value in values]
 
+    def largest(values: Iterable[int | None]) -> list[str]:  # of the recommended recipe, this was not asked
+        return [*(str(value or "none fits") for value in values), *([""] if advised else [])]
+
     evaluates = found.work.eval_rows > 0
     titles = {part: title for part, title in PARTS.items() if evaluates or part != "evaluation"}
-    parts = [(title, *shown(getattr(p.memory, part) for p in plans)) for part, title in titles.items()]
-    stages = [
-        (f"during {STAGES[stage]}", *shown(p.memory.stages()[stage] for p in plans))
-        for stage in plans[0].memory.stages()
-    ]
     rows = [
-        (f"{unit} on each GPU", *(_marked(strategy, found.chosen) for strategy in found.strategies)),
-        *parts,
-        ("",) * (1 + len(plans)),
-        *stages,
-        ("peak", *shown(p.memory.peak for p in plans)),
-        ("fits", *("yes" if p.fits else "no" for p in plans)),
-        ("largest per_device_train_batch_size", *(str(p.largest_micro_batch or "none fits") for p in plans)),
-        ("largest rollout_batch_size", *(str(p.largest_rollout_batch or "none fits") for p in plans)),
+        (f"{unit} on each GPU", *names),
+        ("with per_device_train_batch_size", *(str(work.micro_batch) for work in works)),
+        ("with rollout_batch_size", *(str(work.rows) for work in works)),
+        *([("with per_device_eval_batch_size", *(str(work.eval_rows) for work in works))] if evaluates else []),
+        ("with gradient_checkpointing", *("yes" if work.checkpointing else "no" for work in works)),
+        ("",) * (1 + len(works)),
+        *((title, *shown(getattr(m, part) for m in memories)) for part, title in titles.items()),
+        ("",) * (1 + len(works)),
+        *((f"during {STAGES[stage]}", *shown(m.stages()[stage] for m in memories)) for stage in memories[0].stages()),
+        ("peak", *shown(m.peak for m in memories)),
+        ("fits", *("yes" if m.peak <= found.hardware.room else "no" for m in memories)),
+        ("largest per_device_train_batch_size", *largest(p.largest_micro_batch for p in plans)),
+        ("largest rollout_batch_size", *largest(p.largest_rollout_batch for p in plans)),
     ]
     if evaluates:
-        largest = (str(p.largest_eval_batch or "none fits") for p in plans)
-        rows.append(("largest per_device_eval_batch_size", *largest))
+        rows.append(("largest per_device_eval_batch_size", *largest(p.largest_eval_batch for p in plans)))
     return rows
-
-
-def _marked(strategy: Strategy, chosen: Strategy) -> str:
-    return f"{strategy.name} (recipe)" if strategy == chosen else strategy.name
 
 
 def recommendation(found: Plan, tokens: float | None = None) -> list[str]:
@@ -215,12 +226,15 @@ def recommendation(found: Plan, tokens: float | None = None) -> list[str]:
         launch = f" --launch {hardware.gpus}" if hardware.gpus > 1 else ""
         recipe = yaml.safe_dump({**settings, **advised.settings}, sort_keys=False).strip()
         lines += ["", *recipe.splitlines(), "", f"As recipe.yaml: ebft train --config recipe.yaml{launch}"]
-        if advised.strategy.adapter and not found.chosen.adapter:
-            lines.append("An adapter usually needs a learning_rate at least ten times that of the whole model.")
+        if rate := advised.settings.get("learning_rate"):
+            lines.append(
+                f"Its learning_rate of {rate:g} is {ADAPTER_RATE} times that of the whole model "
+                f"({rate / ADAPTER_RATE:g}), as adapters usually need."
+            )
     if mine is not None:
         verdict = "fits" if mine.fits else "does not fit"
         peak = f"{mine.memory.peak / GIB:.1f} GiB on each GPU at its peak"
-        lines.append(f"The recipe as it was given ({found.chosen.name}) {verdict}: {peak}.")
+        lines += ["", f"As given ({found.chosen.name}), it {verdict}: {peak}."]
     return lines
 
 
@@ -249,10 +263,10 @@ def introduction(found: Plan) -> list[str]:
     lines = [
         f"{found.model}: {found.parameters:,} parameters{active}, {gpus} GPU{'s' if gpus > 1 else ''} of "
         f"{found.hardware.gpu_memory_gib:g} GiB. Computed, not run.",
-        f"Packed sequences of {work.packed:,} tokens ({work.context:,} of text), {work.micro_batch} in a micro-batch, "
-        f"{work.rows} rolled out at once, {'bf16' if work.bf16 else 'float32'}, {work.optimizer}, gradient "
-        f"checkpointing {'on' if work.checkpointing else 'off'}.",
+        f"As given: {_in_words(work)}.",
     ]
+    if found.recommended is not None:
+        lines.append(f"Recommended: {_in_words(found.recommended.work)}.")
     if work.eval_rows:
         lines.append(
             f"Evaluation: {work.eval_rows} at once, packed to {work.evaluation.packed:,} tokens with "
@@ -271,9 +285,18 @@ def introduction(found: Plan) -> list[str]:
     evaluation = [s.name for s, planned in found.strategies.items() if planned.memory.peak_stage == "evaluation"]
     if evaluation:
         lines.append(
-            f"The peak of {', '.join(evaluation)} is evaluation's; a smaller per_device_eval_batch_size lowers it."
+            f"As given, the peak of {', '.join(evaluation)} is evaluation's; a smaller per_device_eval_batch_size "
+            "lowers it."
         )
     return lines
+
+
+def _in_words(work: Workload) -> str:
+    return (
+        f"packed sequences of {work.packed:,} tokens ({work.context:,} of text), {work.micro_batch} in a micro-batch, "
+        f"{work.rows} rolled out at once, {'bf16' if work.bf16 else 'float32'}, {work.optimizer}, gradient "
+        f"checkpointing {'on' if work.checkpointing else 'off'}"
+    )
 
 
 def as_json(found: Plan) -> dict[str, Any]:

@@ -26,18 +26,28 @@ class Recommendation:
     memory: Memory
     settings: dict[str, Any]  # what differs from the recipe as it was given
     rows_per_step: int
-    packed: int  # tokens of one packed sequence
-    checkpointing: bool
+    work: Workload  # with these settings
 
     def seconds(self, active_parameters: int, gpu: str, gpus: int) -> float:
-        tokens = self.rows_per_step * self.packed
-        return step_seconds(active_parameters, tokens, gpu, gpus, self.strategy.adapter, self.checkpointing)
+        tokens = self.rows_per_step * self.work.packed
+        return step_seconds(active_parameters, tokens, gpu, gpus, self.strategy.adapter, self.work.checkpointing)
 
 
 def recommend(
-    shape: ModelShape, works: Mapping[Strategy, Workload], rows_per_step: int, gpus: int, room: float
+    shape: ModelShape,
+    works: Mapping[Strategy, Workload],
+    rows_per_step: int,
+    gpus: int,
+    room: float,
+    adapter_learning_rate: float | None = None,
 ) -> Recommendation | None:
-    """works: what each strategy computes, in the order of preference; None if nothing fits."""
+    """The recipe to train by; None if nothing fits.
+
+    Args:
+        works: what each strategy computes, in the order of preference.
+        room: bytes of a GPU that a run may use.
+        adapter_learning_rate: for an adapter, where the recipe as it was given has none that is meant for one.
+    """
     rows = -(-rows_per_step // gpus)  # of one GPU
     for strategy, given in works.items():
         if strategy.sharded and gpus == 1:
@@ -64,9 +74,10 @@ def recommend(
                 "per_device_eval_batch_size": (evaluated, evaluated < given.eval_rows),
                 "gradient_checkpointing": (True, checkpointing),
                 "lora": (True, strategy.adapter),
+                "learning_rate": (adapter_learning_rate, strategy.adapter and adapter_learning_rate is not None),
                 "load_in_4bit": (True, strategy.four_bit),
                 "fsdp": ("full_shard", strategy.sharded),
             }
             settings |= {name: value for name, (value, needed) in optional.items() if needed}
-            return Recommendation(strategy, memory, settings, rows * gpus, work.packed, checkpointing)
+            return Recommendation(strategy, memory, settings, rows * gpus, work)
     return None

@@ -14,7 +14,7 @@ from typing import Any
 
 from ebft.errors import ConfigError
 from ebft.method.ratios import with_error
-from ebft.runtime.files import json_ready, write_json, write_text
+from ebft.runtime.files import json_ready, read_json, write_json, write_text
 from ebft.studies import paired
 from ebft.studies.metric_facts import better, facts
 from ebft.studies.report import pictures
@@ -47,18 +47,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(
-    runs: Sequence[str], output: str | None = None, axis: str = "steps", names: Sequence[str] = ()
+    runs: Sequence[str],
+    output: str | None = None,
+    axis: str = "steps",
+    names: Sequence[str] = (),
+    replace: bool = False,
 ) -> Comparison:
-    """The table of some runs; with `output`, also writes the picture, the page and the numbers there."""
+    """The table of some runs; with `output`, also writes the picture, the page and the numbers there.
+
+    replace: also over a comparison with runs that are not among these.
+    """
     if axis not in AXES:
         raise ConfigError(f"--x {axis} is not one of {', '.join(AXES)}")
     if names and len(names) != len(runs):
         raise ConfigError(f"--name is given {len(names)} times for {len(runs)} runs; give one for each, or none")
     folder = None if output is None else _output_folder(output)
     found = _with_names([read_run(Path(run)) for run in runs], names)
+    if folder is not None and not replace:
+        _check_same_comparison(folder, found)
     present = {metric for run in found for metric in run.metrics()} - {REWARD}
     if not present:
-        raise ConfigError("no validation metrics in these runs yet; wait for the first evaluation")
+        raise ConfigError(
+            "no validation metrics in these runs yet; wait for the first evaluation (in Python: give the trainer an "
+            "eval_dataset and call `trainer.evaluate()`)"
+        )
     metrics = [*(m for m in NAMES if m in present), *sorted(present - set(NAMES))]
     tables = {
         "metrics": _metrics_table(found, metrics),
@@ -80,6 +92,18 @@ def _output_folder(output: str) -> Path:
     if folder.is_dir() and any(folder.iterdir()) and not (folder / TABLE).exists():
         raise ConfigError(f"--output {folder} is not empty and holds no comparison; choose another folder")
     return folder
+
+
+def _check_same_comparison(folder: Path, runs: list[Run]) -> None:
+    """Made again, or with more runs, a comparison takes its own place; that of other runs is not lost to it."""
+    held = (read_json(folder / TABLE) or {}).get("runs", {})
+    ours = {run.folder.resolve() for run in runs}
+    others = [name for name, of_run in held.items() if Path(of_run["folder"]).resolve() not in ours]
+    if others:
+        raise ConfigError(
+            f"--output {folder} holds a comparison with other runs ({', '.join(others)}); choose another folder with "
+            "--output, or delete this one"
+        )
 
 
 def _with_names(runs: list[Run], names: Sequence[str]) -> list[Run]:

@@ -27,12 +27,19 @@ class Launcher(Protocol):
     def preview(self, jobs: Sequence[Job]) -> list[str]:
         """What `--dry-run` does: start nothing; returns lines to print."""
 
-    def launch(self, ready: Ready, progress: Callable[[Sequence[Job]], None] | None = None) -> list[Job] | None:
+    def launch(
+        self,
+        ready: Ready,
+        progress: Callable[[Sequence[Job]], None] | None = None,
+        then: Callable[[], list[str] | None] = lambda: None,
+    ) -> list[Job] | None:
         """Run jobs until `ready` has no more.
 
         Args:
             ready: from the jobs that have failed so far to all that could run now; what has run is not run again.
             progress: called now and then with the jobs that are running.
+            then: for a launcher that asks `ready` only once: after that, the arguments of the command `ebft` that does
+                what waits for the results of these jobs; None if nothing does.
 
         Returns the jobs that failed; None if they run later.
         """
@@ -67,4 +74,9 @@ def make_launcher(options: argparse.Namespace, kind: str) -> Launcher:
             raise ConfigError(f"--{name.replace('_', '-')} {number} must be at least 1")
     if options.slurm and options.launcher != "slurm":
         raise ConfigError("--slurm is for --launcher slurm; leave it out")
+    if options.launcher != "local" and (options.per_gpu > 1 or options.reuse_processes):
+        given = "--reuse-processes" if options.reuse_processes else "--per-gpu"
+        raise ConfigError(
+            f"{given} is for --launcher local; leave it out with {options.launcher}: a task is one process"
+        )
     return LAUNCHERS[options.launcher](options, kind)

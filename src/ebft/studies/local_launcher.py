@@ -49,6 +49,7 @@ class LocalLauncher:
         self,
         ready: Callable[[Sequence[Job]], Sequence[Job]],
         progress: Callable[[Sequence[Job]], None] | None = None,
+        then: Callable[[], list[str] | None] = lambda: None,
     ) -> list[Job]:
         """Run everything to its end, also after some jobs have failed; returns those that failed."""
         failed: list[Job] = []

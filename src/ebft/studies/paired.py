@@ -56,7 +56,10 @@ def without_records(runs: Sequence[Run]) -> list[str]:
     )
     if not names:
         return []
-    return [f"no paired differences of {names}: made before ebft kept what it measured of single sequences"]
+    return [
+        f"no paired differences of {names}: not evaluated after training (in Python: `trainer.evaluate()` at the end), "
+        "or made before ebft kept what it measured of single sequences"
+    ]
 
 
 def _shown(found: Estimate | None) -> str:

@@ -22,6 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
+from typing import Protocol
 
 from ebft.method.ratios import SumsAndCounts, linearized
 from ebft.studies import student_t
@@ -92,28 +93,52 @@ def difference(mine: Sequence[Measured], other: Sequence[Measured]) -> Summary:
             zip(*(run.pulls for run in mine), strict=True), zip(*(run.pulls for run in other), strict=True), strict=True
         )
     ]
+    by_run, trained = of_runs(mine, other)
+    variance, freedom = _variance(pulls, *by_run)
+    p = _p_value(value, pulls, variance, freedom)
+    return Summary(value, _interval(value, variance, freedom), p, len(pulls), trained)
+
+
+class _Run(Protocol):
+    @property
+    def value(self) -> float: ...
+
+    @property
+    def seed(self) -> int | None: ...
+
+
+def of_runs(mine: Sequence[_Run], other: Sequence[_Run]) -> tuple[list[list[float]], int]:
+    """What varies between the runs of a difference, and how many there are on the side that has fewer."""
     seeds = [sorted(run.seed for run in runs if run.seed is not None) for runs in (mine, other)]
+    trained = min((len(found) for found in seeds if found), default=0)
     if seeds[0] == seeds[1] and all(len(found) > 1 for found in seeds):
         theirs = {run.seed: run.value for run in other}
-        variance, freedom = _variance(pulls, [run.value - theirs[run.seed] for run in mine])
-    else:
-        # Each side's runs vary on their own; a side with one run has nothing to say about it.
-        variance, freedom = _variance(pulls, *([run.value for run in runs] for runs in (mine, other)))
-    trained = [len(found) for found in seeds if found]
-    return Summary(
-        value,
-        _interval(value, variance, freedom),
-        _p_value(value, pulls, variance, freedom),
-        len(pulls),
-        min(trained, default=0),
-    )
+        return [[run.value - theirs[run.seed] for run in mine]], trained
+    # Each side's runs vary on their own; a side with one run has nothing to say about it.
+    return [[run.value for run in runs] for runs in (mine, other)], trained
+
+
+def student_summary(value: float, of_items: float, items: int, by_run: Sequence[Sequence[float]]) -> Summary:
+    """From a variance over items that is known by other means, NaN if it is not, and the values of runs."""
+    if math.isnan(of_items):
+        return Summary(value, None, math.nan, items, 0)
+    variance, freedom = _combined((of_items, items - 1), by_run)
+    p = 1.0
+    if value:
+        p = student_t.two_sided_p(value / math.sqrt(variance) if variance else math.inf, freedom)
+    return Summary(value, _interval(value, variance, freedom), p, items, 0)
 
 
 def _variance(pulls: Sequence[float], *by_run: Sequence[float]) -> tuple[float, float]:
-    """V, and its degrees of freedom by Welch and Satterthwaite; NaN for fewer than two items."""
+    """V, and its degrees of freedom; NaN for fewer than two items."""
     if len(pulls) < 2:
         return math.nan, math.nan
-    parts = [(math.fsum(p * p for p in pulls) / (len(pulls) - 1) / len(pulls), len(pulls) - 1)]
+    return _combined((math.fsum(p * p for p in pulls) / (len(pulls) - 1) / len(pulls), len(pulls) - 1), by_run)
+
+
+def _combined(of_items: tuple[float, int], by_run: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """The sum of the variances over items and over runs, and its degrees of freedom by Welch and Satterthwaite."""
+    parts = [of_items]
     for values in by_run:
         if len(values) > 1:
             mean = fmean(values)

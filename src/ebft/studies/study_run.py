@@ -25,6 +25,7 @@ from ebft.studies.study_jobs import Evaluation, StudyPlan, TrainingRun, validate
 
 logger = logging.getLogger(__name__)
 MANIFEST, STUDY_FILE = "study.json", "study.yaml"
+NEXT_STAGE = "--next-stage"  # the option of a command that a chain of jobs runs
 _TABLE_EVERY = 2.0  # seconds
 
 AnyJob = TrainingRun | Evaluation
@@ -36,19 +37,23 @@ class StudyRunner:
         self.failed: set[str] = set()
         self.plan = StudyPlan(study, self.failed)
 
-    def run(self, launcher: Launcher) -> list[jobs.Job] | None:
-        """Returns the jobs that failed; None if they run later."""
+    def run(self, launcher: Launcher, next_stage: bool = False) -> list[jobs.Job] | None:
+        """Returns the jobs that failed; None if they run later.
+
+        next_stage: do only what was not tried before, as the chain of jobs on a cluster does: it must come to an end.
+        """
         self._claim()
+        if next_stage:
+            self._give_up_what_was_tried()
         done = sum(self.plan.is_finished(job) for job in self.plan.jobs)
         logger.info(f"{len(self.plan.jobs) + self.plan.unknown} jobs, {done} of them finished")
-        if not self.plan.ready():
-            self.write_manifest()
+        if not self._ready([]):
             return []
         table = LiveTable(lambda: self.table(self.running), _TABLE_EVERY)
         self.running: Sequence[jobs.Job] = ()
         self.write_manifest()
         try:
-            failed = launcher.launch(self._ready, lambda running: self._progress(running, table))
+            failed = launcher.launch(self._ready, lambda running: self._progress(running, table), self._then)
         finally:
             table.close()
             self.plan = StudyPlan(self.study, self.failed)
@@ -72,7 +77,23 @@ class StudyRunner:
         self.failed |= {job.name for job in failed}
         self.plan = StudyPlan(self.study, self.failed)
         self.write_manifest()
-        return self.plan.ready()
+        return [job for job in self.plan.ready() if job.name not in self.failed]
+
+    def _give_up_what_was_tried(self) -> None:
+        """A candidate that is given up may make runs known that were tried as well."""
+        while (
+            tried := {j.name for j in self.plan.jobs if j.log.exists() and not self.plan.is_finished(j)} - self.failed
+        ):
+            self.failed |= tried
+            self.plan = StudyPlan(self.study, self.failed)
+
+    def _then(self) -> list[str] | None:
+        """The arguments of the command that does what waits for jobs that are ready now; None if nothing does."""
+        ready = {job.name for job in self.plan.ready()}
+        waiting = any(not self.plan.is_finished(job) and job.name not in ready for job in self.plan.jobs)
+        if not waiting and not self.plan.unknown:
+            return None
+        return [word for word in self.command[1:] if word != NEXT_STAGE] + [NEXT_STAGE]
 
     def _progress(self, running: Sequence[jobs.Job], table: LiveTable) -> None:
         self.running = running
@@ -113,7 +134,7 @@ class StudyRunner:
             return "finished"
         if (error := jobs.last_error(job.log)) is not None:
             return f"failed: {error}"
-        return "stopped" if job.log.exists() else "waiting"
+        return "stopped" if job.log.exists() and job.log.stat().st_size else "waiting"
 
     def _manifest_of(self, job: AnyJob) -> dict[str, Any]:
         found: dict[str, Any] = {"command": jobs.command_line(job), "state": self.state(job), "log": str(job.log)}

@@ -68,4 +68,6 @@ def compare_points(points: Sequence[Point]) -> compare.Comparison | None:
         for point in points
         if (point.run / METRICS_FILE).is_file() and any(point.results().get(key) for key in ("before", "after"))
     ]
-    return compare.compare(evaluated, str(points[0].folder / compare.FOLDER)) if evaluated else None
+    if not evaluated:
+        return None
+    return compare.compare(evaluated, str(points[0].folder / compare.FOLDER), replace=True)  # the sweep's own

@@ -179,6 +179,7 @@ class TransformersGenerator(Generator):
         if batch_size < 1:
             raise ConfigError(f"batch_size={batch_size} must be at least 1")
         self.model, self.batch_size = model, batch_size
+        self.streamer: Any = None  # of transformers: sees tokens as they come, where one completion is made at a time
         self.end_token_ids = end_token_ids(model, tokenizer)
 
     def stream(
@@ -233,6 +234,7 @@ class TransformersGenerator(Generator):
                     ),
                     logits_processor=LogitsProcessorList(choosing),
                     stopping_criteria=StoppingCriteriaList([stopping]),
+                    streamer=self.streamer,
                 )
         finally:
             base.generation_config = own_settings

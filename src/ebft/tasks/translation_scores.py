@@ -57,16 +57,21 @@ def score_translations(
 ) -> dict[str, Any]:
     """Scores of the translations of each pair. One for each: `bleu` and so on; several: `best_of_k_...` as well.
 
-    Returns {"metrics": {name: {"value", "standard_error", "count"}}, "signatures", "sentences": scores of each}.
+    Returns {"metrics": {name: {"value", "standard_error", "count"}}, "signatures", "sentences": scores of each}. With
+    one translation for each, sentences also have what they add to the corpus scores: `bleu_statistics` and
+    `chrf_statistics`, for tests of the difference between two models.
     """
     texts = [[one_line(text) for text in of_pair] for of_pair in texts]
     fewest = min(map(len, texts))
     sentence = _sentence_scores(pairs, texts, scoring)
     metrics: dict[str, Any] = {}
     signatures: dict[str, str] = {}
+    adds: list[dict[str, list[int]]] = [{} for _ in pairs]  # to the corpus scores, of each sentence
     if max(map(len, texts)) == 1:
         for name in ("bleu", "chrf"):
-            metrics[name], signatures[name] = _corpus(name, [t[0] for t in texts], pairs, scoring)
+            metrics[name], signatures[name], statistics = _corpus(name, [t[0] for t in texts], pairs, scoring)
+            for of_pair, found_one in zip(adds, statistics, strict=True):
+                of_pair[f"{name}_statistics"] = found_one
         for name, scores in sentence.items():
             metrics[name] = _mean([of_pair[0] for of_pair in scores])
     else:
@@ -77,13 +82,18 @@ def score_translations(
                     _corpus(name, corpus, pairs, scoring, bootstrap=place == 0) for place, corpus in enumerate(picked)
                 ]
                 # The groups share the sentences, so their average errs like one of them, at most.
-                value = math.fsum(entry["value"] for entry, _ in found) / len(found)
+                value = math.fsum(entry["value"] for entry, *_ in found) / len(found)
                 metrics[f"best_of_{k}_{name}"] = {**found[0][0], "value": value}
                 signatures[name] = found[0][1]
             for name, scores in sentence.items():
                 metrics[f"best_of_{k}_{name}"] = _mean([expected_best(of_pair, k) for of_pair in scores])
     rows = [
-        {"task_id": pair.key, "sample": number, **{name: scores[place][number] for name, scores in sentence.items()}}
+        {
+            "task_id": pair.key,
+            "sample": number,
+            **{name: scores[place][number] for name, scores in sentence.items()},
+            **adds[place],
+        }
         for place, pair in enumerate(pairs)
         for number in range(len(texts[place]))
     ]
@@ -142,29 +152,31 @@ def _metric(name: str, scoring: TranslationScoring, sentence: bool = False) -> A
 
 def _corpus(
     name: str, texts: list[str], pairs: Sequence[Pair], scoring: TranslationScoring, bootstrap: bool = True
-) -> tuple[dict[str, Any], str]:
-    """The score of the `sacrebleu` command and its signature; the standard error is the bootstrap's."""
+) -> tuple[dict[str, Any], str, list[list[int]]]:
+    """The score of the `sacrebleu` command, its signature, and what each sentence adds to the sums that it is made of;
+    the standard error is the bootstrap's."""
     most = max(len(pair.references) for pair in pairs)
     # One stream per reference; sentences with fewer have None in the others, which sacrebleu leaves out.
     streams = [[p.references[i] if i < len(p.references) else None for p in pairs] for i in range(most)]
     metric = _metric(name, scoring)
     value = float(metric.corpus_score(texts, streams).score)
     signature = str(metric.get_signature())
+    # They have no public name, hence two private methods of sacrebleu's metrics, here and below.
+    adds = [list(map(int, of_one)) for of_one in metric._extract_corpus_statistics(texts, streams)]
     error = None
     if bootstrap and scoring.bootstrap and len(pairs) > 1:
-        error = _bootstrap_error(_metric(name, scoring), texts, streams, scoring.bootstrap)
-    return {"value": value, "standard_error": error, "count": len(pairs)}, signature
+        error = _bootstrap_error(metric, adds, scoring.bootstrap)
+    return {"value": value, "standard_error": error, "count": len(pairs)}, signature, adds
 
 
-def _bootstrap_error(metric: Any, texts: list[str], streams: Any, times: int) -> float:
+def _bootstrap_error(metric: Any, adds: list[list[int]], times: int) -> float:
     """The spread of the score over corpora drawn from this one with replacement, always the same draws.
 
-    sacrebleu's own bootstrap gives half of a 95 % interval, holds all draws at once, and fails on scores of 0. The
-    statistics it draws from have no public name, hence two private methods of its metrics.
+    sacrebleu's own bootstrap gives half of a 95 % interval, holds all draws at once, and fails on scores of 0.
     """
     import numpy as np
 
-    statistics = np.array(metric._extract_corpus_statistics(texts, streams), dtype=np.float64)
+    statistics = np.array(adds, dtype=np.float64)
     random = np.random.default_rng(12345)
     scores = []
     for _ in range(times):

@@ -26,7 +26,8 @@ from ebft.train.answers_before_after import HeldOutPrompts
 from ebft.train.early_stopping import EarlyStopping
 from ebft.train.live_progress import LiveProgress, StepLines
 from ebft.train.preemption import Preemption
-from ebft.train.run_folder import RunFolder
+from ebft.train.python_run import PythonRun
+from ebft.train.run_folder import RunFolder, outcome
 from ebft.train.sequences import load_data
 from ebft.train.training_method import EBFT, Loaded, TrainingMethod
 
@@ -117,8 +118,7 @@ def _train(
             validation_records.write(folder.path, "after", trainer.evaluated.records)
     if prompts is not None:
         results["answers"]["after"] = prompts.answers(trainer)
-    results["steps"] = trainer.state.global_step
-    results["spent"] = {key.removeprefix("spent/"): value for key, value in trainer.costs.totals().items()}
+    results |= outcome(trainer)
     with folder.writing_final() as final:
         trainer.save_model(str(final))
         if first:
@@ -161,6 +161,7 @@ def _build(loaded: Loaded, method: TrainingMethod) -> Any:
     trainer = method.build(loaded)
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(PythonRun)  # a run by a command leaves more
     trainer.add_callback(Advice())
     if args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStopping(args.early_stopping_patience, args.early_stopping_threshold))

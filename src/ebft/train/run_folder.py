@@ -182,6 +182,12 @@ class RunFolder:
         write_json(self.path / DATA_FILE, _describe(train_set))
 
 
+def outcome(trainer: Any) -> dict[str, Any]:
+    """What the results of a run say once training has ended."""
+    spent = {key.removeprefix("spent/"): value for key, value in trainer.costs.totals().items()}
+    return {"steps": trainer.state.global_step, "spent": spent}
+
+
 def _describe(train_set: SequenceDataset) -> dict[str, Any]:
     return {
         "documents": len(train_set.index),

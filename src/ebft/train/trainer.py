@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 
-from ebft import adapters
+from ebft import adapters, fetch
 from ebft.config.training import EBFTConfig
 from ebft.data import loaders
 from ebft.data.formats import check_tokenizer
@@ -44,6 +44,7 @@ from ebft.runtime.timing import Clock
 from ebft.train import callbacks as standard_callbacks
 from ebft.train.costs import CostTracker, wide
 from ebft.train.networks import Networks, disable_dropout
+from ebft.train.python_run import PythonRun
 from ebft.train.sequences import glued_rows
 from ebft.train.sharded_trainer import ShardedTrainer
 from ebft.update import LossParts, UpdateGraphs, loss_of
@@ -87,6 +88,7 @@ class EBFTTrainer(ShardedTrainer):
         processes.start(args)
         processes.check_one_gpu(args.n_gpu)
         if isinstance(model, str):
+            model = fetch.resolve(model)
             processing_class = processing_class or AutoTokenizer.from_pretrained(model)
             model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         if processing_class is not None:
@@ -103,7 +105,7 @@ class EBFTTrainer(ShardedTrainer):
         self.end_token_ids = end_token_ids(processing_class, args.completions_end)
         self.clock, self.deferred_checks, self.costs = Clock(args.device), DeferredChecks(), CostTracker()
         self.window: Window | None = None
-        self.evaluated: Evaluated | None = None  # the last evaluation
+        self.evaluated: Evaluated | None = None  # the last evaluation of the trainer's own validation data
         self._observed: dict[str, list[Tensor | float]] = defaultdict(list)
         self.sharded = args.sharding is not None
         if self.sharded:  # before the model is put on a device as a whole
@@ -115,7 +117,7 @@ class EBFTTrainer(ShardedTrainer):
             train_dataset=self._sequences(train_dataset, args, processing_class),
             eval_dataset=self._validation_sequences(eval_dataset, args, processing_class),
             processing_class=processing_class,
-            callbacks=[*standard_callbacks.standard(self, args), *(callbacks or [])],
+            callbacks=[*standard_callbacks.standard(self, args), PythonRun(self), *(callbacks or [])],
             **kwargs,
         )
         self.keep_unwrapped()
@@ -313,8 +315,9 @@ class EBFTTrainer(ShardedTrainer):
         metrics = as_logged(estimates(records), metric_key_prefix)
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
         self.log(metrics)
+        if given is None and metric_key_prefix == "eval":
+            self.evaluated = Evaluated(self.state.global_step, metrics, records)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        self.evaluated = Evaluated(self.state.global_step, metrics, records)
         return metrics
 
     # ---- data --------------------------------------------------------------------------------------------------

@@ -7,9 +7,11 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ebft.errors import ConfigError
 from ebft.evaluate.paired import pass_rates
@@ -17,6 +19,7 @@ from ebft.method.ratios import SumsAndCounts
 from ebft.method.sequence_records import sums_by_metric
 from ebft.runtime.files import read_json, read_jsonl
 from ebft.studies import jobs
+from ebft.studies.corpus_scores import Corpus, Metric
 from ebft.studies.run_reader import Run, read_run
 from ebft.studies.same_measurement import compares, settings_that_differ
 from ebft.studies.statistics import Measured, measured
@@ -32,6 +35,7 @@ class Score:
     error: float | None  # standard error, where no items are known
     measured: Measured | None  # by item; None for scores of a corpus as a whole
     items: tuple[Any, ...] = ()  # what the items are: only the same ones are compared
+    corpus: Corpus | None = None  # what the sentences add to the score of a corpus, where it is known
 
 
 @dataclass
@@ -167,7 +171,21 @@ def _scores_of_task(task: str, entry: dict[str, Any], folder: Path, seed: int | 
             sums = SumsAndCounts(list(by_item.values()), [1] * len(by_item))
             found_one = measured(sums, seed)
             values[f"{task} {metric}"] = Score(found_one.value, None, found_one, tuple(by_item))
+        elif (corpus := _corpus(task, metric, folder, seed)) is not None:
+            name, items = f"{task} {metric}", corpus[1]
+            values[name] = replace(values[name], corpus=corpus[0], items=items)
     return values
+
+
+def _corpus(task: str, metric: str, folder: Path, seed: int | None) -> tuple[Corpus, tuple[Any, ...]] | None:
+    """What sentences add to a corpus score, and the sentences; None where it is no such score, or of old versions."""
+    greedy = re.fullmatch(r"greedy_(bleu|chrf)", metric)
+    rows = read_jsonl(folder / f"{task}.greedy.scores.jsonl") if greedy else []
+    if not greedy or not rows or not all(f"{greedy[1]}_statistics" in row for row in rows):
+        return None
+    name: Metric = "bleu" if greedy[1] == "bleu" else "chrf"
+    statistics = np.array([row[f"{name}_statistics"] for row in rows])
+    return Corpus(name, statistics, seed), tuple(row["task_id"] for row in rows)
 
 
 def _plain(entry: dict[str, Any]) -> Score:

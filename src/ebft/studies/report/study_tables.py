@@ -10,6 +10,7 @@ from statistics import NormalDist, fmean
 from typing import Any
 
 from ebft.runtime.files import read_json
+from ebft.studies import corpus_scores
 from ebft.studies.metric_facts import MetricFacts, facts
 from ebft.studies.report.evidence import VALIDATION, Evidence, ReportRow, Score
 from ebft.studies.report.tables import Cell, Column, Table, cell, number_cell, shown
@@ -63,6 +64,9 @@ def summary_of(row: ReportRow, metric: str) -> Summary | None:
     by_item = [score.measured for score in scores if score.measured is not None]
     if len(by_item) == len(scores) and len({score.items for score in scores}) == 1:
         return summarise(by_item, facts(metric).is_rate)
+    corpora = [score.corpus for score in scores if score.corpus is not None]
+    if len(corpora) == len(scores) and len({score.items for score in scores}) == 1:
+        return corpus_scores.summarise(corpora)
     return _summary_of_values(scores)
 
 
@@ -84,6 +88,9 @@ def compare_rows(mine: ReportRow, other: ReportRow, metric: str) -> Summary | No
     scores = mine.scores(metric), other.scores(metric)
     if not all(scores) or len({score.items for side in scores for score in side}) != 1:
         return None
+    corpora = [[score.corpus for score in side if score.corpus is not None] for side in scores]
+    if all(len(side) == len(given) for side, given in zip(corpora, scores, strict=True)):
+        return corpus_scores.difference(*corpora)
     sides = [[score.measured for score in side if score.measured is not None] for side in scores]
     if any(len(side) < len(given) for side, given in zip(sides, scores, strict=True)):
         return None
@@ -194,7 +201,9 @@ def differences_table(evidence: Evidence, metrics: Sequence[str]) -> Table | Non
         Column(
             "difference [95 %]", "Paired: on the same sequences or problems. Negative: the first has the smaller value."
         ),
-        Column("p", "Of the paired t test with seeds counted, before correction."),
+        Column(
+            "p", "Of the paired t test with seeds counted (corpus scores: and of the bootstrap), before correction."
+        ),
         Column("p, corrected", f"By Holm's method, for the {len(found)} tests of this table together."),
         Column("reading", text=True),
     ]

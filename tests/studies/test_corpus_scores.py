@@ -1,0 +1,169 @@
+"""The paired bootstrap of corpus scores, against sacrebleu's own and against all draws of a small corpus."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.significance import PairedTest
+
+from ebft.problems.translation import Pair
+from ebft.studies import corpus_scores
+from ebft.studies.corpus_scores import Corpus, bootstrap_p, difference, draws, summarise
+from ebft.studies.report import study_tables
+from ebft.studies.report.evidence import read_study_folder
+from ebft.tasks.translation_scores import TranslationScoring, score_translations
+from tests.studies.made_study import make_study, write_jsonl
+
+WORDS = "the cat sat on a mat and saw two small birds in an old tree near our house".split()  # noqa: SIM905
+METRICS: dict[str, Any] = {"bleu": BLEU, "chrf": CHRF}
+
+
+def corpus_of(sentences: int, error: float, seed: int) -> tuple[list[str], list[str]]:
+    """References, and translations with some of their words replaced."""
+    words, noise = np.random.default_rng(0), np.random.default_rng(seed)
+    references = [list(words.choice(WORDS, size=words.integers(5, 12))) for _ in range(sentences)]
+    guesses = [[str(noise.choice(WORDS)) if noise.random() < error else w for w in r] for r in references]
+    return [" ".join(r) for r in references], [" ".join(g) for g in guesses]
+
+
+def corpus(name: Any, references: list[str], guesses: list[str], seed: int | None = None) -> Corpus:
+    """As an evaluation leaves it."""
+    pairs = [Pair(str(place), "", [text]) for place, text in enumerate(references)]
+    rows = score_translations(pairs, [[g] for g in guesses], TranslationScoring(bootstrap=0))["sentences"]
+    return Corpus(name, np.array([row[f"{name}_statistics"] for row in rows]), seed)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_the_score_is_sacrebleus(name: str) -> None:
+    references, guesses = corpus_of(30, 0.3, 1)
+    expected = METRICS[name]().corpus_score(guesses, [references]).score
+    assert corpus(name, references, guesses).value == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_the_draws_are_those_of_sacrebleus_paired_test(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its p-value to the last digit, from our draws by its formula; ours is two-sided, so it is no smaller."""
+    monkeypatch.setenv("SACREBLEU_SEED", str(corpus_scores.SEED))
+    references, one = corpus_of(40, 0.30, 1)
+    _, two = corpus_of(40, 0.36, 2)
+    test = PairedTest([("one", one), ("two", two)], {name: METRICS[name]()}, [references], "bs", n_samples=1000)
+    theirs = next(iter(scores for key, scores in test()[1].items() if key != "System"))[1]
+    first, second = corpus(name, references, one), corpus(name, references, two)
+    drawn, real = draws(second, 1000) - draws(first, 1000), second.value - first.value
+    away = np.abs(drawn) - np.abs(drawn).mean()
+    assert theirs.p_value == pytest.approx(((away > abs(real)).sum() + 1) / 1001, abs=1e-12)
+    assert 0.001 < theirs.p_value < 0.5, "a case that says something"
+    assert bootstrap_p(real, drawn) >= theirs.p_value
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_against_all_draws_of_a_small_corpus(name: str) -> None:
+    references, one = corpus_of(4, 0.2, 3)
+    _, two = corpus_of(4, 0.4, 4)
+    sides = [corpus(name, references, guesses) for guesses in (two, one)]
+    real = sides[0].value - sides[1].value
+    every = [list(places) for places in itertools.product(range(4), repeat=4)]
+    all_differences = np.array(
+        [np.subtract(*(Corpus(side.metric, side.statistics[p]).value for side in sides)) for p in every]
+    )
+    drawn = draws(sides[0]) - draws(sides[1])
+    assert drawn.mean() == pytest.approx(all_differences.mean(), abs=4 * all_differences.std() / 100)
+    assert drawn.std() == pytest.approx(all_differences.std(), rel=0.05)
+    exact = float((np.abs(all_differences - all_differences.mean()) >= abs(real)).mean())
+    assert bootstrap_p(real, drawn) == pytest.approx(exact, abs=0.02)
+
+
+def test_a_clear_difference_and_none() -> None:
+    references, good = corpus_of(60, 0.1, 5)
+    _, bad = corpus_of(60, 0.5, 6)
+    better, worse = corpus("bleu", references, good, 0), corpus("bleu", references, bad, 0)
+    found = difference([better], [worse])
+    assert found.value == pytest.approx(better.value - worse.value)
+    assert found.p < 0.001
+    assert found.interval is not None
+    assert found.interval.low > 0
+    assert (found.items, found.seeds) == (60, 1)
+    assert difference([better], [better]).p == 1.0
+    assert difference([worse], [better]).value == -found.value
+
+
+def test_seeds_that_disagree_are_counted() -> None:
+    """Alone, each pair of runs differs clearly; together the seeds contradict each other."""
+    references, good = corpus_of(60, 0.1, 5)
+    _, bad = corpus_of(60, 0.3, 6)
+    _, middle = corpus_of(60, 0.2, 7)
+    mine = [corpus("chrf", references, text, seed) for seed, text in enumerate((good, bad))]
+    other = [corpus("chrf", references, middle, seed) for seed in (0, 1)]
+    assert difference(mine[:1], other[:1]).p < 0.05
+    together = difference(mine, other)
+    assert together.p > 0.3
+    assert together.seeds == 2
+    assert together.error > difference(mine[:1], other[:1]).error
+
+
+def test_the_interval_of_one_model_is_that_of_its_draws() -> None:
+    references, guesses = corpus_of(50, 0.3, 8)
+    one = corpus("bleu", references, guesses, 0)
+    found = summarise([one])
+    assert found.value == one.value
+    assert found.error == pytest.approx(2.01 * draws(one).std(), rel=0.01)
+    assert math.isnan(found.p)
+
+
+def test_one_sentence_says_nothing() -> None:
+    references, guesses = corpus_of(1, 0.5, 9)
+    found = difference([corpus("chrf", references, guesses)], [corpus("chrf", references, references)])
+    assert math.isnan(found.p)
+    assert found.interval is None
+
+
+def with_translations(study: Path, errors: dict[str, float], statistics: bool = True) -> None:
+    """Translations of the same 60 sentences by every model of a study, with so many wrong words."""
+    for place, folder in enumerate(sorted((study / "evaluations").iterdir())):
+        references, guesses = corpus_of(60, errors[folder.name.partition(",")[0]], 10 + place)
+        pairs = [Pair(str(number), "", [text]) for number, text in enumerate(references)]
+        found = score_translations(pairs, [[g] for g in guesses], TranslationScoring(bootstrap=50))
+        kept = [
+            {key: value for key, value in row.items() if statistics or not key.endswith("_statistics")}
+            for row in found["sentences"]
+        ]
+        write_jsonl(folder / "translation.greedy.scores.jsonl", kept)
+        results = json.loads((folder / "results.json").read_text())
+        metrics = {f"greedy_{name}": found["metrics"][name] for name in ("bleu", "chrf")}
+        results["tasks"]["translation"] = {"name": "translation", "metrics": metrics, "settings": {}}
+        (folder / "results.json").write_text(json.dumps(results))
+
+
+def test_a_report_tests_them(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    with_translations(study, {"base": 0.6, "sft": 0.4, "ebft": 0.1, "rlvr": 0.4})
+    evidence = read_study_folder(study)
+    metric = "translation greedy_bleu"
+    (ranking,) = study_tables.rankings(evidence, [metric])
+    assert ranking.best.name == "ebft"
+    assert ranking.p < 0.05
+    table = study_tables.main_table(evidence, [metric], [ranking])
+    assert [row[2].bold for row in table.rows] == [False, False, True, False]
+    of_pairs = study_tables.differences_table(evidence, [metric, "translation greedy_chrf"])
+    assert of_pairs is not None
+    readings = {(row[0].text, row[1].text, row[2].text): row[6].text for row in of_pairs.rows}
+    assert readings["BLEU greedy", "ebft", "sft"] == readings["chrF greedy", "ebft", "sft"] == "better"
+    assert readings["BLEU greedy", "rlvr", "sft"] == "not separable"
+
+
+def test_results_of_old_versions_have_intervals_and_no_test(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    with_translations(study, {"base": 0.6, "sft": 0.4, "ebft": 0.1, "rlvr": 0.4}, statistics=False)
+    evidence = read_study_folder(study)
+    (ranking,) = study_tables.rankings(evidence, ["translation greedy_bleu"])
+    assert ranking.test is None
+    found = study_tables.summary_of(ranking.best, "translation greedy_bleu")
+    assert found is not None
+    assert found.interval is not None
