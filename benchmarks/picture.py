@@ -1,7 +1,7 @@
 r"""Draws the seconds of each phase of an iteration, from results of step.py, or how they grow, from one of grid.py.
 
 cd benchmarks/results
-python ../picture.py step-h200-{qwen2.5-1.5b-trees,qwen2.5-1.5b-sharing,llama3.2-1b,smollm2-135m-real,smollm2-135m-real-n8}.json \
+python ../picture.py step-h200-{qwen2.5-1.5b-{trees,sharing},llama3.2-1b,smollm2-135m-real{,-n8}}.json \
     --output ../../docs/speed.png
 python ../picture.py grid-h200-smollm2-135m.json --output ../../docs/speed-grid.png
 """
