@@ -21,7 +21,7 @@ from iteration_time import Run
 from provenance import command_and_date, device_name
 from step_settings import parse_arguments
 
-SHOWN = 30  # kernels of a phase
+SHOWN = 40  # kernels of a phase
 
 
 def main() -> None:
@@ -60,8 +60,11 @@ def show(phase: str, function: Callable[[], Any]) -> Any:
         took[kernel.name].append(kernel.time_range.elapsed_us() / 1e3)
     spans = [(kernel.time_range.start, kernel.time_range.end) for kernel in kernels]
     print(f"\n{phase}: {wall * 1e3:.1f} ms, the GPU works {busy(spans) / 1e3:.1f} ms, {len(kernels)} kernels")
-    for name, times in sorted(took.items(), key=lambda item: -sum(item[1]))[:SHOWN]:
+    longest = sorted(took.items(), key=lambda item: -sum(item[1]))
+    for name, times in longest[:SHOWN]:
         print(f"{sum(times):9.2f} ms {len(times):6d} x {name[:110]}")
+    if rest := [time for _, times in longest[SHOWN:] for time in times]:
+        print(f"{sum(rest):9.2f} ms {len(rest):6d} x of {len(longest) - SHOWN} other kinds")
     return result
 
 
