@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ebft.sandbox import seccomp
+from ebft.sandbox.cgroups import Group
 from ebft.sandbox.command import BOX, INSIDE, INSIDE_MOUNT, Command, Limits
 from ebft.sandbox.interpreter import interpreter, start_of
 
@@ -40,10 +41,12 @@ class Gate:
     there and waits for an answer; if we are gone there is none, and it ends.
 
     Meanwhile bubblewrap has said which process that is. We keep a handle on it: when it ends, the kernel ends
-    everything in the sandbox, and tells us only when nothing is left.
+    everything in the sandbox, and tells us only when nothing is left. It also joins its control group, where there is
+    one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: Group | None = None) -> None:
+        self.group = group
         self._ready, self.report = os.pipe()
         self.wait, self._go = os.pipe()
         # Not a pipe: bubblewrap would die of writing into one that nobody reads any more, and leave its child waiting.
@@ -58,8 +61,12 @@ class Gate:
         try:
             # No byte: bubblewrap could not start, and whoever waits for the program will see that.
             if select.select([self._ready], [], [], 60)[0] and os.read(self._ready, 1):
-                self._first = os.pidfd_open(json.loads(os.pread(self.info, 4096, 0))["child-pid"])
-                os.write(self._go, b"\n")
+                first = json.loads(os.pread(self.info, 4096, 0))["child-pid"]
+                with suppress(ProcessLookupError):  # somebody has killed it already: the same
+                    self._first = os.pidfd_open(first)
+                    if self.group is not None:
+                        self.group.add(first)
+                    os.write(self._go, b"\n")
         finally:
             self.close()
 
@@ -76,6 +83,8 @@ class Gate:
             select.select([self._first], [], [], 60)
             os.close(self._first)
             self._first = None
+        if self.group is not None:
+            self.group.end()
 
 
 def bubblewrap_line(command: Command, variables: Mapping[str, str], gate: Gate) -> tuple[list[str], list[int]]:

@@ -6,7 +6,7 @@ import os
 import selectors
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 MEMORY_EVERY = 0.05  # seconds; a program fills perhaps 200 MiB in between
@@ -98,16 +98,10 @@ def memory_of(roots: Sequence[int]) -> int:
     Orphans of a PID namespace become children of its first process, so nothing leaves the tree.
     """
     total = 0
-    waiting = list(roots)
-    while waiting:
-        process = waiting.pop()
+    for process, children in process_trees(roots):
         try:
-            for task in os.listdir(f"/proc/{process}/task"):
-                with open(f"/proc/{process}/task/{task}/children") as children:
-                    found = list(map(int, children.read().split()))
-                waiting += found
-                if process in roots:
-                    total += sum(map(_files_of, found))
+            if process in roots:
+                total += sum(map(_files_of, children))
             with open(f"/proc/{process}/status") as status:
                 for line in status:
                     if line.startswith(("RssAnon:", "RssShmem:", "VmPTE:")):
@@ -115,6 +109,20 @@ def memory_of(roots: Sequence[int]) -> int:
         except OSError:  # it has ended meanwhile
             continue
     return total
+
+
+def process_trees(roots: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    """These processes and all that they have started, each with its children."""
+    waiting = list(roots)
+    while waiting:
+        process = waiting.pop()
+        found: list[int] = []
+        with suppress(OSError):  # it has ended meanwhile
+            for task in os.listdir(f"/proc/{process}/task"):
+                with open(f"/proc/{process}/task/{task}/children") as children:
+                    found += map(int, children.read().split())
+        waiting += found
+        yield process, found
 
 
 def _files_of(first: int) -> int:

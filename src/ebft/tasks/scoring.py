@@ -89,6 +89,7 @@ def score_samples(
         "memory_mib": sandbox.limits.memory_mib,
         "workers": workers,
         "unsafe_exec": sandbox.unsafe,
+        "control_groups": sandbox.control_groups,
     }
     results["versions"] = _versions(sorted({problem.language for problem in problems}), sandbox.unsafe)
     results["seconds"] = round(time.monotonic() - started, 3)
