@@ -6,8 +6,9 @@ further namespaces, and memory that no limit counts (asynchronous I/O, keys, soc
 files, System V IPC). A call that is not on the list does not exist for a program (ENOSYS), so that libraries fall back
 to older ones; it does not kill the program.
 
-There are three lists. NATIVE is for programs compiled from answers: no other process and no other program, since the
-tests may be in the same process. RUNTIME is for interpreters and their programs. TOOLCHAIN is for compilers.
+There are three lists. NATIVE is for programs compiled from answers, among them those that Java's and C#'s runtimes
+run: no other process and no other program, since the tests may be in the same process. RUNTIME is for interpreters and
+their programs. TOOLCHAIN is for compilers.
 """
 
 from __future__ import annotations
