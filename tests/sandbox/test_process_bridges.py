@@ -128,7 +128,7 @@ JAVA_TESTS = "    }\n    public static void main(String[] args) {\n    assert(tu
 CS = "using System;\nusing System.Diagnostics;\nusing System.Collections.Generic;\nusing System.Linq;\nclass Problem {\n    public static object Turn(long a) {\n"
 CS_TESTS = "    }\n    public static void Main(string[] args) {\n    Debug.Assert(Turn(3L).Equals(6L));\n    }\n\n}\n"
 RS = "fn turn(a: isize) -> Result<isize, String> {\n"
-RS_TESTS = "}\n\nfn main() {\n    let candidate = turn;\n    assert_eq!(candidate(3), Ok(6));\n    assert_eq!(\"same\".to_string(), [\"sa\", \"me\"].concat());\n}\n"
+RS_TESTS = '}\n\nfn main() {\n    let candidate = turn;\n    assert_eq!(candidate(3), Ok(6));\n    assert_eq!("same".to_string(), ["sa", "me"].concat());\n}\n'
 # Each answers rightly only if what it tries succeeds.
 SHARED: dict[str, dict[str, tuple[str, str, str, str]]] = {
     "java": {

@@ -39,7 +39,7 @@ class RunningCommand:
     on_end: Callable[[RunningCommand], None]
 
     def kill(self) -> None:
-        """SIGKILL to the process group; bubblewrap takes everything in its PID namespace with it."""
+        """SIGKILL to the process group; the end of bubblewrap ends the first process inside, and so everything."""
         with suppress(ProcessLookupError):
             if self.process.poll() is None or self.gate is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -206,8 +206,7 @@ class Sandbox:
             )
         except BaseException:
             if gate is not None:
-                gate.close()
-                gate.end()
+                gate.give_up()
             raise
         finally:
             for descriptor in opened:
@@ -226,7 +225,6 @@ class Sandbox:
         """Lets a command that waits at its gate begin, unless the sandbox was stopped meanwhile."""
         with self._lock:
             self._running.append(started)
-            stopped = self._stopped
         try:
             if started.gate is not None:
                 started.gate.open()
@@ -236,7 +234,7 @@ class Sandbox:
         except BaseException:
             started.end()
             raise
-        if stopped:
+        if self._stopped:
             started.end()
             raise SandboxError("the sandbox was stopped")
         return started
