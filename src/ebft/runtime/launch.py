@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -57,13 +57,31 @@ def on_notice(handler: Any, numbers: Sequence[int] = NOTICES) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
-def stop_on_notice() -> Any:
+@contextmanager
+def stop_on_notice() -> Iterator[None]:
     """For commands whose work is on disk at any moment: they leave at once."""
+    received: list[str] = []
 
     def leave(number: int, frame: Any) -> NoReturn:
-        raise Preempted(signal.Signals(number).name)
+        received.append(signal.Signals(number).name)
+        raise Preempted(received[0])
 
-    return on_notice(leave)
+    with on_notice(leave), not_mistaken(lambda: Preempted(received[0]) if received else None):
+        yield
+
+
+@contextmanager
+def not_mistaken(stop: Callable[[], BaseException | None]) -> Iterator[None]:
+    """A handler's exception may come out of a library as another one: matplotlib's C++ makes a ValueError of it.
+
+    stop: what was raised by a handler, if one has been called.
+    """
+    try:
+        yield
+    except Exception as error:
+        if (meant := stop()) is not None:
+            raise meant from error
+        raise
 
 
 def _pass_on(number: int, frame: Any) -> None:
