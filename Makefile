@@ -66,12 +66,14 @@ wheel:
 TRIALS ?= 100
 INPUTS ?= 10000
 PLACES ?= 20
+PARENTS ?= 1000
 HONEST ?= 2000
 SAMPLES ?= 50000
 test-hard: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hard.kills --each $(TRIALS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hard.disks --places $(PLACES)
 	$(BIN)/python -W ignore -m tests.hard.fuzz --inputs $(INPUTS)
+	$(BIN)/python -m tests.hard.parents --trials $(PARENTS)
 	$(BIN)/python -m tests.hard.attacks --honest $(HONEST)
 	$(BIN)/pytest tests/sandbox/test_bubblewrap.py -k another_user -rs
 	$(BIN)/python -m tests.hard.soak --samples $(SAMPLES)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from ebft.config.synonyms import suggestion
 from ebft.config.usage import PLAN, STUDY, USAGE
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
-from ebft.runtime.launch import PREEMPTED, stop_on_notice
+from ebft.runtime.launch import PREEMPTED, end_with_launcher, stop_on_notice
 from ebft.runtime.messages import LEVELS, printable, show_messages
 from ebft.version import __version__
 
@@ -28,6 +28,7 @@ TRAINING = ("train", "sft", "rlvr")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     command = list(sys.argv[1:] if arguments is None else arguments)
+    end_with_launcher()
     # Before torch starts its threads: let them spin only briefly while they wait for each other. On a CPU that does
     # something else as well, the default makes training ten times slower; on a quiet one this costs nothing.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
@@ -119,11 +120,9 @@ def _run_training(command: str, arguments: list[str]) -> int:
     from ebft.config.recipe import load_recipe
     from ebft.config.secrets import without_secrets
     from ebft.runtime import processes
-    from ebft.runtime.launch import end_with_launcher
     from ebft.train import answers_before_after, model_card, run
     from ebft.train.training_method import EBFT
 
-    end_with_launcher()
     output: Path | None = None
     try:
         method = EBFT
@@ -321,11 +320,12 @@ def _sweep(arguments: list[str]) -> int:
     if options.dry_run:
         print("\n".join(sweep.preview(found, launcher)))
         return 0
-    failed = sweep.sweep(found, launcher)
-    if failed is None:  # they run later
-        return 0
-    _print_table(sweep.table(found, failed))
-    comparison = sweep.compare_points(found)
+    with sweep.lock(found):
+        failed = sweep.sweep(found, launcher)
+        if failed is None:  # they run later
+            return 0
+        _print_table(sweep.table(found, failed))
+        comparison = sweep.compare_points(found)
     for note in comparison.notes if comparison else ():
         logger.warning(note)
     if comparison:

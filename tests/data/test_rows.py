@@ -150,6 +150,13 @@ class TestErrors:
         with pytest.raises(DataError, match=r"rows\.xlsx: unknown file type; use one of \.jsonl"):
             read(tmp_path / "rows.xlsx")
 
+    def test_a_parquet_file_with_a_damaged_name(self, tmp_path: Path) -> None:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"text": "a"}]), tmp_path / "rows.parquet")
+        content = (tmp_path / "rows.parquet").read_bytes()
+        (tmp_path / "rows.parquet").write_bytes(content.replace(b"text", b"\xf4ext"))
+        with pytest.raises(DataError, match=r"rows\.parquet: not a Parquet file"):
+            read(tmp_path / "rows.parquet")
+
     def test_not_a_parquet_file(self, tmp_path: Path) -> None:
         (tmp_path / "rows.parquet").write_text("certainly no parquet file")
         with pytest.raises(DataError, match=r"rows\.parquet: not a Parquet file"):

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from ebft import cli, loading
 from ebft.evaluate import tables
 from ebft.runtime.files import read_jsonl
+from ebft.runtime.locks import Lock
 from ebft.sandbox.isolation import Sandbox, SandboxError
 from ebft.tasks.generation import Completion, TransformersGenerator
 from ebft.tasks.resumable_records import ResumableRecords
@@ -499,3 +500,14 @@ def test_import_stays_light() -> None:
     code = f"import sys, ebft, ebft.cli; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("place", ["out", "out/other"])
+def test_one_process_for_one_folder(
+    place: str, run: Run, model: Path, other_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The folder that was given, and that of each model."""
+    with Lock(tmp_path / place / "eval.lock"):
+        run(tmp_path / "out", "translation", models=(model, other_model), code=2)
+        assert f"{place} is in use by process {os.getpid()} on " in capfd.readouterr().err
+        assert [file.name for file in tmp_path.rglob("*.lock")] == ["eval.lock"]

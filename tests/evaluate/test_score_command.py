@@ -17,6 +17,7 @@ import pytest
 
 from ebft import cli
 from ebft.evaluate import score_command
+from ebft.runtime.locks import Lock
 from ebft.tasks import scoring
 from ebft.tasks.scoring import outcomes_file_of
 from tests.problems.pairs import GUESSES, PAIRS, REFERENCES, SOURCES, write
@@ -409,3 +410,14 @@ def test_an_error_does_not_wait_for_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_one_process_for_one_file(problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two, each would lose what the other has appended."""
+    samples, output = write_file(tmp_path / "samples.jsonl", SAMPLES), tmp_path / "new" / "results.json"
+    with Lock(tmp_path / "new" / "results.json.lock"):
+        assert run("humaneval", problems, samples, output) == 2
+        assert list(output.parent.iterdir()) == [output.parent / "results.json.lock"]
+    assert f"results.json is in use by process {os.getpid()} on " in capsys.readouterr().err
+    assert run("humaneval", problems, tmp_path / "missing.jsonl", output) == 2
+    assert not output.parent.exists(), "nothing came of it"

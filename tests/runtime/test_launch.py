@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -50,7 +52,7 @@ def test_all_went_well(ends: Callable[..., list[Any]], monkeypatch: pytest.Monke
     started = ends(None)
     assert launch.launch(3, "sft", ["--model", "m"]) == 0
     assert started == [(3, ("-m", "ebft.cli", "sft", "--model", "m"))]
-    assert os.environ[launch.LAUNCHED] == "1"
+    assert os.environ[launch.LAUNCHED] == str(os.getpid())
     assert os.environ["OMP_NUM_THREADS"] == "2", "a share of the cores each"
 
 
@@ -80,3 +82,13 @@ def test_signals_to_the_launcher(ends: Callable[..., list[Any]]) -> None:
         launch.launch(2, "train", [])
     ends(SignalException("", signal.SIGTERM))
     assert launch.launch(2, "train", []) == 128 + signal.SIGTERM
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_launcher_that_was_killed_before_its_process_began(alive: bool) -> None:
+    """The kernel tells nobody of a death that came before the question."""
+    launcher = os.getpid() if alive else 1
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), launch.LAUNCHED: str(launcher)}
+    asked = subprocess.run([sys.executable, "-m", "ebft.cli", "--version"], env=environment, capture_output=True)
+    assert asked.returncode == (0 if alive else -signal.SIGTERM)

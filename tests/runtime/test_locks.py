@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,3 +106,33 @@ def test_a_forked_process_does_not_release_it(tmp_path: Path) -> None:
             os._exit(0)
         os.waitpid(pid, 0)
         assert lock.file.exists()
+
+
+def test_one_file_of_a_folder(tmp_path: Path) -> None:
+    locked = {name: Lock(tmp_path / f"{name}.lock", tmp_path / name) for name in ("a.json", "b.json")}
+    with locked["a.json"], locked["b.json"], pytest.raises(ConfigError, match=r"/a\.json is in use .* another file"):
+        Lock(tmp_path / "a.json.lock", tmp_path / "a.json").take()
+
+
+def test_waiting_for_the_holder_to_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the jobs of a sweep do, whose predecessors may need a moment to save a checkpoint."""
+    monkeypatch.setenv(locks.LOCK_WAIT, "30")
+    first = Lock(tmp_path / "lock")
+    first.take()
+    threading.Timer(0.3, lambda: first.file.unlink()).start()
+    with Lock(tmp_path / "lock"):
+        first._ended.set()
+    monkeypatch.setenv(locks.LOCK_WAIT, "long")
+    with pytest.raises(ConfigError, match="EBFT_LOCK_WAIT=long is not a number of seconds"):
+        Lock(tmp_path / "lock").take()
+
+
+def test_a_full_disk_leaves_no_lock_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Lock, beat: int) -> bytes:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Lock, "_content", full)
+        with pytest.raises(OSError, match="No space"):
+            Lock(tmp_path / "lock").take()
+    assert not (tmp_path / "lock").exists()

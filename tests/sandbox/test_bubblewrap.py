@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from ebft.sandbox.bubblewrap import Gate, bubblewrap_line
+from ebft.sandbox.command import Command, Limits
 from ebft.sandbox.isolation import Sandbox
 from tests.sandbox.sandboxed import gone, needs_sandbox, processes_of, wait_for
 
@@ -64,6 +66,45 @@ def test_a_killed_parent_leaves_nothing_behind(delay: float | None, tmp_path: Pa
     finally:
         parent.kill()
         parent.communicate()
+
+
+@needs_sandbox
+@pytest.mark.parametrize("who", ["parent", "bubblewrap"])
+def test_the_first_process_ends_with_either(who: str, tmp_path: Path) -> None:
+    """With whoever asked for the sandbox, and with bubblewrap, which nobody else ends.
+
+    A bubblewrap that ended with its parent (--die-with-parent) at the wrong moment of its start left a process that
+    waits forever; `tests.hard.parents` looks for that moment.
+    """
+    marker = f"sleep 1000.{os.getpid()}.{who}"
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "from ebft.sandbox.isolation import Limits, Sandbox\n"
+        f"Sandbox().run(['sh', '-c', 'sleep 1000'], limits=Limits(seconds=600), environment={{'MARKER': {marker!r}}})\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, str(script)], env=environment)
+    try:
+        assert wait_for(lambda: len(processes_of(marker)) >= 3)  # bubblewrap, the first process, the program
+        [bubblewrap] = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        os.kill(parent.pid if who == "parent" else int(bubblewrap), signal.SIGKILL)
+        assert gone(marker)
+        assert parent.wait(20) == (-signal.SIGKILL if who == "parent" else 0)
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+@needs_sandbox
+def test_bubblewrap_itself_does_not_end_with_its_parent() -> None:
+    gate = Gate()
+    line, opened = bubblewrap_line(Command(["true"], Limits()), {}, gate)
+    arguments = os.pread(opened[-2], 10**6, 0)
+    for descriptor in opened:
+        os.close(descriptor)
+    gate.give_up()
+    assert b"die-with-parent" not in arguments
+    assert "--die-with-parent" not in line
 
 
 @needs_sandbox

@@ -59,3 +59,19 @@ def test_php_has_the_extensions_of_the_usual_builds() -> None:
     answer = f"    return ctype_alpha('abc') && !ctype_digit('a') ? {doubled} : [];\n}}\n"
     outcome = run_tests(own_problem("php"), answer, limits=Limits(seconds=30.0))
     assert outcome.passed, outcome
+
+
+# Each answers rightly only if it can start a process.
+STARTS = {
+    "js": "    const done = require('child_process').spawnSync('/usr/bin/true');\n"
+    "    return done.status === 0 ? [start, ...numbers.map(n => 2 * n)] : [];\n}\n",
+    "php": "    exec('/usr/bin/true', $said, $status);\n"
+    "    return $status === 0 ? [$start, ...array_map(fn($n) => 2 * $n, $numbers)] : [];\n}\n",
+}
+
+
+@needs_sandbox
+@pytest.mark.parametrize("language", [pytest.param(name, marks=needs_language(name)) for name in STARTS])
+def test_scripts_start_no_processes(language: str) -> None:
+    outcome = run_tests(own_problem(language), STARTS[language], limits=Limits(seconds=30.0))
+    assert outcome.status == "failed", outcome

@@ -58,16 +58,24 @@ def test_a_program_that_never_stops_writing_is_late_all_the_same() -> None:
     assert ending == Ending.TIMEOUT
 
 
+# Memory of the kernel, which no resource limit counts: 20,000 empty files take about as many KiB, 200 pairs of sockets
+# about 100 MiB once they are full.
+KERNEL_MEMORY = {
+    "files without content": "for n in range(20000):\n    open(f'/box/{n}', 'w').close()\n",
+    "sockets": "import os, socket\nfor _ in range(3):\n    os.fork()\nx = [socket.socketpair() for _ in range(25)]\n",
+}
+
+
 @needs_sandbox
-def test_files_without_content_count() -> None:
-    """20,000 of them take about as many KiB of the kernel's memory, which no resource limit counts."""
-    make = "import time\nfor n in range(20000):\n    open(f'/box/{n}', 'w').close()\ntime.sleep(60)\n"
-    command = Command([*start_of("-c"), make], Limits(seconds=30.0, memory_mib=64))
+@pytest.mark.parametrize("kind", KERNEL_MEMORY)
+def test_memory_of_the_kernel_counts(kind: str) -> None:
+    code = f"import time\n{KERNEL_MEMORY[kind]}time.sleep(60)\n"
+    command = Command([*start_of("-c"), code], Limits(seconds=30.0, memory_mib=64))
     result, report = os.pipe()
     started = Sandbox().start(command, Streams(stdout=report), None)
     try:
         os.close(report)
-        ending, _ = monitor([started.process], [result], 30.0, 24, 64)
+        ending, _ = monitor([started.process], [result], 30.0, 100 if kind == "sockets" else 24, 64)
     finally:
         started.end()
         os.close(result)

@@ -121,3 +121,47 @@ def test_signatures_that_share_a_process(name: str) -> None:
     assert not separable("cpp", bridges.signature("cpp", one.head))
     outcome = run_tests(one, f"```cpp\n{answer}\n```", limits=LONG)
     assert outcome.status == status, outcome
+
+
+JAVA = "import java.util.*;\nimport org.javatuples.*;\nclass Problem {\n    public static Object turn(long a) {\n"
+JAVA_TESTS = "    }\n    public static void main(String[] args) {\n    assert(turn(3l).equals(6l));\n    }\n\n}\n"
+CS = "using System;\nusing System.Diagnostics;\nusing System.Collections.Generic;\nusing System.Linq;\nclass Problem {\n    public static object Turn(long a) {\n"
+CS_TESTS = "    }\n    public static void Main(string[] args) {\n    Debug.Assert(Turn(3L).Equals(6L));\n    }\n\n}\n"
+RS = "fn turn(a: isize) -> Result<isize, String> {\n"
+RS_TESTS = '}\n\nfn main() {\n    let candidate = turn;\n    assert_eq!(candidate(3), Ok(6));\n    assert_eq!("same".to_string(), ["sa", "me"].concat());\n}\n'
+# Each answers rightly only if what it tries succeeds.
+SHARED: dict[str, dict[str, tuple[str, str, str, str]]] = {
+    "java": {
+        "right": (JAVA, JAVA_TESTS, "        return 2 * a;\n    }\n", "passed"),
+        "wrong": (JAVA, JAVA_TESTS, "        return a;\n    }\n", "failed"),
+        "threads": (JAVA, JAVA_TESTS, "        long[] x = new long[1];\n        Thread t = new Thread(() -> x[0] = 2 * a);\n        t.start();\n        try { t.join(); } catch (InterruptedException e) {}\n        return x[0];\n    }\n", "passed"),
+        "a process": (JAVA, JAVA_TESTS, "        try { return new ProcessBuilder(\"/usr/bin/true\").start().waitFor() == 0 ? 2 * a : a; } catch (Exception e) { return a; }\n    }\n", "failed"),
+    },
+    "cs": {
+        "right": (CS, CS_TESTS, "        return 2 * a;\n    }\n", "passed"),
+        "wrong": (CS, CS_TESTS, "        return a;\n    }\n", "failed"),
+        "threads": (CS, CS_TESTS, "        long x = 0;\n        var t = new System.Threading.Thread(() => x = 2 * a);\n        t.Start();\n        t.Join();\n        return x;\n    }\n", "passed"),
+        "a process": (CS, CS_TESTS, "        try { var p = Process.Start(\"/usr/bin/true\"); p.WaitForExit(); return p.ExitCode == 0 ? 2 * a : a; } catch (Exception) { return a; }\n    }\n", "failed"),
+        "a fork": (CS, CS_TESTS, "        return fork() > 0 ? 2 * a : a;\n    }\n    [System.Runtime.InteropServices.DllImport(\"libc\")] static extern int fork();\n    static void Unused() {\n    }\n", "failed"),
+    },
+    "rs": {
+        "right": (RS, RS_TESTS, "    Ok(2 * a)\n}", "passed"),
+        "wrong": (RS, RS_TESTS, "    Ok(a)\n}", "failed"),
+        "a memcmp of its own": (RS, RS_TESTS, f"```rust\n#[no_mangle]\npub extern \"C\" fn memcmp(_: *const u8, _: *const u8, _: usize) -> i32 {{ 0 }}\n{RS}    Ok(2 * a)\n}}\n```", "failed"),
+    },
+}  # fmt: skip
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("language", "name"),
+    [pytest.param(language, name, marks=needs_language(language)) for language in SHARED for name in SHARED[language]],
+)
+def test_sharing_a_process_starts_no_other(language: str, name: str) -> None:
+    prompt, tests, answer, status = SHARED[language][name]
+    one = problem(language, {"prompt": prompt, "tests": tests})
+    assert not separable(language, bridges.signature(language, one.head))
+    outcome = run_tests(one, answer, limits=LONG)
+    assert outcome.status == status, outcome
+    if name != "a memcmp of its own":
+        assert "compile" not in outcome.message

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from ebft import cli
+from ebft.runtime.locks import Lock
 from ebft.studies.study_file import read_study
 from ebft.studies.study_jobs import StudyPlan
 from tests.baselines.runs import SETTINGS as REAL
@@ -142,10 +143,10 @@ class TestAgain:
     def test_two_at_once_do_not_meet(self, study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         file = study({"sft": {}}, seeds=[0])
         assert run(file) == 0
-        with (tmp_path / "out" / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with Lock(tmp_path / "out" / "study.lock"):
             assert run(file) == 2
-        assert "another `ebft study run` is at work" in capsys.readouterr().err
+        assert f"out is in use by process {os.getpid()} on " in capsys.readouterr().err
+        assert not (tmp_path / "out" / "study.lock").exists()
 
     def test_a_folder_that_is_not_ours(self, study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "out").mkdir()

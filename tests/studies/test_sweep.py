@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from ebft.runtime.locks import Lock
 from ebft.studies.points import points
 from tests.baselines.runs import write_recipe
 from tests.imports import imports_torch
@@ -106,3 +108,10 @@ def test_dry_run_shows_the_points_and_writes_nothing(
 
 def test_errors_of_the_command_line_are_quick(recipe: Path) -> None:
     assert not imports_torch("sweep", "--config", str(recipe), "--set", "gamma=0", "--launcher", "slrum")
+
+
+def test_one_process_for_one_sweep(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Lock(tmp_path / "out" / "sweep.lock"):
+        assert sweep(recipe, "--set", "gamma=0,0.1") == 2
+        assert [file.name for file in (tmp_path / "out").iterdir()] == ["sweep.lock"]
+    assert f"out is in use by process {os.getpid()} on " in capsys.readouterr().err

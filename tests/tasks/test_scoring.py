@@ -59,6 +59,7 @@ def test_counts_and_means(ran: list[str], tmp_path: Path) -> None:
         "memory_mib": 1024,
         "workers": 1,
         "unsafe_exec": False,
+        "control_groups": Sandbox().control_groups,
     }
     rows = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
     assert [(row["task_id"], row["sample"]) for row in rows] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]

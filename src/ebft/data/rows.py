@@ -168,7 +168,7 @@ def _read_parquet(file: Path) -> Iterator[Row]:
 
     try:
         table = pyarrow.parquet.ParquetFile(file)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: not a Parquet file ({first_line(error)})") from None
     batches = table.iter_batches(batch_size=1000)
     while True:

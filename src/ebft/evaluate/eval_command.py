@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from ebft.evaluate import paired, tables
 from ebft.evaluate.own_run import measured_otherwise, seen_in_training
 from ebft.runtime.environment import describe
 from ebft.runtime.files import write_json, write_text
+from ebft.runtime.locks import Lock
 from ebft.tasks.problem_set import ProblemSet
 from ebft.tasks.registry import problem_sets
 from ebft.tasks.resumable_records import fingerprint
@@ -26,6 +28,7 @@ if TYPE_CHECKING:  # they bring in torch, which an error in the options does not
 logger = logging.getLogger(__name__)
 
 PLOT_FILE, TABLE_FILE = "profile.png", "results.md"
+LOCK_FILE = "eval.lock"  # while a process writes here
 # Which options a task's numbers depend on: its groups' and the seed and limit, but not how fast it is made.
 _GROUPS = {"calibration": ("calibration",), "translation": ("generation", "translation")}
 _CODE_GROUPS = ("generation", "code")
@@ -47,7 +50,8 @@ def run(options: EvalOptions, command: Sequence[str]) -> list[tuple[str, ...]]:
         names = tables.labels(options.compare)
         found = {name: tables.read_results(place) for name, place in zip(names, options.compare, strict=True)}
         folders = {name: Path(place).expanduser() for name, place in zip(names, options.compare, strict=True)}
-        return present(found, folders, output)
+        with Lock(output / LOCK_FILE):
+            return present(found, folders, output)
     if not options.model:
         raise ConfigError("no model: give --model, a checkpoint folder, a hub name or an adapter folder")
     for name in options.model:  # before anything is looked for on the hub
@@ -57,7 +61,10 @@ def run(options: EvalOptions, command: Sequence[str]) -> list[tuple[str, ...]]:
     # What can be wrong with data and settings shows before a model is loaded or a folder made.
     sets = {task: problem_sets(task, options) for task in options.tasks}
     folders = _folders(options, output)
-    return present(_evaluate_models(options, sets, folders, command), folders, output)
+    with ExitStack() as held:
+        for place in sorted({output, *folders.values()}):
+            held.enter_context(Lock(place / LOCK_FILE))
+        return present(_evaluate_models(options, sets, folders, command), folders, output)
 
 
 def _folders(options: EvalOptions, output: Path) -> dict[str, Path]:

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +24,7 @@ from ebft.errors import Preempted
 NOTICES = (signal.SIGTERM, signal.SIGUSR1)  # what schedulers send before they take a machine away
 PREEMPTED = 75  # sysexits' EX_TEMPFAIL: nothing is wrong, start it again
 ENTRY: tuple[str, ...] = ("-m", "ebft.cli")  # what Python runs in every process
-LAUNCHED = "EBFT_LAUNCHED"  # tells a process that somebody stands by to report its death
+LAUNCHED = "EBFT_LAUNCHED"  # the process number of a launcher, which stands by to report the death of its processes
 
 
 class ProcessKilled(RuntimeError):
@@ -32,9 +32,15 @@ class ProcessKilled(RuntimeError):
 
 
 def end_with_launcher() -> None:
-    """Called in a process that was launched. Linux ends it when the launcher is killed, which can then end nobody."""
-    if os.environ.get(LAUNCHED) and sys.platform == "linux":
+    """Called by every command. Where one was launched, Linux ends it when its launcher is killed, which can end nobody.
+
+    A launcher that was killed before this moment leaves us with another parent.
+    """
+    launcher = os.environ.get(LAUNCHED)
+    if launcher and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        if os.getppid() != int(launcher):
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
@@ -51,13 +57,31 @@ def on_notice(handler: Any, numbers: Sequence[int] = NOTICES) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
-def stop_on_notice() -> Any:
+@contextmanager
+def stop_on_notice() -> Iterator[None]:
     """For commands whose work is on disk at any moment: they leave at once."""
+    received: list[str] = []
 
     def leave(number: int, frame: Any) -> NoReturn:
-        raise Preempted(signal.Signals(number).name)
+        received.append(signal.Signals(number).name)
+        raise Preempted(received[0])
 
-    return on_notice(leave)
+    with on_notice(leave), not_mistaken(lambda: Preempted(received[0]) if received else None):
+        yield
+
+
+@contextmanager
+def not_mistaken(stop: Callable[[], BaseException | None]) -> Iterator[None]:
+    """A handler's exception may come out of a library as another one: matplotlib's C++ makes a ValueError of it.
+
+    stop: what was raised by a handler, if one has been called.
+    """
+    try:
+        yield
+    except Exception as error:
+        if (meant := stop()) is not None:
+            raise meant from error
+        raise
 
 
 def _pass_on(number: int, frame: Any) -> None:
@@ -77,7 +101,7 @@ def launch(processes: int, command: str, arguments: Sequence[str]) -> int:
 
     # A share of the cores each; torch would otherwise start as many threads as there are cores, in every process.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    os.environ[LAUNCHED] = "1"
+    os.environ[LAUNCHED] = str(os.getpid())
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # the processes say themselves what is wrong

@@ -27,13 +27,20 @@ from ebft.errors import ConfigError
 
 BEAT_SECONDS = 10.0
 WATCH_SECONDS = 60.0  # several beats, and the time for which NFS may show an old directory
+LOCK_WAIT = "EBFT_LOCK_WAIT"  # in the environment: seconds to wait for another holder to leave, instead of none
 
 
 class Lock:
-    """Held between `take` and `release`, by one process."""
+    """Held between `take` and `release`, by one process.
 
-    def __init__(self, file: Path) -> None:
+    Args:
+        file: the lock.
+        guarded: what it is for, where that is not the whole folder.
+    """
+
+    def __init__(self, file: Path, guarded: Path | None = None) -> None:
         self.file = file
+        self.guarded = guarded or file.parent
         self._holder = {**_this_process(), "token": secrets.token_hex(8)}
         self._pid: int | None = None  # set while it is held
         self._made_folder = False
@@ -43,13 +50,18 @@ class Lock:
         """Raises ConfigError with the host and process of another holder."""
         self._made_folder = not self.file.parent.exists()
         self.file.parent.mkdir(parents=True, exist_ok=True)
+        until = time.monotonic() + _patience()
         while not self._create():
             found = _read(self.file)
             if found is None:
                 continue  # released meanwhile
             if (holder := _living_holder(self.file, found)) is not None:
+                if time.monotonic() < until:
+                    time.sleep(0.5)
+                    continue
+                kind = "folder" if self.guarded == self.file.parent else "file"
                 raise ConfigError(
-                    f"{self.file.parent} is in use by {_name(holder)}; wait for it or stop it, or choose another folder"
+                    f"{self.guarded} is in use by {_name(holder)}; wait for it or stop it, or choose another {kind}"
                 )
             if self._take_over(found):
                 break
@@ -61,10 +73,11 @@ class Lock:
             return
         self._ended.set()
         self._pid = None
-        if (_read(self.file) or {}).get("token") == self._holder["token"]:
-            self.file.unlink(missing_ok=True)
-        if self._made_folder and not any(self.file.parent.iterdir()):
-            self.file.parent.rmdir()  # nothing came of it
+        with suppress(OSError):  # a disk that has turned read-only: a lock of nobody, once this process has ended
+            if (_read(self.file) or {}).get("token") == self._holder["token"]:
+                self.file.unlink(missing_ok=True)
+            if self._made_folder and not any(self.file.parent.iterdir()):
+                self.file.parent.rmdir()  # nothing came of it
 
     def __enter__(self) -> Lock:
         self.take()
@@ -81,8 +94,12 @@ class Lock:
             descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             return False
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(self._content(0))
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(self._content(0))
+        except OSError:  # a full disk; without a name in it, the next one would watch it for a minute
+            self.file.unlink(missing_ok=True)
+            raise
         return True
 
     def _take_over(self, stale: dict[str, Any]) -> bool:
@@ -103,12 +120,20 @@ class Lock:
             try:
                 found = _read(self.file)
                 if not self._ended.is_set() and found is not None and _token(found) != self._holder["token"]:
-                    print(f"ebft: {self.file.parent} was taken over by {_name(found)}; stopped", file=sys.stderr)
+                    print(f"ebft: {self.guarded} was taken over by {_name(found)}; stopped", file=sys.stderr)
                     os._exit(1)
                 with self.file.open("r+b") as file:  # never a new file: it may just have been released
                     file.write(self._content(beat))
             except OSError:  # a full disk, or a server that does not answer: the next beat may succeed
                 continue
+
+
+def _patience() -> float:
+    given = os.environ.get(LOCK_WAIT) or "0"
+    try:
+        return float(given)
+    except ValueError:
+        raise ConfigError(f"{LOCK_WAIT}={given} is not a number of seconds") from None
 
 
 def _this_process() -> dict[str, Any]:

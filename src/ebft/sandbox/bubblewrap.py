@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ebft.sandbox import seccomp
+from ebft.sandbox.cgroups import Group
 from ebft.sandbox.command import BOX, INSIDE, INSIDE_MOUNT, Command, Limits
 from ebft.sandbox.interpreter import interpreter, start_of
 
@@ -35,15 +36,18 @@ def bubblewrap_version() -> tuple[int, ...]:
 class Gate:
     """Holds a program back until its sandbox is complete and we are known to be alive, and ends all of it.
 
-    `--die-with-parent` counts from the moment that bubblewrap asks the kernel for it. Were we killed before, the
-    program would start and nobody would ever end it. So the first process inside (`inside/init.py`) reports that it is
-    there and waits for an answer; if we are gone there is none, and it ends.
+    The first process inside (`inside/init.py`) reports that it is there and waits for an answer. If we are gone there
+    is none, and it ends; so it does later, when the pipe for the answer is closed. bubblewrap's own `--die-with-parent`
+    is not enough: it counts from the moment that bubblewrap asks the kernel for it, and a bubblewrap that dies while it
+    starts leaves a process behind that waits for it forever.
 
     Meanwhile bubblewrap has said which process that is. We keep a handle on it: when it ends, the kernel ends
-    everything in the sandbox, and tells us only when nothing is left.
+    everything in the sandbox, and tells us only when nothing is left. It also joins its control group, where there is
+    one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: Group | None = None) -> None:
+        self.group = group
         self._ready, self.report = os.pipe()
         self.wait, self._go = os.pipe()
         # Not a pipe: bubblewrap would die of writing into one that nobody reads any more, and leave its child waiting.
@@ -58,24 +62,37 @@ class Gate:
         try:
             # No byte: bubblewrap could not start, and whoever waits for the program will see that.
             if select.select([self._ready], [], [], 60)[0] and os.read(self._ready, 1):
-                self._first = os.pidfd_open(json.loads(os.pread(self.info, 4096, 0))["child-pid"])
-                os.write(self._go, b"\n")
+                first = json.loads(os.pread(self.info, 4096, 0))["child-pid"]
+                with suppress(ProcessLookupError):  # somebody has killed it already: the same
+                    self._first = os.pidfd_open(first)
+                    if self.group is not None:
+                        self.group.add(first)
+                    os.write(self._go, b"\n")
         finally:
-            self.close()
+            self._close_start()
 
-    def close(self) -> None:
-        for descriptor in (*self.inside, self._ready, self._go, self.info):
+    def _close_start(self) -> None:
+        """What is needed only until the program begins."""
+        for descriptor in (*self.inside, self._ready, self.info):
             os.close(descriptor)
         self.inside = ()
 
+    def give_up(self) -> None:
+        """Instead of `open`, where bubblewrap was not started."""
+        self._close_start()
+        self.end()
+
     def end(self) -> None:
         """Kills everything inside, and waits until it is gone."""
+        os.close(self._go)
         if self._first is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
             select.select([self._first], [], [], 60)
             os.close(self._first)
             self._first = None
+        if self.group is not None:
+            self.group.end()
 
 
 def bubblewrap_line(command: Command, variables: Mapping[str, str], gate: Gate) -> tuple[list[str], list[int]]:
@@ -106,7 +123,7 @@ def bubblewrap_line(command: Command, variables: Mapping[str, str], gate: Gate) 
 
 
 def _isolation(root: bool) -> list[str]:
-    line = ["--die-with-parent", "--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL"]
+    line = ["--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     if root:
         # A user namespace would map root to itself, and the kernel does not count root's processes. So no user
         # namespace, and right before the program a user that nobody else is.

@@ -16,8 +16,8 @@ from typing import Any
 
 from ebft.sandbox.bubblewrap import sealed_file
 from ebft.sandbox.command import Command, Limits, Streams
-from ebft.sandbox.isolation import RunningCommand, Sandbox
-from ebft.sandbox.monitor import Ending, monitor
+from ebft.sandbox.isolation import RunningCommand, Sandbox, monitor_commands
+from ebft.sandbox.monitor import Ending
 from ebft.sandbox.seccomp import RUNTIME
 
 PASSED, FAILED, TIMEOUT, ERROR, SKIPPED = "passed", "failed", "timeout", "error", "skipped"
@@ -66,8 +66,8 @@ def run_isolated_tests(sandbox: Sandbox, tests: IsolatedProcess, program: Isolat
             for descriptor in (to_program, from_tests, to_tests, from_program, report):
                 os.close(descriptor)
                 opened.remove(descriptor)
-            ending, [written] = monitor(
-                [running[1].process, running[0].process], [result], limits.seconds, limits.memory_mib * 2, 64
+            ending, [written] = monitor_commands(
+                [running[1], running[0]], [result], limits.seconds, limits.memory_mib * 2, 64
             )
         finally:
             for started in running:

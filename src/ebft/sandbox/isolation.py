@@ -23,9 +23,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ebft.errors import SandboxError
+from ebft.sandbox import cgroups
 from ebft.sandbox.bubblewrap import Gate, bubblewrap_line, bubblewrap_version, limits_line
 from ebft.sandbox.command import BOX, INSIDE, INSIDE_MOUNT, Command, Finished, Limits, Streams
-from ebft.sandbox.monitor import monitor
+from ebft.sandbox.monitor import Ending, monitor
 from ebft.sandbox.seccomp import RUNTIME
 
 UNSAFE_HINT = "or pass --unsafe-exec to run model-written programs with your own rights"
@@ -38,10 +39,15 @@ class RunningCommand:
     on_end: Callable[[RunningCommand], None]
 
     def kill(self) -> None:
-        """SIGKILL to the process group; bubblewrap takes everything in its PID namespace with it."""
+        """SIGKILL to the process group; the end of bubblewrap ends the first process inside, and so everything."""
         with suppress(ProcessLookupError):
             if self.process.poll() is None or self.gate is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether the kernel ended it for that, by its control group."""
+        return self.gate is not None and self.gate.group is not None and self.gate.group.ran_out_of_memory
 
     def end(self) -> None:
         """Also what has outlived bubblewrap; afterwards nothing is left."""
@@ -50,6 +56,16 @@ class RunningCommand:
         if self.gate is not None:
             self.gate.end()
         self.on_end(self)
+
+
+def monitor_commands(
+    commands: Sequence[RunningCommand], pipes: Sequence[int], seconds: float, memory_mib: int, output_kib: int
+) -> tuple[str, list[bytes]]:
+    """Waits for the end of the first, as `monitor` does; what the kernel has ended for its memory counts as such."""
+    processes = [command.process for command in commands]
+    ending, outputs = monitor(processes, pipes, seconds, memory_mib, output_kib)
+    out_of_memory = ending == Ending.EXITED and any(command.ran_out_of_memory for command in commands)
+    return Ending.MEMORY if out_of_memory else ending, outputs
 
 
 @dataclass(eq=False)
@@ -72,6 +88,11 @@ class Sandbox:
     def scripts(self) -> str:
         """The folder of our own scripts (`inside/`), as a program in the sandbox sees it."""
         return str(INSIDE) if self.unsafe else INSIDE_MOUNT
+
+    @property
+    def control_groups(self) -> bool:
+        """Whether every program gets one."""
+        return not self.unsafe and cgroups.home() is not None
 
     def stop(self) -> None:
         """Ends everything that runs in it, from any thread, and lets nothing start any more."""
@@ -139,8 +160,8 @@ class Sandbox:
                         os.close(descriptor)
                         opened.remove(descriptor)
                     limits = command.limits
-                    ending, outputs = monitor(
-                        [started.process], [out_read, error_read], limits.seconds, limits.memory_mib, limits.output_kib
+                    ending, outputs = monitor_commands(
+                        [started], [out_read, error_read], limits.seconds, limits.memory_mib, limits.output_kib
                     )
                 finally:
                     started.end()
@@ -163,7 +184,7 @@ class Sandbox:
         variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": BOX, "TMPDIR": BOX}
         variables |= dict(command.environment)
         opened: list[int] = []
-        gate = None if self.unsafe else Gate()
+        gate = None if self.unsafe else Gate(self._group(command.limits))
         try:
             if gate is None:
                 assert folder is not None
@@ -185,25 +206,35 @@ class Sandbox:
             )
         except BaseException:
             if gate is not None:
-                gate.close()
+                gate.give_up()
             raise
         finally:
             for descriptor in opened:
                 os.close(descriptor)
         return self._admit(RunningCommand(process, gate, self._forget))
 
+    def _group(self, limits: Limits) -> cgroups.Group | None:
+        """A control group for one program, where we can make some."""
+        home = cgroups.home()
+        try:
+            return None if home is None else cgroups.Group(home, limits)
+        except OSError as error:
+            raise SandboxError(f"no control group can be made in {home} any more: {error.strerror}") from None
+
     def _admit(self, started: RunningCommand) -> RunningCommand:
         """Lets a command that waits at its gate begin, unless the sandbox was stopped meanwhile."""
         with self._lock:
             self._running.append(started)
-            stopped = self._stopped
         try:
             if started.gate is not None:
                 started.gate.open()
+        except OSError as error:
+            started.end()
+            raise SandboxError(f"a program could not be put into its sandbox: {error}") from None
         except BaseException:
             started.end()
             raise
-        if stopped:
+        if self._stopped:
             started.end()
             raise SandboxError("the sandbox was stopped")
         return started

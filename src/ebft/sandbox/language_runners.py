@@ -16,6 +16,7 @@ from ebft.sandbox.compiling import CompileFailure, compile_in_box
 from ebft.sandbox.isolated_tests import ERROR, IsolatedProcess, Outcome, run_isolated_tests
 from ebft.sandbox.isolation import Sandbox
 from ebft.sandbox.languages import locate, php_extensions, typescript
+from ebft.sandbox.seccomp import NATIVE
 
 
 def run_program(
@@ -49,8 +50,12 @@ def _js(sign: Signature, codes: Sequence[str], tests: str, sandbox: Sandbox, lim
     limits = replace(limits, processes=64, reserves_addresses=True)
     return run_isolated_tests(
         sandbox,
-        IsolatedProcess((*start, f"{sandbox.scripts}/driver.js"), {"tests": tests, "name": sign.name}, folders),
-        IsolatedProcess((*start, f"{sandbox.scripts}/candidate.js"), {"sources": codes, "name": sign.name}, folders),
+        IsolatedProcess(
+            (*start, f"{sandbox.scripts}/driver.js"), {"tests": tests, "name": sign.name}, folders, calls=NATIVE
+        ),
+        IsolatedProcess(
+            (*start, f"{sandbox.scripts}/candidate.js"), {"sources": codes, "name": sign.name}, folders, calls=NATIVE
+        ),
         limits,
     )
 
@@ -87,9 +92,14 @@ def _php(sign: Signature, codes: Sequence[str], tests: str, sandbox: Sandbox, li
     loads = tuple(part for name in php_extensions() for part in ("-d", f"extension={name}"))
     return run_isolated_tests(
         sandbox,
-        IsolatedProcess((*start, f"{sandbox.scripts}/driver.php"), {"tests": tests, "name": sign.name}, folders),
         IsolatedProcess(
-            (*start, *loads, f"{sandbox.scripts}/candidate.php"), {"sources": codes, "name": sign.name}, folders
+            (*start, f"{sandbox.scripts}/driver.php"), {"tests": tests, "name": sign.name}, folders, calls=NATIVE
+        ),
+        IsolatedProcess(
+            (*start, *loads, f"{sandbox.scripts}/candidate.php"),
+            {"sources": codes, "name": sign.name},
+            folders,
+            calls=NATIVE,
         ),
         limits,
     )

@@ -6,8 +6,9 @@ import os
 import selectors
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 
 MEMORY_EVERY = 0.05  # seconds; a program fills perhaps 200 MiB in between
 PIPE = 2**20  # bytes that a pipe can hold: so much may have been written in time and not been read
@@ -93,28 +94,52 @@ INODE = 1024  # bytes that the kernel keeps for an empty file
 
 
 def memory_of(roots: Sequence[int]) -> int:
-    """Bytes that the processes of these trees hold: memory, page tables and small files; not files mapped into them.
+    """Bytes that the processes of these trees hold: memory, page tables, small files and buffers of pipes and sockets.
 
-    Orphans of a PID namespace become children of its first process, so nothing leaves the tree.
+    Files that are mapped into them do not count. Orphans of a PID namespace become children of its first process, so
+    nothing leaves the tree.
     """
     total = 0
-    waiting = list(roots)
-    while waiting:
-        process = waiting.pop()
+    buffers: set[str] = set()
+    for process, children in process_trees(roots):
         try:
-            for task in os.listdir(f"/proc/{process}/task"):
-                with open(f"/proc/{process}/task/{task}/children") as children:
-                    found = list(map(int, children.read().split()))
-                waiting += found
-                if process in roots:
-                    total += sum(map(_files_of, found))
+            if process in roots:
+                total += sum(map(_files_of, children))
             with open(f"/proc/{process}/status") as status:
                 for line in status:
                     if line.startswith(("RssAnon:", "RssShmem:", "VmPTE:")):
                         total += int(line.split()[1]) * 1024
+            for descriptor in os.listdir(f"/proc/{process}/fd") if process not in roots else ():
+                buffers.add(os.readlink(f"/proc/{process}/fd/{descriptor}"))  # such as pipe:[1234]
         except OSError:  # it has ended meanwhile
             continue
-    return total
+    sizes = _buffer_sizes()
+    return total + sum(sizes.get(name.partition(":")[0], 0) for name in buffers)
+
+
+@cache
+def _buffer_sizes() -> dict[str, int]:
+    """The most that the kernel keeps for a pipe or a socket that nobody may enlarge."""
+    try:
+        with open("/proc/sys/net/core/wmem_default") as file:
+            socket = int(file.read())
+    except OSError:
+        socket = 212992
+    return {"pipe": 16 * os.sysconf("SC_PAGE_SIZE"), "socket": socket * 3 // 2}  # with what it needs for its lists
+
+
+def process_trees(roots: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    """These processes and all that they have started, each with its children."""
+    waiting = list(roots)
+    while waiting:
+        process = waiting.pop()
+        found: list[int] = []
+        with suppress(OSError):  # it has ended meanwhile
+            for task in os.listdir(f"/proc/{process}/task"):
+                with open(f"/proc/{process}/task/{task}/children") as children:
+                    found += map(int, children.read().split())
+        waiting += found
+        yield process, found
 
 
 def _files_of(first: int) -> int:

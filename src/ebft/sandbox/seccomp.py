@@ -6,8 +6,9 @@ further namespaces, and memory that no limit counts (asynchronous I/O, keys, soc
 files, System V IPC). A call that is not on the list does not exist for a program (ENOSYS), so that libraries fall back
 to older ones; it does not kill the program.
 
-There are three lists. NATIVE is for programs compiled from answers: no other process and no other program, since the
-tests may be in the same process. RUNTIME is for interpreters and their programs. TOOLCHAIN is for compilers.
+There are three lists. NATIVE is for answers in all languages but Python, with or without a runtime: no other process
+and no other program, since the tests may be in the same process. RUNTIME is for Python, whose programs may start some.
+TOOLCHAIN is for compilers.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ CLONE, CLONE3, EXECVEAT, IOCTL, FCNTL = (56, 220), (435, 435), (322, 281), (16, 
 NAMESPACE_FLAGS = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 CLONE_THREAD = 0x00010000
 TIOCSTI = 0x5412  # types into the terminal of whoever started us
-LOCKS = (6, 7, 37, 38)  # F_SETLK, F_SETLKW and those of open files: the kernel keeps any number of them
+# Of fcntl: F_SETLK, F_SETLKW and those of open files, since the kernel keeps any number of locks; F_SETPIPE_SZ, since
+# the monitor counts pipes by their usual size.
+REFUSED_CONTROLS = (6, 7, 37, 38, 1031)
 X32 = 0x40000000  # the same calls under other numbers
 # The one program that a NATIVE process may become, opened under this number before the limit on open files is lowered
 # below it: no later file can have it.
@@ -113,8 +116,8 @@ def compile_filter(kind: str = RUNTIME, machine: str | None = None) -> bytes | N
     else:
         program += [(_EQUAL, 0, 1, EXECVEAT[column]), (_RETURN, 0, 0, _ALLOW)]
     program += _with_argument(IOCTL[column], _SECOND, [(_EQUAL, TIOCSTI, _REFUSE)], _ALLOW)
-    locks = [] if kind == TOOLCHAIN else [(_EQUAL, command, _REFUSE) for command in LOCKS]
-    program += _with_argument(FCNTL[column], _SECOND, locks, _ALLOW)
+    controls = [] if kind == TOOLCHAIN else [(_EQUAL, command, _REFUSE) for command in REFUSED_CONTROLS]
+    program += _with_argument(FCNTL[column], _SECOND, controls, _ALLOW)
     for names, action in ((ALLOWED, _ALLOW), (STARTING, _REFUSE if kind == NATIVE else _ALLOW)):
         for numbers in names.values():
             if (number := numbers[column]) is not None:

@@ -101,10 +101,16 @@ def run_java(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: L
     return run_isolated_tests(
         sandbox,
         IsolatedProcess(
-            (*start, f"/box/tests.jar:{JAVATUPLES}", "EbftTests"), folders=folders, files={"tests.jar": tester}
+            (*start, f"/box/tests.jar:{JAVATUPLES}", "EbftTests"),
+            folders=folders,
+            files={"tests.jar": tester},
+            calls=NATIVE,
         ),
         IsolatedProcess(
-            (*start, f"/box/program.jar:{JAVATUPLES}", "EbftServer"), folders=folders, files={"program.jar": program}
+            (*start, f"/box/program.jar:{JAVATUPLES}", "EbftServer"),
+            folders=folders,
+            files={"program.jar": program},
+            calls=NATIVE,
         ),
         replace(limits, processes=64, reserves_addresses=True),
     )
@@ -123,7 +129,7 @@ def run_cs(sign: Signature, code: str, tests: str, sandbox: Sandbox, limits: Lim
     environment = (("MONO_GC_PARAMS", f"max-heap-size={max(32, limits.memory_mib // 2)}m"),)
     return run_isolated_tests(
         sandbox,
-        IsolatedProcess((mono, "/box/tests.exe"), {}, folders, environment, {"tests.exe": tester}),
-        IsolatedProcess((mono, "/box/program.exe"), {}, folders, environment, {"program.exe": program}),
+        IsolatedProcess((mono, "/box/tests.exe"), {}, folders, environment, {"tests.exe": tester}, calls=NATIVE),
+        IsolatedProcess((mono, "/box/program.exe"), {}, folders, environment, {"program.exe": program}, calls=NATIVE),
         replace(limits, processes=64, reserves_addresses=True),
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ebft.errors import Preempted
 from ebft.runtime.launch import ENTRY, LAUNCHED
+from ebft.runtime.locks import LOCK_WAIT
 from ebft.studies.jobs import PROMPT, Job, command_line, error_in, last_attempt
 from ebft.studies.worker import Worker
 
@@ -111,7 +112,8 @@ def visible_gpus() -> list[str]:
 
 
 def _start(job: Job, place: Place, at_once: int, reuse: bool) -> RunningJob:
-    environment = {**os.environ, LAUNCHED: "1"}  # ends with this process, if that is killed
+    # A job ends with this process, if that is killed. One of an earlier process may need a moment for it.
+    environment = {**os.environ, LAUNCHED: str(os.getpid()), LOCK_WAIT: os.environ.get(LOCK_WAIT, "60")}
     if place.gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = place.gpu
     else:

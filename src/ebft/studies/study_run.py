@@ -6,7 +6,6 @@ data, commands, machine, seconds and FLOPs.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from ebft.errors import ConfigError
 from ebft.runtime.files import json_ready, read_json, write_json, write_text
+from ebft.runtime.locks import Lock
 from ebft.studies import code_version, jobs
 from ebft.studies.launchers import Launcher
 from ebft.studies.live_table import LiveTable
@@ -24,7 +24,7 @@ from ebft.studies.study_file import Study
 from ebft.studies.study_jobs import Evaluation, StudyPlan, TrainingRun, validated
 
 logger = logging.getLogger(__name__)
-MANIFEST, STUDY_FILE = "study.json", "study.yaml"
+MANIFEST, STUDY_FILE, LOCK_FILE = "study.json", "study.yaml", "study.lock"
 NEXT_STAGE = "--next-stage"  # the option of a command that a chain of jobs runs
 _TABLE_EVERY = 2.0  # seconds
 
@@ -42,9 +42,13 @@ class StudyRunner:
 
         next_stage: do only what was not tried before, as the chain of jobs on a cluster does: it must come to an end.
         """
-        self._claim()
-        if next_stage:
-            self._give_up_what_was_tried()
+        with Lock(self.study.folder / LOCK_FILE):
+            self._claim()
+            if next_stage:
+                self._give_up_what_was_tried()
+            return self._run(launcher)
+
+    def _run(self, launcher: Launcher) -> list[jobs.Job] | None:
         done = sum(self.plan.is_finished(job) for job in self.plan.jobs)
         logger.info(f"{len(self.plan.jobs) + self.plan.unknown} jobs, {done} of them finished")
         if not self._ready([]):
@@ -63,15 +67,9 @@ class StudyRunner:
     def _claim(self) -> None:
         folder = self.study.folder
         ours = any((folder / name).exists() for name in (MANIFEST, STUDY_FILE))
-        if folder.is_dir() and any(folder.iterdir()) and not ours:
+        if not ours and any(file.name != LOCK_FILE for file in folder.iterdir()):
             raise ConfigError(f"output_dir={folder} is not empty and holds no study; choose another folder")
-        folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / STUDY_FILE, self.study.text)
-        self._lock = (folder / ".lock").open("w")  # as long as this process lives
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another `ebft study run` is at work in {folder}; wait for it, or stop it") from None
 
     def _ready(self, failed: Sequence[jobs.Job]) -> list[AnyJob]:
         self.failed |= {job.name for job in failed}

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from ebft.method.ratios import with_error
+from ebft.runtime.locks import Lock
 from ebft.studies import compare, launchers
 from ebft.studies.launchers import Launcher
 from ebft.studies.points import Point
@@ -39,6 +40,11 @@ def sweep(points: Sequence[Point], launcher: Launcher) -> list[Point] | None:
     unfinished = _unfinished(points)
     failed = launcher.launch(lambda failed: unfinished)
     return None if failed is None else [point for point in points if point in failed]
+
+
+def lock(points: Sequence[Point]) -> Lock:
+    """For as long as something is written into the sweep's folder."""
+    return Lock(points[0].folder / "sweep.lock")
 
 
 def _unfinished(points: Sequence[Point]) -> list[Point]:

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT, MEMORY_MIB = 10.0, 1024
 K = (1, 4, 16)
-HARNESS = 3  # one more whenever answers are read or run in another way, so that outcomes of before are not kept
+HARNESS = 4  # one more whenever answers are read or run in another way, so that outcomes of before are not kept
 
 Row = dict[str, Any]
 
@@ -89,6 +89,7 @@ def score_samples(
         "memory_mib": sandbox.limits.memory_mib,
         "workers": workers,
         "unsafe_exec": sandbox.unsafe,
+        "control_groups": sandbox.control_groups,
     }
     results["versions"] = _versions(sorted({problem.language for problem in problems}), sandbox.unsafe)
     results["seconds"] = round(time.monotonic() - started, 3)

@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 
 from ebft.errors import Preempted
 from ebft.runtime import processes
-from ebft.runtime.launch import NOTICES, on_notice
+from ebft.runtime.launch import NOTICES, not_mistaken, on_notice
 from ebft.train import checkpoints
 
 logger = logging.getLogger(__name__)
@@ -40,13 +40,17 @@ class Preemption(TrainerCallback):
     def listen(self) -> Iterator[None]:
         # A run in the background may have been told to ignore Ctrl-C.
         interrupts = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is signal.default_int_handler else []
-        with on_notice(self._receive), on_notice(self._interrupt, interrupts):
+        with (
+            on_notice(self._receive),
+            on_notice(self._interrupt, interrupts),
+            not_mistaken(lambda: self._stop() if self.at_once and self.received is not None else None),
+        ):
             yield
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self.at_once or self.received is not None or processes.count() > 1:
+        again, self.received = self.received is not None, _CTRL_C
+        if self.at_once or again or processes.count() > 1:
             raise KeyboardInterrupt
-        self.received = _CTRL_C
         # Not through a logger, which may be in the middle of another message.
         os.write(2, b"\nsaving a checkpoint after this step; Ctrl-C again stops at once\n")
 

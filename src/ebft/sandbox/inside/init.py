@@ -1,7 +1,8 @@
 """The first process of a sandbox, started by bubblewrap. The program is its child.
 
 It holds the program back until the sandbox is complete and whoever asked for it is known to be alive, gives it its
-user, limits and filter of system calls, and ends when it ends; the kernel then ends everything else in the sandbox.
+user, limits and filter of system calls, and ends when it ends, or when whoever asked for it is gone; the kernel then
+ends everything else in the sandbox.
 
 As an ordinary user, it has the same user number as the program. So nobody but the kernel may look into its memory or
 trace it, and signals from inside do not reach a first process that has no handlers for them.
@@ -15,11 +16,12 @@ import ctypes
 import marshal
 import os
 import resource
+import select
 import signal
 import sys
 from typing import Any, NoReturn
 
-PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 4, 38, 22, 2
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 1, 4, 38, 22, 2
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -34,6 +36,7 @@ def prctl(*arguments: Any) -> None:
 
 def main() -> NoReturn:
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # when bubblewrap is killed
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # Python has handlers of its own, or ignores them
     with os.fdopen(int(sys.argv[1]), "rb") as file:
@@ -43,20 +46,32 @@ def main() -> NoReturn:
     if not os.read(job["go"], 1):
         os._exit(1)  # nobody waits for us any more
     os.close(job["ready"])
-    os.close(job["go"])
     program = os.fork()
     if program == 0:
         try:
+            os.close(job["go"])
             become(job)
         except BaseException as error:
             os.write(2, f"the sandbox cannot start the program: {error}\n".encode())
         os._exit(127)
-    os.closerange(0, 1024)  # whoever waits for the end of a pipe waits for the program, not for us
+    for first, end in ((0, job["go"]), (job["go"] + 1, 1024)):
+        os.closerange(first, end)  # whoever waits for the end of a pipe waits for the program, not for us
+    end_with(program, job["go"])
+
+
+def end_with(program: int, asked: int) -> NoReturn:
+    """Waits for the end of the program, or of the pipe that whoever asked for it holds open."""
+    woken, wake = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
     while True:
-        ended, status = os.wait()  # also for orphans
-        if ended == program:
-            code = os.waitstatus_to_exitcode(status)
-            os._exit(code if code >= 0 else 128 - code)
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:  # also orphans
+            if found[0] == program:
+                code = os.waitstatus_to_exitcode(found[1])
+                os._exit(code if code >= 0 else 128 - code)
+        if asked in select.select([woken, asked], [], [])[0]:
+            os._exit(1)
+        os.read(woken, 4096)
 
 
 def prefer_to_end() -> None:
