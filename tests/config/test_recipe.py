@@ -108,6 +108,12 @@ class TestMethod:
             ("samples", 0, "at least 1"),
             ("samples", 1, "eval_samples"),
             ("context_length", 0, "at least 1"),
+            ("per_device_train_batch_size", 0, "at least 1"),
+            ("per_device_eval_batch_size", 0, "at least 1"),
+            ("gradient_accumulation_steps", 0, "at least 1"),
+            ("max_steps", 0, "-1 for num_train_epochs"),
+            ("validation_split", 1.5, "no number of documents"),
+            ("test_split", 2.5, "no number of documents"),
             ("horizon", 1020, "does not fit in context_length=1024; use horizon<=1016"),
         ],
     )

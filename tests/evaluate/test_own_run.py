@@ -92,6 +92,17 @@ def test_other_options_win(tmp_path: Path) -> None:
     assert chosen.profile_lengths == [1, 2, 4, 8, 16, 32]  # what fits
 
 
+@pytest.mark.parametrize("changed", [{}, {"validation_split": 0}, {"dataset": ["a", "b"]}], ids=str)
+def test_another_text_is_measured_as_a_whole(tmp_path: Path, changed: dict[str, Any]) -> None:
+    run = run_folder(tmp_path, **RUN, **{"test_split": 0.3, "limit_documents": 5, **changed})
+    chosen = EvalOptions.from_values({"like": str(run), "calibration_data": str(tmp_path / "mine.jsonl")})
+    assert (chosen.held_out, chosen.data.test_split, chosen.data.limit_documents) == (0, 0, None)
+    assert (chosen.sequences, chosen.method.context_length) == (128, 96)
+    theirs = EvalOptions.from_values({"like": str(run_folder(tmp_path / "other", **RUN))})
+    named = EvalOptions.from_values({"like": str(tmp_path / "other/run"), "calibration_data": theirs.calibration_data})
+    assert named.held_out == theirs.held_out == 0.02, "the run's own, named"
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

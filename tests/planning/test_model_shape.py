@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from torch import nn
+from transformers import MambaConfig
 
 from ebft.method.cross_entropy import rows_per_chunk
 from ebft.model.backbone import output_head
@@ -11,6 +12,12 @@ from ebft.planning.model_shape import FeedForward, ModelShape, meta_model
 from tests.models import FAMILIES, MIXTURES, tiny_model
 
 LAYERS = [0.25, 0.5, 0.75]
+
+
+def test_a_model_that_is_not_supported_is_refused_with_the_reason() -> None:
+    config = MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1)
+    with pytest.raises(ValueError, match="recurrent state"):
+        ModelShape.of(meta_model(config), LAYERS)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ebft.config.evaluation import EvalOptions
+from ebft.config.profile import Profile
 from ebft.data.formats import Document
 from ebft.data.packing import DocumentIndex, SequenceDataset, collate
 from ebft.data.store import TokenStore
@@ -20,9 +21,7 @@ from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import text_config
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout
-from ebft.tasks import calibration
-from ebft.tasks.calibration import Profile, estimates, measure_sequences
-from ebft.tasks.calibration_task import calibration_profile
+from ebft.tasks.calibration import estimates, measure_sequences
 from tests.models import VOCABULARY, tiny_model
 from tests.plain import places, plain_hidden_states, plain_logits, untouched
 
@@ -48,7 +47,7 @@ def sequences(documents: list[int], T: int = 24, packing: bool = True) -> Sequen
 def measured(
     model: Any, features: FeatureNetwork, dataset: SequenceDataset, chosen: EvalOptions
 ) -> list[dict[str, Any]]:
-    config, profile = chosen.method, calibration_profile(chosen)
+    config, profile = chosen.method, chosen.profile
     ends = torch.tensor([END]) if config.document_masks else None
     rows = [range(start, min(start + 2, len(dataset))) for start in range(0, len(dataset), 2)]
     return [r for batch in measure_sequences(model, features, dataset, rows, config, profile, ends) for r in batch]
@@ -71,7 +70,7 @@ def test_profile_equals_plain_sequences_and_brute_force_pairs(document_masks: bo
     records = measured(model, features, dataset, chosen)
 
     batch = collate([dataset[row] for row in range(len(dataset))])
-    config, profile = copy.copy(chosen.method), calibration_profile(chosen)
+    config, profile = copy.copy(chosen.method), chosen.profile
     config.horizon, config.stride = max(LENGTHS), profile.stride
     ends = torch.tensor([END]) if document_masks else None
     layout = make_layout(batch["on_host"], config, 3, ends)
@@ -237,13 +236,22 @@ def test_no_profile_is_fine() -> None:
     model = tiny_model("llama")
     records = measured(model, FeatureNetwork(model), sequences([24]), options(profile_lengths=[]))
     assert estimates(records, [])[1] == []
-    assert Profile().lengths == calibration.LENGTHS
 
 
 @pytest.mark.parametrize(
     ("context", "way_out"),
-    [(100, "use lengths up to 36,"), (64, r"use a smaller profile_stride \(--profile-stride 16\)")],
+    [(100, "use lengths up to 36,"), (64, "use a smaller profile_stride, such as 32, with lengths up to 32,")],
 )
 def test_a_profile_that_does_not_fit_names_the_way_out(context: int, way_out: str) -> None:
     with pytest.raises(ConfigError, match=way_out):
         Profile((64,), 64).check(context)
+
+
+@pytest.mark.parametrize("context", [2, 3, 24, 64, 100, 128, 192, 1024])
+def test_the_usual_profile_fits(context: int) -> None:
+    chosen = EvalOptions.from_values({"tasks": ["calibration"], "context_length": context, "horizon": 1, "stride": 1})
+    chosen.profile.check(context)
+    assert chosen.profile == (Profile() if context >= 192 else Profile.fitting(context))
+    for none in ("none", ["none"], []):
+        values: dict[str, Any] = {"tasks": ["calibration"], "context_length": 24, "profile_lengths": none}
+        assert EvalOptions.from_values(values).profile_lengths == []

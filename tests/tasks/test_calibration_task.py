@@ -9,10 +9,11 @@ import pytest
 
 from ebft.config.evaluation import EvalOptions
 from ebft.errors import ConfigError
-from ebft.tasks.calibration_task import calibration_documents, calibration_profile
+from ebft.tasks.calibration_task import calibration_documents
 from tests.tiny_tokenizer import byte_tokenizer
 
 SETTINGS = {
+    "tasks": ["calibration"],
     "context_length": 24,
     "horizon": 4,
     "stride": 4,
@@ -37,7 +38,7 @@ SETTINGS = {
 )
 def test_bad_settings(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        calibration_profile(EvalOptions.from_values({**SETTINGS, **changes}))
+        EvalOptions.from_values({**SETTINGS, **changes})
 
 
 def test_holding_all_documents_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

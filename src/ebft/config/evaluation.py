@@ -18,6 +18,7 @@ from ebft.config.fields import at_least, check_choices, default_of, option
 from ebft.config.like_run import validation_options
 from ebft.config.method import MethodConfig
 from ebft.config.model_and_data import DataConfig
+from ebft.config.profile import LENGTHS, STRIDE, Profile
 from ebft.errors import ConfigError, nearest
 
 TASKS = ("calibration", "humaneval", "mbpp", "multipl-e", "translation")
@@ -125,9 +126,11 @@ class EvalOptions:
         None, "the frozen feature network: folder or hub name; default: the first model, as it says"
     )
     profile_lengths: list[int] = _calibration(
-        [1, 2, 4, 8, 16, 32, 64, 128], "completion lengths of the profile; none: no profile"
+        list(LENGTHS), "completion lengths of the profile, by default as far as they fit; none: no profile"
     )
-    profile_stride: int = _calibration(64, "tokens between the profile's anchors")
+    profile_stride: int = _calibration(
+        STRIDE, "tokens between the profile's anchors; by default at most half a context"
+    )
     calibration_batch_size: int = _calibration(4, "sequences at once")
 
     batch_size: int = _running(16, "completions generated at once")
@@ -164,12 +167,20 @@ class EvalOptions:
             raise ConfigError(f"temperature={self.temperature} must be above 0 for samples; for greedy, use samples=0")
         if not self.samples and not self.greedy:
             raise ConfigError("samples=0 without greedy leaves nothing to generate")
+        if "calibration" in self.tasks:
+            self.profile.check(self.method.context_length)
+
+    @property
+    def profile(self) -> Profile:
+        return Profile(tuple(sorted(self.profile_lengths)), self.profile_stride)
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> EvalOptions:
         """From the text of flags or from a recipe: names and types are checked."""
         if values.get("like"):
-            values = _as_the_run(values)
+            values = {**validation_options(values["like"], BORROWED, values.get("calibration_data")), **values}
+        if values.get("profile_lengths") in ("none", ["none"]):
+            values = {**values, "profile_lengths": []}
         types = {name: types_of(owner)[f.name] for name, f, owner in options()}
         given: dict[type, dict[str, Any]] = {EvalOptions: {}, MethodConfig: {}, DataConfig: {}}
         for name, value in values.items():
@@ -177,6 +188,15 @@ class EvalOptions:
                 raise ConfigError(f"unknown option {name!r} of an evaluation{nearest(name, types)}")
             inner, owner = BORROWED.get(name, (name, EvalOptions))
             given[owner][inner] = convert(name, value, types[name])
+        usual = Profile.fitting(
+            given[MethodConfig].get("context_length", MethodConfig().context_length),
+            given[EvalOptions].get("profile_stride"),
+        )
+        given[EvalOptions] = {
+            "profile_lengths": list(usual.lengths),
+            "profile_stride": usual.stride,
+            **given[EvalOptions],
+        }
         rollouts = given[MethodConfig].get("samples")
         if rollouts is not None and rollouts < 2:  # by the name that was given
             raise ConfigError(f"rollouts={rollouts} must be at least 2 for the unbiased feature-matching loss")
@@ -187,16 +207,6 @@ class EvalOptions:
         """The options of some groups, by the names of their flags."""
         owners: dict[type, Any] = {EvalOptions: self, MethodConfig: self.method, DataConfig: self.data}
         return {name: getattr(owners[owner], f.name) for name, f, owner in options() if group_of(name, f) in groups}
-
-
-def _as_the_run(values: dict[str, Any]) -> dict[str, Any]:
-    """With what `like` stands for."""
-    values = {**validation_options(values["like"], BORROWED), **values}
-    if "profile_lengths" not in values:  # a run has no profile: the default one, as far as it fits
-        default = EvalOptions()
-        room = int(values["context_length"]) - int(values.get("profile_stride", default.profile_stride))
-        values["profile_lengths"] = [length for length in default.profile_lengths if length <= room]
-    return values
 
 
 def options() -> Iterator[tuple[str, Field[Any], type]]:

@@ -19,29 +19,46 @@ def settings_of_run(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def validation_options(folder: str, borrowed: Mapping[str, tuple[str, type]]) -> dict[str, Any]:
+# What a run says about its text, and nothing about another one.
+_OF_THE_TEXT = ("limit_documents", "test_split", "split_seed")
+
+
+def place_of(source: str) -> str:
+    path = Path(source).expanduser()
+    return str(path.resolve()) if path.exists() else source
+
+
+def validation_options(
+    folder: str, borrowed: Mapping[str, tuple[str, type]], text: str | None = None
+) -> dict[str, Any]:
     """The options that measure what the run measured, on the same text.
 
     borrowed: names of options that are settings of training, and the names they have there.
+    text: measure on this instead, which is looked at as a whole.
     """
     settings = settings_of_run(Path(folder).expanduser())
     if settings is None:
         raise ConfigError(f"like={folder}: no run is there; give its output folder, which has a resolved.json")
     try:
-        return _options(folder, settings, borrowed)
+        return _options(folder, settings, borrowed, text)
     except KeyError as missing:
         raise ConfigError(f"like={folder}: its resolved.json, of another version, has no {missing}") from None
 
 
-def _options(folder: str, settings: dict[str, Any], borrowed: Mapping[str, tuple[str, type]]) -> dict[str, Any]:
+def _options(
+    folder: str, settings: dict[str, Any], borrowed: Mapping[str, tuple[str, type]], text: str | None
+) -> dict[str, Any]:
     found = {name: settings[inner] for name, (inner, _) in borrowed.items() if inner in settings}
     found |= {
         "model": [folder],
         "rollouts": settings.get("eval_samples") or settings["samples"],
         "seed": settings["eval_seed"],
-        "sequences": settings["validation_sequences"],
         "feature_model": settings.get("feature_model") or settings["model"],
     }
+    theirs = settings.get("validation_dataset") or (settings["dataset"][0] if len(settings["dataset"]) == 1 else None)
+    if text is not None and (theirs is None or place_of(text) != place_of(theirs)):
+        return {name: value for name, value in found.items() if name not in _OF_THE_TEXT}
+    found["sequences"] = settings["validation_sequences"]
     if settings.get("validation_dataset") is not None:
         of_text = (settings["validation_dataset"], settings["validation_dataset_split"], 0.0)
         found["test_split"] = 0.0  # of the other dataset

@@ -101,6 +101,9 @@ class DataConfig:
             raise ConfigError(f"validation_split={self.validation_split} must be 0 (none), a share below 1 or a number")
         if self.test_split < 0:
             raise ConfigError(f"test_split={self.test_split} must be 0 (none), a share below 1 or a number")
+        for name in ("validation_split", "test_split"):
+            if (value := getattr(self, name)) > 1 and value % 1:
+                raise ConfigError(f"{name}={value} is no share, being above 1, and no number of documents")
         if self.validation_sequences < 1:
             raise ConfigError(
                 f"validation_sequences={self.validation_sequences} must be at least 1; for none, set validation_split=0"

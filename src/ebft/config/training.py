@@ -16,6 +16,7 @@ from transformers import TrainingArguments
 
 from ebft.config import parallel
 from ebft.config.defaults import TransformersDefaults
+from ebft.config.fields import at_least
 from ebft.config.method import MethodConfig
 from ebft.config.parallel import Sharding
 from ebft.config.running import RunningConfig
@@ -35,6 +36,9 @@ class EBFTConfig(RunningConfig, MethodConfig, TransformersDefaults, TrainingArgu
         self.check_running()
         if not self.learning_rate >= 0:  # torch would say so only after the first evaluation
             raise ConfigError(f"learning_rate={self.learning_rate} must not be negative")
+        at_least(self, 1, "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
+        if self.max_steps == 0:
+            raise ConfigError("max_steps=0 trains nothing; use 1 or more, or -1 for num_train_epochs")
         if self.bf16_if_fast and _has_fast_bf16(self.use_cpu):
             self.bf16 = True
         if not self.use_cpu:

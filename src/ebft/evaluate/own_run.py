@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ebft.config.evaluation import BORROWED, EvalOptions
-from ebft.config.like_run import settings_of_run, validation_options
+from ebft.config.like_run import place_of, settings_of_run, validation_options
 from ebft.errors import ConfigError
 
 
@@ -14,8 +14,8 @@ def seen_in_training(model: str, options: EvalOptions) -> str | None:
     settings = settings_of_run(Path(model).expanduser())
     if options.calibration_data is None or options.held_out or options.data.test_split or settings is None:
         return None
-    source = _place(options.calibration_data)
-    if source not in [_place(dataset) for dataset in settings.get("dataset") or []]:
+    source = place_of(options.calibration_data)
+    if source not in [place_of(dataset) for dataset in settings.get("dataset") or []]:
         return None
     warning = f"{model} was trained on {options.calibration_data}, so these numbers are of text that it has seen"
     held_out = settings.get("validation_split")
@@ -32,13 +32,10 @@ def measured_otherwise(model: str, options: EvalOptions) -> str | None:
         return None
     ours = {name: value for name, value in options.values("calibration").items() if name in BORROWED}
     different = [
-        f"{name} {ours[name]} instead of {theirs[name]}" for name in ours if theirs.get(name, ours[name]) != ours[name]
+        f"{name} {ours[name]!r} instead of {theirs[name]!r}"
+        for name in ours
+        if theirs.get(name, ours[name]) != ours[name]
     ]
     if not different:
         return None
     return f"not measured as {model} validated: {', '.join(different)}; --like {model} measures the same way"
-
-
-def _place(source: str) -> str:
-    path = Path(source).expanduser()
-    return str(path.resolve()) if path.exists() else source

@@ -56,16 +56,9 @@ def decoder_config(decoder: Any) -> Any:
     return decoder.config.get_text_config(decoder=True)
 
 
-def prepare_model(model: nn.Module) -> PreTrainedModel:
-    """Set the model's attention to ebft's, once, after checking that ebft supports it.
-
-    Plain calls of the model keep working as before. Returns the transformers model under any wrapper.
-    """
-    base = base_model(model)
-    config = text_config(base)
-    if config._attn_implementation == ATTENTION_NAME:
-        return base
-    name = type(base).__name__
+def check_supported(base: Any) -> None:
+    """Raises ValueError for a model that ebft cannot compute with, as far as its class and configuration say."""
+    name, config = type(base).__name__, text_config(base)
     if getattr(base.config, "is_encoder_decoder", False):
         raise ValueError(f"{name} is an encoder-decoder; ebft supports decoder-only models")
     if base.get_output_embeddings() is None:
@@ -85,6 +78,18 @@ def prepare_model(model: nn.Module) -> PreTrainedModel:
         )
     if getattr(config, "alibi", False):
         raise ValueError(f"{name} uses ALiBi; ebft supports models with rotary or absolute positions")
+
+
+def prepare_model(model: nn.Module) -> PreTrainedModel:
+    """Set the model's attention to ebft's, once, after checking that ebft supports it.
+
+    Plain calls of the model keep working as before. Returns the transformers model under any wrapper.
+    """
+    base = base_model(model)
+    config = text_config(base)
+    if config._attn_implementation == ATTENTION_NAME:
+        return base
+    check_supported(base)
     output_head(base)
     before = config._attn_implementation
     base.set_attn_implementation(ATTENTION_NAME)

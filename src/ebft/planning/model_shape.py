@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from ebft.method.cross_entropy import rows_per_chunk
 from ebft.method.head import Head
-from ebft.model.backbone import decoder_config, decoder_layers, decoder_of
+from ebft.model.backbone import base_model, check_supported, decoder_config, decoder_layers, decoder_of
 from ebft.model.experts import expert_modules, experts_per_token, idle_parameters
 from ebft.model.taps import cut_decoder, resolve_taps
 
@@ -50,6 +50,7 @@ class ModelShape:
     @classmethod
     def of(cls, model: nn.Module, feature_taps: Sequence[float | int]) -> ModelShape:
         """Of a transformers model on any device."""
+        check_supported(base_model(model))
         decoder = decoder_of(model)
         config, layers = decoder_config(decoder), decoder_layers(decoder)[1]
         parameters = list(model.parameters())

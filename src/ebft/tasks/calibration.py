@@ -13,15 +13,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ebft.config.method import MethodConfig
+from ebft.config.profile import Profile
 from ebft.data.packing import SequenceDataset, collate, to_device
-from ebft.errors import ConfigError
 from ebft.iteration import make_layout
 from ebft.method import sequence_records
 from ebft.method.metrics import conditional_feature_matching_loss
@@ -33,37 +32,6 @@ from ebft.model.features import FeatureNetwork
 from ebft.rollouts import roll_out
 from ebft.trees import pack_to_score
 from ebft.validation import mean_over_contexts, measure, records_of
-
-LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
-
-
-@dataclass(frozen=True)
-class Profile:
-    """
-    Args:
-        lengths: completion lengths of the profile.
-        stride: tokens between its anchors. Rollouts are long, so these are fewer than the metrics' own.
-    """
-
-    lengths: tuple[int, ...] = LENGTHS
-    stride: int = 64
-
-    def check(self, context_length: int) -> None:
-        if any(length < 1 for length in self.lengths) or len(set(self.lengths)) < len(self.lengths):
-            raise ConfigError(f"profile_lengths={list(self.lengths)} must be different numbers of at least 1")
-        if self.stride < 1:
-            raise ConfigError(f"profile_stride={self.stride} must be at least 1")
-        if self.lengths and max(self.lengths) + self.stride > context_length:
-            raise ConfigError(
-                f"profile_lengths up to {max(self.lengths)} with profile_stride={self.stride} do not fit in "
-                f"context_length={context_length}; {self._way_out(context_length)}, or a longer context"
-            )
-
-    def _way_out(self, context_length: int) -> str:
-        room = context_length - self.stride
-        if room >= 1:
-            return f"use lengths up to {room}"
-        return f"use a smaller profile_stride (--profile-stride {max(1, context_length // 4)})"
 
 
 def measure_sequences(

@@ -24,7 +24,7 @@ from ebft.validation import text_checksum
 
 
 def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Scored:
-    config, profile = options.method, calibration_profile(options)
+    config, profile = options.method, options.profile
     documents = calibration_documents(options, subject.tokenizer)
     dataset = SequenceDataset(documents, config.context_length, config.packing, pad_token_id(subject.tokenizer))
     end_tokens = end_token_ids(subject.tokenizer, config.completions_end)
@@ -74,12 +74,6 @@ def calibration_settings(options: EvalOptions) -> dict[str, Any]:
 
 # Options of calibration that do not change the numbers of a sequence, or are told apart in another way.
 _NOT_OF_A_SEQUENCE = ("calibration_data", "calibration_split", "sequences", "feature_model", "calibration_batch_size")
-
-
-def calibration_profile(options: EvalOptions) -> calibration.Profile:
-    profile = calibration.Profile(tuple(sorted(options.profile_lengths)), options.profile_stride)
-    profile.check(options.method.context_length)
-    return profile
 
 
 def calibration_documents(options: EvalOptions, tokenizer: Any) -> DocumentIndex:

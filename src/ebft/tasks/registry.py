@@ -17,9 +17,6 @@ def problem_sets(task: str, options: EvalOptions) -> list[ProblemSet]:
                 "the task calibration needs --calibration-data: a file, a folder, a hub name or a built-in such as "
                 "stdlib-functions"
             )
-        from ebft.tasks.calibration_task import calibration_profile  # brings in torch
-
-        calibration_profile(options)
         return []
     if task == "translation":
         return [translation_set(options)]
