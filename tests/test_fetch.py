@@ -207,3 +207,15 @@ def test_a_name_without_an_owner_does_not_wait_for_the_hub(tmp_path: Path, monke
     monkeypatch.setattr(fetch.hub, "in_cache", lambda name: name == "nope")
     monkeypatch.setattr(fetch.hub, "why_unreachable", lambda: None)
     assert fetch.resolve("nope") == "nope"
+
+
+@pytest.mark.parametrize("left", ["recipe.yaml", "resolved.json"])
+def test_a_runs_folder_means_its_final_model(tmp_path: Path, left: str) -> None:
+    """Also that of a program, which has no recipe."""
+    run = tmp_path / "runs" / "mine"
+    (run / "final").mkdir(parents=True)
+    (run / left).touch()
+    (run / "final" / "config.json").touch()
+    assert fetch.resolve(str(run)) == str(run / "final")
+    (run / "config.json").touch()  # a checkpoint by itself
+    assert fetch.resolve(str(run)) == str(run)

@@ -53,9 +53,11 @@ def folder_of(name: str) -> Path:
 def resolve(name: str) -> str:
     """The folder of a model that `fetch` knows, the final model of a run's output folder, or else the name itself."""
     run = Path(name).expanduser()
-    if (run / "recipe.yaml").is_file() and not (run / "config.json").exists():
-        final = run / "final"
-        if not any((final / file).is_file() for file in ("config.json", "adapter_config.json")):
+    final = run / "final"
+    has_final = any((final / file).is_file() for file in ("config.json", "adapter_config.json"))
+    of_python = has_final and (run / "resolved.json").is_file()  # by a program that saved its model there
+    if ((run / "recipe.yaml").is_file() or of_python) and not (run / "config.json").exists():
+        if not has_final:
             raise ConfigError(
                 f"{name} is a run without a final model yet; finish it with --resume, or name one of its checkpoints"
             )

@@ -42,7 +42,10 @@ def validation_options(
     try:
         return _options(folder, settings, borrowed, text)
     except KeyError as missing:
-        raise ConfigError(f"like={folder}: its resolved.json, of another version, has no {missing}") from None
+        raise ConfigError(
+            f"like={folder}: its resolved.json has no {missing}, as that of a run by the Python trainer or by another "
+            "version; give the options themselves"
+        ) from None
 
 
 def _options(
