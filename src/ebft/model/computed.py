@@ -76,6 +76,10 @@ class Computed:
         return self.pick(attend(q, k, v).transpose(1, 2)).transpose(1, 2)
 
 
+def too_few(sizes: Sequence[int], needed: Sequence[int]) -> bool:
+    return any(count > size for count, size in zip(needed, sizes, strict=True))
+
+
 class Expected:
     """How many samples will lead at each step of a model's rollouts, by what kind of rollout it is.
 
@@ -100,9 +104,12 @@ class Expected:
         known.needed.append(list(needed))
         highest = (max(counts) for counts in zip(*known.needed, strict=True))
         enough = tuple(rounded_up(int(count * self._MORE), samples) for count in highest)
-        too_few = any(count > size for count, size in zip(needed, known.sizes or (0,) * len(enough), strict=True))
         settled = len(known.needed) == self._REMEMBERED
-        if too_few or (settled and sum(known.sizes or ()) > self._MUCH * sum(enough)):
+        if (
+            known.sizes is None
+            or too_few(known.sizes, needed)
+            or (settled and sum(known.sizes) > self._MUCH * sum(enough))
+        ):
             known.sizes = enough
 
 

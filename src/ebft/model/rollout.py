@@ -28,7 +28,7 @@ from ebft.model.backbone import (
     prepare_model,
     run_decoder,
 )
-from ebft.model.computed import ASK, Computed, Expected, Sizes
+from ebft.model.computed import ASK, Computed, Expected, Sizes, too_few
 from ebft.model.layout_graph import is_launch_bound, replay_network
 from ebft.model.positions import check_length
 from ebft.model.sizes import ask
@@ -125,7 +125,7 @@ def _run_sharing(
     sizes = _EXPECTED.sizes(base, kind)
     drawn, leading = run(sizes or asking)
     (needed,) = ask([leading])
-    if sizes is not None and any(count > size for count, size in zip(needed, sizes, strict=True)):
+    if sizes is not None and too_few(sizes, needed):
         drawn, leading = run(asking)
         (needed,) = ask([leading])
     _EXPECTED.learn(base, kind, b * layout.num_anchors * layout.samples, needed)
