@@ -97,12 +97,11 @@ class DataConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.validation_split < 0:
-            raise ConfigError(f"validation_split={self.validation_split} must be 0 (none), a share below 1 or a number")
-        if self.test_split < 0:
-            raise ConfigError(f"test_split={self.test_split} must be 0 (none), a share below 1 or a number")
         for name in ("validation_split", "test_split"):
-            if (value := getattr(self, name)) > 1 and value % 1:
+            value = getattr(self, name)
+            if value < 0:
+                raise ConfigError(f"{name}={value} must be 0 (none), a share below 1 or a number")
+            if value > 1 and value % 1:
                 raise ConfigError(f"{name}={value} is no share, being above 1, and no number of documents")
         if self.validation_sequences < 1:
             raise ConfigError(
