@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ def progress(title: str, total: int | None, done: int = 0, leave: bool = True) -
     """
     from tqdm.auto import tqdm
 
+    # tqdm's own lock is shared between processes, which nothing here needs, and it leaves a traceback behind when a
+    # signal ends the program while it is made.
+    tqdm.set_lock(threading.RLock())
     lines = _Lines(title, total, done)
     if leave and not sys.stderr.isatty():
         logger.info(f"{title}: {lines.share()}")
