@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ebft.data.rows import count_rows, fingerprint, read_rows
+from ebft.data.rows import contents, count_rows, fingerprint, read_rows
 from ebft.errors import DataError
 
 ROWS = [{"prompt": "1+1=", "completion": "2"}, {"prompt": 'a "quoted"\nline', "completion": "é, ü"}]
@@ -207,6 +207,15 @@ class TestFingerprint:
         assert fingerprint(str(tmp_path)) == second
         write_jsonl(tmp_path / "train-1.jsonl", ROWS)
         assert fingerprint(str(tmp_path)) != second
+
+    def test_contents_stay_the_same_when_a_file_is_copied(self, tmp_path: Path) -> None:
+        first = contents(str(write_jsonl(tmp_path / "train.jsonl", ROWS)))
+        (tmp_path / "other").mkdir()
+        copy = write_jsonl(tmp_path / "other" / "train.jsonl", ROWS)
+        os.utime(copy, ns=(1, 1))
+        assert contents(str(copy)) == contents(str(copy.parent)) == first
+        write_jsonl(copy, ROWS[1:])
+        assert contents(str(copy)) != first
 
     def test_of_a_builtin_is_the_version_of_python(self) -> None:
         assert fingerprint("stdlib-code") == ["stdlib-code", sys.version]

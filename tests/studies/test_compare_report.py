@@ -66,10 +66,35 @@ def test_runs_that_do_not_compare_are_marked_in_the_picture(tmp_path: Path, monk
     runs = [make_run(tmp_path / "one", [1.0, 2.0]), make_run(tmp_path / "two", [1.0, 2.0], validation="other")]
     compare.compare([str(run) for run in runs], str(tmp_path / "out"))
     (legend,) = figures[0].legends
-    assert [text.get_text() for text in legend.get_texts()] == ["one", "two (does not compare)"]
+    assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]
+    assert "dashed: does not compare" in figures[0].axes[0].get_title()
     assert [line.get_linestyle() for line in figures[0].axes[0].lines] == ["-", "--"]
     page = (tmp_path / "out" / "compare.html").read_text()
     assert [series["dashed"] for series in data_of(page)["charts"][0]["series"]] == [False, True]
+
+
+def test_only_what_does_not_compare_is_dashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = drawn(monkeypatch)
+    runs = [
+        make_run(tmp_path / name, [1.0, 2.0], whitening=whitening) for name, whitening in (("a", "none"), ("b", "both"))
+    ]
+    compare.compare([str(run) for run in runs], str(tmp_path / "out"))
+    styles = {
+        panel.get_title().split("\n")[0]: panel.lines[1].get_linestyle() for panel in figures[0].axes if panel.lines
+    }
+    proxy = styles.pop("whitened proxy (larger is better)")
+    assert (proxy, set(styles.values())) == ("--", {"-"})
+
+
+def test_the_best_model_is_not_a_point_of_the_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = drawn(monkeypatch)
+    run = make_run(tmp_path / "run", [1.0, 2.0])
+    entries = [{"step": 10 * place, "eval_cfm": value} for place, value in enumerate([3.0, 1.0, 2.0])]
+    entries.append({"step": 20, "eval_cfm": 1.0, "model_step": 10})
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    found = compare.compare([str(run)], str(tmp_path / "out"))
+    assert list(figures[0].axes[0].lines[0].get_ydata()) == [3.0, 1.0, 2.0]
+    assert [c for row in found.table for c in row if c[1:] == ".0000"] == ["1.0000"] * 2  # the last value and the best
 
 
 def test_what_differs_between_the_settings(tmp_path: Path) -> None:

@@ -51,8 +51,10 @@ def test_settings_of_recipes_lie_under_those_of_the_study(tmp_path: Path) -> Non
 
 
 def test_the_test_measures_as_validation_does(tmp_path: Path) -> None:
-    found = read(tmp_path, settings={**SETTINGS, "horizon": 3, "samples": 5, "split_seed": 7}).evaluation
+    settings = {"horizon": 3, "samples": 5, "split_seed": 7, "per_device_eval_batch_size": 6}
+    found = read(tmp_path, settings={**SETTINGS, **settings}).evaluation
     expected = {"horizon": 3, "rollouts": 5, "split_seed": 7, "test_split": 10, "calibration_data": "rows.jsonl"}
+    expected["calibration_batch_size"] = 6
     assert {name: found[name] for name in expected} == expected
     assert (found["feature_model"], found["calibration_split"], found["device"]) == ("some/model", "train", "cpu")
 

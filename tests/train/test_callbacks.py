@@ -40,6 +40,8 @@ def test_the_best_checkpoint_is_the_best(tmp_path: Path, metric: str) -> None:
     assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best}")
     assert (tmp_path / f"checkpoint-{best}" / "COMPLETE").exists()
     assert trainer.evaluate()[f"eval_{metric}"] == pytest.approx(seen[best], rel=1e-5)
+    logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [entry.get("model_step") for entry in logged if f"eval_{metric}" in entry] == [None] * len(seen) + [best]
 
 
 @dataclass

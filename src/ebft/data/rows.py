@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,20 +52,34 @@ def check_place(source: str) -> None:
 
 
 def fingerprint(source: str, split: str = "train") -> list[Any]:
-    """What changes when the rows of a source change: names, sizes and times of its files."""
-    path = Path(source).expanduser()
-    files = _files_of(path, split) if path.is_dir() else [path] if path.is_file() else []
-    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    """What changes when the rows of a source change, at a glance: names, sizes and times of its files."""
     if source in builtin.SOURCES:
         return builtin.version(source, split)
+    stats = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in _local_files(source, split)]
     return [source, split, stats]
+
+
+def contents(source: str, split: str = "train") -> list[Any]:
+    """What changes when the rows of a source change, also after it was copied or moved: names and hashes of its
+    files. It reads them whole."""
+    if source in builtin.SOURCES:
+        return builtin.version(source, split)
+    hashes = []
+    for path in _local_files(source, split):
+        with path.open("rb") as file:
+            hashes.append((path.name, hashlib.file_digest(file, "sha256").hexdigest()))
+    return hashes or [source, split]  # a hub name
+
+
+def _local_files(source: str, split: str) -> list[Path]:
+    """None for a hub name."""
+    path = Path(source).expanduser()
+    return _files_of(path, split) if path.is_dir() else [path] if path.is_file() else []
 
 
 def count_rows(source: str, split: str = "train") -> int | None:
     """How many rows there are, for the time left; None where only reading them all would tell."""
-    path = Path(source).expanduser()
-    files = _files_of(path, split) if path.is_dir() else [path] if path.is_file() else []
-    counts = [_count(file) for file in files]
+    counts = [_count(file) for file in _local_files(source, split)]
     return sum(counts) if counts and all(counts) else None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ebft import fetch
 from ebft.config.evaluation import ONLY_IF_SET, EvalOptions
-from ebft.data.rows import fingerprint as source_fingerprint
+from ebft.data import rows
 from ebft.errors import ConfigError
 from ebft.evaluate import paired, tables
 from ebft.evaluate.own_run import measured_otherwise, seen_in_training
@@ -149,7 +149,7 @@ def task_settings(task: str, options: EvalOptions) -> dict[str, Any]:
 def task_mark(task: str, options: EvalOptions, subject: Subject, sets: Sequence[ProblemSet]) -> str:
     """The same for the same numbers: model, data and settings."""
     if task == "calibration":
-        data = source_fingerprint(options.calibration_data or "", options.calibration_split)
+        data = rows.contents(options.calibration_data or "", options.calibration_split)
         inputs: Any = [subject.identity, subject.feature_source, data]
     else:
         inputs = [subject.identity, *([p.keys, p.prompts, p.skipped] for p in sets)]

@@ -19,11 +19,12 @@ from ebft.studies import paired
 from ebft.studies.metric_facts import better, facts
 from ebft.studies.report import pictures
 from ebft.studies.report.curves import AXES, Curve, metric_title, training_curves, training_metrics
+from ebft.studies.report.evidence import validated_apart
 from ebft.studies.report.page import Page
 from ebft.studies.report.settings_table import settings_of, settings_table
 from ebft.studies.report.tables import Column, Table, cell
 from ebft.studies.run_reader import COSTS, METRICS_FILE, Measurement, Run, read_run
-from ebft.studies.same_measurement import settings_that_differ, what_differs
+from ebft.studies.same_measurement import what_differs
 from ebft.train.metric_names import NAMES
 
 PNG, HTML, TABLE = "compare.png", "compare.html", "compare.json"
@@ -182,11 +183,13 @@ def _notes(runs: list[Run]) -> list[str]:
 def _write(
     folder: Path, runs: list[Run], metrics: list[str], tables: dict[str, Rows], notes: list[str], axis: str
 ) -> list[Path]:
-    named = [(run.name, [run], _apart(run, runs)) for run in runs]
+    # Against the first run that says how it was measured.
+    first = next((run for run in runs if run.validation is not None), None)
+    named = [(run.name, [run], validated_apart(run, first)) for run in runs]
     keys = training_metrics(runs)
     panels = [(facts(metric).title, training_curves(named, f"eval_{metric}")) for metric in metrics]
     if any(training_reward(run) for run in runs):
-        rlvr = [(name, of, apart) for name, of, apart in named if of[0].method == "rlvr"]
+        rlvr = [row for row in named if row[1][0].method == "rlvr"]
         panels.append((metric_title(REWARD), training_curves(rlvr, REWARD)))
     if not any(axis in curve.x for _, curves in panels for curve in curves):
         raise ConfigError(f"--x {axis}: these runs were made before ebft logged it; use --x steps")
@@ -217,16 +220,6 @@ def _write(
     )
     write_text(files[2], page.html())
     return files
-
-
-def _apart(run: Run, runs: Sequence[Run]) -> bool:
-    """Whether some of its numbers do not compare with those of the first run that says how it was measured."""
-    first = next((other for other in runs if other.validation is not None), None)
-    if first is None or first is run:
-        return False
-    if run.validation is None or first.validation is None:
-        return True
-    return bool(settings_that_differ(run.validation, first.validation))
 
 
 def _as_table(name: str, title: str, rows: Rows) -> Table:

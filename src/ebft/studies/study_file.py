@@ -295,6 +295,8 @@ def _as_validated(common: dict[str, Any]) -> dict[str, Any]:
     }
     if common.get("eval_samples"):
         found["rollouts"] = common["eval_samples"]
+    if common.get("per_device_eval_batch_size"):
+        found["calibration_batch_size"] = common["per_device_eval_batch_size"]
     if "model" in common:
         found["feature_model"] = common.get("feature_model") or common["model"]
     sources = common.get("dataset") or []

@@ -8,7 +8,7 @@ from typing import Any
 
 from ebft.config.evaluation import ONLY_IF_SET, EvalOptions
 from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, pad_token_id
-from ebft.data.rows import fingerprint as source_fingerprint
+from ebft.data.rows import contents
 from ebft.data.store import tokenize_source
 from ebft.errors import ConfigError, DataError
 from ebft.iteration import check_sequences
@@ -33,7 +33,7 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
     made_with = {
         "model": subject.identity,
         "features": subject.feature_source,
-        "data": source_fingerprint(options.calibration_data or "", options.calibration_split),
+        "data": contents(options.calibration_data or "", options.calibration_split),
         "seed": options.seed,
         **{k: v for k, v in calibration_settings(options).items() if k not in _NOT_OF_A_SEQUENCE},
     }

@@ -43,9 +43,20 @@ def keep_tensorboard_here(trainer: Any) -> None:
 
 
 class MetricsFile(TrainerCallback):
-    """Every log entry as a line of `metrics.jsonl`. After a resume, lines beyond the checkpoint are dropped."""
+    """Every log entry as a line of `metrics.jsonl`. After a resume, lines beyond the checkpoint are dropped.
+
+    What is measured after training with `load_best_model_at_end` is of the model of an earlier step: `model_step`.
+    """
+
+    def __init__(self) -> None:
+        self.model_step: int | None = None
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.load_best_model_at_end and state.best_model_checkpoint:
+            self.model_step = state.best_global_step
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.model_step = None
         file = Path(args.output_dir) / "metrics.jsonl"
         if not state.is_world_process_zero or not file.exists():
             return
@@ -63,6 +74,8 @@ class MetricsFile(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         entry = {"step": state.global_step, **json_ready(logs)}
+        if self.model_step is not None:
+            entry["model_step"] = self.model_step
         folder = Path(args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "metrics.jsonl").open("a") as file:

@@ -1,6 +1,10 @@
-"""Validation metrics in tables and pictures: their names."""
+"""Validation metrics in tables and pictures: their names, and their values along training."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
 
 NAMES = {
     "cross_entropy": "cross-entropy, all tokens",
@@ -8,3 +12,17 @@ NAMES = {
     "cfm": "feature-matching loss",
     "whitened_proxy": "whitened proxy (larger is better)",
 }
+
+
+def along_training(entries: Iterable[dict[str, Any]], key: str) -> dict[int, dict[str, Any]]:
+    """Entries of metrics.jsonl that have a metric, by step; of two at one step, the later.
+
+    Without that of the best model, which was loaded after the last step: a curve would jump back to it.
+    """
+    return {
+        entry["step"]: entry
+        for entry in entries
+        if isinstance(entry.get(key), int | float)
+        and math.isfinite(entry[key])
+        and entry.get("model_step", entry["step"]) == entry["step"]
+    }

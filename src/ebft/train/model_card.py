@@ -15,7 +15,7 @@ import transformers
 from ebft.config.recipe import Recipe
 from ebft.method.ratios import with_error
 from ebft.train import answers_before_after
-from ebft.train.metric_names import NAMES
+from ebft.train.metric_names import NAMES, along_training
 from ebft.train.training_method import TrainingMethod
 from ebft.version import __version__
 
@@ -58,7 +58,7 @@ def read_metrics(output: Path) -> list[dict[str, Any]]:
 def curves(output: Path) -> Path | None:
     """`curves.png`, one panel per metric, with standard errors where there are any."""
     entries = read_metrics(output)
-    panels = [(name, title) for name, title in PANELS if any(e.get(name) is not None for e in entries)]
+    panels = [(name, title) for name, title in PANELS if along_training(entries, name)]
     if not panels:
         return None
     import matplotlib
@@ -72,7 +72,8 @@ def curves(output: Path) -> Path | None:
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     for axis, (name, title) in zip(axes.flat, panels, strict=False):
-        points = [(e["step"], e[name], e.get(f"{name}_se") or 0.0) for e in entries if e.get(name) is not None]
+        found = along_training(entries, name)
+        points = [(step, e[name], e.get(f"{name}_se") or 0.0) for step, e in found.items()]
         steps, values, errors = zip(*points, strict=True)
         axis.plot(steps, values, marker="o" if len(points) < 20 else None, markersize=3)
         if any(errors):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -12,6 +11,8 @@ from ebft.studies.metric_facts import facts
 from ebft.studies.report.evidence import Evidence, ReportRow
 from ebft.studies.report.study_tables import column_title, summary_of
 from ebft.studies.run_reader import Run
+from ebft.studies.same_measurement import compares
+from ebft.train.metric_names import along_training
 
 # Names of horizontal axes: the key in metrics.jsonl, and the label.
 AXES = {
@@ -64,11 +65,11 @@ def metric_title(key: str) -> str:
     return facts(key.removeprefix("eval_")).title if key.startswith("eval_") else f"{key} (training)"
 
 
-def training_curves(rows: Sequence[tuple[str, Sequence[Run], bool]], key: str) -> list[Curve]:
-    """rows: name, the runs of its seeds, and whether it does not compare with the others."""
+def training_curves(rows: Sequence[tuple[str, Sequence[Run], list[str]]], key: str) -> list[Curve]:
+    """rows: name, the runs of its seeds, and in what their validation differs from that of the others."""
     found = []
-    for name, runs, apart in rows:
-        by_step = [points for run in runs if (points := _points(run, key))]
+    for name, runs, differ in rows:
+        by_step = [points for run in runs if (points := along_training(run.entries, key))]
         if not by_step:
             continue
         steps = sorted(set.intersection(*(set(points) for points in by_step)))
@@ -88,19 +89,10 @@ def training_curves(rows: Sequence[tuple[str, Sequence[Run], bool]], key: str) -
                 [fmean(v) for v in values],
                 [min(v) - e for v, e in zip(values, errors, strict=True)],
                 [max(v) + e for v, e in zip(values, errors, strict=True)],
-                apart,
+                key.startswith("eval_") and not compares(key.removeprefix("eval_"), differ),
             )
         )
     return found
-
-
-def _points(run: Run, key: str) -> dict[int, dict[str, Any]]:
-    """Entries that have the metric, by step; of two at one step, the later."""
-    return {
-        entry["step"]: entry
-        for entry in run.entries
-        if isinstance(entry.get(key), int | float) and math.isfinite(entry[key])
-    }
 
 
 def _thinned(steps: list[int]) -> list[int]:

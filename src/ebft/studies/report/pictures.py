@@ -43,7 +43,7 @@ def both(figure: Any) -> dict[str, bytes]:
 
 
 def curves_figure(panels: Sequence[tuple[str, Sequence[Curve]]], axis: str, names: Sequence[str]) -> Any:
-    """A panel for each metric. A curve that does not compare with the others is dashed, and the legend says so."""
+    """A panel for each metric. A curve that does not compare with the others is dashed, and the title says so."""
     plt = _pyplot()
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
@@ -54,9 +54,9 @@ def curves_figure(panels: Sequence[tuple[str, Sequence[Curve]]], axis: str, name
     for panel, (title, curves) in zip(axes.flat, panels, strict=False):
         for curve in curves:
             if axis in curve.x:
-                label = f"{curve.name} (does not compare)" if curve.dashed else curve.name
-                legend.setdefault(label, _draw(panel, curve, axis, color(list(names).index(curve.name))))
-        panel.set_title(plot_label(title), fontsize=10)
+                legend.setdefault(curve.name, _draw(panel, curve, axis, color(list(names).index(curve.name))))
+        apart = "\n(dashed: does not compare)" if any(curve.dashed for curve in curves) else ""
+        panel.set_title(plot_label(title) + apart, fontsize=10)
         panel.set_xlabel(AXES[axis][1] if axis in AXES else axis)
         panel.grid(alpha=0.3)
     labels = [plot_label(label) for label in legend]

@@ -79,13 +79,13 @@ def _claim(place: Path) -> Path:
     return place
 
 
-def curve_rows(evidence: Evidence) -> list[tuple[str, Sequence[Run], bool]]:
-    """Rows with the runs of their seeds. Apart: what was validated differently from the first row of the largest group
-    that was validated alike, and has curves of its own only."""
+def curve_rows(evidence: Evidence) -> list[tuple[str, Sequence[Run], list[str]]]:
+    """Rows with the runs of their seeds, and in what they were validated differently from the first row of the largest
+    group that was validated alike."""
     found = [(row.title, [m.run for m in row.models if m.run is not None]) for row in evidence.rows]
     found = [(title, runs) for title, runs in found if runs]
     reference = reference_run([runs[0] for _, runs in found])
-    return [(title, runs, bool(validated_apart(runs[0], reference))) for title, runs in found]
+    return [(title, runs, validated_apart(runs[0], reference)) for title, runs in found]
 
 
 def _measured_differently(evidence: Evidence) -> list[str]:
