@@ -121,6 +121,19 @@ class TestVerdicts:
         assert greedy.startswith("Not decided: ")
         assert "more seeds or more test data" in greedy
 
+    def test_methods_are_compared_also_if_the_runner_up_is_of_the_same(self, tmp_path: Path) -> None:
+        study = make_study(tmp_path, gammas=(0.0, 0.01), ebft=0.5, sft=1.0)
+        found = {verdict.question: verdict.answer for verdict in study_report.write(str(study)).verdicts}
+        assert "Not decided" in found["Which has the lowest cross-entropy, all tokens on the test data?"]
+        question = (
+            "Of ebft and sft, each with its best row: which has the lowest cross-entropy, all tokens on the test data?"
+        )
+        assert "; sft has " in found[question]
+        assert "p < 0.0001" in found[question]
+        # With one row each there is nothing to add.
+        study = make_study(tmp_path / "one", ebft=0.5, sft=1.0)
+        assert not any(verdict.question.startswith("Of ") for verdict in study_report.write(str(study)).verdicts)
+
     def test_one_seed_says_nothing_of_training_again(self, study: Path) -> None:
         manifest = json.loads((study / "study.json").read_text())
         for row in manifest["rows"]:

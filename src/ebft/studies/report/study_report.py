@@ -44,6 +44,7 @@ def write(study: str, output: str | None = None, paper: bool = False) -> Report:
         *(paper_tables(evidence.manifest.get("paper")) if paper else ()),
         study_tables.differences_table(evidence, metrics),
         study_tables.all_metrics_table(evidence, metrics),
+        *study_tables.profile_tables(evidence),
         study_tables.searches_table(evidence, folder),
         settings_table(*settings_of({r.title: m.run for r in evidence.rows for m in r.models[:1]})),
         study_tables.costs_table(evidence),
@@ -55,7 +56,7 @@ def write(study: str, output: str | None = None, paper: bool = False) -> Report:
         title=evidence.name,
         about=_about(evidence),
         names=[row.title for row in evidence.rows],
-        verdicts=verdicts(ranked),
+        verdicts=verdicts(ranked, study_tables.rankings_of_kinds(evidence, metrics)),
         notes=notes,
         tables=[table for table in tables if table is not None],
         curves=[(curves.metric_title(k), found) for k, found in by_key.items() if k.startswith("eval_")],
@@ -106,7 +107,14 @@ def _about(evidence: Evidence) -> str:
     runs = [model for row in evidence.rows for model in row.models if row.kind != "base"]
     done = sum(model.run is not None and model.run.finished for model in runs)
     started = str(evidence.manifest.get("started", ""))[:10]
-    return f"{len(evidence.rows)} rows, {done} of {len(runs)} final runs finished; begun {started}. Made by ebft study."
+    about = f"{len(evidence.rows)} rows, {done} of {len(runs)} final runs finished; begun {started}. Made by ebft study."
+    measured = (model.results.get("calibration") for row in evidence.rows for model in row.models)
+    if (test := next(filter(None, measured), None)) is not None and "tokens" in test:
+        about += (
+            f" Test data: {test['sequences']:,} sequences with {test['tokens']:,} tokens, and {test['contexts']:,} "
+            "contexts for completions. Cross-entropy is in nats per token."
+        )
+    return about
 
 
 def _pareto(evidence: Evidence) -> dict[str, Any] | None:
@@ -181,4 +189,5 @@ def _markdown(page: Page, place: Path) -> str:
     lines += [f"- **{markdown_text(v.question)}** {markdown_text(v.answer)}" for v in page.verdicts]
     lines += ["", *(as_markdown(table) for table in page.tables)]
     lines += [f"![{file.stem}]({FIGURES}/{file.name})\n" for file in sorted((place / FIGURES).glob("*.png"))]
+    lines += ["## How this was made", "", *(f"- {name}: `{value}`" for name, value in page.made_with), ""]
     return "\n".join(lines)

@@ -102,15 +102,31 @@ def compare_rows(mine: ReportRow, other: ReportRow, metric: str) -> Summary | No
 
 def rankings(evidence: Evidence, metrics: Sequence[str]) -> list[Ranking]:
     """The best row by each metric, tested against the runner-up; p-values by Holm's method over all of them."""
+    ordered = [(metric, _best_first(evidence, metric)) for metric in metrics]
+    return _tested([(metric, rows[0], rows[1]) for metric, rows in ordered if len(rows) > 1])
+
+
+def rankings_of_kinds(evidence: Evidence, metrics: Sequence[str]) -> list[Ranking]:
+    """The same for the best rows of two methods, such as EBFT and SFT, where the runner-up is another row of the same
+    method: whether one beats the other would stay open."""
     found = []
     for metric in metrics:
-        values = {row.name: s.value for row in evidence.rows if (s := summary_of(row, metric)) is not None}
-        rows = [row for row in evidence.rows if row.name in values and not math.isnan(values[row.name])]
-        if metric == "reward" or len(rows) < 2:
-            continue
-        sign = 1 if facts(metric).smaller_is_better else -1
-        best, second = sorted(rows, key=lambda row: sign * values[row.name])[:2]
-        found.append(Ranking(metric, best, second, compare_rows(best, second, metric)))
+        rows = [row for row in _best_first(evidence, metric) if row.kind != "base"]
+        other = next((row for row in rows if row.kind != rows[0].kind), None)
+        if other is not None and other is not rows[1]:
+            found.append((metric, rows[0], other))
+    return _tested(found)
+
+
+def _best_first(evidence: Evidence, metric: str) -> list[ReportRow]:
+    values = {row.name: s.value for row in evidence.rows if (s := summary_of(row, metric)) is not None}
+    rows = [row for row in evidence.rows if row.name in values and not math.isnan(values[row.name])]
+    sign = 1 if facts(metric).smaller_is_better else -1
+    return [] if metric == "reward" else sorted(rows, key=lambda row: sign * values[row.name])
+
+
+def _tested(pairs: Sequence[tuple[str, ReportRow, ReportRow]]) -> list[Ranking]:
+    found = [Ranking(metric, best, second, compare_rows(best, second, metric)) for metric, best, second in pairs]
     adjusted = holm([math.nan if r.test is None else r.test.p for r in found])
     return [Ranking(r.metric, r.best, r.second, r.test, p) for r, p in zip(found, adjusted, strict=True)]
 
@@ -170,14 +186,31 @@ def meaning_of(metric: str) -> str:
 
 def all_metrics_table(evidence: Evidence, metrics: Sequence[str]) -> Table | None:
     others = [metric for metric in evidence.metrics if metric not in metrics and "cfm_at_" not in metric]
-    if not others:
+    return _untested_table(evidence, others, "other-metrics", "Other metrics")
+
+
+def profile_tables(evidence: Evidence) -> list[Table | None]:
+    """The feature-matching loss over completion length, and how methods of different kinds differ in it."""
+    lengths = [metric for metric in evidence.metrics if "cfm_at_" in metric]
+    rows = [row for row in evidence.rows if row.kind != "base"]
+    pairs = [(one, other) for one, other in itertools.combinations(rows, 2) if one.kind != other.kind]
+    return [
+        _untested_table(evidence, lengths, "profile", "Feature-matching loss over completion length"),
+        _tested_table(lengths, pairs, "profile-differences", "Paired differences over completion length"),
+    ]
+
+
+def _untested_table(evidence: Evidence, metrics: Sequence[str], name: str, title: str) -> Table | None:
+    if not metrics:
         return None
-    columns = [Column("method", text=True), *(Column(column_title(m), meaning_of(m)) for m in others)]
+    titles = [column_title(m).removeprefix("feature-matching loss at ") for m in metrics]
+    columns = [Column(title, meaning_of(m)) for title, m in zip(titles, metrics, strict=True)]
+    columns = [Column("method", text=True), *columns]
     rows = [
-        [cell(row.title), *(cell("") if (s := summary_of(row, m)) is None else number_cell(s) for m in others)]
+        [cell(row.title), *(cell("") if (s := summary_of(row, m)) is None else number_cell(s) for m in metrics)]
         for row in evidence.rows
     ]
-    return Table("other-metrics", "Other metrics", columns, rows, "Means over seeds with 95 % intervals; not tested.")
+    return Table(name, title, columns, rows, "Means over seeds with 95 % intervals; not tested.")
 
 
 def differences_table(evidence: Evidence, metrics: Sequence[str]) -> Table | None:
@@ -187,6 +220,12 @@ def differences_table(evidence: Evidence, metrics: Sequence[str]) -> Table | Non
     if len(rows) > _MOST_ROWS_FOR_PAIRS:
         first = next((row for row in rows if row.kind != "base"), rows[0])
         pairs = [(first, row) for row in rows if row is not first]
+    return _tested_table(metrics, pairs, "differences", "Paired differences")
+
+
+def _tested_table(
+    metrics: Sequence[str], pairs: Sequence[tuple[ReportRow, ReportRow]], name: str, title: str
+) -> Table | None:
     found: list[tuple[str, ReportRow, ReportRow, Summary]] = []
     for metric, (one, other) in itertools.product(metrics, pairs):
         if (test := compare_rows(other, one, metric)) is not None:
@@ -224,7 +263,7 @@ def differences_table(evidence: Evidence, metrics: Sequence[str]) -> Table | Non
         f"{len(found)} tests were made here. At a level of 5 %, about one in twenty would show a difference where "
         "there is none; the corrected p-values hold that chance at 5 % for all of them together."
     )
-    return Table("differences", "Paired differences", columns, body, caption)
+    return Table(name, title, columns, body, caption)
 
 
 def _reading(metric: str, value: float, p: float) -> str:

@@ -21,9 +21,20 @@ class Verdict:
         return f"{self.question} {self.answer}"
 
 
-def verdicts(ranked: Sequence[Ranking]) -> list[Verdict]:
-    tests = sum(not math.isnan(one.p) for one in ranked)
-    return [Verdict(_question(one.metric), _answer(one, tests)) for one in ranked]
+def verdicts(ranked: Sequence[Ranking], of_kinds: Sequence[Ranking] = ()) -> list[Verdict]:
+    return [
+        *(Verdict(_question(one.metric), _answer(one, _tests(ranked))) for one in ranked),
+        *(Verdict(_question_of_kinds(one), _answer(one, _tests(of_kinds))) for one in of_kinds),
+    ]
+
+
+def _tests(ranked: Sequence[Ranking]) -> int:
+    return sum(not math.isnan(one.p) for one in ranked)
+
+
+def _question_of_kinds(one: Ranking) -> str:
+    question = _question(one.metric).removesuffix("?").removeprefix("Which ")
+    return f"Of {one.best.kind} and {one.second.kind}, each with its best row: which {question}?"
 
 
 def _question(metric: str) -> str:
@@ -53,9 +64,7 @@ def _answer(one: Ranking, tests: int) -> str:
     if not one.p < SIGNIFICANT:
         more = "more seeds or more test data" if one.test.seeds > 1 else "more seeds and more test data"
         return f"Not decided: {values} ({gap}). It would take {more}."
-    won = (
-        f"{one.best.title}, with {shown(best.value)}; {one.second.title} comes next with {shown(second.value)} ({gap})."
-    )
+    won = f"{one.best.title}, with {shown(best.value)}; {one.second.title} has {shown(second.value)} ({gap})."
     if one.test.seeds > 1:
         return won
     return f"Of these very models {won} With one training run each, this says nothing about training again."
