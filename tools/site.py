@@ -28,6 +28,7 @@ FROM_ROOT = {
     "code-of-conduct.md": "CODE_OF_CONDUCT.md",
     "benchmarks.md": "benchmarks/README.md",
     "study-cpu.md": "results/study-cpu/report.md",
+    "study-little-data.md": "results/replication/little-1000/report.md",
 }
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^(`{3,}|~~~+).*?^\1`*\s*$", re.MULTILINE | re.DOTALL)
