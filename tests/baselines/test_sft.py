@@ -261,4 +261,9 @@ def test_what_is_left_out_is_said(tiny: Path, tmp_path: Path, capsys: Any) -> No
     recipe = write_recipe(tmp_path, tiny, write_rows(tmp_path / "rows.jsonl", rows), validation_split=0)
     arguments = ["--answer_only", "true", "--max_length", 10, "--eval_strategy", "no", "--dry-run"]
     assert run("sft", recipe, tmp_path / "out", *arguments) == 0
-    assert "note: 1 of 4 training sequences are left out" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "note: 1 of 4 training sequences are left out" in printed
+    # A token a character, and one that ends each document: 4 * 14 + 1 + 1 of all 58 + 3 * 5.
+    assert f"max_length=10 cuts 1 of 4 documents, and with them {48 / 73:.1%} of the tokens" in printed
+    assert run("sft", recipe, tmp_path / "out", *arguments, "--pack_training", "true", "--answer_only", "false") == 0
+    assert "cuts" not in capsys.readouterr().err

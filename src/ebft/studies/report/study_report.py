@@ -107,7 +107,9 @@ def _about(evidence: Evidence) -> str:
     runs = [model for row in evidence.rows for model in row.models if row.kind != "base"]
     done = sum(model.run is not None and model.run.finished for model in runs)
     started = str(evidence.manifest.get("started", ""))[:10]
-    about = f"{len(evidence.rows)} rows, {done} of {len(runs)} final runs finished; begun {started}. Made by ebft study."
+    about = (
+        f"{len(evidence.rows)} rows, {done} of {len(runs)} final runs finished; begun {started}. Made by ebft study."
+    )
     measured = (model.results.get("calibration") for row in evidence.rows for model in row.models)
     if (test := next(filter(None, measured), None)) is not None and "tokens" in test:
         about += (
