@@ -61,6 +61,7 @@ class TestTrain:
         resolved = json.loads((output / "resolved.json").read_text())
         assert (resolved["seed"], resolved["horizon"], resolved["whitening"]) == (7, 4, "reference")
         assert resolved["dataset"] == [str(rows)]
+        assert resolved["prompt_kinds"] == ["text"]
         assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
         assert any((output / "samples").iterdir())
         assert {p.name for p in output.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-3"}

@@ -28,7 +28,7 @@ from ebft.train.live_progress import LiveProgress, StepLines
 from ebft.train.preemption import Preemption
 from ebft.train.python_run import PythonRun
 from ebft.train.run_folder import RunFolder, outcome
-from ebft.train.sequences import load_data
+from ebft.train.sequences import load_data, prompt_kinds
 from ebft.train.training_method import EBFT, Loaded, TrainingMethod
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def _train(
     if first:
         if not torch.accelerator.is_available() and not as_given("use_cpu", recipe.given, recipe.command):
             logger.warning("no GPU was found: computing on the CPU (use_cpu: true if that is meant)")
-        folder.describe_run(loaded.train_set)
+        folder.describe_run(loaded.train_set, prompt_kinds(recipe))
     results = processes.from_first(folder.read_results())
     results["method"] = method.name
     for ended in ("after", "change", "steps", "spent"):  # of a run that was finished, and is continued

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -168,13 +168,14 @@ class RunFolder:
                 "text; put the old data back, or choose another folder"
             )
 
-    def describe_run(self, train_set: SequenceDataset) -> None:
+    def describe_run(self, train_set: SequenceDataset, prompt_kinds: Sequence[str] = ()) -> None:
         """What the run is, for people and for resuming: its recipe, every setting, its data."""
         recipe, training = self.recipe, self.recipe.training
         self.path.mkdir(parents=True, exist_ok=True)
         resolved = {**asdict(recipe.model), **asdict(recipe.data), **training.to_dict()}
         resolved["push_to_hub"] = recipe.given.get("push_to_hub", False)  # which the run has taken from the Trainer
         resolved["sequences_per_step"] = training.rows_per_step
+        resolved["prompt_kinds"] = list(prompt_kinds)
         resolved["sharding"] = None if training.sharding is None else asdict(training.sharding)
         text = "# What was set, by recipe and flags.\n" + yaml.safe_dump(recipe.given, sort_keys=False)
         write_text(self.path / RECIPE_FILE, text)

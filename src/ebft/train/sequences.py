@@ -20,6 +20,16 @@ logger = logging.getLogger(__name__)
 LOOKED_AT = 20  # rows of each dataset
 
 
+def _some_rows(recipe: Recipe) -> list[Row]:
+    data = recipe.data
+    return [row for source in data.dataset for row in islice(read_rows(source, data.dataset_split), LOOKED_AT)]
+
+
+def prompt_kinds(recipe: Recipe) -> list[str]:
+    """How prompts are made of the rows, as some of them show it: what `ebft generate` has to know of a run."""
+    return sorted({recipe.data.row_format.prompt_kind(row) for row in _some_rows(recipe)})
+
+
 def _check_columns(recipe: Recipe, rows: Sequence[Row]) -> None:
     """A column that was named must be in one of the datasets, or a slip in its name would train on another one."""
     named = {kind: name for kind, name in recipe.data.columns.items() if name != kind}
@@ -71,7 +81,7 @@ def load_data(
     def sequences(index: DocumentIndex) -> SequenceDataset:
         return SequenceDataset(index, training.context_length, training.packing, pad_token_id(tokenizer))
 
-    rows = [row for source in data.dataset for row in islice(read_rows(source, data.dataset_split), LOOKED_AT)]
+    rows = _some_rows(recipe)
     _check_columns(recipe, rows)
     indices = [tokenized(source, data.dataset_split) for source in data.dataset]
     if training.process_index == 0:
