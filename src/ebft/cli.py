@@ -353,7 +353,9 @@ def _study_run(arguments: list[str]) -> int:
         description="Methods, settings and seeds, with a test of every final model. The same command resumes.",
     )
     parser.add_argument("study", metavar="STUDY", help="YAML file of the study (docs/studies.md)")
-    parser.add_argument("--dry-run", action="store_true", help="say how many runs, hours and gigabytes; start nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say how many runs, how long and how many gigabytes; start nothing"
+    )
     parser.add_argument("--next-stage", action="store_true", help="do only what was not tried yet: for jobs in a chain")
     launchers.add_arguments(parser, "runs")
     options = parser.parse_args(arguments)

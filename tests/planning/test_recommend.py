@@ -72,7 +72,7 @@ def test_the_recipe_is_ready_to_paste(tmp_path: Path, capsys: pytest.CaptureFixt
     first, recipe = printed.split("\n\n")[:2]
     assert first.startswith("Recommended for 8 GPUs of 80 GiB: fsdp2, ")
     assert " s a step and " in first
-    assert "hours an epoch (rates scaled from an H200, without communication)" in first
+    assert " min an epoch (rates scaled from an H200, without communication)" in first
     values = yaml.safe_load(recipe)
     assert values["gamma"] == 0.1
     assert values["model"] == str(model)

@@ -38,6 +38,6 @@ Only the model's config.json is read.
   --gpus N          processes, one on each GPU
   --gpu NAME        h200, h100, a100, a100-40gb, l40s, a10, l4, rtx4090 or rtx3090: its memory, and times
   --gpu-memory GIB  of each GPU, where its name is not given or it has another; an H100 of "80 GB" has 80
-  --tokens N        of the training text, for the hours of an epoch
+  --tokens N        of the training text, for the time of an epoch
   --json            everything in bytes, for programs
 Any setting of ebft train may be given, with or without a recipe, and wins over it."""

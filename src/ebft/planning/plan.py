@@ -27,6 +27,7 @@ from ebft.planning.rates import TIMED_ON
 from ebft.planning.recommend import Recommendation, recommend
 from ebft.planning.strategies import STRATEGIES, Strategy, strategy_of
 from ebft.planning.workload import Workload
+from ebft.runtime.progress import duration
 
 if TYPE_CHECKING:  # torch and transformers are imported when there is a recipe to plan
     from ebft.config.recipe import Recipe
@@ -249,12 +250,11 @@ def _times(found: Plan, advised: Recommendation, tokens: float | None) -> str:
         return ""  # --gpu gives the times
     seconds = advised.seconds(found.active, gpu, found.hardware.gpus)
     each = tokens if tokens is not None else 1e6
-    hours = seconds * each / (found.work.context * advised.rows_per_step) / 3600
+    whole = seconds * each / (found.work.context * advised.rows_per_step)
     an_epoch = "an epoch" if tokens is not None else "a million tokens of text"
     told = "measured" if gpu == TIMED_ON else f"scaled from an {TIMED_ON.upper()}"
     apart = ", without communication" if found.hardware.gpus > 1 else ""
-    step = f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
-    return f", about {step} s a step and {hours:.2g} hours {an_epoch} (rates {told}{apart})"
+    return f", about {duration(seconds)} a step and {duration(whole)} {an_epoch} (rates {told}{apart})"
 
 
 def introduction(found: Plan) -> list[str]:
