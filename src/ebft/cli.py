@@ -257,6 +257,10 @@ def _plan(arguments: list[str]) -> int:
             f"--gpu {gpu} is not one of {', '.join(GPUS)}{nearest(gpu, GPUS)}; for another, give --gpu-memory, and "
             "--gpus for their number"
         )
+    output = settings.pop("output", None)
+    if output is not None and (not isinstance(output, str) or Path(output).exists()):
+        reason = f"{output} is there already" if isinstance(output, str) else "it takes the name of one"
+        raise ConfigError(f"--output writes a new file: {reason}")
     tokens = _number(settings, "tokens") if "tokens" in settings else None
     gpus = _number(settings, "gpus")
     given = "gpu_memory" in settings or gpu is None
@@ -269,14 +273,16 @@ def _plan(arguments: list[str]) -> int:
     hardware = plan.Hardware(int(gpus), gpu_memory, gpu)
     in_recipe = {} if file is None else read_values(file)
     _check_models({**in_recipe, **settings})
-    for name, standing_in in (("dataset", "my.jsonl"), ("output_dir", "runs/mine")):  # neither takes memory
-        if name not in in_recipe:
-            settings.setdefault(name, standing_in)
-    found = plan.plan(load_recipe(file, settings), hardware)
+    standing_in = {"dataset": "my.jsonl", "output_dir": "runs/mine"}  # neither takes memory
+    missing = {name: value for name, value in standing_in.items() if name not in {**in_recipe, **settings}}
+    found = plan.plan(load_recipe(file, {**settings, **missing}), hardware)
+    if output is not None:
+        text = "\n".join(plan.recipe_lines(found, missing)) + "\n"
+        Path(output).write_text(text, encoding="utf-8")
     if "--json" in arguments:
         print(json.dumps(plan.as_json(found), indent=1))
         return 0
-    print("\n".join(plan.recommendation(found, tokens)), end="\n\n")
+    print("\n".join(plan.recommendation(found, tokens, missing, output)), end="\n\n")
     print("\n".join(plan.introduction(found)), end="\n\n")
     _print_table(plan.table(found))
     return 0

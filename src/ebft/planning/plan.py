@@ -5,7 +5,8 @@ Only the model's configuration is read: a folder that holds nothing but config.j
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -213,8 +214,22 @@ def table(found: Plan) -> list[tuple[str, ...]]:
     return rows
 
 
-def recommendation(found: Plan, tokens: float | None = None) -> list[str]:
-    """What to do, ready to paste, and what the recipe as it is would do. tokens: of the training text."""
+def recipe_lines(found: Plan, to_replace: Collection[str] = ()) -> list[str]:
+    """The recommended recipe, as YAML. to_replace: settings that nobody gave, and that stand for the user's own."""
+    if found.recommended is None:
+        raise ConfigError("nothing fits, so there is no recipe to write")
+    settings = {name: value for name, value in found.settings.items() if name not in _CHOSEN_HERE}
+    lines = yaml.safe_dump({**settings, **found.recommended.settings}, sort_keys=False).strip().splitlines()
+    return [f"{line}  # replace by yours" if line.partition(":")[0] in to_replace else line for line in lines]
+
+
+def recommendation(
+    found: Plan, tokens: float | None = None, to_replace: Collection[str] = (), file: str | None = None
+) -> list[str]:
+    """What to do, ready to paste, and what the recipe as it is would do.
+
+    tokens: of the training text; to_replace: as `recipe_lines` takes it; file: where the recipe has been written.
+    """
     hardware, advised, mine = found.hardware, found.recommended, found.strategies.get(found.chosen)
     gpus = f"{hardware.gpus} GPU{'s' if hardware.gpus > 1 else ''} of {hardware.gpu_memory_gib:g} GiB"
     lines = []
@@ -223,10 +238,10 @@ def recommendation(found: Plan, tokens: float | None = None) -> list[str]:
     else:
         needs = f"{advised.memory.peak / GIB:.1f} of {hardware.gpu_memory_gib:g} GiB on each GPU"
         lines.append(f"Recommended for {gpus}: {advised.strategy.name}, {needs}{_times(found, advised, tokens)}.")
-        settings = {name: value for name, value in found.settings.items() if name not in _CHOSEN_HERE}
         launch = f" --launch {hardware.gpus}" if hardware.gpus > 1 else ""
-        recipe = yaml.safe_dump({**settings, **advised.settings}, sort_keys=False).strip()
-        lines += ["", *recipe.splitlines(), "", f"As recipe.yaml: ebft train --config recipe.yaml{launch}"]
+        lines += ["", *recipe_lines(found, to_replace), ""]
+        place = shlex.quote(file or "recipe.yaml")
+        lines.append(f"{'Written to' if file else 'As'} {place}: ebft train --config {place}{launch}")
         if rate := advised.settings.get("learning_rate"):
             lines.append(
                 f"Its learning_rate of {rate:g} is {ADAPTER_RATE} times that of the whole model "
