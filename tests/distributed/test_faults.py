@@ -96,7 +96,8 @@ def killed(recipe: Path, how: list[str], tmp_path_factory: pytest.TempPathFactor
     assert time.time() - killed_at < 30, f"{time.monotonic() - begin} s in all"
     assert [line for line in errors.splitlines() if line.startswith("ebft:")] == [
         "ebft: process 1 of 2 was killed (SIGKILL); the machine may be out of memory; the others were stopped",
-        f"ebft: the last good checkpoint is {output}/checkpoint-2; continue with --resume",
+        f"ebft: the last good checkpoint is {output}/checkpoint-2; continue with: ebft train --config "
+        f"{output}/recipe.yaml --launch 2 --resume",
     ]
     assert "Traceback" not in errors
     return output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from ebft import cli
+from ebft.data.row_format import ALPACA, ALPACA_WITH_INPUT, RowFormat
 from ebft.evaluate import generate_command
 from ebft.evaluate.live_answer import LiveAnswer
+from ebft.evaluate.prompt_format import PromptFormat, format_of_runs
 from ebft.loading import Checkpoint
 from ebft.tasks.generation import GenerationSettings, TransformersGenerator
 from tests.imports import run_commands
@@ -52,6 +55,85 @@ def test_what_follows_a_prompt(model: Path, tmp_path: Path) -> None:
     flags = ["--prompt", "2+2", "--prompt-separator", " =\\n", "--output", str(output), *SHORT]
     assert cli.main(["generate", "--model", str(model), *flags]) == 0
     assert rows_of(output)[0]["prompt"] == "2+2 =\n"
+
+
+def of_run(model: Path, folder: Path, **settings: object) -> Path:
+    """A model as the final one of a run."""
+    shutil.copytree(model, folder / "final")
+    (folder / "resolved.json").write_text(json.dumps(settings))
+    return folder
+
+
+CHAT = "<user>hi</turn><assistant>"
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags", "expected"),
+    [
+        ({"prompt_kinds": ["prompt"], "prompt_separator": "\n"}, [], "hi\n"),
+        ({"prompt_kinds": ["prompt"], "prompt_separator": "\n"}, ["--prompt-style", "raw"], "hi"),
+        ({"prompt_kinds": ["prompt"], "prompt_separator": "\n"}, ["--prompt-separator", ""], "hi"),
+        ({"prompt_kinds": ["prompt"], "prompt_template": "Q: {q}\nA:", "prompt_separator": " "}, [], "Q: hi\nA: "),
+        ({"prompt_kinds": ["prompt"], "prompt_template": "{a} {b}"}, [], "hi"),
+        ({"prompt_kinds": ["alpaca"]}, [], ALPACA.format(instruction="hi")),
+        ({"prompt_kinds": ["messages"]}, [], CHAT),
+        ({"prompt_kinds": ["messages"]}, ["--prompt-style", "raw"], "hi"),
+        ({"prompt_kinds": ["messages", "prompt"]}, [], "hi"),
+        ({"prompt_kinds": ["text"]}, ["--prompt-style", "chat"], CHAT),
+        ({"seed": 1}, [], "hi"),
+    ],
+    ids=str,
+)
+def test_prompts_are_made_as_in_the_run(
+    settings: dict[str, object],
+    flags: list[str],
+    expected: str,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seen: list[str] = []
+
+    def spy(self: TransformersGenerator, prompts: list[str], settings: GenerationSettings) -> list[list[str]]:
+        seen.extend(prompts)
+        return [["fine"] for _ in prompts]
+
+    monkeypatch.setattr(TransformersGenerator, "generate", spy)
+    run = of_run(model, tmp_path / "run", **settings)
+    assert cli.main(["generate", "--model", str(run), "--prompt", "hi", *flags, *SHORT]) == 0
+    assert seen == [expected]
+    errors = capsys.readouterr().err
+    assert ("--prompt-style raw leaves them as they are" in errors) == (expected != "hi" and not flags)
+    assert ("the run was not on conversations" in errors) == ("chat" in flags)
+
+
+def test_prompts_of_rows_and_prompts_that_are_whole_already(tmp_path: Path) -> None:
+    made = PromptFormat("prompt", RowFormat(prompt_template="Q: {q}\nA:", prompt_separator=" "))
+    assert made.of_row({"q": "one", "completion": "two"}) == "Q: one\nA: "
+    assert made.of_row({"prompt": "one"}) == "Q: one\nA: "
+    assert made.of_text("Q: one\nA:") == made.of_text("Q: one\nA: ") == "Q: one\nA: "
+    alpaca = PromptFormat("alpaca")
+    assert alpaca.of_row({"instruction": "add", "input": "1 2"}) == ALPACA_WITH_INPUT.format(
+        instruction="add", input="1 2"
+    )
+    assert alpaca.of_row({"prompt": "add"}) == alpaca.of_row({"instruction": "add"}) == alpaca.of_text("add")
+
+
+def test_runs_that_made_prompts_in_different_ways(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    runs = []
+    for kind in ("messages", "text"):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "resolved.json").write_text(json.dumps({"prompt_kinds": [kind]}))
+        runs.append(str(tmp_path / kind))
+    assert format_of_runs(["base", runs[0]]).is_chat
+    assert format_of_runs(runs) == PromptFormat()
+    assert "in different ways" in caplog.text
+
+
+def test_a_line_break_that_is_none(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", "--model", str(model), "--prompt", r"a\nb", *SHORT]) == 0
+    assert "write $'one\\ntwo' in bash" in capsys.readouterr().err
 
 
 def test_several_models_beside_each_other(
@@ -114,6 +196,19 @@ def test_a_chat_remembers(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 def said(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     waiting = iter([*lines, ""])  # an empty line ends
     monkeypatch.setattr("builtins.input", lambda question: next(waiting))
+
+
+def test_a_chat_with_a_model_that_was_not_trained_on_any(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Although its tokenizer has a chat template."""
+    seen: list[str] = []
+    monkeypatch.setattr(TransformersGenerator, "generate", lambda self, prompts, settings: [[seen.extend(prompts)]])
+    run = of_run(model, tmp_path / "run", prompt_kinds=["prompt"], prompt_separator=" ")
+    said(monkeypatch, "hi", "again")
+    assert cli.main(["generate", "--model", str(run), *SHORT]) == 0
+    assert seen == ["hi ", "again "]
+    assert "Not trained on conversations" in capsys.readouterr().out
 
 
 def test_a_chat_with_one_model_shows_tokens_as_they_come(

@@ -72,12 +72,20 @@ def test_the_recipe_is_ready_to_paste(tmp_path: Path, capsys: pytest.CaptureFixt
     first, recipe = printed.split("\n\n")[:2]
     assert first.startswith("Recommended for 8 GPUs of 80 GiB: fsdp2, ")
     assert " s a step and " in first
-    assert "hours an epoch (rates scaled from an H200, without communication)" in first
+    assert " min an epoch (rates scaled from an H200, without communication)" in first
     values = yaml.safe_load(recipe)
     assert values["gamma"] == 0.1
     assert values["model"] == str(model)
+    assert "\ndataset:  # replace by yours\n- my.jsonl\noutput_dir: runs/mine  # replace by yours\n" in recipe
     assert strategy_of(load_recipe(None, values)).name == "fsdp2"
     assert "As given (ddp), it does not fit: " in printed
+    file = tmp_path / "recipe.yaml"
+    assert cli.main(["plan", *given, "--output", str(file), "--output_dir", "mine"]) == 0
+    assert f"Written to {file}: ebft train --config {file} --launch 8" in capsys.readouterr().out
+    assert yaml.safe_load(file.read_text()) == {**values, "output_dir": "mine"}
+    assert "output_dir: mine\n" in file.read_text()
+    assert cli.main(["plan", *given, "--output", str(file)]) == 2
+    assert "is there already" in capsys.readouterr().err
     header = next(line for line in printed.splitlines() if line.startswith("GiB on each GPU"))
     assert header.split("  ")[-1] == "fsdp2 (recommended)"
     assert "ddp (as given)" in header

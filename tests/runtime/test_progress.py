@@ -48,4 +48,5 @@ def test_without_a_total_there_is_no_time_left(clock: list[float], caplog: pytes
 
 
 def test_durations() -> None:
-    assert [duration(s) for s in (0.4, 99, 119, 5999, 7200)] == ["0 s", "99 s", "2 min", "100 min", "2.0 h"]
+    assert [duration(s) for s in (0, 0.0123, 2.11, 9.99)] == ["0 s", "0.012 s", "2.1 s", "10 s"]
+    assert [duration(s) for s in (99, 119, 5999, 7200, 4e6)] == ["99 s", "2 min", "100 min", "2.0 h", "1,111 h"]

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from ebft.train.advice import Advice, cross_entropy_rises, equal_completions, equal_rewards, reward_does_not_move
+from ebft.config.training import EBFTConfig
+from ebft.train.advice import (
+    Advice,
+    cross_entropy_rises,
+    equal_completions,
+    equal_rewards,
+    only_warm_up,
+    reward_does_not_move,
+)
 from tests.baselines.runs import needs_trl, run, write_recipe, write_rows
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -24,6 +32,27 @@ def test_groups_of_equal_rewards() -> None:
     assert "easier prompts" in (equal_rewards([flat] * 3, TRL) or "")
     assert "harder prompts" in (equal_rewards([{**flat, "reward": 1.0}] * 3, TRL) or "")
     assert equal_rewards([flat, {"frac_reward_zero_std": 0.9}, flat, flat], TRL) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "words"),
+    [
+        ({}, 1, "warm-up takes the only step: the learning rate is 0 at first and 0 at last, never 1e-06"),
+        (
+            {"warmup_steps": 4, "learning_rate": 1e-3},
+            3,
+            "all 3 steps: the learning rate is 0 at first and 0.0005 at last",
+        ),
+        ({}, 2, None),
+        ({"warmup_steps": 0}, 1, None),
+        ({"lr_scheduler_type": "constant"}, 1, None),
+    ],
+    ids=str,
+)
+def test_nothing_but_warm_up(settings: dict[str, Any], steps: int, words: str | None) -> None:
+    found = only_warm_up(EBFTConfig(output_dir="o", use_cpu=True, **settings), steps)
+    assert (words or "") in (found or "")
+    assert (found is None) == (words is None)
 
 
 def test_equal_completions() -> None:

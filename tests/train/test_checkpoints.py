@@ -97,13 +97,18 @@ def test_killed_and_resumed_gives_the_same_weights(
     assert sorted(p.name for p in output.glob("checkpoint-*")) == ["checkpoint-6", "checkpoint-8"]
 
 
+RESUME = "ebft train --config {}/recipe.yaml --resume"
+
+
 def test_preempted_and_damaged_gives_the_same_weights(recipe: Path, uninterrupted: Path, tmp_path: Path) -> None:
     """SIGTERM in the step after the fourth; then a bit of what was saved is lost, and the checkpoint before is used."""
     output = tmp_path / "run"
     stopped = run(recipe, output, kill_at="notice:4")
     assert stopped.returncode == 75, stopped.stderr
     assert "ebft: stopped by SIGTERM\n" in stopped.stderr
-    assert f"the last good checkpoint is {output}/checkpoint-5; continue with --resume" in stopped.stderr
+    assert (
+        f"the last good checkpoint is {output}/checkpoint-5; continue with: {RESUME.format(output)}" in stopped.stderr
+    )
     assert not (output / "final").exists()
     assert not (output / "run.lock").exists()
     flip_a_bit(output / "checkpoint-5" / "optimizer.pt")
@@ -173,7 +178,9 @@ def test_interrupted_and_full_disk_say_where_the_last_good_checkpoint_is(recipe:
     stopped = run(recipe, output, kill_at="interrupt:0")  # in the first step, before any checkpoint was due
     assert stopped.returncode == 130
     assert "saving a checkpoint after this step; Ctrl-C again stops at once" in stopped.stderr
-    assert f"the last good checkpoint is {output}/checkpoint-1; continue with --resume" in stopped.stderr
+    assert (
+        f"the last good checkpoint is {output}/checkpoint-1; continue with: {RESUME.format(output)}" in stopped.stderr
+    )
     full = run(recipe, output, "--resume", kill_at="full:checkpoint-4/scheduler.pt")
     assert full.returncode == 1
     assert "the disk is full" in full.stderr

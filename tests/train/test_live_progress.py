@@ -58,6 +58,20 @@ def test_only_the_first_process_says_how_it_goes(logged: list[str]) -> None:
 
 
 @pytest.mark.parametrize("in_terminal", [False, True])
+def test_the_bar_of_a_resumed_run_begins_there(in_terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = LiveProgress(SHOWN)
+    progress.in_terminal = in_terminal
+    progress.on_train_begin(None, State(global_step=40, max_steps=50), None)
+    bar = progress.training_bar
+    assert bar is not None
+    assert (bar.n, bar.initial) == (40, 40)
+    progress.on_step_end(None, State(global_step=41, max_steps=50), None)
+    assert bar.n == 41
+    assert ("40/50" in capsys.readouterr().err) == in_terminal
+    bar.close()
+
+
+@pytest.mark.parametrize("in_terminal", [False, True])
 def test_a_bar_shows_the_terms_and_a_file_gets_lines(
     in_terminal: bool, logged: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,17 +54,18 @@ def test_curves_need_something_to_draw(tmp_path: Path) -> None:
 
 def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     settings = {"model": "some/base", "dataset": ["a/b:c", "rows.jsonl"], "output_dir": str(tmp_path), "use_cpu": True}
-    recipe = load_recipe(None, {**settings, "horizon": 5, "seed": 17})
+    recipe = load_recipe(None, {**settings, "horizon": 5, "seed": 17, "prompt_separator": "\\n", "answer_only": True})
     results = {"after": {"eval_cfm": 0.25, "eval_cfm_se": 0.125}, "change": {"eval_cfm": -0.25}, "steps": 42}
-    command = ["ebft", "train", "--run_name", "two words"]
-    file = model_card.write(tmp_path, "a title", recipe, results, command, EBFT)
+    file = model_card.write(tmp_path, "a title", recipe, results, EBFT)
     text = file.read_text(encoding="utf-8")
     assert file == tmp_path / "README.md"
     assert "# a title" in text
     header = yaml.safe_load(text.split("---")[1])
     assert header["library_name"] == "transformers"
     assert (header["base_model"], header["datasets"]) == (["some/base"], ["a/b"])
-    assert "ebft train --run_name 'two words'\n" in text
+    assert "`ebft train --config recipe.yaml`" in text
+    shown = load_recipe(None, yaml.safe_load(text.partition("```yaml")[2].partition("```")[0]))
+    assert shown == recipe, "its settings make the same run"
     assert "| feature-matching loss |  | 0.2500 ± 0.1250 | -0.2500 |" in text
     assert "42 steps of 16 sequences of 1024 tokens; rollouts of 5 tokens" in text
     assert "seed 17." in text

@@ -67,7 +67,7 @@ def test_a_new_or_empty_folder_is_ours(tmp_path: Path) -> None:
 
 
 def test_what_is_in_a_folder_is_not_overwritten(used: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="already holds a run; continue it with --resume"):
+    with pytest.raises(ConfigError, match=f"or continue it with: ebft train --config {used}/recipe.yaml --resume"):
         folder(used).claim(False, "ebft")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").touch()

@@ -85,17 +85,45 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     assert len(load(tmp_path, short, needs_anchors=False, **given)[0]) == 4, "baselines need no anchors"
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"validation_split": 1},
+            "validation has 1 sequence: its standard errors will be large; raise validation_split",
+        ),
+        (
+            {"validation_split": 4, "validation_sequences": 2},
+            "2 sequences: its standard errors will be large; raise valid",
+        ),
+        ({"validation_split": 20}, None),
+        ({"validation_split": 0}, None),
+    ],
+    ids=str,
+)
+def test_few_validation_sequences(
+    settings: dict[str, Any], words: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(tmp_path, {"rows.jsonl": ["a" * 40] * 30}, packing=False, **settings)
+    assert (words or "") in caplog.text
+    assert ("standard errors" in caplog.text) == (words is not None)
+
+
 class TestWarnings:
     GLUED, CHAT = "nothing stands between prompts and answers", "what users say is trained on too"
+    PROMPTS = "prompts are trained on too"
 
     @pytest.mark.parametrize(
         ("row", "settings", "expected"),
         [
-            ({"prompt": "a", "completion": "b"}, {}, [GLUED]),
-            ({"prompt": "a", "completion": "b"}, {"prompt_separator": ""}, []),
-            ({"prompt": "a", "completion": "b"}, {"prompt_separator": " "}, []),
-            ({"prompt": "a\n", "completion": "b"}, {}, []),
-            ({"q": "a", "completion": "b"}, {"prompt_template": "{q}:"}, [GLUED]),
+            ({"prompt": "a", "completion": "b"}, {}, [GLUED, PROMPTS]),
+            ({"prompt": "a", "completion": "b"}, {"prompt_separator": ""}, [PROMPTS]),
+            ({"prompt": "a", "completion": "b"}, {"prompt_separator": " ", "answer_only": True}, []),
+            ({"prompt": "a\n", "completion": "b"}, {"answer_only": False}, []),
+            ({"prompt": "a\n", "completion": "b"}, {"anchors": "answer_start"}, []),
+            ({"prompt": "a\n", "completion": "b"}, {"anchors": "answer_start", "gamma": 0.1}, [PROMPTS]),
+            ({"instruction": "a", "output": "b"}, {}, [PROMPTS]),
+            ({"q": "a", "completion": "b"}, {"prompt_template": "{q}:"}, [GLUED, PROMPTS]),
             ({"messages": [{"role": "user", "content": "a"}]}, {}, [CHAT]),
             ({"conversations": [{"from": "human", "value": "a"}]}, {}, [CHAT]),
             ({"messages": [{"role": "user", "content": "a"}]}, {"answer_only": True}, []),

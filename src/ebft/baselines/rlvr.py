@@ -28,7 +28,7 @@ from ebft.config.recipe import Recipe
 from ebft.errors import ConfigError, TrainingDiverged
 from ebft.runtime import processes
 from ebft.train.costs import CostTracker
-from ebft.train.dry_run import columns
+from ebft.train.dry_run import columns, steps_of
 from ebft.train.samples import table_cell
 from ebft.train.training_method import Loaded, TrainingMethod
 
@@ -273,7 +273,7 @@ def plan(loaded: Loaded) -> list[str]:
             "answers per step": f"{settings.rows_per_step}: {settings.generations} to each of {per_step} prompts, at "
             f"most {settings.max_new_tokens} tokens at temperature {settings.generation_temperature}",
             "validation sequences": "none" if loaded.validation_set is None else f"{len(loaded.validation_set):,}",
-            "steps": f"{trl_trainers.steps_of(settings, an_epoch):,} ({an_epoch:,} an epoch)",
+            "steps": f"{steps_of(settings, an_epoch):,} ({an_epoch:,} an epoch)",
         }
     )
     return [*lines, "", "One prompt:", f"  {prompts.prompts[0]!r}"[:2000]]

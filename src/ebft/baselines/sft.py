@@ -25,7 +25,7 @@ from ebft.data.packing import PADDING, SequenceDataset
 from ebft.errors import DataError
 from ebft.runtime import processes
 from ebft.train.costs import CostTracker, wide
-from ebft.train.dry_run import columns
+from ebft.train.dry_run import columns, steps_of
 from ebft.train.training_method import Loaded, TrainingMethod
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def plan(loaded: Loaded) -> list[str]:
             "training sequences": f"{len(rows):,} of at most {settings.max_length} tokens, {tokens:,} tokens in all",
             "tokens with a loss": f"{targets:,}",
             "validation sequences": "none" if loaded.validation_set is None else f"{len(loaded.validation_set):,}",
-            "steps": f"{trl_trainers.steps_of(settings, an_epoch):,} ({an_epoch:,} an epoch) of {per_step} sequences",
+            "steps": f"{steps_of(settings, an_epoch):,} ({an_epoch:,} an epoch) of {per_step} sequences",
         }
     )
     marked = repr(_marked(first["input_ids"], first["labels"], loaded.tokenizer))[1:-1][:2000]

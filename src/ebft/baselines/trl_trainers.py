@@ -100,6 +100,7 @@ def equip(
     for callback in (
         callbacks.MetricsFile(),
         callbacks.LastStepLogged(),
+        callbacks.WarmUpAdvice(),
         trainer.costs,
         *state,
         callbacks.Checkpoints(trainer),
@@ -193,8 +194,3 @@ class ValidationSamples(TrainerCallback):
                 folder = Path(args.output_dir) / "samples"
                 write_table(folder, state.global_step, example, self.trainer.processing_class)
         self.trainer.costs.pause()
-
-
-def steps_of(config: TrainingArguments, an_epoch: int) -> int:
-    """Steps of the run, from those of an epoch."""
-    return config.max_steps if config.max_steps > 0 else math.ceil(an_epoch * config.num_train_epochs)

@@ -1,13 +1,16 @@
-"""What a run's folder says about how it validated, as options of `ebft eval`."""
+"""What a run's folder says: how it validated, as options of `ebft eval`, and what continues it."""
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ebft.errors import ConfigError
 from ebft.runtime.files import read_json
+from ebft.runtime.launch import LAUNCHED
 
 
 def settings_of_run(folder: Path) -> dict[str, Any] | None:
@@ -17,6 +20,20 @@ def settings_of_run(folder: Path) -> dict[str, Any] | None:
         if isinstance(found, dict):
             return found
     return None
+
+
+def how_to_resume(folder: Path, processes: int | None = None) -> str:
+    """What continues a run: a command to paste, unless another launcher than ours started its processes.
+
+    processes: of the run, where this process is none of them.
+    """
+    if "WORLD_SIZE" in os.environ and LAUNCHED not in os.environ:
+        return "the same command and --resume"
+    number = processes or int(os.environ.get("WORLD_SIZE") or 1)
+    method = (read_json(folder / "results.json") or {}).get("method", "ebft")
+    launch = ["--launch", str(number)] if number > 1 else []
+    command = ["ebft", "train" if method == "ebft" else method, "--config", str(folder / "recipe.yaml")]
+    return shlex.join([*command, *launch, "--resume"])
 
 
 # What a run says about its text, and nothing about another one.

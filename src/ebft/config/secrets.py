@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from ebft.errors import ConfigError
 
-HIDDEN = "<hidden>"
+HIDDEN = "<hidden>"  # in commands that model cards of earlier versions showed
 _VARIABLES = {"hub_token": "HF_TOKEN"}
 _LOOKS_SECRET = re.compile(r"(^|_)(token|secret|password|passwd|api_?key|access_?key)$", re.IGNORECASE)
 
@@ -43,18 +42,3 @@ def _check_options(where: str, value: Any) -> None:
 
 def is_secret(name: str) -> bool:
     return name in _VARIABLES
-
-
-def without_secrets(command: Sequence[str]) -> list[str]:
-    """A command line as it may be shown."""
-    shown: list[str] = []
-    hide_next = False
-    for word in command:
-        name, equals, _ = word.partition("=")
-        secret = word.startswith("--") and is_secret(name[2:].replace("-", "_"))
-        if secret and equals:
-            shown.append(f"{name}={HIDDEN}")
-        else:
-            shown.append(HIDDEN if hide_next and not word.startswith("--") else word)
-        hide_next = secret and not equals
-    return shown

@@ -15,6 +15,7 @@ from ebft.errors import ConfigError, DataError
 
 Row = dict[str, Any]
 Kind = Literal["text", "pair", "messages"]
+PromptKind = Literal["text", "prompt", "alpaca", "messages"]
 
 # The words that Alpaca was trained with (github.com/tatsu-lab/stanford_alpaca).
 ALPACA_WITH_INPUT = (
@@ -87,6 +88,13 @@ class RowFormat:
         if self.prompt_separator and is_glued(prompt, row.get(self.completion_column(row), "")):
             prompt += self.prompt_separator
         return prompt
+
+    def prompt_kind(self, row: Row) -> PromptKind:
+        """How a row would have its prompt made of what somebody types."""
+        prompt = self.prompt_of(row)
+        if prompt is None or isinstance(prompt, list):
+            return "text" if prompt is None else "messages"
+        return "prompt" if self.prompt_template or self.prompt in row else "alpaca"
 
     def _messages_column(self, row: Row) -> str:
         is_sharegpt = self.messages == "messages" and "messages" not in row and "conversations" in row

@@ -6,19 +6,24 @@ All models draw with the same random numbers, so that what differs is the models
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ebft.data.row_format import RowFormat, with_escapes
+from ebft.data.row_format import with_escapes
 from ebft.data.rows import TEXT_FILES, read_rows
 from ebft.errors import ConfigError, DataError
+from ebft.evaluate.prompt_format import PromptFormat, format_of_runs
 from ebft.evaluate.tables import labels
 from ebft.runtime.files import write_jsonl
 from ebft.runtime.messages import printable
 
 if TYPE_CHECKING:  # they bring in torch, which an error in the options does not wait for
     from ebft.tasks.generation import GenerationSettings, TransformersGenerator
+
+logger = logging.getLogger(__name__)
 
 Prompt = str | list[dict[str, str]]  # a text to continue, or the turns of a conversation
 STYLES = ("raw", "chat")
@@ -29,13 +34,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--model", nargs="+", action="extend", required=True, metavar="MODEL", help="folders of runs, models, hub names"
     )
-    add("--prompt", action="append", default=[], help="a prompt, as often as you like; without one: a chat")
+    add(
+        "--prompt",
+        action="append",
+        default=[],
+        help="a prompt, as often as you like; none: a chat. Line breaks: $'one\\ntwo' in bash, or rows by --file",
+    )
     add("--file", default=None, help="prompts in a file: a line each in .txt, else rows with prompt or messages")
-    add("--prompt-column", default="prompt", help="column of prompts [prompt]")
-    add("--prompt-template", default=None, help="prompts made of columns, such as 'Q: {question}\\nA:'")
-    add("--prompt-separator", default="", help="what follows every prompt that is a text, as in training: ' ' or '\\n'")
+    add("--prompt-column", default=None, help="column of prompts [as in the model's run, else prompt]")
+    add(
+        "--prompt-template",
+        default=None,
+        help="prompts made of columns, or of one text, such as 'Q: {question}\\nA:' [as in the model's run]",
+    )
+    add(
+        "--prompt-separator",
+        default=None,
+        help="what follows a prompt without whitespace at its end: ' ' or '\\n' [as in the model's run]",
+    )
     add("--limit", type=int, default=None, help="only the first so many prompts of the file")
-    add("--prompt-style", choices=STYLES, default=None, help="raw text, or chat by the tokenizer's template [raw]")
+    add(
+        "--prompt-style",
+        choices=STYLES,
+        default=None,
+        help="raw: as given; chat: a user's turn by the tokenizer's template [as in the model's run, else raw]",
+    )
     add("--system-prompt", default=None, help="what a chat begins with")
     add("--max-new-tokens", type=int, default=128, help="longest answer in tokens [128]")
     add("--temperature", type=float, default=0.6, help="0 is greedy [0.6]")
@@ -51,14 +74,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Prints what the command line asks for. What can be wrong with the prompts shows before a model is loaded."""
-    prompts = [*options.prompt, *_prompts_of_file(options)]
-    if not prompts:
+    if not options.prompt and options.file is None:
         if options.output or options.samples != 1:
             raise ConfigError("--output and --samples need prompts: give --prompt or --file")
         return chat(options)
-    separator = with_escapes(options.prompt_separator)
-    prompts = [p + separator if isinstance(p, str) else p for p in prompts]
-    if options.prompt_style == "chat":
+    if any("\\n" in prompt for prompt in options.prompt):
+        logger.warning(
+            "the prompt holds a backslash and an n; for a line break write $'one\\ntwo' in bash, or give rows by --file"
+        )
+    made = _prompt_format(options)
+    prompts: list[Prompt] = [*map(made.of_text, options.prompt), *_prompts_of_file(options, made)]
+    if options.prompt_style == "chat" or made.is_chat:
         prompts = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
     if len({isinstance(prompt, str) for prompt in prompts}) > 1:
         raise DataError("some prompts are texts and some are messages; give --prompt-style chat, or one kind at a time")
@@ -72,19 +98,39 @@ def run(options: argparse.Namespace) -> None:
     return None
 
 
-def _prompts_of_file(options: argparse.Namespace) -> list[Prompt]:
+def _prompt_format(options: argparse.Namespace) -> PromptFormat:
+    """As in the run behind the models, unless options say otherwise."""
+    theirs = format_of_runs(options.model)
+    if options.prompt_style == "chat" and theirs.kind not in (None, "messages"):
+        logger.warning(
+            "the run was not on conversations: without --prompt-style chat, prompts are made as they were there"
+        )
+    if options.prompt_style is not None:
+        theirs = PromptFormat()
+    given = {"prompt": options.prompt_column}
+    for name in ("prompt_template", "prompt_separator"):
+        value = getattr(options, name)
+        given[name] = None if value is None else with_escapes(value)
+    if options.prompt_column is not None and options.prompt_template is None:
+        given["prompt_template"] = ""  # else the run's would win over the column
+    made = replace(theirs, rows=replace(theirs.rows, **{k: v for k, v in given.items() if v is not None}))
+    if str(theirs) and str(made) == str(theirs):
+        logger.info(f"prompts are made as in the run: {made}; --prompt-style raw leaves them as they are")
+    return made
+
+
+def _prompts_of_file(options: argparse.Namespace, made: PromptFormat) -> list[Prompt]:
     if options.file is None:
         return []
-    template = with_escapes(options.prompt_template or "") or None
-    row_format = RowFormat(prompt=options.prompt_column, prompt_template=template)
     if Path(options.file).suffix in TEXT_FILES and Path(options.file).is_file():
-        found: list[Any] = Path(options.file).read_text(encoding="utf-8").splitlines()
+        lines = Path(options.file).read_text(encoding="utf-8").splitlines()
+        found: list[Any] = [made.of_text(line) for line in lines if line]
     else:
-        found = [row_format.prompt_of(row) for row in read_rows(options.file)]
+        found = [made.of_row(row) for row in read_rows(options.file)]
     prompts = [prompt for prompt in found if prompt][: options.limit]
     if not prompts:
         raise DataError(
-            f"{options.file}: no prompts; rows need {options.prompt_column!r} or 'messages'; name the column of yours "
+            f"{options.file}: no prompts; rows need {made.rows.prompt!r} or 'messages'; name the column of yours "
             "with --prompt-column, or make prompts of several with --prompt-template"
         )
     return prompts
@@ -122,8 +168,6 @@ def answer(
     generator: TransformersGenerator, prompts: Sequence[Prompt], settings: GenerationSettings
 ) -> list[list[str]]:
     """`settings.samples` answers to every prompt."""
-    from dataclasses import replace
-
     from ebft.tasks.generation import chat_text
 
     if all(isinstance(prompt, str) for prompt in prompts):
@@ -136,12 +180,15 @@ def chat(options: argparse.Namespace) -> None:
     """Turn by turn, with every model's own answers in what it sees; a base model continues each text by itself."""
     from ebft.evaluate.live_answer import LiveAnswer
 
+    made = _prompt_format(options)
     speakers = {label: load(name, options) for label, name in zip(labels(options.model), options.model, strict=True)}
     has_template = {n: getattr(s.tokenizer, "chat_template", None) is not None for n, s in speakers.items()}
-    talks = {name: found and options.prompt_style != "raw" for name, found in has_template.items()}
+    chats = options.prompt_style == "chat" or (options.prompt_style is None and made.kind in (None, "messages"))
+    talks = {name: found and chats for name, found in has_template.items()}
     turns: dict[str, list[dict[str, str]]] = {label: [] for label in speakers}
     print("An empty line ends, /reset begins anew.", end=" ")
-    print("" if all(talks.values()) else "Without a chat template a model continues your text, and remembers nothing.")
+    why = "Without a chat template" if chats else "Not trained on conversations" if made.kind else "As raw text"
+    print("" if all(talks.values()) else f"{why}, a model continues what you type, and remembers nothing.")
     while True:
         try:
             said = input("\nyou> ").strip()
@@ -157,7 +204,7 @@ def chat(options: argparse.Namespace) -> None:
             mine = [*turns[label], {"role": "user", "content": said}]
             if len(speakers) == 1:  # several stand beside each other when all are there
                 generator.streamer = LiveAnswer(generator.tokenizer, generator.end_token_ids)
-            answers[label] = answer(generator, [mine if talks[label] else said], _settings(options))[0]
+            answers[label] = answer(generator, [mine if talks[label] else made.of_text(said)], _settings(options))[0]
             turns[label] = [*mine, {"role": "assistant", "content": answers[label][0]}]
         if len(speakers) > 1:
             _show(None, answers)

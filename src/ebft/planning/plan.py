@@ -5,7 +5,8 @@ Only the model's configuration is read: a folder that holds nothing but config.j
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,7 @@ from ebft.planning.rates import TIMED_ON
 from ebft.planning.recommend import Recommendation, recommend
 from ebft.planning.strategies import STRATEGIES, Strategy, strategy_of
 from ebft.planning.workload import Workload
+from ebft.runtime.progress import duration
 
 if TYPE_CHECKING:  # torch and transformers are imported when there is a recipe to plan
     from ebft.config.recipe import Recipe
@@ -212,8 +214,22 @@ def table(found: Plan) -> list[tuple[str, ...]]:
     return rows
 
 
-def recommendation(found: Plan, tokens: float | None = None) -> list[str]:
-    """What to do, ready to paste, and what the recipe as it is would do. tokens: of the training text."""
+def recipe_lines(found: Plan, to_replace: Collection[str] = ()) -> list[str]:
+    """The recommended recipe, as YAML. to_replace: settings that nobody gave, and that stand for the user's own."""
+    if found.recommended is None:
+        raise ConfigError("nothing fits, so there is no recipe to write")
+    settings = {name: value for name, value in found.settings.items() if name not in _CHOSEN_HERE}
+    lines = yaml.safe_dump({**settings, **found.recommended.settings}, sort_keys=False).strip().splitlines()
+    return [f"{line}  # replace by yours" if line.partition(":")[0] in to_replace else line for line in lines]
+
+
+def recommendation(
+    found: Plan, tokens: float | None = None, to_replace: Collection[str] = (), file: str | None = None
+) -> list[str]:
+    """What to do, ready to paste, and what the recipe as it is would do.
+
+    tokens: of the training text; to_replace: as `recipe_lines` takes it; file: where the recipe has been written.
+    """
     hardware, advised, mine = found.hardware, found.recommended, found.strategies.get(found.chosen)
     gpus = f"{hardware.gpus} GPU{'s' if hardware.gpus > 1 else ''} of {hardware.gpu_memory_gib:g} GiB"
     lines = []
@@ -222,10 +238,10 @@ def recommendation(found: Plan, tokens: float | None = None) -> list[str]:
     else:
         needs = f"{advised.memory.peak / GIB:.1f} of {hardware.gpu_memory_gib:g} GiB on each GPU"
         lines.append(f"Recommended for {gpus}: {advised.strategy.name}, {needs}{_times(found, advised, tokens)}.")
-        settings = {name: value for name, value in found.settings.items() if name not in _CHOSEN_HERE}
         launch = f" --launch {hardware.gpus}" if hardware.gpus > 1 else ""
-        recipe = yaml.safe_dump({**settings, **advised.settings}, sort_keys=False).strip()
-        lines += ["", *recipe.splitlines(), "", f"As recipe.yaml: ebft train --config recipe.yaml{launch}"]
+        lines += ["", *recipe_lines(found, to_replace), ""]
+        place = shlex.quote(file or "recipe.yaml")
+        lines.append(f"{'Written to' if file else 'As'} {place}: ebft train --config {place}{launch}")
         if rate := advised.settings.get("learning_rate"):
             lines.append(
                 f"Its learning_rate of {rate:g} is {ADAPTER_RATE} times that of the whole model "
@@ -249,12 +265,11 @@ def _times(found: Plan, advised: Recommendation, tokens: float | None) -> str:
         return ""  # --gpu gives the times
     seconds = advised.seconds(found.active, gpu, found.hardware.gpus)
     each = tokens if tokens is not None else 1e6
-    hours = seconds * each / (found.work.context * advised.rows_per_step) / 3600
+    whole = seconds * each / (found.work.context * advised.rows_per_step)
     an_epoch = "an epoch" if tokens is not None else "a million tokens of text"
     told = "measured" if gpu == TIMED_ON else f"scaled from an {TIMED_ON.upper()}"
     apart = ", without communication" if found.hardware.gpus > 1 else ""
-    step = f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
-    return f", about {step} s a step and {hours:.2g} hours {an_epoch} (rates {told}{apart})"
+    return f", about {duration(seconds)} a step and {duration(whole)} {an_epoch} (rates {told}{apart})"
 
 
 def introduction(found: Plan) -> list[str]:

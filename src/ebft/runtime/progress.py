@@ -79,6 +79,9 @@ class _Lines:
 
 
 def duration(seconds: float) -> str:
+    """As a person would write it."""
     if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+        return f"{seconds:.0f} s" if seconds >= 10 or not seconds else f"{seconds:.2g} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 3600:,.0f} h"

@@ -1,6 +1,6 @@
-"""`ebft study run --dry-run`: how many runs, hours and gigabytes, and what each figure rests on.
+"""`ebft study run --dry-run`: how many runs, how long, how many gigabytes, and what each figure rests on.
 
-Hours come from FLOPs: the same counts as in `spent/flops`, and the speed of a matrix product measured here. Where a run
+Times come from FLOPs: the same counts as in `spent/flops`, and the speed of a matrix product measured here. Where a run
 of the same method is finished already, its own seconds are taken instead.
 """
 
@@ -16,6 +16,7 @@ from ebft.config.recipe import Recipe
 from ebft.errors import first_line
 from ebft.planning.plan import Hardware
 from ebft.planning.plan import plan as plan_memory
+from ebft.runtime.progress import duration
 from ebft.studies.local_launcher import visible_gpus
 from ebft.studies.points import load_for_elsewhere
 from ebft.studies.study_file import Study
@@ -40,13 +41,15 @@ def estimate_lines(study: Study, jobs: int | None, per_gpu: int) -> list[str]:
     speed = _speed(next(iter(plan.runs)).on_cpu if plan.runs else True)
     seconds = disk = 0.0
     unknown: list[str] = []
-    lines = [f"{'method':<16}{'runs':>6}{'hours':>10}{'disk, GB':>10}{'memory, GB':>12}"]
+    lines = [f"{'method':<16}{'runs':>6}{'time':>10}{'disk, GB':>10}{'memory, GB':>12}"]
     for name, number in counts.items():
         found = _estimate(study, plan, name, speed)
         seconds += number * (found.seconds or 0.0)
         disk += number * (found.disk or 0.0)
-        shown = (_shown(found.seconds, number / 3600), _shown(found.disk, number / 1e9), _shown(found.memory, 1 / 1e9))
-        lines.append(f"{name:<16}{number:>6}{shown[0]:>10}{shown[1]:>10}{shown[2]:>12}")
+        took = "?" if found.seconds is None else duration(number * found.seconds)
+        lines.append(
+            f"{name:<16}{number:>6}{took:>10}{_gigabytes(found.disk, number):>10}{_gigabytes(found.memory):>12}"
+        )
         if found.reason:
             unknown.append(f"{name}: {found.reason}")
     gpus = [] if plan.runs and plan.runs[0].on_cpu else visible_gpus()
@@ -57,8 +60,8 @@ def estimate_lines(study: Study, jobs: int | None, per_gpu: int) -> list[str]:
     lines += [
         "",
         f"{runs} training runs ({done} finished) and {tests} evaluations, {places} at once",
-        f"about {seconds / 3600 / places:.2g} hours of training and {disk / 1e9:.3g} GB of disk, without evaluations",
-        f"Hours rest on {speed / 1e12:.3g} TFLOP/s, measured now with a matrix product, of which training is taken to "
+        f"about {duration(seconds / places)} of training and {_gigabytes(disk)} GB of disk, without evaluations",
+        f"Times rest on {speed / 1e12:.3g} TFLOP/s, measured now with a matrix product, of which training is taken to "
         f"reach {_SHARE_OF_PEAK:.0%}; where a run of the method is finished, on its own seconds.",
     ]
     return lines + [f"not known: {reason}" for reason in unknown]
@@ -80,8 +83,11 @@ def _evaluations(study: Study, plan: StudyPlan) -> int:
     return len(plan.base_models()) + sum(len(row.method.seeds) for row in study.rows)
 
 
-def _shown(value: float | None, scale: float) -> str:
-    return "?" if value is None else f"{value * scale:.3g}"
+def _gigabytes(size: float | None, number: int = 1) -> str:
+    if size is None:
+        return "?"
+    total = size * number / 1e9
+    return f"{total:.3g}" if total < 1000 else f"{total:,.0f}"
 
 
 def _estimate(study: Study, plan: StudyPlan, name: str, speed: float) -> RunEstimate:

@@ -1,4 +1,4 @@
-"""What a run says about itself while it trains: that it learns nothing, and what to try. Each advice is given once."""
+"""What a run says about itself: that it learns nothing, and what to try. Each advice is given once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 logger = logging.getLogger(__name__)
 
 IN_A_ROW = 3  # log entries that say the same before it is said
+WITHOUT_WARM_UP = ("constant", "greedy", "reduce_lr_on_plateau")  # schedules
 PART = 10  # log entries at the start and at the end of a run that are compared
 Entry = dict[str, Any]
 
@@ -32,6 +33,26 @@ class Advice(TrainerCallback):
             if rule not in self.given and (words := rule(self.entries, args)) is not None:
                 self.given.add(rule)
                 logger.warning(f"step {state.global_step}: {words}")
+
+
+class WarmUpAdvice(TrainerCallback):
+    """Of every trainer, also in a program of somebody's own: a first try with one step would change nothing."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero and (words := only_warm_up(args, state.max_steps)) is not None:
+            logger.warning(words)
+
+
+def only_warm_up(args: Any, steps: int) -> str | None:
+    """The learning rate of the first step of a warm-up is 0."""
+    warm_up = args.get_warmup_steps(steps)
+    if warm_up < max(steps, 1) or args.lr_scheduler_type in WITHOUT_WARM_UP:
+        return None
+    last = args.learning_rate * (steps - 1) / warm_up
+    return (
+        f"warm-up takes {'the only step' if steps == 1 else f'all {steps} steps'}: the learning rate is 0 at first and "
+        f"{last:.3g} at last, never {args.learning_rate:g}; set warmup_steps=0, or train for more steps"
+    )
 
 
 def equal_rewards(entries: list[Entry], args: Any) -> str | None:

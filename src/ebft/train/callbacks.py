@@ -16,6 +16,7 @@ from ebft.runtime import processes, sharded_checkpoints
 from ebft.runtime.files import json_ready, write_text
 from ebft.runtime.sharding import is_sharded
 from ebft.train import checkpoints
+from ebft.train.advice import WarmUpAdvice
 from ebft.train.eval_callback import EvalTasks
 from ebft.train.samples import write_table
 
@@ -31,6 +32,7 @@ def standard(trainer: Any, args: EBFTConfig) -> list[TrainerCallback]:
         Samples(trainer),
         OptimizerTime(trainer),
         LastStepLogged(),
+        WarmUpAdvice(),
     ]
     return [*own, EvalTasks(trainer, args)] if args.eval_tasks else own
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +21,10 @@ from ebft.planning.memory import Memory, estimate
 from ebft.planning.model_shape import ModelShape, meta_model
 from ebft.planning.strategies import strategy_of
 from ebft.planning.workload import Workload
+from ebft.train.advice import only_warm_up
 from ebft.train.samples import CONTEXT_TOKENS
+
+logger = logging.getLogger(__name__)
 
 
 def describe(
@@ -32,7 +36,6 @@ def describe(
     layout = make_layout(collate([train_set[0]])["on_host"], config, config.samples, end_tokens)
     per_step = config.rows_per_step
     steps_per_epoch = math.ceil(len(train_set) / per_step)
-    steps = config.max_steps if config.max_steps > 0 else math.ceil(steps_per_epoch * config.num_train_epochs)
     parameters = sum(p.numel() for p in model.parameters())
     active = parameters - idle_parameters(model, text_config(model))
     packed = layout.packed_length
@@ -45,7 +48,7 @@ def describe(
         f"{layout.num_anchors}, {config.samples} rollouts of {config.horizon} tokens from each",
         "packed sequence": f"{packed:,} tokens, {packed - config.context_length:,} of them generated",
         "tokens per step": f"{per_step * packed:,} in {per_step} sequences",
-        "steps": f"{steps:,} ({steps_per_epoch:,} an epoch)",
+        "steps": f"{steps_of(config, steps_per_epoch):,} ({steps_per_epoch:,} an epoch)",
         "compute per step": f"{flops_per_step(active, per_step, packed) / 1e9:,.0f} GFLOP (estimate)",
         "memory": f"{memory_of(recipe, model, layout.num_anchors).peak / 2**20:,.0f} MiB (estimate)",
     }
@@ -60,6 +63,14 @@ def describe(
         after = tokenizer.decode(row["input_ids"][0, a : a + int(truths[place])].tolist())
         shown.append(f"  token {a}: ...{before!r} | {after!r}")
     return shown if valid else [*shown, "  (no anchor in this sequence)"]
+
+
+def steps_of(config: Any, an_epoch: int) -> int:
+    """Steps of the run, from those of an epoch; says so if all of them are warm-up."""
+    steps = config.max_steps if config.max_steps > 0 else math.ceil(an_epoch * config.num_train_epochs)
+    if (words := only_warm_up(config, steps)) is not None:
+        logger.warning(words)
+    return steps
 
 
 def first_document(train_set: SequenceDataset, tokenizer: Any) -> list[str]:

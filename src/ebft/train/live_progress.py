@@ -40,7 +40,13 @@ class LiveProgress(ProgressCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control, **kwargs)
-        if self.training_bar is not None and not self.in_terminal:
+        if self.training_bar is None:
+            return
+        # A run that resumes begins there; else its speed would count steps that it did not take.
+        self.training_bar.initial = self.training_bar.n = self.current_step = state.global_step
+        if self.in_terminal:
+            self.training_bar.refresh()
+        else:
             self.training_bar.mininterval = _BAR_IN_A_FILE
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:

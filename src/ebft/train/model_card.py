@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import platform
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+import yaml
 
 from ebft.config.recipe import Recipe
 from ebft.method.ratios import with_error
@@ -141,10 +141,10 @@ def _answers(results: dict[str, Any]) -> list[str]:
     return [title, "", "```text", *answers_before_after.lines(results["answers"]), "```", ""]
 
 
-def write(
-    folder: Path, title: str, recipe: Recipe, results: dict[str, Any], command: Sequence[str], method: TrainingMethod
-) -> Path:
+def write(folder: Path, title: str, recipe: Recipe, results: dict[str, Any], method: TrainingMethod) -> Path:
     """`README.md` in the folder of a model: what it is, what it was measured at, and how it was made."""
+    processes = recipe.training.world_size
+    launch = f" --launch {processes}" if processes > 1 else ""
     table = [f"| {' | '.join(row)} |" for row in (TITLES, ("---",) * len(TITLES), *before_and_after(results))]
     text = "\n".join(
         [
@@ -159,16 +159,17 @@ def write(
             "",
             f"`{recipe.model.model}` fine-tuned with {method.title} on {', '.join(recipe.data.dataset)}.",
             "",
-            "```bash",
-            shlex.join(command),
-            "```",
-            "",
             *table,
             "",
             "± is the standard error over sequences; that of a change is of the differences sequence by sequence.",
             "",
             *_answers(results),
             f"{results.get('steps')} steps of {method.details(recipe)}",
+            f"Made by `ebft {recipe.command} --config recipe.yaml{launch}`, all other settings as they are by default:",
+            "",
+            "```yaml",
+            yaml.safe_dump(recipe.given, sort_keys=False, allow_unicode=True).strip(),
+            "```",
             "",
             "![curves](curves.png)",
             "",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,38 +27,36 @@ from ebft.train.live_progress import LiveProgress, StepLines
 from ebft.train.preemption import Preemption
 from ebft.train.python_run import PythonRun
 from ebft.train.run_folder import RunFolder, outcome
-from ebft.train.sequences import load_data
+from ebft.train.sequences import load_data, prompt_kinds
 from ebft.train.training_method import EBFT, Loaded, TrainingMethod
 
 logger = logging.getLogger(__name__)
 
 
-def plan(recipe: Recipe, method: TrainingMethod = EBFT) -> list[str]:
+def plan(recipe: Recipe, method: TrainingMethod = EBFT, resume: bool = False) -> list[str]:
     """`--dry-run`: what a run would do, as lines to print; nothing in processes other than the first."""
     processes.start(recipe.training)
     loaded = _load(recipe, method, None)
-    return method.plan(loaded) if recipe.training.process_index == 0 else []
+    if recipe.training.process_index != 0:
+        return []
+    if (why := RunFolder(recipe).refusal(resume)) is not None:
+        logger.warning(f"the run itself would be refused: {why}")
+    return method.plan(loaded)
 
 
-def train(
-    recipe: Recipe, resume: bool = False, command: Sequence[str] = (), method: TrainingMethod = EBFT
-) -> dict[str, Any]:
-    """Run a recipe from start to end, or resume it. Returns the results before and after, in the first process.
-
-    command: the command line, for the model card.
-    """
+def train(recipe: Recipe, resume: bool = False, method: TrainingMethod = EBFT) -> dict[str, Any]:
+    """Run a recipe from start to end, or resume it. Returns the results before and after, in the first process."""
     processes.start(recipe.training)
     folder = RunFolder(recipe)
     preemption = Preemption()
     with preemption.listen(), folder.locked():
-        return _train(recipe, folder, resume, command, method, preemption)
+        return _train(recipe, folder, resume, method, preemption)
 
 
 def _train(
     recipe: Recipe,
     folder: RunFolder,
     resume: bool,
-    command: Sequence[str],
     method: TrainingMethod,
     preemption: Preemption,
 ) -> dict[str, Any]:
@@ -75,7 +72,7 @@ def _train(
     if first:
         if not torch.accelerator.is_available() and not as_given("use_cpu", recipe.given, recipe.command):
             logger.warning("no GPU was found: computing on the CPU (use_cpu: true if that is meant)")
-        folder.describe_run(loaded.train_set)
+        folder.describe_run(loaded.train_set, prompt_kinds(recipe))
     results = processes.from_first(folder.read_results())
     results["method"] = method.name
     for ended in ("after", "change", "steps", "spent"):  # of a run that was finished, and is continued
@@ -125,7 +122,7 @@ def _train(
             loaded.tokenizer.save_pretrained(final)
             if (picture := model_card.curves(folder.path)) is not None:
                 shutil.copy(picture, final)  # for the model card, wherever the folder goes
-            model_card.write(final, folder.path.name, recipe, results, command, method)
+            model_card.write(final, folder.path.name, recipe, results, method)
     if not first:
         return {}
     folder.write_results(results)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from ebft.config.like_run import how_to_resume
 from ebft.config.recipe import Recipe, as_given
 from ebft.data.packing import SequenceDataset
 from ebft.errors import ConfigError
@@ -100,17 +101,28 @@ class RunFolder:
     def write_results(self, results: dict[str, Any]) -> None:
         write_json(self.path / RESULTS_FILE, json_ready(results))
 
+    @property
+    def _holds_run(self) -> bool:
+        return (self.path / RECIPE_FILE).exists() or bool(checkpoints.all_checkpoints(self.path))
+
+    def refusal(self, resume: bool) -> str | None:
+        """Why a run cannot begin in this folder; None if it can."""
+        if self._holds_run and resume:
+            return None
+        if self._holds_run:
+            known = (self.path / RECIPE_FILE).exists()  # else a program has left its checkpoints here
+            way = f": {how_to_resume(self.path)}" if known else " --resume"
+            return f"output_dir={self.path} already holds a run; choose another folder, or continue it with{way}"
+        if self.path.is_dir() and any(file.name != LOCK_FILE for file in self.path.iterdir()):
+            return f"output_dir={self.path} is not empty and holds no run; choose another folder"
+        return None
+
     def claim(self, resume: bool, method: str) -> Path | None:
         """Make sure the folder is ours to write in; returns the checkpoint to resume from. All processes call it."""
         output, training = self.path, self.recipe.training
-        used = (output / RECIPE_FILE).exists() or bool(checkpoints.all_checkpoints(output))
-        if used and not resume:
-            raise ConfigError(
-                f"output_dir={output} already holds a run; continue it with --resume, or choose another folder"
-            )
-        if not used and output.is_dir() and any(file.name != LOCK_FILE for file in output.iterdir()):
-            raise ConfigError(f"output_dir={output} is not empty and holds no run; choose another folder")
-        if not used:
+        if (why := self.refusal(resume)) is not None:
+            raise ConfigError(why)
+        if not self._holds_run:
             return None
         made_by = self.read_results().get("method", "ebft")
         if made_by != method:
@@ -168,13 +180,14 @@ class RunFolder:
                 "text; put the old data back, or choose another folder"
             )
 
-    def describe_run(self, train_set: SequenceDataset) -> None:
+    def describe_run(self, train_set: SequenceDataset, prompt_kinds: Sequence[str] = ()) -> None:
         """What the run is, for people and for resuming: its recipe, every setting, its data."""
         recipe, training = self.recipe, self.recipe.training
         self.path.mkdir(parents=True, exist_ok=True)
         resolved = {**asdict(recipe.model), **asdict(recipe.data), **training.to_dict()}
         resolved["push_to_hub"] = recipe.given.get("push_to_hub", False)  # which the run has taken from the Trainer
         resolved["sequences_per_step"] = training.rows_per_step
+        resolved["prompt_kinds"] = list(prompt_kinds)
         resolved["sharding"] = None if training.sharding is None else asdict(training.sharding)
         text = "# What was set, by recipe and flags.\n" + yaml.safe_dump(recipe.given, sort_keys=False)
         write_text(self.path / RECIPE_FILE, text)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
+from ebft.config.model_and_data import DataConfig
 from ebft.config.recipe import Recipe
 from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, mix, pad_token_id
 from ebft.data.row_format import Row, RowFormat, is_glued
@@ -18,6 +19,17 @@ from ebft.iteration import check_sequences
 logger = logging.getLogger(__name__)
 
 LOOKED_AT = 20  # rows of each dataset
+FEW = 20  # validation sequences that tell little
+
+
+def _some_rows(recipe: Recipe) -> list[Row]:
+    data = recipe.data
+    return [row for source in data.dataset for row in islice(read_rows(source, data.dataset_split), LOOKED_AT)]
+
+
+def prompt_kinds(recipe: Recipe) -> list[str]:
+    """How prompts are made of the rows, as some of them show it: what `ebft generate` has to know of a run."""
+    return sorted({recipe.data.row_format.prompt_kind(row) for row in _some_rows(recipe)})
 
 
 def _check_columns(recipe: Recipe, rows: Sequence[Row]) -> None:
@@ -47,16 +59,28 @@ def glued_rows(dataset: Any) -> str | None:
 
 def warnings_about(recipe: Recipe, rows: Sequence[Row]) -> list[str]:
     """What is legal and often not meant, as some rows show it."""
-    row_format, found = recipe.data.row_format, []
+    row_format, training, found = recipe.data.row_format, recipe.training, []
     standard = [row_format.standard(row) for row in rows] if recipe.command != "rlvr" else []
     if recipe.data.prompt_separator is None and (glued := glued_prompt(standard)) is not None:
         found.append(f"{glued}; set prompt_separator to ' ' or '\\n', or to '' if that is meant")
-    if any("messages" in row for row in standard) and not {"answer_only", "loss_on_answers"} & recipe.given.keys():
+    prompts = {"messages": "chat data: what users say is", "prompt": "prompts are"}
+    shown = [words for column, words in prompts.items() if any(column in row for row in standard)]
+    only_answers = training.anchors == "answer_start" and training.gamma == 0 and recipe.command == "train"
+    if shown and not only_answers and not {"answer_only", "loss_on_answers"} & recipe.given.keys():
         found.append(
-            "chat data: what users say is trained on too; set answer_only=true to train on answers only, or "
+            f"{shown[0]} trained on too, as by default; set answer_only=true to train on answers only, or "
             "answer_only=false if that is meant"
         )
     return found
+
+
+def _few_sequences(data: DataConfig, validation_set: SequenceDataset) -> str | None:
+    if (number := len(validation_set)) >= FEW:
+        return None
+    remedy = "give a larger validation_dataset" if data.validation_dataset else "raise validation_split"
+    if number == data.validation_sequences:
+        remedy = "raise validation_sequences"
+    return f"validation has {number} sequence{'s' * (number > 1)}: its standard errors will be large; {remedy}"
 
 
 def load_data(
@@ -71,7 +95,7 @@ def load_data(
     def sequences(index: DocumentIndex) -> SequenceDataset:
         return SequenceDataset(index, training.context_length, training.packing, pad_token_id(tokenizer))
 
-    rows = [row for source in data.dataset for row in islice(read_rows(source, data.dataset_split), LOOKED_AT)]
+    rows = _some_rows(recipe)
     _check_columns(recipe, rows)
     indices = [tokenized(source, data.dataset_split) for source in data.dataset]
     if training.process_index == 0:
@@ -91,4 +115,9 @@ def load_data(
     train_set = sequences(index)
     if needs_anchors:
         check_sequences(train_set, training, end_token_ids(tokenizer, training.completions_end))
-    return train_set, None if validation is None else sequences(validation).first(data.validation_sequences)
+    if validation is None:
+        return train_set, None
+    validation_set = sequences(validation).first(data.validation_sequences)
+    if training.process_index == 0 and (few := _few_sequences(data, validation_set)) is not None:
+        logger.warning(few)
+    return train_set, validation_set
