@@ -19,7 +19,7 @@ from pathlib import Path
 from ebft.sandbox import seccomp
 from ebft.sandbox.cgroups import Group
 from ebft.sandbox.command import BOX, INSIDE, INSIDE_MOUNT, Command, Limits
-from ebft.sandbox.interpreter import interpreter, start_of
+from ebft.sandbox.interpreter import interpreter, start_of_module
 
 FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 CONFIGURATION = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/mono", "/etc/ssl/certs/java")
@@ -118,7 +118,7 @@ def bubblewrap_line(command: Command, variables: Mapping[str, str], gate: Gate) 
     # What bubblewrap and the first process may do, should anything ever get hold of them.
     limited = ["prlimit", "--core=0", f"--fsize={command.limits.disk_mib * 2**20}", "--nofile=1024"]
     bwrap = shutil.which("bwrap") or "bwrap"
-    start = start_of(f"{INSIDE_MOUNT}/init.py")
+    start = start_of_module(INSIDE_MOUNT, "init")
     return [*limited, bwrap, "--args", str(opened[-2]), "--", *start, str(opened[-1])], opened
 
 

@@ -26,6 +26,7 @@ from ebft.errors import SandboxError
 from ebft.sandbox import cgroups
 from ebft.sandbox.bubblewrap import Gate, bubblewrap_line, bubblewrap_version, limits_line
 from ebft.sandbox.command import BOX, INSIDE, INSIDE_MOUNT, Command, Finished, Limits, Streams
+from ebft.sandbox.interpreter import compile_modules
 from ebft.sandbox.monitor import Ending, monitor
 from ebft.sandbox.seccomp import RUNTIME
 
@@ -107,6 +108,7 @@ class Sandbox:
         with self._lock:
             if self._checked:
                 return
+            compile_modules()
             if not self.unsafe:
                 self._check_programs()
             self._checked = True

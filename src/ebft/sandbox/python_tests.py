@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from ebft.sandbox.command import Limits
-from ebft.sandbox.interpreter import start_of
+from ebft.sandbox.interpreter import start_of_module
 from ebft.sandbox.isolated_tests import IsolatedProcess, Outcome, run_isolated_tests
 from ebft.sandbox.isolation import Sandbox
 
@@ -65,8 +65,8 @@ def run_python(sandbox: Sandbox, tests: PythonTests, limits: Limits) -> Outcome:
     }
     return run_isolated_tests(
         sandbox,
-        IsolatedProcess(start_of(f"{sandbox.scripts}/driver.py"), driver, folders, environment),
-        IsolatedProcess(start_of(f"{sandbox.scripts}/candidate.py"), program, folders, environment),
+        IsolatedProcess(start_of_module(sandbox.scripts, "driver"), driver, folders, environment),
+        IsolatedProcess(start_of_module(sandbox.scripts, "candidate"), program, folders, environment),
         replace(limits, disk_mib=max(limits.disk_mib, 1)),
     )
 

@@ -12,12 +12,12 @@ import json
 import os
 import sys
 import types
-from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import wire
 
-sys.path.pop(0)
+TYPE_CHECKING = False  # see driver.py
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Server:
@@ -200,7 +200,3 @@ def main() -> None:
         return
     server.channel.send({"value": None})
     server.serve()
-
-
-if __name__ == "__main__":
-    main()

@@ -9,14 +9,15 @@ Runs inside the sandbox, on both sides, with the standard library only. Nothing 
 
 from __future__ import annotations
 
-import datetime
-import fractions
 import json
 import os
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
-from decimal import Decimal
-from typing import Any
+
+TYPE_CHECKING = False  # see driver.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 LONGEST = 32 * 2**20
 PLAIN = 2**53
@@ -100,13 +101,14 @@ def encode(value: Any, reference: Callable[[Any], list[Any]]) -> Any:
         return {"b" if issubclass(kind, bytes) else "ba": bytes.hex(bytes(memoryview(value)))}
     if kind is range:
         return {"range": [value.start, value.stop, value.step]}
-    if kind is Decimal:
+    if _is(kind, "decimal", "Decimal"):
         return {"decimal": str(value)}
-    if kind is fractions.Fraction:
+    if _is(kind, "fractions", "Fraction"):
         return {"fraction": [hex(value.numerator), hex(value.denominator)]}
-    if kind in (datetime.datetime, datetime.date, datetime.time) and getattr(value, "tzinfo", None) is None:
-        return {kind.__name__: value.isoformat()}
-    if kind is datetime.timedelta:
+    for name in ("datetime", "date", "time"):
+        if _is(kind, "datetime", name) and getattr(value, "tzinfo", None) is None:
+            return {name: value.isoformat()}
+    if _is(kind, "datetime", "timedelta"):
         return {"timedelta": [value.days, value.seconds, value.microseconds]}
     if kind in _VIEWS:
         return {_VIEWS[kind]: [encode(item, reference) for item in value]}
@@ -120,18 +122,24 @@ def encode(value: Any, reference: Callable[[Any], list[Any]]) -> Any:
     return {tag: number}
 
 
+def _is(kind: type, module: str, name: str) -> bool:
+    """Whether a type is this one of a module. That is not imported for it: before somebody has, it has no values."""
+    return kind is getattr(sys.modules.get(module), name, None)
+
+
 _MAKE: dict[str, Callable[[Any], Any]] = {
     "i": lambda v: int(v, 16),
     "c": lambda v: complex(v[0], v[1]),
     "b": bytes.fromhex,
     "ba": bytearray.fromhex,
     "range": lambda v: range(v[0], v[1], v[2]),
-    "decimal": Decimal,
-    "fraction": lambda v: fractions.Fraction(int(v[0], 16), int(v[1], 16)),
-    "datetime": datetime.datetime.fromisoformat,
-    "date": datetime.date.fromisoformat,
-    "time": datetime.time.fromisoformat,
-    "timedelta": lambda v: datetime.timedelta(v[0], v[1], v[2]),
+    # Imported when the first such value comes: that is rare, and most programs are short.
+    "decimal": lambda v: __import__("decimal").Decimal(v),
+    "fraction": lambda v: __import__("fractions").Fraction(int(v[0], 16), int(v[1], 16)),
+    "datetime": lambda v: __import__("datetime").datetime.fromisoformat(v),
+    "date": lambda v: __import__("datetime").date.fromisoformat(v),
+    "time": lambda v: __import__("datetime").time.fromisoformat(v),
+    "timedelta": lambda v: __import__("datetime").timedelta(v[0], v[1], v[2]),
     "ellipsis": lambda v: Ellipsis,
 }
 _COLLECT: dict[str, Callable[[list[Any]], Any]] = {
