@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,7 @@ def main() -> int:
     options = argparse.ArgumentParser()
     options.add_argument("--each", type=int, default=100, help="trials for each of the two signals")
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--at-once", type=int, default=2, help="trials side by side")
     given = options.parse_args()
     draw = random.Random(given.seed)
     home = Home(Path(tempfile.mkdtemp(prefix="ebft-kills-")))
@@ -209,11 +211,18 @@ def main() -> int:
         assert set(wait(start(case, home.arguments(case, output), home, log), 240, log)) == {0}, log.read_text()[-3000:]
         lengths[case], expected[case] = time.monotonic() - begin, outcome(case, output)
     counts: Counter[tuple[str, str, bool]] = Counter()
+    trials: list[tuple[Case, signal.Signals, float]] = []
     for place in range(2 * given.each):
         case, number = CASES[place % len(CASES)], (signal.SIGKILL, signal.SIGTERM)[place // len(CASES) % 2]
-        moment = draw.uniform(0.0, lengths[case])
-        counts[case.name, number.name, trial(case, number, moment, home, expected[case])] += 1
-        print(f"\r{place + 1} of {2 * given.each}", end="", file=sys.stderr, flush=True)
+        trials.append((case, number, draw.uniform(0.0, lengths[case])))
+    with ThreadPoolExecutor(given.at_once) as pool:
+        running = [pool.submit(trial, c, number, moment, home, expected[c]) for c, number, moment in trials]
+        try:
+            for place, ((case, number, _), one) in enumerate(zip(trials, running, strict=True), 1):
+                counts[case.name, number.name, one.result()] += 1
+                print(f"\r{place} of {len(trials)}", end="", file=sys.stderr, flush=True)
+        finally:
+            pool.shutdown(cancel_futures=True)  # after a failure, no further ones
     print(file=sys.stderr)
     for case in CASES:
         told = {n: (counts[case.name, n, True], counts[case.name, n, False]) for n in ("SIGKILL", "SIGTERM")}
