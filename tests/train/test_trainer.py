@@ -35,7 +35,7 @@ def test_a_model_learns(tmp_path: Path, half_trained: dict[str, Tensor], gamma: 
     """Feature-matching loss falls, with and without cross-entropy beside it; so does cross-entropy."""
     model = small_model()
     model.load_state_dict(half_trained)
-    # 40 steps lower the loss by 8 standard errors and more.
+    # 40 steps lower the loss by more than 7 standard errors.
     args = config(
         tmp_path, max_steps=40, gamma=gamma, whitening=whitening, learning_rate=5e-4, logging_steps=20, temperature=1.0
     )
