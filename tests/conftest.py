@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import gc
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from tests.baselines.runs import ROWS, make_model, write_rows
 
@@ -38,6 +42,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_configure() -> None:
     # What is started in the background ignores Ctrl-C, and so would the programs that tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    # Every run collects garbage: not through all that was imported, hundreds of times.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def pictures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Figures are put together in every test, but rendered only in those marked `pictures`.
+
+    To render the curves takes as long as the rest of a small run. What is written instead is no PNG: a test that looks
+    at a picture fails without the mark.
+    """
+    with pytest.MonkeyPatch.context() as patch:  # one of its own, which no test undoes
+        if request.node.get_closest_marker("pictures") is None:
+            patch.setattr(Figure, "tight_layout", lambda *_, **__: None)
+            patch.setattr(Figure, "savefig", _write_no_picture)
+        yield
+
+
+def _write_no_picture(figure: Figure, file: Any, **options: Any) -> None:
+    content = b"not rendered"
+    if hasattr(file, "write"):
+        file.write(content)
+    else:
+        Path(file).write_bytes(content)
 
 
 @pytest.fixture

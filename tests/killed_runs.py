@@ -115,16 +115,6 @@ def start(
     )
 
 
-def run(recipe: Path, output: Path, *flags: object, kill_at: str = "") -> subprocess.CompletedProcess[str]:
-    """The same, to its end."""
-    started = start(recipe, output, *flags, kill_at=kill_at)
-    try:
-        printed, errors = started.communicate(timeout=150)
-    finally:
-        started.kill()
-    return subprocess.CompletedProcess(started.args, started.returncode, printed, errors)
-
-
 def final_weights(output: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 

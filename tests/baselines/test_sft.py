@@ -129,6 +129,7 @@ def log_likelihood(model: Any, tokenizer: Any, prompt: str, answer: str) -> floa
     return sum(float(logits[len(before) - 1 + place, token]) for place, token in enumerate(after))
 
 
+@pytest.mark.pictures
 def test_a_run(tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Answers become likelier, and a run leaves what `ebft train` leaves."""
     recipe = write_recipe(tmp_path, tiny, sums, answer_only=True, max_steps=30, eval_steps=15, save_steps=15)
@@ -149,7 +150,7 @@ def test_a_run(tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFix
     card = (output / "final" / "README.md").read_text()
     assert "supervised fine-tuning" in card
     assert "loss on answers only" in card
-    assert (output / "curves.png").exists()
+    assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert not (output / "README.md").exists()
     assert {p.name for p in output.glob("checkpoint-*/COMPLETE")} == {"COMPLETE"}
     assert yaml.safe_load((output / "recipe.yaml").read_text())["answer_only"] is True

@@ -13,7 +13,7 @@ from tests.train.small_runs import config, counting_text, small_model
 
 def test_a_bf16_copy_is_kept_and_follows_the_model(tmp_path: Path) -> None:
     """The same modules at every validation, so that their graphs are; with the weights of now."""
-    model, data = small_model(), counting_text(documents=4)
+    model, data = small_model(), counting_text(documents=2)
     settings = config(tmp_path, bf16=True)
     validator = Validator(model, settings, data, byte_tokenizer(), torch.device("cpu"))
     first = validator.measure(model)

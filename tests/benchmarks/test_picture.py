@@ -12,6 +12,7 @@ import picture
 RESULTS = Path(picture.__file__).parent / "results"
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize("name", ["step-h200-smollm2-135m.json", "grid-h200-smollm2-135m.json"])
 def test_a_committed_result_is_drawn(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "picture.png"

@@ -41,7 +41,10 @@ def recipe(model: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def finished(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A run of three steps through a process, once for all the tests that look at it."""
+    """A run of three steps through a process, once for all the tests that look at it.
+
+    They are all in one file: in two, with several workers, it would be made twice, and most of it is imports.
+    """
     folder = tmp_path_factory.mktemp("run")
     arguments = ["train", "--config", str(recipe), "--output_dir", str(folder / "out"), "--seed", "7"]
     return Finished(arguments, folder / "out", ebft(*arguments, EBFT_CACHE=str(folder / "cache")))

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from tqdm import tqdm
 
 from ebft import EBFTTrainer, cli
 from ebft.errors import TrainingDiverged
-from tests.command_line.commands import ROWS, Finished, Refused, ebft, write_rows
+from tests.command_line.commands import ROWS, Refused, ebft, write_rows
 from tests.tiny_tokenizer import byte_tokenizer
 
 
@@ -80,16 +79,6 @@ class TestBadInput:
         results = json.loads((tmp_path / "out" / "results.json").read_text(), parse_constant=refuse)
         assert results["after"]["eval_cross_entropy_se"] is None
         assert "nan" not in (tmp_path / "out" / "final" / "README.md").read_text(encoding="utf-8")
-
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-    def test_a_run_without_a_gpu_says_so(
-        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], finished: Finished
-    ) -> None:
-        arguments = ["--output_dir", str(tmp_path / "out"), "--use_cpu", "false", "--max_steps", "1"]
-        assert cli.main(["train", "--config", str(recipe), *arguments]) == 0
-        words = "no GPU was found: computing on the CPU"
-        assert words in capsys.readouterr().err
-        assert words not in finished.done.stderr, "it was asked for"
 
     def test_help_into_a_pipe_that_closes(self) -> None:
         command = f"{shlex.quote(sys.executable)} -m ebft.cli train --help | head -n 1"

@@ -110,6 +110,7 @@ def test_names_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> 
     assert printable("a\tb\n\x9b\u202e") == "a\tb\n\\x9b\\u202e"
 
 
+@pytest.mark.pictures
 def test_names_in_pictures_are_no_formulas(tmp_path: Path) -> None:
     import matplotlib
 

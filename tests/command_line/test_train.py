@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -80,6 +81,16 @@ class TestTrain:
         shown = finished.done.stderr.replace("\r", "\n").splitlines()
         assert [line.split(":")[0] for line in shown if line.startswith("step ")] == ["step 1", "step 2", "step 3"]
         assert sum("%|" in line and "/3 [" in line for line in shown) <= 3
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_a_run_without_a_gpu_says_so(
+        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], finished: Finished
+    ) -> None:
+        arguments = ["--output_dir", str(tmp_path / "out"), "--use_cpu", "false", "--max_steps", "1"]
+        assert cli.main(["train", "--config", str(recipe), *arguments]) == 0
+        words = "no GPU was found: computing on the CPU"
+        assert words in capsys.readouterr().err
+        assert words not in finished.done.stderr, "it was asked for"
 
     def test_model_card_tells_recipe_data_and_results(self, finished: Finished, rows: Path) -> None:
         card = (finished.output / "final" / "README.md").read_text(encoding="utf-8")

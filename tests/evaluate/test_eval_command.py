@@ -95,6 +95,7 @@ def metrics(results: dict[str, Any]) -> Any:
     return {task: (entry["metrics"], entry.get("profile")) for task, entry in results["tasks"].items()}
 
 
+@pytest.mark.pictures
 def test_everything_that_is_promised_is_written(run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     results = run(tmp_path / "out", "calibration,translation", "--seed", 3)
     printed = capfd.readouterr().out

@@ -9,6 +9,7 @@ from ebft.errors import ConfigError
 from ebft.evaluate import tables
 
 
+@pytest.mark.pictures
 def test_curves_are_drawn_with_the_papers_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import matplotlib.pyplot as plt
 

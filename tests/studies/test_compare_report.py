@@ -13,6 +13,8 @@ from ebft.studies.report import pictures
 from tests.studies.made_runs import make_run
 from tests.studies.pages import data_of, no_outside
 
+pytestmark = pytest.mark.pictures
+
 
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Figures that are saved, before they are."""

@@ -19,6 +19,8 @@ from tests.imports import imports_torch
 from tests.studies.made_study import NASTY, make_study, write_jsonl
 from tests.studies.pages import data_of, no_outside
 
+pytestmark = pytest.mark.pictures
+
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:

@@ -16,7 +16,9 @@ from ebft.errors import ConfigError
 from ebft.runtime import processes
 from ebft.train import checkpoints
 from ebft.train.preemption import Preemption
-from tests.killed_runs import final_weights, metrics, run
+from tests import killed_runs
+from tests.distributed import group
+from tests.killed_runs import final_weights, metrics
 
 STEPS = 8
 
@@ -61,11 +63,18 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "recipe.yaml"
 
 
+def run(recipe: Path, output: Path, *flags: object, kill_at: str = "") -> tuple[int, str]:
+    """The code of `ebft train` and what it said, in a process forked from one that has imported everything."""
+    arguments, variables = killed_runs.arguments(recipe, output, *flags), killed_runs.variables(recipe, kill_at)
+    ended = group.run(1, killed_runs.main, arguments, folder=output.parent, variables=variables)
+    return ended.codes[0], ended.said[0]
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("runs") / "uninterrupted"
-    done = run(recipe, output)
-    assert done.returncode == 0, done.stderr
+    code, said = run(recipe, output)
+    assert code == 0, said
     return output
 
 
@@ -83,12 +92,12 @@ def test_killed_and_resumed_gives_the_same_weights(
 ) -> None:
     output = tmp_path / "run"
     for number, moment in enumerate(moments):
-        killed = run(recipe, output, *(["--resume"] if number else []), kill_at=moment)
-        assert killed.returncode == -9, killed.stderr
-    done = run(recipe, output, "--resume")
-    assert done.returncode == 0, done.stderr
+        code, said = run(recipe, output, *(["--resume"] if number else []), kill_at=moment)
+        assert code == -9, said
+    code, said = run(recipe, output, "--resume")
+    assert code == 0, said
     if "write" in moments[0]:
-        assert "checkpoint-6 was cut off" in done.stderr
+        assert "checkpoint-6 was cut off" in said
     expected, found = final_weights(uninterrupted), final_weights(output)
     assert expected.keys() == found.keys()
     for name, value in expected.items():
@@ -103,19 +112,17 @@ RESUME = "ebft train --config {}/recipe.yaml --resume"
 def test_preempted_and_damaged_gives_the_same_weights(recipe: Path, uninterrupted: Path, tmp_path: Path) -> None:
     """SIGTERM in the step after the fourth; then a bit of what was saved is lost, and the checkpoint before is used."""
     output = tmp_path / "run"
-    stopped = run(recipe, output, kill_at="notice:4")
-    assert stopped.returncode == 75, stopped.stderr
-    assert "ebft: stopped by SIGTERM\n" in stopped.stderr
-    assert (
-        f"the last good checkpoint is {output}/checkpoint-5; continue with: {RESUME.format(output)}" in stopped.stderr
-    )
+    code, said = run(recipe, output, kill_at="notice:4")
+    assert code == 75, said
+    assert "ebft: stopped by SIGTERM\n" in said
+    assert f"the last good checkpoint is {output}/checkpoint-5; continue with: {RESUME.format(output)}" in said
     assert not (output / "final").exists()
     assert not (output / "run.lock").exists()
     flip_a_bit(output / "checkpoint-5" / "optimizer.pt")
-    done = run(recipe, output, "--resume")
-    assert done.returncode == 0, done.stderr
-    assert "checkpoint-5 is damaged: optimizer.pt has changed (its SHA-256 differs); it is set aside" in done.stderr
-    assert f"resuming from {output}/checkpoint-4" in done.stderr
+    code, said = run(recipe, output, "--resume")
+    assert code == 0, said
+    assert "checkpoint-5 is damaged: optimizer.pt has changed (its SHA-256 differs); it is set aside" in said
+    assert f"resuming from {output}/checkpoint-4" in said
     expected, found = final_weights(uninterrupted), final_weights(output)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert metrics(output) == metrics(uninterrupted)
@@ -175,16 +182,14 @@ class TestDamage:
 
 def test_interrupted_and_full_disk_say_where_the_last_good_checkpoint_is(recipe: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    stopped = run(recipe, output, kill_at="interrupt:0")  # in the first step, before any checkpoint was due
-    assert stopped.returncode == 130
-    assert "saving a checkpoint after this step; Ctrl-C again stops at once" in stopped.stderr
-    assert (
-        f"the last good checkpoint is {output}/checkpoint-1; continue with: {RESUME.format(output)}" in stopped.stderr
-    )
-    full = run(recipe, output, "--resume", kill_at="full:checkpoint-4/scheduler.pt")
-    assert full.returncode == 1
-    assert "the disk is full" in full.stderr
-    assert f"the last good checkpoint is {output}/checkpoint-2" in full.stderr
+    code, said = run(recipe, output, kill_at="interrupt:0")  # in the first step, before any checkpoint was due
+    assert code == 130
+    assert "saving a checkpoint after this step; Ctrl-C again stops at once" in said
+    assert f"the last good checkpoint is {output}/checkpoint-1; continue with: {RESUME.format(output)}" in said
+    code, said = run(recipe, output, "--resume", kill_at="full:checkpoint-4/scheduler.pt")
+    assert code == 1
+    assert "the disk is full" in said
+    assert f"the last good checkpoint is {output}/checkpoint-2" in said
     assert not (output / "checkpoint-4").exists()
 
 
@@ -203,10 +208,10 @@ def test_what_ctrl_c_stops_at_once(pressed: str, monkeypatch: pytest.MonkeyPatch
 
 def test_a_used_output_folder_is_refused_without_resume(recipe: Path, uninterrupted: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in uninterrupted.rglob("*")}
-    refused = run(recipe, uninterrupted)
-    assert refused.returncode == 2
-    assert refused.stderr.count("\n") == 1
-    assert "already holds a run" in refused.stderr
+    code, said = run(recipe, uninterrupted)
+    assert code == 2
+    assert said.count("\n") == 1
+    assert "already holds a run" in said
     assert {p: p.stat().st_mtime_ns for p in uninterrupted.rglob("*")} == before
 
 

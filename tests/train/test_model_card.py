@@ -14,7 +14,7 @@ from ebft.train import model_card
 from ebft.train.training_method import EBFT
 from tests.baselines.runs import needs_trl, run, write_recipe
 
-pytestmark = pytest.mark.usefixtures("offline")
+pytestmark = [pytest.mark.usefixtures("offline"), pytest.mark.pictures]
 
 
 @needs_trl

@@ -52,7 +52,9 @@ def test_dropout_is_turned_off(tmp_path: Path) -> None:
 
 def test_bf16_computes_on_a_copy_and_trains_float32_weights(tmp_path: Path) -> None:
     """Steps far below the resolution of bf16 are not lost, and what is saved is what is trained."""
-    args = config(tmp_path, bf16=True, gamma=0.1, learning_rate=1e-6, max_steps=6, gradient_accumulation_steps=2)
+    # Few sequences: products in bf16 are slow on many CPUs.
+    sizes = dict(per_device_train_batch_size=1, gradient_accumulation_steps=2, max_steps=3)
+    args = config(tmp_path, bf16=True, gamma=0.1, learning_rate=1e-6, **sizes)
     trainer = EBFTTrainer(small_model(), args, counting_text(), counting_text(documents=8, seed=1))
     assert trainer.networks.working is not None
     start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
