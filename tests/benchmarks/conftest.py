@@ -22,7 +22,7 @@ def run_program() -> Callable[[str, str], str]:
         command = [sys.executable, str(BENCHMARKS / name), *arguments.split()]
         # One thread from the start: several test processes on few cores would wait for each other.
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert finished.returncode == 0, finished.stdout + finished.stderr
         return finished.stdout
 
