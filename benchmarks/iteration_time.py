@@ -119,8 +119,8 @@ def matrix_rate(device: str, dtype: torch.dtype) -> float:
     """Floating-point operations a second of one large product of random numbers, measured now."""
     size, repeats = (8192, 20) if device == "cuda" else (2048, 4)  # half a second each on one core
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    times = [seconds_of(lambda: a @ b, device) for _ in range(repeats + 1)]
-    return 2 * size**3 / statistics.median(times[1:])
+    times = [seconds_of(lambda: a @ b, device) for _ in range(repeats + 3)]
+    return 2 * size**3 / statistics.median(times[3:])
 
 
 def summarize(runs: list[dict[str, float]]) -> dict[str, dict[str, Any]]:
