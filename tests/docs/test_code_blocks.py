@@ -120,7 +120,7 @@ def one_step(monkeypatch: pytest.MonkeyPatch) -> None:
 def workshop(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None, one_step: None) -> Path:
     """A folder with the files that pages talk about. Models of the hub are folders of that name, and tiny."""
     monkeypatch.chdir(tmp_path)
-    for name in ("path/or/name", "HuggingFaceTB/SmolLM2-135M", "cache/models/smollm2-135m", "runs/mine/final"):
+    for name in ("path/or/name", "HuggingFaceTB/SmolLM2-135M-Instruct", "cache/models/smollm2-135m", "runs/mine/final"):
         shutil.copytree(model, tmp_path / name)
     (tmp_path / "my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (tmp_path / "HumanEval.jsonl").write_text(json.dumps(HUMANEVAL) + "\n")

@@ -109,6 +109,13 @@ def test_few_validation_sequences(
     assert ("standard errors" in caplog.text) == (words is not None)
 
 
+@pytest.mark.parametrize(("batch", "said"), [(30, False), (31, True)])
+def test_a_step_larger_than_the_data(batch: int, said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"packing": False, "validation_split": 0, "per_device_train_batch_size": batch}
+    load(tmp_path, {"rows.jsonl": ["a" * 40] * 30}, **settings)
+    assert ("a step takes 31 sequences and there are 30" in caplog.text) == said
+
+
 class TestWarnings:
     GLUED, CHAT = "nothing stands between prompts and answers", "what users say is trained on too"
     PROMPTS = "prompts are trained on too"

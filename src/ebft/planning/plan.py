@@ -220,7 +220,12 @@ def recipe_lines(found: Plan, to_replace: Collection[str] = ()) -> list[str]:
         raise ConfigError("nothing fits, so there is no recipe to write")
     settings = {name: value for name, value in found.settings.items() if name not in _CHOSEN_HERE}
     lines = yaml.safe_dump({**settings, **found.recommended.settings}, sort_keys=False).strip().splitlines()
-    return [f"{line}  # replace by yours" if line.partition(":")[0] in to_replace else line for line in lines]
+    lines = [f"{line}  # replace by yours" if line.partition(":")[0] in to_replace else line for line in lines]
+    if "learning_rate" not in settings and "gamma" not in settings:
+        lines.append(
+            "# By default learning_rate is 1e-06 and gamma 0, as in the paper; the recipe little-data has 5e-05 and 0.3"
+        )
+    return lines
 
 
 def recommendation(

@@ -35,7 +35,7 @@ def describe(
     end_tokens = end_token_ids(tokenizer, config.completions_end)
     layout = make_layout(collate([train_set[0]])["on_host"], config, config.samples, end_tokens)
     per_step = config.rows_per_step
-    steps_per_epoch = math.ceil(len(train_set) / per_step)
+    steps_per_epoch, in_step = math.ceil(len(train_set) / per_step), min(per_step, len(train_set))
     parameters = sum(p.numel() for p in model.parameters())
     active = parameters - idle_parameters(model, text_config(model))
     packed = layout.packed_length
@@ -47,9 +47,9 @@ def describe(
         "anchors per sequence": f"{anchors_per_sequence(train_set, config, end_tokens):.1f} of at most "
         f"{layout.num_anchors}, {config.samples} rollouts of {config.horizon} tokens from each",
         "packed sequence": f"{packed:,} tokens, {packed - config.context_length:,} of them generated",
-        "tokens per step": f"{per_step * packed:,} in {per_step} sequences",
+        "tokens per step": f"{in_step * packed:,} in {in_step} sequences",
         "steps": f"{steps_of(config, steps_per_epoch):,} ({steps_per_epoch:,} an epoch)",
-        "compute per step": f"{flops_per_step(active, per_step, packed) / 1e9:,.0f} GFLOP (estimate)",
+        "compute per step": f"{flops_per_step(active, in_step, packed) / 1e9:,.0f} GFLOP (estimate)",
         "memory": f"{memory_of(recipe, model, layout.num_anchors).peak / 2**20:,.0f} MiB (estimate)",
     }
     shown = [*columns(lines), "", *first_document(train_set, tokenizer)]

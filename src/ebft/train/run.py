@@ -118,6 +118,7 @@ def _train(
     results |= outcome(trainer)
     with folder.writing_final() as final:
         trainer.save_model(str(final))
+        (final / "training_args.bin").unlink(missing_ok=True)  # pickled, and of no use without ebft
         if first:
             loaded.tokenizer.save_pretrained(final)
             if (picture := model_card.curves(folder.path)) is not None:

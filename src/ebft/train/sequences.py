@@ -115,6 +115,11 @@ def load_data(
     train_set = sequences(index)
     if needs_anchors:
         check_sequences(train_set, training, end_token_ids(tokenizer, training.completions_end))
+        if training.process_index == 0 and len(train_set) < training.rows_per_step:
+            logger.warning(
+                f"a step takes {training.rows_per_step} sequences and there are {len(train_set)}: every step sees all "
+                "of the data; lower per_device_train_batch_size, gradient_accumulation_steps or context_length"
+            )
     if validation is None:
         return train_set, None
     validation_set = sequences(validation).first(data.validation_sequences)
