@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebft.runtime.messages import show_messages
+from ebft.runtime.messages import notes_if_it_succeeds, show_messages
 
 logger = logging.getLogger("ebft.somewhere.inside")
 
@@ -74,3 +74,18 @@ def test_without_a_command_the_user_of_the_library_decides(caplog: pytest.LogCap
         logger.info("for the user's own handlers")
     assert "for the user's own handlers" in caplog.messages
     assert not any(type(handler).__module__.startswith("ebft") for handler in logging.getLogger("ebft").handlers)
+
+
+def test_notes_are_dropped_when_an_error_follows(capsys: pytest.CaptureFixture[str]) -> None:
+    show_messages()
+    logger = logging.getLogger("ebft.some")
+    with notes_if_it_succeeds():
+        logger.warning("first")
+        logger.info("progress")
+        assert capsys.readouterr().err == "progress\n"
+    assert capsys.readouterr().err == "note: first\n"
+    with pytest.raises(ValueError, match="bad"), notes_if_it_succeeds():
+        logger.warning("second")
+        raise ValueError("bad")
+    logger.warning("third")
+    assert capsys.readouterr().err == "note: third\n"

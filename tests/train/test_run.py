@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("offline")
 def test_evaluation_that_is_asked_for_without_data(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
     for command in ("train", "sft"):
         assert run(command, write_recipe(tmp_path, tiny, sums, validation_split=0), tmp_path / "out") == 2
-        line = capsys.readouterr().err.splitlines()[-1]  # after notes
+        (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("ebft: eval_strategy=steps needs validation data; set validation_split")
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -55,3 +56,26 @@ def show_messages(level: str = "info") -> None:
         logger.addHandler(_Stderr())
         logger.propagate = False
     logger.setLevel(level.upper() if level in LEVELS else "INFO")
+
+
+@contextmanager
+def notes_if_it_succeeds() -> Iterator[None]:
+    """Notes wait for the end of the block, and are dropped where it fails: an error stands alone."""
+    handlers = [handler for handler in logging.getLogger("ebft").handlers if isinstance(handler, _Stderr)]
+    held: list[logging.LogRecord] = []
+
+    def hold(record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING:
+            held.append(record)
+        return record.levelno < logging.WARNING
+
+    for handler in handlers:
+        handler.addFilter(hold)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(hold)
+    for record in held:
+        for handler in handlers:
+            handler.handle(record)

@@ -19,6 +19,7 @@ from ebft.method.sequence_records import as_logged, differences
 from ebft.model.backbone import embedding_size
 from ebft.runtime import processes
 from ebft.runtime.files import json_ready
+from ebft.runtime.messages import notes_if_it_succeeds
 from ebft.train import hub, model_card, validation_records
 from ebft.train.advice import Advice
 from ebft.train.answers_before_after import HeldOutPrompts
@@ -36,12 +37,13 @@ logger = logging.getLogger(__name__)
 def plan(recipe: Recipe, method: TrainingMethod = EBFT, resume: bool = False) -> list[str]:
     """`--dry-run`: what a run would do, as lines to print; nothing in processes other than the first."""
     processes.start(recipe.training)
-    loaded = _load(recipe, method, None)
-    if recipe.training.process_index != 0:
-        return []
-    if (why := RunFolder(recipe).refusal(resume)) is not None:
-        logger.warning(f"the run itself would be refused: {why}")
-    return method.plan(loaded)
+    with notes_if_it_succeeds():
+        loaded = _load(recipe, method, None)
+        if recipe.training.process_index != 0:
+            return []
+        if (why := RunFolder(recipe).refusal(resume)) is not None:
+            logger.warning(f"the run itself would be refused: {why}")
+        return method.plan(loaded)
 
 
 def train(recipe: Recipe, resume: bool = False, method: TrainingMethod = EBFT) -> dict[str, Any]:
@@ -64,8 +66,9 @@ def _train(
     first = args.process_index == 0
     checkpoint = folder.claim(resume, method.name)
     repository = hub.take_over(args)
-    loaded = _load(recipe, method, folder if checkpoint is not None else None)
-    trainer = _build(loaded, method)
+    with notes_if_it_succeeds():
+        loaded = _load(recipe, method, folder if checkpoint is not None else None)
+        trainer = _build(loaded, method)
     preemption.attach(trainer)
 
     # Only now: settings that the trainer refuses leave nothing behind.
