@@ -84,8 +84,13 @@ def test_notes_are_dropped_when_an_error_follows(capsys: pytest.CaptureFixture[s
         logger.info("progress")
         assert capsys.readouterr().err == "progress\n"
     assert capsys.readouterr().err == "note: first\n"
-    with pytest.raises(ValueError, match="bad"), notes_if_it_succeeds():
-        logger.warning("second")
-        raise ValueError("bad")
+
+    def fails() -> None:
+        with notes_if_it_succeeds():
+            logger.warning("second")
+            raise ValueError("bad")
+
+    with pytest.raises(ValueError, match="bad"):
+        fails()
     logger.warning("third")
     assert capsys.readouterr().err == "note: third\n"
