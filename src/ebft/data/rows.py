@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import difflib
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from ebft.data import builtin
 from ebft.data.row_format import Row
 from ebft.errors import DataError, first_line
+from ebft.runtime.files import sha256_of
 
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 TEXT_FILES = (".txt", ".md", ".rst", ".py")
@@ -64,11 +64,7 @@ def contents(source: str, split: str = "train") -> list[Any]:
     files. It reads them whole."""
     if source in builtin.SOURCES:
         return builtin.version(source, split)
-    hashes = []
-    for path in _local_files(source, split):
-        with path.open("rb") as file:
-            hashes.append((path.name, hashlib.file_digest(file, "sha256").hexdigest()))
-    return hashes or [source, split]  # a hub name
+    return [(file.name, sha256_of(file)) for file in _local_files(source, split)] or [source, split]  # a hub name
 
 
 def _local_files(source: str, split: str) -> list[Path]:

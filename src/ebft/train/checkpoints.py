@@ -8,7 +8,6 @@ a run that continues from half a state goes on as another run, without a word.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from typing import Any
 
 from ebft.errors import ConfigError
 from ebft.runtime import sharded_checkpoints
-from ebft.runtime.files import read_json
+from ebft.runtime.files import read_json, sha256_of
 
 MARK = "COMPLETE"
 DAMAGED = "damaged-"  # before the name of a checkpoint that was set aside
@@ -90,7 +89,7 @@ def _difference(file: Path, expected: dict[str, Any]) -> str | None:
         size = file.stat().st_size
         if size != expected["bytes"]:
             return f"has {size:,} bytes instead of {expected['bytes']:,}"
-        return None if _sha256(file) == expected["sha256"] else "has changed (its SHA-256 differs)"
+        return None if sha256_of(file) == expected["sha256"] else "has changed (its SHA-256 differs)"
     except FileNotFoundError:
         return "is missing"
     except (OSError, ValueError) as error:  # also a name that no file can have
@@ -99,12 +98,7 @@ def _difference(file: Path, expected: dict[str, Any]) -> str | None:
 
 def _sync_and_describe(file: Path) -> dict[str, object]:
     _sync(file)
-    return {"bytes": file.stat().st_size, "sha256": _sha256(file)}
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    return {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
 
 
 def set_damaged_aside(output_dir: str | Path) -> list[str]:

@@ -58,7 +58,7 @@ def read_metrics(output: Path) -> list[dict[str, Any]]:
 def curves(output: Path) -> Path | None:
     """`curves.png`, one panel per metric, with standard errors where there are any."""
     entries = read_metrics(output)
-    panels = [(name, title) for name, title in PANELS if along_training(entries, name)]
+    panels = [(name, title, found) for name, title in PANELS if (found := along_training(entries, name))]
     if not panels:
         return None
     import matplotlib
@@ -71,8 +71,7 @@ def curves(output: Path) -> Path | None:
     figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.1 * rows), squeeze=False)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    for axis, (name, title) in zip(axes.flat, panels, strict=False):
-        found = along_training(entries, name)
+    for axis, (name, title, found) in zip(axes.flat, panels, strict=False):
         points = [(step, e[name], e.get(f"{name}_se") or 0.0) for step, e in found.items()]
         steps, values, errors = zip(*points, strict=True)
         axis.plot(steps, values, marker="o" if len(points) < 20 else None, markersize=3)

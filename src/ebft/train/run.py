@@ -121,8 +121,8 @@ def _train(
     results |= outcome(trainer)
     with folder.writing_final() as final:
         trainer.save_model(str(final))
-        (final / "training_args.bin").unlink(missing_ok=True)  # pickled, and of no use without ebft
         if first:
+            (final / "training_args.bin").unlink(missing_ok=True)  # pickled, and of no use without ebft
             loaded.tokenizer.save_pretrained(final)
             if (picture := model_card.curves(folder.path)) is not None:
                 shutil.copy(picture, final)  # for the model card, wherever the folder goes
