@@ -12,7 +12,7 @@ import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ebft.errors import ConfigError
+from ebft.errors import ConfigError, Preempted
 from ebft.runtime import processes
 from ebft.train import checkpoints
 from ebft.train.preemption import Preemption
@@ -204,6 +204,25 @@ def test_what_ctrl_c_stops_at_once(pressed: str, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_others_that_left_first_after_a_notice_to_all_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "count", lambda: 2)
+
+    def in_training(error: Exception, notice: bool) -> None:
+        preemption = Preemption()
+        preemption.at_once = False
+        with preemption.listen():
+            if notice:
+                signal.raise_signal(signal.SIGTERM)
+            raise error
+
+    with pytest.raises(Preempted):
+        in_training(RuntimeError("Connection closed by peer"), notice=True)
+    with pytest.raises(RuntimeError):
+        in_training(RuntimeError("a mistake"), notice=True)
+    with pytest.raises(RuntimeError):
+        in_training(RuntimeError("Connection closed by peer"), notice=False)
 
 
 def test_a_used_output_folder_is_refused_without_resume(recipe: Path, uninterrupted: Path) -> None:

@@ -66,20 +66,20 @@ def stop_on_notice() -> Iterator[None]:
         received.append(signal.Signals(number).name)
         raise Preempted(received[0])
 
-    with on_notice(leave), not_mistaken(lambda: Preempted(received[0]) if received else None):
+    with on_notice(leave), not_mistaken(lambda error: Preempted(received[0]) if received else None):
         yield
 
 
 @contextmanager
-def not_mistaken(stop: Callable[[], BaseException | None]) -> Iterator[None]:
+def not_mistaken(stop: Callable[[Exception], BaseException | None]) -> Iterator[None]:
     """A handler's exception may come out of a library as another one: matplotlib's C++ makes a ValueError of it.
 
-    stop: what was raised by a handler, if one has been called.
+    stop: what an error stands for, if a handler has been called.
     """
     try:
         yield
     except Exception as error:
-        if (meant := stop()) is not None:
+        if (meant := stop(error)) is not None:
             raise meant from error
         raise
 

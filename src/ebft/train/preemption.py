@@ -43,7 +43,7 @@ class Preemption(TrainerCallback):
         with (
             on_notice(self._receive),
             on_notice(self._interrupt, interrupts),
-            not_mistaken(lambda: self._stop() if self.at_once and self.received is not None else None),
+            not_mistaken(self._meant_by),
         ):
             yield
 
@@ -58,6 +58,11 @@ class Preemption(TrainerCallback):
         self.received = signal.Signals(number).name
         if self.at_once:
             raise Preempted(self.received)
+
+    def _meant_by(self, error: Exception) -> BaseException | None:
+        # Of processes that all get a notice around the first step, some may leave at once and others find them gone.
+        stopping = self.received is not None and (self.at_once or processes.lost_another(error))
+        return self._stop() if stopping else None
 
     def attach(self, trainer: Any) -> None:
         self.trainer = trainer
