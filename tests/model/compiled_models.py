@@ -31,8 +31,8 @@ def some_ids(seed: int) -> Tensor:
     return torch.randint(VOCABULARY, (2, T), generator=torch.Generator().manual_seed(seed))
 
 
-def compiled_model(family: str, dtype: torch.dtype = torch.float32) -> Any:
-    model, _ = copy_in_dtype(tiny_model(family, hidden_size=128, head_dim=32).cuda(), dtype)
+def compiled_model(family: str, dtype: torch.dtype = torch.float32, head: int = 32) -> Any:
+    model, _ = copy_in_dtype(tiny_model(family, hidden_size=128, head_dim=head).cuda(), dtype)
     prepare_model(model)
     compile_layers(decoder_of(model))
     return model

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from ebft.method.layout import PackedLayout, StridedLayout
-from ebft.model import blocks
 from ebft.model.blocks import classify_blocks, ordered
 from tests.model.mask_cases import cases, dense_mask
 
@@ -27,32 +26,32 @@ def test_no_allowed_pair_is_skipped_and_whole_blocks_are_whole(case: tuple[Packe
     layout, window, size = case
     everything = torch.arange(layout.packed_length)
     step = everything[layout.context_length :: layout.horizon]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "BLOCK", size)
-        for queries, keys in (
-            (everything, layout.packed_length),
-            (everything[: layout.context_length], layout.context_length),
-            (step, layout.context_length),
-        ):
-            found = classify_blocks(layout, queries, keys, window)
-            truth = by_block(dense_mask(layout, queries, keys, window), size)
-            assert not (found.partial & found.whole).any()
-            assert bool(((found.partial | found.whole) | ~truth.any((-1, -2))).all())
-            assert bool((truth.all((-1, -2)) | ~found.whole).all())
+    for queries, keys in (
+        (everything, layout.packed_length),
+        (everything[: layout.context_length], layout.context_length),
+        (step, layout.context_length),
+    ):
+        found = classify_blocks(layout, queries, keys, window, size)
+        truth = by_block(dense_mask(layout, queries, keys, window), size)
+        assert not (found.partial & found.whole).any()
+        assert bool(((found.partial | found.whole) | ~truth.any((-1, -2))).all())
+        assert bool((truth.all((-1, -2)) | ~found.whole).all())
 
 
+@pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("T", [256, 300])
-def test_without_documents_nothing_is_called_partial_in_vain(T: int) -> None:
+def test_without_documents_nothing_is_called_partial_in_vain(T: int, size: int) -> None:
     layout = StridedLayout(T, 8, 8, 4)
-    found = classify_blocks(layout, torch.arange(layout.packed_length), layout.packed_length)
-    truth = by_block(dense_mask(layout, torch.arange(layout.packed_length), layout.packed_length, None), blocks.BLOCK)
+    everything, S = torch.arange(layout.packed_length), layout.packed_length
+    found = classify_blocks(layout, everything, S, None, size)
+    truth = by_block(dense_mask(layout, everything, S, None), size)
     assert torch.equal(found.partial | found.whole, truth.any((-1, -2)))
     assert torch.equal(found.whole, truth.all((-1, -2)))
 
 
 def test_long_completions_have_whole_blocks_of_their_own() -> None:
     layout = PackedLayout(256, 512, 1, torch.tensor([256 - 128]))
-    found = classify_blocks(layout, torch.arange(layout.packed_length), layout.packed_length)
+    found = classify_blocks(layout, torch.arange(layout.packed_length), layout.packed_length, None, 128)
     assert bool(found.whole[0, 5, 2:5].all())  # queries 640..767 of the completion that begins at 256
     assert not bool(found.whole[0, 5, 5])  # causal on the diagonal
     assert not bool((found.whole | found.partial)[0, 5, 1])  # the truth after the anchor

@@ -23,14 +23,14 @@ from tests.models import VOCABULARY
 @settings(max_examples=100, deadline=None)
 @given(cases(), st.integers(0, 5))
 def test_the_masks_of_the_kernels_are_the_rule(case: tuple[PackedLayout, int | None, int], step: int) -> None:
-    layout, window, _ = case
+    layout, window, block = case
     T, S, step = layout.context_length, layout.packed_length, min(step, layout.horizon - 1)
     everything = torch.arange(S)
     of_step = everything[T + step :: layout.horizon]
     for mask, queries, keys in (
-        (flex.packed_mask(layout, window), everything, S),
-        (flex.context_mask(layout, window), everything[:T], T),
-        (flex.step_mask(layout, window, step), of_step, T),
+        (flex.packed_mask(layout, window, block), everything, S),
+        (flex.context_mask(layout, window, block), everything[:T], T),
+        (flex.step_mask(layout, window, block, step), of_step, T),
     ):
         assert mask.shape[-2:] == (len(queries), keys)
         rows, places = layout.mask_rows[:, None, None], torch.arange(len(queries))[:, None]
@@ -85,10 +85,14 @@ def error(found: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)], ids=["f32", "bf16"])
-def test_compiled_flex_equals_a_float32_reference(family: str, dtype: torch.dtype, tolerance: float) -> None:
-    """Weights rounded to bf16 in both, so that only the computation differs."""
-    model = gpu.compiled_model(family, dtype)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "head"),
+    [(torch.float32, 1e-4, 32), (torch.bfloat16, 3e-2, 32), (torch.bfloat16, 3e-2, 64), (torch.bfloat16, 3e-2, 128)],
+    ids=str,
+)
+def test_compiled_flex_equals_a_float32_reference(family: str, dtype: torch.dtype, tolerance: float, head: int) -> None:
+    """Weights rounded to bf16 in both, so that only the computation differs. Wide heads may have finer blocks."""
+    model = gpu.compiled_model(family, dtype, head)
     reference, _ = copy_in_dtype(model, torch.float32)
     for layer in decoder_of(reference).layers:
         layer.__class__ = type(layer).__mro__[1]  # not compiled

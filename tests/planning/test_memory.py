@@ -68,7 +68,8 @@ def test_the_estimate_is_near_the_measured_peak(file: Path, monkeypatch: pytest.
     )
     found = estimate(ModelShape.of(model, LAYERS), work, LORA if settings["lora"] else DDP)
     measured = result["peak_memory_bytes"]  # the plan reckons with completions that have nothing in common
-    assert found.peak == pytest.approx(measured.get("untreed", measured["packed"]), rel=0.15)
+    # On the safe side: activations that a backward pass makes again are not taken off.
+    assert 0.94 < found.peak / measured.get("untreed", measured["packed"]) < 1.18
 
 
 def test_the_estimate_is_near_all_peaks_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ebft.method.block_masses import masses_by_block
 from ebft.method.compiling import fused
 from ebft.method.head import Head
 
@@ -179,15 +180,11 @@ def _fuse(logits: Tensor, head: Head, reference: Reference | None) -> bool:
 def row_statistics(logits: Tensor, temperature: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The log-sum-exp of each row [R, 1], the log-probs of its targets [R, m] and its entropy [R].
 
-    Written for a compiler, which makes two reads of the logits out of it.
+    Written for a compiler, which makes one read of the logits out of it.
     """
-    scaled = logits / temperature
-    highest = scaled.amax(-1, keepdim=True)
-    masses = torch.exp(scaled - highest)
-    total = masses.sum(-1, keepdim=True)
-    log_sum = highest + total.log()
-    entropy = log_sum - (masses * scaled).sum(-1, keepdim=True) / total
-    return log_sum, logits.gather(1, targets) / temperature - log_sum, entropy[:, 0]
+    highest, masses, entropy = masses_by_block(logits / temperature)
+    log_sum = highest + masses.sum(-1, keepdim=True).log()
+    return log_sum, logits.gather(1, targets) / temperature - log_sum, entropy
 
 
 def fused_gradient(

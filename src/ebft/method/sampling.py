@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ebft.method.block_masses import BLOCK, masses_by_block
 from ebft.method.compiling import fused
 
 # 64-bit constants of the splitmix64 finaliser, written as the signed integers torch stores.
@@ -69,36 +70,17 @@ def sample_with_entropy(
         return likeliest.expand_as(uniform), torch.zeros_like(logits[:, 0])
     if top_k is not None or top_p is not None:
         logits = truncate(logits / temperature, top_k, top_p) * temperature
-    highest, masses, entropy = fused(block_masses, [logits], 1 / temperature)
-    return _choose(logits, temperature, uniform, highest, masses, rows), entropy
+    inverse = 1 / temperature
+    highest, masses, entropy = fused(scaled_masses, [logits], inverse)
+    return _choose(logits, inverse, uniform, highest, masses, rows), entropy
 
 
-# Tokens whose probability is summed before the choice is narrowed down.
-_BLOCK = 128
-
-
-def block_masses(logits: Tensor, inverse_temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The highest logit of each row [R, 1], the mass of each block of tokens relative to it [R, blocks], and the
-    entropy of the row [R].
-
-    Two reads of the logits and nothing written but the sums, once compiled: probabilities and their running sum over
-    the vocabulary would be two more arrays as large as the logits.
-    """
-    highest = logits.amax(-1, keepdim=True)
-    below = (logits - highest) * inverse_temperature
-    masses = torch.exp(below)
-    even = logits.shape[-1] // _BLOCK * _BLOCK
-    sums = masses[:, :even].unflatten(-1, (-1, _BLOCK)).sum(-1)
-    if even < logits.shape[-1]:
-        sums = torch.cat([sums, masses[:, even:].sum(-1, keepdim=True)], -1)
-    total = sums.sum(-1)
-    # A token without any mass has a logit of minus infinity and no part in the entropy.
-    entropy = total.log() - (masses * below.clamp(min=torch.finfo(below.dtype).min)).sum(-1) / total
-    return highest, sums, entropy
+def scaled_masses(logits: Tensor, inverse_temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    return masses_by_block(logits * inverse_temperature)
 
 
 def _choose(
-    logits: Tensor, temperature: float, uniform: Tensor, highest: Tensor, masses: Tensor, rows: Tensor | None
+    logits: Tensor, inverse_temperature: float, uniform: Tensor, highest: Tensor, masses: Tensor, rows: Tensor | None
 ) -> Tensor:
     """The token where the cumulative mass passes the uniform number: first its block, then its place in the block."""
     cumulative = masses.double().cumsum(-1)
@@ -108,15 +90,15 @@ def _choose(
     # right=True: the first block whose cumulative mass exceeds the target, which therefore has mass itself.
     block = torch.searchsorted(cumulative, target, right=True).clamp(max=masses.shape[-1] - 1)
     before = (cumulative.gather(1, block) - masses.gather(1, block).double())[..., None]
-    tokens = block[..., None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)  # [R, m, tokens of the block]
+    tokens = block[..., None] * BLOCK + torch.arange(BLOCK, device=logits.device)  # [R, m, tokens of the block]
     inside = tokens < logits.shape[-1]
     tokens = tokens.clamp(max=logits.shape[-1] - 1)
     own = logits.gather(1, tokens.flatten(1)) if rows is None else logits[rows[:, None], tokens.flatten(1)]
     own = own.view_as(tokens)
-    mass = torch.where(inside, torch.exp((own - highest[..., None]) / temperature), 0.0)
+    mass = torch.where(inside, torch.exp(own * inverse_temperature - highest[..., None]), 0.0)
     passed = (before + mass.double().cumsum(-1) <= target[..., None]).sum(-1)
     # The sum of a block, rounded, may exceed the running sum: then the last token that has any mass.
-    last = (torch.arange(_BLOCK, device=logits.device) * (mass > 0)).amax(-1)
+    last = (torch.arange(BLOCK, device=logits.device) * (mass > 0)).amax(-1)
     return tokens.gather(-1, torch.minimum(passed, last)[..., None])[..., 0]
 
 

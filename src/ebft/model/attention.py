@@ -82,6 +82,10 @@ class _Pass:
             self.masks[key] = build(self.layout, *arguments)
         return self.masks[key]
 
+    def _flex_mask(self, name: str, build: Callable[..., Any], q: Tensor, window: int | None, *arguments: Any) -> Any:
+        block = flex.block_size(q)
+        return self._mask((name, window, block, *arguments), build, window, block, *arguments)
+
     def _attend_context(self, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
         """The sdpa backend among the context tokens: torch's own kernels, where they can."""
         layout, T = self.layout, self.layout.context_length
@@ -120,7 +124,7 @@ class PackedPass(_Pass):
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
         layout, T = self.layout, self.layout.context_length
         if self._use_flex(q):
-            mask = self._mask(("packed", rule.window), flex.packed_mask, rule.window)
+            mask = self._flex_mask("packed", flex.packed_mask, q, rule.window)
             return flex.attend(q, k, v, mask, rule, layout.context_length)
         context = self._attend_context(q[:, :, :T], k[:, :, :T], v[:, :, :T], rule)
         parts = [
@@ -155,7 +159,7 @@ class CachedPass(_Pass):
         if self.step < 0:
             self.context[layer] = (k, v)
             if self._use_flex(q):
-                mask = self._mask(("context", rule.window), flex.context_mask, rule.window)
+                mask = self._flex_mask("context", flex.context_mask, q, rule.window)
                 return flex.attend(q, k, v, mask, rule, layout.context_length)
             return self._attend_context(q, k, v, rule)
 
@@ -169,8 +173,8 @@ class CachedPass(_Pass):
         context_k, context_v = self.context[layer]
         if self._use_flex(q):
             # Without a window all steps of a completion see the same context.
-            key = ("step", rule.window, self.step if rule.window is not None else 0)
-            mask = self._mask(key, flex.step_mask, rule.window, self.step)
+            step = self.step if rule.window is not None else 0
+            mask = self._flex_mask("step", flex.step_mask, q, rule.window, step)
             at = self._mask(("at", self.step), _on_device, self.step)
             return flex.attend_step(q, context_k, context_v, own_k, own_v, mask, rule, self.step, at)
         q = q.unflatten(2, (layout.num_anchors, layout.samples, 1))

@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from ebft.method.compiling import compiled
 from ebft.method.layout import PackedLayout
-from ebft.model.blocks import BLOCK, classify_blocks, ordered
+from ebft.model.blocks import classify_blocks, ordered
 from ebft.model.scores import ScoreRule
 
 # FlexAttention's own limit; narrower heads (toy models) go through the sdpa backend.
@@ -25,41 +25,45 @@ _FEW = 8
 _KERNEL = {"BACKEND": "TRITON"}
 
 
-def _blocks(queries: int, keys: int, backward: tuple[int, int], warps: int, stages: int, backward_stages: int) -> Any:
-    few, many = backward
-    return {
-        "fwd_BLOCK_M": queries,
-        "fwd_BLOCK_N": keys,
-        "fwd_num_warps": warps,
-        "fwd_num_stages": stages,
-        "bwd_BLOCK_M1": few,
-        "bwd_BLOCK_N1": many,
-        "bwd_BLOCK_M2": many,
-        "bwd_BLOCK_N2": few,
-        "bwd_num_warps": warps,
-        "bwd_num_stages": backward_stages,
-    }
+# Tokens of a block, in masks and kernels. On Hopper torch's own choices are slower for these masks, and 128 tokens of
+# short completions look at much that is not theirs. Updates on an H200, forward and backward, with the best blocks of
+# 128 and with these: Qwen2.5-1.5B, 2 x 4608 tokens, 0.19 and 0.54 ms, now 0.14 and 0.46; Llama-3.2-1B, 2 x 7168 tokens,
+# 0.34 and 1.35, now 0.29 and 1.08; SmolLM2-135M, 16 x 1152 tokens, 0.11 and 0.29, now 0.07 and 0.21.
+_COARSE, _FINE = 128, 64
+_SIZES = (
+    *("SPARSE_Q_BLOCK_SIZE", "SPARSE_KV_BLOCK_SIZE", "fwd_BLOCK_M", "fwd_BLOCK_N"),
+    *("bwd_BLOCK_M1", "bwd_BLOCK_N1", "bwd_BLOCK_M2", "bwd_BLOCK_N2"),
+)
+_STAGES = {64: (4, 3), 128: (3, 2)}  # loads that are under way, forward and backward, by the width of a head
+# Torch checks a mask's blocks against its own choice for the kernels, although it takes ours then. So every mask says
+# 128, and the kernels are told otherwise, by versions that are known to listen: 2.11 was tried, 2.13 read.
+_LISTENING = ((2, 11), (2, 13))
 
 
-# Blocks for heads of so many numbers on Hopper, where torch's own choice is slower for these masks. Updates on an H200:
-# Qwen2.5-1.5B, 2 x 4608 tokens, forward 0.19 ms instead of 0.27, backward 0.72 instead of 0.78; Llama-3.2-1B, 2 x 7168
-# tokens, 0.43 instead of 0.53 and 1.68 instead of 1.72; SmolLM2-135M, 16 x 1152 tokens, 0.20 instead of 0.24 and 0.38
-# instead of 0.50.
-_HOPPER = {
-    64: _blocks(64, 64, (64, 64), warps=4, stages=3, backward_stages=2),
-    128: _blocks(128, 64, (64, 128), warps=8, stages=3, backward_stages=3),
-}
+def block_size(q: Tensor) -> int:
+    """Of the masks for such queries."""
+    return _FINE if _fine_stages(q.device, q.dtype, q.shape[-1]) else _COARSE
+
+
+@cache
+def _fine_stages(device: torch.device, dtype: torch.dtype, head: int) -> tuple[int, int] | None:
+    hopper = dtype == torch.bfloat16 and torch.cuda.get_device_capability(device)[0] == 9
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    return _STAGES.get(head) if hopper and _LISTENING[0] <= version <= _LISTENING[1] else None
+
+
+def _kernel(q: Tensor) -> dict[str, Any]:
+    stages = _fine_stages(q.device, q.dtype, q.shape[-1])
+    if stages is None:
+        return _KERNEL
+    forward, backward = stages
+    fine = dict.fromkeys(_SIZES, _FINE) | {"num_warps": 4, "fwd_num_stages": forward, "bwd_num_stages": backward}
+    return _KERNEL | fine
 
 
 def _attention(kind: str, q: Tensor, *args: Any, **kwargs: Any) -> Any:
     """FlexAttention, compiled: `kind` of call by kind."""
-    return compiled(_only_compiled, kind)(q, *args, **kwargs, kernel_options=_kernel(q.device, q.dtype, q.shape[-1]))
-
-
-@cache
-def _kernel(device: torch.device, dtype: torch.dtype, head: int) -> dict[str, Any]:
-    tuned = dtype == torch.bfloat16 and torch.cuda.get_device_capability(device)[0] == 9
-    return _KERNEL | (_HOPPER.get(head, {}) if tuned else {})
+    return compiled(_only_compiled, kind)(q, *args, **kwargs, kernel_options=_kernel(q))
 
 
 def _only_compiled(q: Tensor, k: Tensor, v: Tensor, repeat: bool = False, **kwargs: Any) -> Any:
@@ -78,30 +82,30 @@ def _only_compiled(q: Tensor, k: Tensor, v: Tensor, repeat: bool = False, **kwar
     return flex_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1], **kwargs)
 
 
-def packed_mask(layout: PackedLayout, window: int | None) -> BlockMask:
-    return _leading_tokens_mask(layout, window, layout.packed_length)
+def packed_mask(layout: PackedLayout, window: int | None, block: int) -> BlockMask:
+    return _leading_tokens_mask(layout, window, layout.packed_length, block)
 
 
-def context_mask(layout: PackedLayout, window: int | None) -> BlockMask:
-    return _leading_tokens_mask(layout, window, layout.context_length)
+def context_mask(layout: PackedLayout, window: int | None, block: int) -> BlockMask:
+    return _leading_tokens_mask(layout, window, layout.context_length, block)
 
 
-def step_mask(layout: PackedLayout, window: int | None, step: int) -> BlockMask:
+def step_mask(layout: PackedLayout, window: int | None, block: int, step: int) -> BlockMask:
     """Between token `step` of every completion and the context."""
     layout, T = _compact(layout), layout.context_length
     queries = torch.arange(T + step, layout.packed_length, layout.horizon, device=layout.device)
-    # Most blocks of a long horizon are partial: 128 queries are a few samples of anchors far apart.
-    return _block_mask(layout, _context_rule(layout, queries, window), queries, T, window)
+    # Most blocks of a long horizon are partial: their queries are a few samples of anchors far apart.
+    return _block_mask(layout, _context_rule(layout, queries, window), queries, T, window, block)
 
 
-def _leading_tokens_mask(layout: PackedLayout, window: int | None, tokens: int) -> BlockMask:
+def _leading_tokens_mask(layout: PackedLayout, window: int | None, tokens: int, block: int) -> BlockMask:
     """Among the first packed tokens."""
     layout = _compact(layout)
 
     def rule(row: Any, query: Any, key: Tensor) -> Tensor:
         return layout.allowed(row, query, key, window)
 
-    return _block_mask(layout, rule, torch.arange(tokens, device=layout.device), tokens, window)
+    return _block_mask(layout, rule, torch.arange(tokens, device=layout.device), tokens, window, block)
 
 
 def _compact(layout: PackedLayout) -> PackedLayout:
@@ -135,7 +139,12 @@ def _context_rule(layout: PackedLayout, queries: Tensor, window: int | None) -> 
 
 
 def _block_mask(
-    layout: PackedLayout, rule: Callable[[Any, Any, Tensor], Tensor], queries: Tensor, keys: int, window: int | None
+    layout: PackedLayout,
+    rule: Callable[[Any, Any, Tensor], Tensor],
+    queries: Tensor,
+    keys: int,
+    window: int | None,
+    block: int,
 ) -> BlockMask:
     """The rule, on row, place in `queries` and key, between the packed tokens `queries` and the first `keys`."""
     alike = layout.rows_alike
@@ -143,11 +152,11 @@ def _block_mask(
     def mask(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return rule(b * 0 if alike else b, q, kv)
 
-    blocks = classify_blocks(layout, queries, keys, window)
+    blocks = classify_blocks(layout, queries, keys, window, block)
     return BlockMask.from_kv_blocks(
         *ordered(blocks.partial),
         *ordered(blocks.whole),
-        BLOCK_SIZE=BLOCK,
+        BLOCK_SIZE=_COARSE,
         mask_mod=mask,
         seq_lengths=(queries.shape[0], keys),
     )
@@ -160,23 +169,23 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, rule: ScoreRule, co
         q,
         k,
         v,
-        repeat=training and q.shape[1] != k.shape[1] and _starves(k, context_length),
+        repeat=training and q.shape[1] != k.shape[1] and _starves(k, context_length, block_size(q)),
         score_mod=_cap(rule.softcap),
         block_mask=mask,
         scale=rule.scale,
     )
 
 
-def _starves(k: Tensor, context_length: int) -> bool:
+def _starves(k: Tensor, context_length: int, block: int) -> bool:
     """Whether the backward pass would leave most of the GPU idle.
 
     The gradient of keys has one program per block of keys and key head, and the context's few blocks, which all
-    completions look at, are nearly all of the work. Giving every query head keys of its own makes more programs of it:
-    on an H200, 12 heads over 2 key heads, 2 sequences of 1024 tokens, 1.26 ms instead of 1.65. The copies take memory,
-    so it has to pay: with 128 programs to begin with, on 132 processors, an update gains 1 % (Llama-3.2-1B), with 96
-    programs 11 % (SmolLM2-135M, 4096 tokens).
+    completions look at, are nearly all of the work. Giving every query head keys of its own makes more programs of it.
+    The copies take memory, so it has to pay: on an H200 with its 132 processors, 0.46 instead of 0.91 ms with 64
+    programs to begin with (Qwen2.5-1.5B, 2 sequences of 1024 tokens), but 0.23 instead of 0.21 with 192 (SmolLM2-135M,
+    16 of 256 tokens), and 0.99 instead of 1.08 with 256 (Llama-3.2-1B, 2 of 1024 tokens).
     """
-    programs = k.shape[0] * k.shape[1] * -(-context_length // BLOCK)
+    programs = k.shape[0] * k.shape[1] * -(-context_length // block)
     return programs <= 0.75 * _processors(k.device)
 
 
