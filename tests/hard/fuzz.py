@@ -13,6 +13,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -120,31 +122,42 @@ def rows(file: Path) -> None:
         pass
 
 
+def fuzz(name: str, inputs: int, seed: int) -> tuple[bool, str]:
+    """Whether a parser took or refused everything in good time, and a line that says so."""
+    folder = Path(tempfile.mkdtemp())
+    file_name, valid, parse = parsers(folder)[name]
+    draw, file, refused, slowest = random.Random(f"{seed} {name}"), folder / file_name, 0, 0.0
+    file.write_bytes(valid)
+    parse(file)  # what is valid is taken
+    for number in range(inputs):
+        content = mutate(valid, draw)
+        file.write_bytes(content)
+        started = time.monotonic()
+        try:
+            parse(file)
+        except EXPECTED:
+            refused += 1
+        except BaseException as error:
+            return False, f"{name}: input {number} raised {type(error).__name__}: {error}\n{content!r}"[:2000]
+        slowest = max(slowest, time.monotonic() - started)
+        if slowest > SLOWEST:
+            return False, f"{name}: input {number} took {slowest:.1f} s\n{content!r}"[:2000]
+    return True, f"{name}: {inputs} inputs, {refused} refused, none took longer than {slowest:.3f} s"
+
+
 def main() -> int:
     options = argparse.ArgumentParser()
     options.add_argument("--inputs", type=int, default=10_000, help="for every parser")
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--at-once", type=int, default=2, help="parsers side by side")
     given = options.parse_args()
-    for name, (file_name, valid, parse) in parsers(folder := Path(tempfile.mkdtemp())).items():
-        draw, file, refused, slowest = random.Random(f"{given.seed} {name}"), folder / file_name, 0, 0.0
-        file.write_bytes(valid)
-        parse(file)  # what is valid is taken
-        for number in range(given.inputs):
-            content = mutate(valid, draw)
-            file.write_bytes(content)
-            started = time.monotonic()
-            try:
-                parse(file)
-            except EXPECTED:
-                refused += 1
-            except BaseException as error:
-                print(f"{name}: input {number} raised {type(error).__name__}: {error}\n{content!r}"[:2000])
+    names = list(parsers(Path(tempfile.mkdtemp())))
+    with ProcessPoolExecutor(given.at_once) as pool:
+        for passed, line in pool.map(fuzz, names, repeat(given.inputs), repeat(given.seed)):
+            print(line, flush=True)
+            if not passed:
+                pool.shutdown(cancel_futures=True)
                 return 1
-            slowest = max(slowest, time.monotonic() - started)
-            if slowest > SLOWEST:
-                print(f"{name}: input {number} took {slowest:.1f} s\n{content!r}"[:2000])
-                return 1
-        print(f"{name}: {given.inputs} inputs, {refused} refused, none took longer than {slowest:.3f} s", flush=True)
     return 0
 
 

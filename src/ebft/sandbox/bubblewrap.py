@@ -104,6 +104,7 @@ def bubblewrap_line(command: Command, variables: Mapping[str, str], gate: Gate) 
     line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", BOX, "--info-fd", str(gate.info)]
     job = {
         "arguments": list(command.arguments),
+        "module": command.module,
         "ready": gate.report,
         "go": gate.wait,
         "user": random.SystemRandom().randrange(2**30, 2**31) if root else None,

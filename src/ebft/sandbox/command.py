@@ -41,6 +41,8 @@ class Command:
         environment: variables on top of the few that every program has.
         executable: the files may be run but not read, not even by the program itself.
         calls: which system calls it may make (see `seccomp`).
+        module: the one of our own that the arguments run (`start_of_module`); the sandbox's first process is a Python
+            already, and its child runs it without starting another.
     """
 
     arguments: Sequence[str]
@@ -50,6 +52,7 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
     executable: bool = False
     calls: str = RUNTIME
+    module: str = ""
 
 
 @dataclass(frozen=True)

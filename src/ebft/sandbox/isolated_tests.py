@@ -47,6 +47,7 @@ class IsolatedProcess:
     files: Mapping[str, bytes] = field(default_factory=dict)
     executable: bool = False
     calls: str = RUNTIME
+    module: str = ""  # see `Command`
 
 
 def run_isolated_tests(sandbox: Sandbox, tests: IsolatedProcess, program: IsolatedProcess, limits: Limits) -> Outcome:
@@ -91,6 +92,7 @@ def _start(
             dict(process.environment),
             process.executable,
             process.calls,
+            process.module,
         )
         return sandbox.start(command, Streams(stdin=job, stdout=report, descriptors=pipes), folder)
     finally:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ebft.sandbox.command import Limits
 from ebft.sandbox.interpreter import start_of_module
@@ -63,10 +64,14 @@ def run_python(sandbox: Sandbox, tests: PythonTests, limits: Limits) -> Outcome:
         "check": tests.check,
         "packages": packages,
     }
+
+    def started(module: str, job: dict[str, Any]) -> IsolatedProcess:
+        return IsolatedProcess(start_of_module(sandbox.scripts, module), job, folders, environment, module=module)
+
     return run_isolated_tests(
         sandbox,
-        IsolatedProcess(start_of_module(sandbox.scripts, "driver"), driver, folders, environment),
-        IsolatedProcess(start_of_module(sandbox.scripts, "candidate"), program, folders, environment),
+        started("driver", driver),
+        started("candidate", program),
         replace(limits, disk_mib=max(limits.disk_mib, 1)),
     )
 

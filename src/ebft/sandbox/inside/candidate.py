@@ -6,9 +6,8 @@ secret. All it can do is send plain data, and a program that sends the right dat
 
 from __future__ import annotations
 
-import ast
+import _ast as ast  # `ast` itself imports much that a short test does without
 import builtins
-import json
 import os
 import sys
 import types
@@ -17,6 +16,7 @@ import wire
 
 TYPE_CHECKING = False  # see driver.py
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 
@@ -104,7 +104,7 @@ def choose(variants: list[list[str]], names: list[str], sanitize: bool = False) 
     for part in (str, longest_part) if sanitize else (str,):
         for sources in variants:
             try:
-                trees = [ast.parse(part(source)) for source in sources]
+                trees = [parse(part(source)) for source in sources]
                 if sanitize:
                     trees = [up_to_the_function(tree, names) for tree in trees]
                 codes = [compile(tree, "<program>", "exec", dont_inherit=True) for tree in trees]
@@ -145,12 +145,12 @@ def up_to_the_function(tree: ast.Module, names: list[str]) -> ast.Module:
     Models that do not stop define it again, try it out and begin something else. After it, only imports, definitions
     and the values that definitions use are kept.
     """
-    used = {n.id for node in tree.body if isinstance(node, DEFINITIONS) for n in ast.walk(node) if type(n) is ast.Name}
+    used = {n.id for node in tree.body if isinstance(node, DEFINITIONS) for n in walk(node) if type(n) is ast.Name}
     open_names, body = set(names), []
     for node in tree.body:
         if names and not open_names:
             if isinstance(node, ast.Assign):
-                targets = {n.id for target in node.targets for n in ast.walk(target) if type(n) is ast.Name}
+                targets = {n.id for target in node.targets for n in walk(target) if type(n) is ast.Name}
                 if not targets & (used | set(names)):
                     continue
             elif not isinstance(node, (*DEFINITIONS, ast.Import, ast.ImportFrom)):
@@ -163,6 +163,24 @@ def up_to_the_function(tree: ast.Module, names: list[str]) -> ast.Module:
     return ast.Module(body, tree.type_ignores)
 
 
+def parse(source: str) -> ast.Module:
+    tree: Any = compile(source, "<program>", "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    return tree
+
+
+def walk(node: ast.AST) -> Iterator[Any]:
+    """The node and all nodes below it."""
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for name in node._fields:
+            value = getattr(node, name, None)
+            waiting += [
+                below for below in (value if isinstance(value, list) else [value]) if isinstance(below, ast.AST)
+            ]
+
+
 def _defined(tree: ast.Module) -> set[str]:
     names: set[str] = set()
     for node in tree.body:
@@ -173,14 +191,14 @@ def _defined(tree: ast.Module) -> set[str]:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, (ast.If, ast.Try)):
-            names |= {n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef)}
+            names |= {n.name for n in walk(node) if isinstance(n, ast.FunctionDef)}
     return names
 
 
 def main() -> None:
     read, write = int(sys.argv[1]), int(sys.argv[2])
     with os.fdopen(0, "rb", closefd=False) as job_file:
-        job = json.load(job_file)
+        job = wire.from_json(job_file.read())
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

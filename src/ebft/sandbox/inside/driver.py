@@ -7,7 +7,6 @@ cannot reach this process other than through these answers, and this process alo
 from __future__ import annotations
 
 import builtins
-import json
 import os
 import sys
 import types
@@ -247,7 +246,7 @@ def describe(error: BaseException) -> str:
 def main() -> None:
     read, write = int(sys.argv[1]), int(sys.argv[2])
     with os.fdopen(0, "rb", closefd=False) as job_file:
-        job = json.load(job_file)
+        job = wire.from_json(job_file.read())
     results = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -256,5 +255,5 @@ def main() -> None:
         result = run(job, wire.Channel(read, write))
     except BaseException as error:
         result = {"status": "error", "message": f"the tests cannot run: {type(error).__name__}: {error}"[:500]}
-    os.write(results, json.dumps(result).encode("ascii"))
+    os.write(results, wire.to_json(result))
     os._exit(0)

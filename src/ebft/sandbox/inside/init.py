@@ -1,4 +1,4 @@
-"""The first process of a sandbox, started by bubblewrap. The program is its child.
+"""The first process of a sandbox, started by bubblewrap. The program is its child, or a module of ours that runs it.
 
 It holds the program back until the sandbox is complete and whoever asked for it is known to be alive, gives it its
 user, limits and filter of system calls, and ends when it ends, or when whoever asked for it is gone; the kernel then
@@ -23,6 +23,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 1, 4, 38, 22, 2
@@ -38,7 +39,7 @@ def prctl(*arguments: Any) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def main() -> NoReturn:
+def main() -> None:
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # when bubblewrap is killed
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
@@ -54,10 +55,11 @@ def main() -> NoReturn:
     if program == 0:
         try:
             os.close(job["go"])
-            become(job)
+            run = become(job)
         except BaseException as error:
             os.write(2, f"the sandbox cannot start the program: {error}\n".encode())
-        os._exit(127)
+            os._exit(127)
+        return run()  # and then, as any Python would, wait for its threads and end
     for first, end in ((0, job["go"]), (job["go"] + 1, 1024)):
         os.closerange(first, end)  # whoever waits for the end of a pipe waits for the program, not for us
     end_with(program, job["go"])
@@ -87,12 +89,15 @@ def prefer_to_end() -> None:
         pass
 
 
-def become(job: dict[str, Any]) -> None:
+def become(job: dict[str, Any]) -> Callable[[], None]:
+    """Turns into the program; returns only if that is a module of ours: its `main`."""
     arguments, files = job["arguments"], job["open_files"]
     if job["user"] is not None:
         os.setgroups([])
         os.setresgid(job["user"], job["user"], job["user"])
         os.setresuid(job["user"], job["user"], job["user"])
+    if job["module"]:
+        look_new(arguments)
     path = find(arguments[0])
     if job["program"] is not None:  # the only one that the filter lets it become
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -105,7 +110,26 @@ def become(job: dict[str, Any]) -> None:
         prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         rules = FilterProgram(len(job["filter"]) // 8, job["filter"])
         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(rules), 0, 0)
+    if job["module"]:
+        sys.path.insert(0, os.path.dirname(__file__))
+        module = __import__(job["module"])
+        sys.path.pop(0)
+        return module.main
     os.execve(path if job["program"] is None else job["program"], arguments, os.environ)
+
+
+def look_new(arguments: list[str]) -> None:
+    """What a Python that was just started would have: its arguments, its own way with signals, nothing open but its
+    streams and the two descriptors at the end of its arguments, and nothing of ours."""
+    sys.argv[:] = ["-c", *arguments[-2:]]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+    kept = sorted({0, 1, 2, *map(int, arguments[-2:])})
+    for before, after in zip(kept, [*kept[1:], 1024], strict=True):
+        os.closerange(before + 1, after)
+    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # it has no secrets, and may look into /proc/self
+    del sys.modules[__name__]
 
 
 def find(name: str) -> str:
