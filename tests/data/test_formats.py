@@ -178,11 +178,14 @@ class TestErrors:
         with pytest.raises(DataError, match="it has no columns"):
             encode({}, byte_tokenizer())
 
-    @pytest.mark.parametrize(("value", "kind"), [(3, "int"), (None, "NoneType"), ({"a": 1}, "dict")])
-    def test_value_that_is_no_text(self, value: Any, kind: str) -> None:
-        with pytest.raises(DataError, match=f"column 'text' holds a {kind}, not text"):
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [(3, "holds a int, not text"), ({"a": 1}, "holds a dict, not text"), (None, r"is empty \(null\)")],
+    )
+    def test_value_that_is_no_text(self, value: Any, words: str) -> None:
+        with pytest.raises(DataError, match=f"column 'text' {words}"):
             encode({"text": value}, byte_tokenizer())
-        with pytest.raises(DataError, match=f"column 'answer' holds a {kind}, not text"):
+        with pytest.raises(DataError, match=f"column 'answer' {words}"):
             encode({"prompt": "a", "answer": value}, byte_tokenizer(), RowFormat(completion="answer"))
 
     def test_tokenizer_without_end_token(self) -> None:

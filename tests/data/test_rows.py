@@ -55,7 +55,7 @@ class TestFiles:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
         assert read(tmp_path / "rows.parquet") == rows
 
-    @pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("tsv", "\t")])
+    @pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("csv", ";"), ("csv", "\t"), ("tsv", "\t")])
     def test_csv_and_tsv(self, tmp_path: Path, suffix: str, delimiter: str) -> None:
         assert read(write_delimited(tmp_path / f"rows.{suffix}", ROWS, delimiter)) == ROWS
 

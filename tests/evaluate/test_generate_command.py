@@ -16,7 +16,7 @@ from ebft.evaluate import generate_command
 from ebft.evaluate.live_answer import LiveAnswer
 from ebft.evaluate.prompt_format import PromptFormat, format_of_runs
 from ebft.loading import Checkpoint
-from ebft.tasks.generation import GenerationSettings, TransformersGenerator
+from ebft.tasks.generation import Completion, GenerationSettings, TransformersGenerator
 from tests.imports import run_commands
 from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
 
@@ -50,6 +50,24 @@ def test_one_prompt_and_one_model_is_only_the_text(model: Path, capsys: pytest.C
     assert printed.encode("unicode_escape") == (cli.printable(expected) + "\n").encode("unicode_escape")
 
 
+def test_answers_that_are_cut_or_empty_are_counted(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "answers.jsonl"
+    flags = ["--prompt", "2+2=", "--prompt", "1+1=", "--output", str(output), *SHORT]
+    assert cli.main(["generate", "--model", str(model), *flags]) == 0
+    finished = [row["finish"] for row in rows_of(output)]
+    cut = finished.count("length")
+    said = capsys.readouterr().err
+    assert (f"{cut} of 2 answers are cut off, at --max-new-tokens 6" in said) == (cut > 0)
+    made = [[Completion("", "end", 1)], [Completion("four, fi", "length", 6)]]
+    monkeypatch.setattr(generate_command, "answer", lambda *given: made)
+    assert cli.main(["generate", "--model", str(model), *flags]) == 0
+    said = capsys.readouterr().err
+    assert "1 of 2 answers are cut off, at --max-new-tokens 6" in said
+    assert "1 of 2 answers are empty: the model ended at once" in said
+
+
 def test_what_follows_a_prompt(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "answers.jsonl"
     flags = ["--prompt", "2+2", "--prompt-separator", " =\\n", "--output", str(output), *SHORT]
@@ -65,6 +83,7 @@ def of_run(model: Path, folder: Path, **settings: object) -> Path:
 
 
 CHAT = "<user>hi</turn><assistant>"
+FINE = Completion("fine", "end", 2)
 
 
 @pytest.mark.parametrize(
@@ -95,11 +114,11 @@ def test_prompts_are_made_as_in_the_run(
 ) -> None:
     seen: list[str] = []
 
-    def spy(self: TransformersGenerator, prompts: list[str], settings: GenerationSettings) -> list[list[str]]:
+    def spy(self: TransformersGenerator, prompts: list[str], settings: GenerationSettings) -> list[list[Completion]]:
         seen.extend(prompts)
-        return [["fine"] for _ in prompts]
+        return [[FINE] for _ in prompts]
 
-    monkeypatch.setattr(TransformersGenerator, "generate", spy)
+    monkeypatch.setattr(TransformersGenerator, "complete", spy)
     run = of_run(model, tmp_path / "run", **settings)
     assert cli.main(["generate", "--model", str(run), "--prompt", "hi", *flags, *SHORT]) == 0
     assert seen == [expected]
@@ -168,11 +187,11 @@ def test_rows_of_messages_are_rendered(model: Path, tmp_path: Path) -> None:
 
 def test_a_chat_remembers(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[str] = []
-    generate = TransformersGenerator.generate
+    complete = TransformersGenerator.complete
 
-    def spy(self: TransformersGenerator, prompts: list[str], settings: GenerationSettings) -> list[list[str]]:
+    def spy(self: TransformersGenerator, prompts: list[str], settings: GenerationSettings) -> list[list[Completion]]:
         seen.extend(prompts)
-        return [["fine"] for _ in generate(self, prompts, settings)]
+        return [[FINE] for _ in complete(self, prompts, settings)]
 
     lines: Iterator[str] = iter(["hi", "again", "/reset", "anew"])
 
@@ -182,7 +201,7 @@ def test_a_chat_remembers(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         except StopIteration:
             raise EOFError from None
 
-    monkeypatch.setattr(TransformersGenerator, "generate", spy)
+    monkeypatch.setattr(TransformersGenerator, "complete", spy)
     monkeypatch.setattr("builtins.input", typed)
     assert cli.main(["generate", "--model", str(model), *SHORT]) == 0
     assert seen == [
@@ -203,7 +222,9 @@ def test_a_chat_with_a_model_that_was_not_trained_on_any(
 ) -> None:
     """Although its tokenizer has a chat template."""
     seen: list[str] = []
-    monkeypatch.setattr(TransformersGenerator, "generate", lambda self, prompts, settings: [[seen.extend(prompts)]])
+    monkeypatch.setattr(
+        TransformersGenerator, "complete", lambda self, prompts, settings: seen.extend(prompts) or [[FINE]]
+    )
     run = of_run(model, tmp_path / "run", prompt_kinds=["prompt"], prompt_separator=" ")
     said(monkeypatch, "hi", "again")
     assert cli.main(["generate", "--model", str(run), *SHORT]) == 0

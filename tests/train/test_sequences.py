@@ -136,6 +136,7 @@ class TestWarnings:
             ({"messages": [{"role": "user", "content": "a"}]}, {"answer_only": True}, []),
             ({"messages": [{"role": "user", "content": "a"}]}, {"answer_only": False}, []),
             ({"text": "a"}, {}, []),
+            ({"text": "a"}, {"answer_only": True}, ["answer_only has no effect"]),
         ],
     )
     def test_what_is_often_not_meant(self, row: dict[str, Any], settings: dict[str, Any], expected: list[str]) -> None:

@@ -63,7 +63,11 @@ def encode(row: Row, tokenizer: Any, row_format: RowFormat | None = None) -> Doc
 
 def _text(value: Any, column: str) -> str:
     if not isinstance(value, str):
-        raise DataError(f"column {column!r} holds a {type(value).__name__}, not text")
+        raise DataError(
+            f"column {column!r} is empty (null)"
+            if value is None
+            else f"column {column!r} holds a {type(value).__name__}, not text"
+        )
     return value
 
 

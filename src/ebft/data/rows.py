@@ -138,6 +138,13 @@ def _read_csv(file: Path) -> Iterator[Row]:
     with file.open(newline="", encoding="utf-8-sig") as lines:
         reader = csv.DictReader(lines, delimiter="\t" if file.suffix == ".tsv" else ",")
         try:
+            if file.suffix == ".csv" and len(reader.fieldnames or ()) == 1:
+                # Of a spreadsheet, where a comma is the decimal point.
+                lines.seek(0)
+                header = lines.readline()
+                lines.seek(0)
+                separators = [separator for separator in ";\t" if separator in header]
+                reader = csv.DictReader(lines, delimiter=separators[0] if separators else ",")
             yield from reader
         except csv.Error as error:
             raise DataError(f"{file}: line {reader.line_num} is not valid CSV ({error})") from None

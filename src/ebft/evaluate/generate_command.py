@@ -21,7 +21,7 @@ from ebft.runtime.files import write_jsonl
 from ebft.runtime.messages import printable
 
 if TYPE_CHECKING:  # they bring in torch, which an error in the options does not wait for
-    from ebft.tasks.generation import GenerationSettings, TransformersGenerator
+    from ebft.tasks.generation import Completion, GenerationSettings, TransformersGenerator
 
 logger = logging.getLogger(__name__)
 
@@ -91,10 +91,12 @@ def run(options: argparse.Namespace) -> None:
     answers = {}
     for label, name in zip(labels(options.model), options.model, strict=True):
         answers[label] = answer(load(name, options), prompts, _settings(options))  # one in memory at a time
+    _note_unfinished([one for found in answers.values() for samples in found for one in samples], options)
     if options.output:
         write_jsonl(Path(options.output).expanduser(), list(_rows(prompts, answers)))
     for place, prompt in enumerate(prompts):
-        _show(prompt if len(prompts) > 1 else None, {label: found[place] for label, found in answers.items()})
+        texts = {label: [one.text for one in found[place]] for label, found in answers.items()}
+        _show(prompt if len(prompts) > 1 else None, texts)
     return None
 
 
@@ -166,14 +168,14 @@ def load(name: str, options: argparse.Namespace) -> TransformersGenerator:
 
 def answer(
     generator: TransformersGenerator, prompts: Sequence[Prompt], settings: GenerationSettings
-) -> list[list[str]]:
+) -> list[list[Completion]]:
     """`settings.samples` answers to every prompt."""
     from ebft.tasks.generation import chat_text
 
     if all(isinstance(prompt, str) for prompt in prompts):
-        return generator.generate([str(prompt) for prompt in prompts], settings)
+        return generator.complete([str(prompt) for prompt in prompts], settings)
     texts = [chat_text(list(turns), generator.tokenizer, settings.system_prompt) for turns in prompts]  # type: ignore[arg-type]
-    return generator.generate(texts, replace(settings, prompt_style="rendered"))
+    return generator.complete(texts, replace(settings, prompt_style="rendered"))
 
 
 def chat(options: argparse.Namespace) -> None:
@@ -204,17 +206,30 @@ def chat(options: argparse.Namespace) -> None:
             mine = [*turns[label], {"role": "user", "content": said}]
             if len(speakers) == 1:  # several stand beside each other when all are there
                 generator.streamer = LiveAnswer(generator.tokenizer, generator.end_token_ids)
-            answers[label] = answer(generator, [mine if talks[label] else made.of_text(said)], _settings(options))[0]
+            [found] = answer(generator, [mine if talks[label] else made.of_text(said)], _settings(options))
+            answers[label] = [one.text for one in found]
             turns[label] = [*mine, {"role": "assistant", "content": answers[label][0]}]
         if len(speakers) > 1:
             _show(None, answers)
 
 
-def _rows(prompts: Sequence[Prompt], answers: dict[str, list[list[str]]]) -> Iterator[dict[str, Any]]:
+def _rows(prompts: Sequence[Prompt], answers: dict[str, list[list[Completion]]]) -> Iterator[dict[str, Any]]:
     for place, prompt in enumerate(prompts):
         for label, found in answers.items():
-            for sample, text in enumerate(found[place]):
-                yield {"prompt": prompt, "model": label, "sample": sample, "completion": text}
+            for sample, one in enumerate(found[place]):
+                where = {"prompt": prompt, "model": label, "sample": sample}
+                yield {**where, "completion": one.text, "finish": one.finish}
+
+
+def _note_unfinished(completions: Sequence[Completion], options: argparse.Namespace) -> None:
+    """What an answer that stops in the middle, or is not there, does not say itself."""
+    cut = sum(one.finish in ("length", "context") for one in completions)
+    empty = sum(not one.text.strip() for one in completions)
+    if cut:
+        where = f"--max-new-tokens {options.max_new_tokens}, or at the end of the model's context"
+        logger.info(f"{cut} of {len(completions)} answers are cut off, at {where}")
+    if empty:
+        logger.info(f"{empty} of {len(completions)} answers are empty: the model ended at once")
 
 
 def _show(prompt: Prompt | None, answers: dict[str, list[str]]) -> None:

@@ -98,17 +98,23 @@ class Generator(ABC):
     def generate(
         self, prompts: Sequence[str], settings: GenerationSettings, keys: Sequence[str] | None = None
     ) -> list[list[str]]:
-        """`settings.samples` texts for every prompt, in the order of the prompts.
+        """`settings.samples` texts for every prompt; see `complete`."""
+        return [[found.text for found in samples] for samples in self.complete(prompts, settings, keys)]
+
+    def complete(
+        self, prompts: Sequence[str], settings: GenerationSettings, keys: Sequence[str] | None = None
+    ) -> list[list[Completion]]:
+        """`settings.samples` completions of every prompt, in the order of the prompts.
 
         keys: what tells the prompts' random numbers apart; by default their places in the list.
         """
         keys = [str(place) for place in range(len(prompts))] if keys is None else keys
         wanted = [(place, sample) for place in range(len(prompts)) for sample in range(settings.samples)]
-        texts = [[""] * settings.samples for _ in prompts]
+        completions = [[Completion("", "length", 0)] * settings.samples for _ in prompts]
         for batch in self.stream(prompts, settings, wanted, keys):
             for place, sample, completion in batch:
-                texts[place][sample] = completion.text
-        return texts
+                completions[place][sample] = completion
+        return completions
 
     def fit(self, prompt: str, key: str, settings: GenerationSettings) -> Fitted:
         """The prompt's tokens, cut if they must and may be, and the room they leave for a completion."""

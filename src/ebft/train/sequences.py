@@ -71,6 +71,8 @@ def warnings_about(recipe: Recipe, rows: Sequence[Row]) -> list[str]:
             f"{shown[0]} trained on too, as by default; set answer_only=true to train on answers only, or "
             "answer_only=false if that is meant"
         )
+    if standard and not shown and recipe.given.get("answer_only"):
+        found.append("answer_only has no effect: the rows are plain text, all of which is trained on")
     return found
 
 

@@ -34,6 +34,7 @@ def settings_table(resolved: dict[str, dict[str, Any]], given: dict[str, set[str
 
     resolved: every setting of each row's first run; given: the names that its recipe set.
     """
+    resolved = {title: _with_effect(settings) for title, settings in resolved.items()}
     names: list[str] = []
     for name in dict.fromkeys(name for settings in resolved.values() for name in settings):
         if name in _NOT_A_DIFFERENCE:
@@ -52,6 +53,11 @@ def settings_table(resolved: dict[str, dict[str, Any]], given: dict[str, set[str
         for name in names
     ]
     return Table("settings", "What differs between the settings", columns, rows)
+
+
+def _with_effect(settings: dict[str, Any]) -> dict[str, Any]:
+    by_steps = settings.get("max_steps", -1) > 0  # which then also ends the epochs
+    return {name: value for name, value in settings.items() if not (by_steps and name == "num_train_epochs")}
 
 
 def _setting(value: Any) -> str:
