@@ -63,11 +63,8 @@ def encode(row: Row, tokenizer: Any, row_format: RowFormat | None = None) -> Doc
 
 def _text(value: Any, column: str) -> str:
     if not isinstance(value, str):
-        raise DataError(
-            f"column {column!r} is empty (null)"
-            if value is None
-            else f"column {column!r} holds a {type(value).__name__}, not text"
-        )
+        found = "is empty (null)" if value is None else f"holds a {type(value).__name__}, not text"
+        raise DataError(f"column {column!r} {found}")
     return value
 
 
