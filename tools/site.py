@@ -29,6 +29,8 @@ FROM_ROOT = {
     "benchmarks.md": "benchmarks/README.md",
     "study-cpu.md": "results/study-cpu/report.md",
     "study-little-data.md": "results/replication/little-1000/report.md",
+    "study-little-data-gamma.md": "results/replication/little-1000-gamma/report.md",
+    "study-small.md": "results/study-small/report.md",
 }
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^(`{3,}|~~~+).*?^\1`*\s*$", re.MULTILINE | re.DOTALL)

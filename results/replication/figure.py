@@ -1,6 +1,6 @@
-"""The little-data figure: validation over epochs, from `validation.json` of a study.
+"""The little-data figures: validation over epochs, from `validation.json` of the studies.
 
-python results/replication/figure.py results/replication/little-1000/validation.json docs/pictures/little-data.png
+python results/replication/figure.py docs/pictures
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -20,29 +21,38 @@ PANELS = {
     "answer_cross_entropy": "cross-entropy, answers",
     "cfm": "feature-matching loss",
 }
-# By the names of the runs, without their seeds: the learning rate that validation chose.
-SHOWN = {
-    "sft,learning_rate=0.0001": ("SFT on answers", "#cc79a7"),
-    "sft-all,learning_rate=5e-05": ("SFT on all tokens", "#e69f00"),
-    "ebft-none,learning_rate=5e-05": ("EBFT, no whitening", "#d55e00"),
-    "ebft-both,learning_rate=5e-05": ("EBFT, whitening both", "#009e73"),
+# By study and the names of its runs without their seeds: the learning rate that validation chose.
+FIGURES = {
+    "little-data": {
+        ("little-1000", "sft,learning_rate=0.0001"): ("SFT on answers", "#cc79a7"),
+        ("little-1000", "sft-all,learning_rate=5e-05"): ("SFT on all tokens", "#e69f00"),
+        ("little-1000", "ebft-none,learning_rate=5e-05"): ("EBFT, no whitening", "#d55e00"),
+        ("little-1000", "ebft-both,learning_rate=5e-05"): ("EBFT, whitening both", "#009e73"),
+    },
+    "little-data-gamma": {
+        ("little-1000", "sft-all,learning_rate=5e-05"): ("SFT on all tokens", "#e69f00"),
+        ("little-1000-gamma", "ebft-none,gamma=1,learning_rate=5e-05"): ("EBFT, gamma 1", "#0072b2"),
+        ("little-1000", "ebft-none,learning_rate=5e-05"): ("EBFT, gamma 0.3", "#d55e00"),
+        ("little-1000-gamma", "ebft-none,gamma=0,learning_rate=2e-05"): ("EBFT, gamma 0", "#000000"),
+    },
 }
 
 
-def main(source: str, target: str) -> None:
-    with open(source) as file:
-        runs: dict[str, dict[str, Any]] = json.load(file)
-    by_method = defaultdict(list)
-    for name, run in runs.items():
-        by_method[name.rpartition(",seed=")[0]].append(run["validations"])
+def main(folder: Path) -> None:
+    for name, shown in FIGURES.items():
+        _draw(shown, folder / f"{name}.png")
+
+
+def _draw(shown: dict[tuple[str, str], tuple[str, str]], target: Path) -> None:
     figure, axes = plt.subplots(1, len(PANELS), figsize=(12, 3.6))
-    for panel, (metric, title) in zip(axes, PANELS.items(), strict=True):
-        for method, (label, color) in SHOWN.items():
-            seeds = by_method[method]
-            epochs = [point["epoch"] for point in seeds[0]]
+    for (study, method), (label, color) in shown.items():
+        seeds = _validations(study)[method]
+        epochs = [point["epoch"] for point in seeds[0]]
+        for panel, metric in zip(axes, PANELS, strict=True):
             values = [[points[place][metric] for points in seeds] for place in range(len(epochs))]
             panel.plot(epochs, [sum(v) / len(v) for v in values], "o-", color=color, markersize=3, label=label)
             panel.fill_between(epochs, [min(v) for v in values], [max(v) for v in values], color=color, alpha=0.2)
+    for panel, title in zip(axes, PANELS.values(), strict=True):
         panel.set_title(title, fontsize=10)
         panel.set_xlabel("epochs")
         panel.grid(alpha=0.3)
@@ -51,5 +61,14 @@ def main(source: str, target: str) -> None:
     figure.savefig(target, dpi=110)
 
 
+def _validations(study: str) -> dict[str, list[list[dict[str, Any]]]]:
+    """By method: the validations of every seed."""
+    runs = json.loads((Path(__file__).parent / study / "validation.json").read_text())
+    found = defaultdict(list)
+    for name, run in runs.items():
+        found[name.rpartition(",seed=")[0]].append(run["validations"])
+    return found
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(Path(sys.argv[1]))

@@ -52,6 +52,8 @@ class Case:
 
 
 CASES = [Case("train"), Case("train", 2), Case("sft"), Case("rlvr"), Case("eval"), Case("score"), Case("sweep")]
+# The points of a sweep are runs of `train` whose processes import everything anew: it has every second turn.
+TURNS = [*CASES, *CASES[:-1]]
 
 
 class Home:
@@ -220,9 +222,10 @@ def main() -> int:
         lengths[case], expected[case] = time.monotonic() - begin, outcome(case, output)
     counts: Counter[tuple[str, str, bool]] = Counter()
     trials: list[tuple[Case, signal.Signals, float]] = []
-    for place in range(2 * given.each):
-        case, number = CASES[place % len(CASES)], (signal.SIGKILL, signal.SIGTERM)[place // len(CASES) % 2]
-        trials.append((case, number, draw.uniform(0.0, lengths[case])))
+    for place in range(given.each):
+        case = TURNS[place % len(TURNS)]
+        for number in (signal.SIGKILL, signal.SIGTERM):
+            trials.append((case, number, draw.uniform(0.0, lengths[case])))
     with ThreadPoolExecutor(given.at_once) as pool:
         running = [pool.submit(trial, c, number, moment, home, expected[c]) for c, number, moment in trials]
         try:

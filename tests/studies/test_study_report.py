@@ -299,6 +299,18 @@ def test_rewards_and_profile_lengths_have_no_columns_of_their_own(study: Path) -
     assert [column.title for column in other.columns] == ["method", "whitened proxy (larger is better)"]
 
 
+def test_lengths_are_compared_between_kinds_or_within_the_only_one(study: Path, tmp_path: Path) -> None:
+    def pairs(folder: Path) -> set[tuple[str, str]]:
+        table = study_tables.profile_tables(read_study_folder(folder))[1]
+        assert table is not None
+        return {(row[1].text, row[2].text) for row in table.rows}
+
+    assert pairs(study) == {("ebft", "sft"), ("rlvr", "sft"), ("rlvr", "ebft")}
+    (alone := tmp_path / "alone").mkdir()
+    make_study(alone, gammas=(0.1, 0.2), ebft=0.5)
+    assert pairs(alone) == {("ebft (alpha 0.2, gamma 0.2)", "ebft (alpha 0.1, gamma 0.1)")}
+
+
 def test_languages_stand_apart_from_their_mean(study: Path) -> None:
     """A task of several sets of problems: each set weighs the same, and only the mean is a column of the main table."""
     for place in (study / "evaluations").iterdir():

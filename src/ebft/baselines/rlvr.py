@@ -51,6 +51,8 @@ class MeasuredRLVR(trl_trainers.Measured, GRPOTrainer):
         super().__init__(*args, **{**kwargs, "reward_funcs": functions})
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        # Before answers are drawn: on a GPU, probabilities that are no numbers end the process.
+        self.deferred_checks.run(wait=True)
         try:
             return super().training_step(model, inputs, num_items_in_batch)
         except RuntimeError as error:

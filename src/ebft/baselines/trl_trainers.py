@@ -6,9 +6,7 @@ TRL is imported only when a baseline runs; without it the error says what to ins
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable
 from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,13 +19,14 @@ from transformers import TrainerCallback, TrainingArguments
 from ebft.baselines.validator import Validator
 from ebft.config.recipe import Recipe
 from ebft.data.packing import SequenceDataset
-from ebft.errors import ConfigError, TrainingDiverged, nearest
+from ebft.errors import ConfigError, nearest
 from ebft.method.sequence_records import as_logged, estimates
 from ebft.model.backbone import evaluating
 from ebft.runtime import processes
 from ebft.runtime.deferred import DeferredChecks
 from ebft.train import callbacks
 from ebft.train.costs import CostTracker, FlopCounter
+from ebft.train.divergence import avoid_broken_kernels, check_gradients, finite
 from ebft.train.eval_callback import EvalTasks
 from ebft.train.samples import write_table
 from ebft.train.training_method import TrainingMethod
@@ -37,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 # Settings of `ebft train` that say how EBFT trains and not how validation measures.
 _ONLY_EBFT = ("gamma", "kl_weight", "rollout_batch_size", "max_reward", "compile_layers", "disable_dropout")
+
+_WAY_OUT = "try a lower learning_rate"
 
 
 def method(name: str) -> TrainingMethod:
@@ -95,7 +96,9 @@ def equip(
     `state` are callbacks that write something into checkpoints: before these are marked as complete.
     """
     callbacks.keep_tensorboard_here(trainer)
+    avoid_broken_kernels()
     trainer.deferred_checks = DeferredChecks()
+    check_gradients(trainer, _WAY_OUT)
     trainer.flops = FlopCounter(trainer.model)
     for callback in (
         callbacks.MetricsFile(),
@@ -129,7 +132,7 @@ class Measured:
         self.deferred_checks.run()
         # The sum, so that all processes stop or none does.
         total = processes.sum_over_processes({"loss": loss.detach()})["loss"]
-        self.deferred_checks.add(total, _finite(self.state.global_step + 1))
+        self.deferred_checks.add(total, finite("loss", self.state.global_step + 1, _WAY_OUT))
         return loss
 
     def evaluate(
@@ -137,6 +140,7 @@ class Measured:
     ) -> dict[str, float]:
         if self.validator is None:
             raise ConfigError("evaluation needs validation data; set validation_split or validation_dataset")
+        self.deferred_checks.run(wait=True)  # a model that has diverged is not worth measuring
         start = time.perf_counter()
         records = self.validator.measure(self.model)
         metrics = as_logged(estimates(records), metric_key_prefix)
@@ -168,16 +172,6 @@ class Measured:
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """TRL would write one into the output folder at every checkpoint; ebft writes its own at the end."""
-
-
-def _finite(step: int) -> Callable[[float], None]:
-    """A check that stops at a loss that is no number, before such a model is saved; TRL would continue."""
-
-    def check(loss: float) -> None:
-        if not math.isfinite(loss):
-            raise TrainingDiverged(f"the loss is {loss} at step {step}; try a lower learning_rate")
-
-    return check
 
 
 class ValidationSamples(TrainerCallback):

@@ -12,8 +12,9 @@ import select
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from ebft.sandbox import seccomp
@@ -100,7 +101,7 @@ def bubblewrap_line(command: Command, variables: Mapping[str, str], gate: Gate) 
     opened: list[int] = []
     root = os.geteuid() == 0
     line = [*_isolation(root), *(word for item in variables.items() for word in ("--setenv", *item))]
-    line += [*_folders([*interpreter()[1], *command.folders]), *_box(command, opened)]
+    line += [*_folders((*interpreter()[1], *command.folders)), *_box(command, opened)]
     line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", BOX, "--info-fd", str(gate.info)]
     job = {
         "arguments": list(command.arguments),
@@ -135,7 +136,8 @@ def _isolation(root: bool) -> list[str]:
     return [*line, "--hostname", "box"]
 
 
-def _folders(further: Sequence[str]) -> list[str]:
+@cache
+def _folders(further: tuple[str, ...]) -> tuple[str, ...]:
     """Read-only: the system's programs and libraries, their configuration, our scripts, and `further` folders."""
     line: list[str] = []
     for path in FOLDERS:
@@ -146,13 +148,13 @@ def _folders(further: Sequence[str]) -> list[str]:
     # Before the others: an environment may be under /tmp, and a later mount would cover it.
     line += ["--perms", "1777", "--size", SMALL_SIZE, "--tmpfs", "/tmp"]
     java = [str(path) for path in Path("/etc").glob("java-*-openjdk")]
-    shown = [path for path in (*CONFIGURATION, *java) if os.path.exists(path)] + list(further)
+    shown = [*(path for path in (*CONFIGURATION, *java) if os.path.exists(path)), *further]
     for parent in sorted({str(parent) for path in shown for parent in Path(path).parents}):
         if parent not in ("/", "/tmp") and not parent.startswith("/usr"):
             line += ["--perms", "0755", "--dir", parent]  # else only root may pass through them
     for path in shown:
         line += ["--ro-bind", path, path]
-    return [*line, "--ro-bind", str(INSIDE), INSIDE_MOUNT]
+    return (*line, "--ro-bind", str(INSIDE), INSIDE_MOUNT)
 
 
 def _box(command: Command, opened: list[int]) -> list[str]:

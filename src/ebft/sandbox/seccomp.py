@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import platform
 import struct
+from functools import cache
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7), "arm64": (1, 0xC00000B7)}
 
@@ -92,6 +93,7 @@ _REFUSE, _MISSING = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 Rule = tuple[int, int, int, int]
 
 
+@cache
 def compile_filter(kind: str = RUNTIME, machine: str | None = None) -> bytes | None:
     """The filter for this machine's architecture, or None for one whose table is not here."""
     machine = machine or platform.machine()

@@ -13,7 +13,6 @@ holds only a part of the networks; to transformers and accelerate it still looks
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -43,6 +42,7 @@ from ebft.runtime.graphs import idle_bytes
 from ebft.runtime.timing import Clock
 from ebft.train import callbacks as standard_callbacks
 from ebft.train.costs import CostTracker, wide
+from ebft.train.divergence import avoid_broken_kernels, check_gradients, finite
 from ebft.train.networks import Networks, disable_dropout
 from ebft.train.python_run import PythonRun
 from ebft.train.sequences import glued_rows
@@ -52,6 +52,8 @@ from ebft.validation import Evaluated, validate
 
 # What a window says of itself also where nothing was rolled out.
 _OF_EVERY_STEP = ("ebft/anchors", "ebft/packed_tokens")
+
+_WAY_OUT = "try a lower learning_rate, a gamma above 0, or whitening=reference, and look at the last samples"
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +89,7 @@ class EBFTTrainer(ShardedTrainer):
         args = args or EBFTConfig(output_dir="ebft-output")
         processes.start(args)
         processes.check_one_gpu(args.n_gpu)
+        avoid_broken_kernels()
         if isinstance(model, str):
             model = fetch.resolve(model)
             processing_class = processing_class or AutoTokenizer.from_pretrained(model)
@@ -121,6 +124,7 @@ class EBFTTrainer(ShardedTrainer):
             **kwargs,
         )
         self.keep_unwrapped()
+        check_gradients(self, _WAY_OUT)
         standard_callbacks.keep_tensorboard_here(self)
         # compute_loss divides by the counts of the whole window: the Trainer must not divide by the accumulation again.
         self.model_accepts_loss_kwargs = True
@@ -168,7 +172,7 @@ class EBFTTrainer(ShardedTrainer):
         self.deferred_checks.add(window.sequences, self._count_tokens)
         self.deferred_checks.add(torch.as_tensor(window.metrics["reward"]), self._reward_check(step + 1))
         # Of a broken model all completions are the same, and nothing of them comes into the loss.
-        self.deferred_checks.add(torch.as_tensor(window.metrics["entropy"]), self._finite_check("entropy", step + 1))
+        self.deferred_checks.add(torch.as_tensor(window.metrics["entropy"]), finite("entropy", step + 1, _WAY_OUT))
         for name, value in window.metrics.items():
             self._observed[name].append(value)
         self.window = window
@@ -220,7 +224,7 @@ class EBFTTrainer(ShardedTrainer):
             return
         totals = processes.sum_over_processes(self.window.loss_sums)
         # The same number in all processes, so that all of them stop or none does.
-        self.deferred_checks.add(totals.pop("loss"), self._finite_check("loss", self.state.global_step + 1))
+        self.deferred_checks.add(totals.pop("loss"), finite("loss", self.state.global_step + 1, _WAY_OUT))
         for name, value in totals.items():
             self._observed[name].append(value)
         self.window.loss_sums = {}
@@ -241,16 +245,6 @@ class EBFTTrainer(ShardedTrainer):
         total = total + computed["scored_tokens"] * flops.of_features(self.features)
         total = total + flops.over(computed["trained_tokens"], rows) * (flops.update + bool(self.args.kl_weight))
         self.costs.add(tokens=window.tokens, generated_tokens=window.generated_tokens, flops=total)
-
-    def _finite_check(self, name: str, step: int) -> Callable[[float], None]:
-        def check(value: float) -> None:
-            if not math.isfinite(value):
-                raise TrainingDiverged(
-                    f"the {name} is {value} at step {step}; try a lower learning_rate, a gamma above 0, or "
-                    "whitening=reference, and look at the last samples"
-                )
-
-        return check
 
     def _reward_check(self, step: int) -> Callable[[float], None]:
         def check(reward: float) -> None:
@@ -299,6 +293,7 @@ class EBFTTrainer(ShardedTrainer):
         dataset: Any = given if given is not None else self.eval_dataset
         if dataset is None:
             raise ValueError("evaluation needs an eval_dataset")
+        self.deferred_checks.run(wait=True)  # a model that has diverged is not worth measuring
         start = time.perf_counter()
         loader = loaders.evaluation_loader(self.args, dataset)
         with torch.no_grad(), self.compute_loss_context_manager():

@@ -190,10 +190,12 @@ def all_metrics_table(evidence: Evidence, metrics: Sequence[str]) -> Table | Non
 
 
 def profile_tables(evidence: Evidence) -> list[Table | None]:
-    """The feature-matching loss over completion length, and how methods of different kinds differ in it."""
+    """The feature-matching loss over completion length, and how methods of different kinds differ in it; where all
+    are of one kind, how they differ among themselves."""
     lengths = [metric for metric in evidence.metrics if "cfm_at_" in metric]
     rows = [row for row in evidence.rows if row.kind != "base"]
-    pairs = [(one, other) for one, other in itertools.combinations(rows, 2) if one.kind != other.kind]
+    one_kind = len({row.kind for row in rows}) == 1
+    pairs = [(one, other) for one, other in itertools.combinations(rows, 2) if one_kind or one.kind != other.kind]
     return [
         _untested_table(evidence, lengths, "profile", "Feature-matching loss over completion length"),
         _tested_table(lengths, pairs, "profile-differences", "Paired differences over completion length"),

@@ -60,7 +60,7 @@ def _answer(one: Ranking, tests: int) -> str:
     if interval is not None:
         gap += f", 95 % interval {shown(interval.low, digits, True)} to {shown(interval.high, digits, True)}"
     p = p_text(one.p)
-    gap += f", p {p if p.startswith('<') else f'= {p}'} after correction for {tests} tests"
+    gap += f", p {p if p.startswith('<') else f'= {p}'} after correction for {tests} test{'s' * (tests != 1)}"
     if not one.p < SIGNIFICANT:
         more = "more seeds or more test data" if one.test.seeds > 1 else "more seeds and more test data"
         return f"Not decided: {values} ({gap}). It would take {more}."

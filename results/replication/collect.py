@@ -1,0 +1,81 @@
+"""What of a study's folder is kept here: its report, every validation of every run, and what each evaluation found.
+
+    python results/replication/collect.py runs/replication/little-1000-gamma results/replication/little-1000-gamma
+
+`validation.json` has the curves, `sequences.json` the sums of every test sequence, so that models of different studies
+can be compared in pairs later. Paths of the machine are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+CURVES = ("cross_entropy", "answer_cross_entropy", "cfm")
+SUMS = ("log_probs", "tokens", "answer_log_probs", "answer_tokens", "contexts", "cfm", "profile_contexts")
+
+
+def main(study: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(study / "report", target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.svg", "*.tex"))
+    _write(target / "study.json", json.loads((study / "study.json").read_text()))
+    _write(target / "validation.json", {run.name: _curve(run) for run in sorted((study / "runs").iterdir())})
+    evaluations = sorted((study / "evaluations").iterdir())
+    for evaluation in evaluations:
+        _write(target / "evaluations" / f"{evaluation.name}.json", _read(evaluation / "results.json"))
+    _write(target / "sequences.json", {e.name: _sequences(e / "calibration.jsonl") for e in evaluations})
+    for file in target.rglob("*"):
+        if file.suffix in (".json", ".md", ".html"):
+            file.write_text(_without_machine(file.read_text()))
+
+
+def _curve(run: Path) -> dict[str, Any]:
+    rows = [row for row in _lines(run / "metrics.jsonl") if "eval_cross_entropy" in row]
+    kept = rows.pop() if len(rows) > 1 and rows[-1]["step"] == rows[-2]["step"] else rows[-1]
+    best = min(rows, key=lambda row: abs(row["eval_cross_entropy"] - kept["eval_cross_entropy"]))
+    return {"kept_step": best["step"], "validations": [_point(row) for row in rows]}
+
+
+def _point(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of metrics.jsonl, under shorter names."""
+    point = {"epoch": round(row["epoch"], 3), "step": row["step"]}
+    point |= {name: round(row[f"eval_{name}"], 5) for name in CURVES}
+    spent = {name: row[f"spent/{name}"] for name in ("tokens", "flops", "seconds")}
+    return point | {**spent, "tokens": int(spent["tokens"]), "seconds": round(spent["seconds"], 1)}
+
+
+def _sequences(file: Path) -> dict[str, list[float | None]]:
+    rows = sorted(_lines(file), key=lambda row: row["sequence"])
+    names = [*SUMS, *(name for name in rows[0] if name.startswith("cfm_at_"))]
+    return {name: [_rounded(row.get(name)) for row in rows] for name in names}
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _without_machine(text: str) -> str:
+    for folder in (f"{Path.cwd()}/", f"{Path.home()}/.cache/ebft/models/"):
+        text = text.replace(folder, "")
+    return text
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text())
+
+
+def _write(file: Path, content: Any) -> None:
+    file.parent.mkdir(exist_ok=True)
+    long = file.name in ("sequences.json", "validation.json")
+    file.write_text(json.dumps(content, indent=None if long else 1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
