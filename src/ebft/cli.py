@@ -262,9 +262,11 @@ def _plan(arguments: list[str]) -> int:
         reason = f"{output} is there already" if isinstance(output, str) else "it takes the name of one"
         raise ConfigError(f"--output writes a new file: {reason}")
     tokens = _number(settings, "tokens") if "tokens" in settings else None
-    gpus = _number(settings, "gpus")
-    given = "gpu_memory" in settings or gpu is None
-    gpu_memory = _number(settings, "gpu_memory") if given else GPUS[str(gpu)].memory_gib
+    gpus = _number(settings, "gpus") if "gpus" in settings else 1
+    if gpu is None and "gpu_memory" not in settings:
+        near = "".join(f"; --{name} is not known" for name in get_close_matches("gpu_memory", settings, n=1))
+        raise ConfigError(f"ebft plan needs --gpu, one of {', '.join(GPUS)}, or --gpu-memory with a number{near}")
+    gpu_memory = _number(settings, "gpu_memory") if "gpu_memory" in settings else GPUS[str(gpu)].memory_gib
     if gpus != int(gpus):
         raise ConfigError(f"--gpus {gpus:g} is not a whole number")
     from ebft.config.recipe import load_recipe, read_values
@@ -299,8 +301,7 @@ def _number(settings: dict[str, Any], name: str) -> float:
         if abs(found) < float("inf"):
             return found
         raise ConfigError(f"ebft plan needs {flag} with a number, not {value!r}")
-    given = "" if value else "".join(f"; --{near} is not known" for near in get_close_matches(name, settings, n=1))
-    raise ConfigError(f"ebft plan needs {flag} with a number{given}")
+    raise ConfigError(f"ebft plan needs {flag} with a number")
 
 
 def _sweep(arguments: list[str]) -> int:

@@ -86,6 +86,20 @@ def test_a_loss_that_is_no_number_stops_the_run(
     assert not list(broken.glob("checkpoint-*"))
 
 
+def test_a_gradient_that_is_no_number_stops_the_run_though_the_loss_is_one(
+    tiny: Path, sums: Path, tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    model.lm_head.weight.register_hook(lambda gradient: gradient * float("nan"))
+    recipe = write_recipe(tmp_path, tiny, sums, validation_split=0, eval_strategy="no")
+    loaded = load_recipe(recipe, {"output_dir": str(tmp_path / "out")}, "sft")
+    tokenizer = load_tokenizer(loaded)
+    trainer = sft.build(Loaded(loaded, load_data(loaded, tokenizer)[0], None, model, tokenizer))
+    with pytest.raises(TrainingDiverged, match="the gradient's norm is nan at step 1; try a lower learning_rate"):
+        trainer.train()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_divergence_stops_before_a_checkpoint_though_nothing_is_logged_yet(
     tiny: Path, sums: Path, tmp_path: Path, capsys: Any
 ) -> None:

@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
         "did you mean 'horizon'?",
     ),
     "plan without a recipe": (["plan"], 2, "ebft plan needs --config"),
-    "plan without GPUs": (["plan", "--config", "{folder}/recipe.yaml"], 2, "ebft plan needs --gpus with a number"),
+    "plan without GPUs": (["plan", "--config", "{folder}/recipe.yaml"], 2, "ebft plan needs --gpu, one of h200"),
     "plan help": (["plan", "--help"], 0, ""),
     "sweep option": (
         ["sweep", "--config", "{folder}/recipe.yaml", "--set", "gamma=0", "--launcher", "slrum"],

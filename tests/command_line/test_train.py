@@ -24,7 +24,7 @@ class TestTrain:
         text = capsys.readouterr().out
         plan = dict(line.split("  ", 1) for line in text.split("\n\n")[0].splitlines())
         assert plan["documents"].strip().startswith("29 with ")
-        assert plan["training sequences"].strip().endswith("of 48 tokens")
+        assert " of 48 tokens, filled with documents that see those before them" in plan["training sequences"]
         assert plan["anchors per sequence"].strip() == "10.5 of at most 11, 2 rollouts of 4 tokens from each"
         assert plan["tokens per step"].strip().endswith("in 2 sequences")
         assert plan["steps"].strip().startswith("3 (")

@@ -1,6 +1,6 @@
 """Whoever starts a sandbox is killed at a random moment of its start: nothing is left running.
 
-python -m tests.hard.parents --trials 1000
+python -m tests.hard.parents --trials 500
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.sandbox.sandboxed import gone, processes_of
 
 def main() -> int:
     options = argparse.ArgumentParser()
-    options.add_argument("--trials", type=int, default=1000)
+    options.add_argument("--trials", type=int, default=500)
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
     sandbox, draw = Sandbox(), random.Random(given.seed)

@@ -156,7 +156,8 @@ def test_a_number_of_experts_that_cannot_be_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--gpus", "8"], "needs --gpu-memory with a number"),
+        (["--gpus", "8"], "needs --gpu, one of h200, h100"),
+        (["--gpu_mem", "80"], "or --gpu-memory with a number; --gpu_mem is not known"),
         (["--gpus", "many", "--gpu-memory", "80"], "needs --gpus with a number, not 'many'"),
         (["--gpus", "8", "--gpu-memory"], "needs --gpu-memory with a number"),
         (["--gpus", "nan", "--gpu-memory", "80"], "needs --gpus with a number, not 'nan'"),

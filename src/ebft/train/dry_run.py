@@ -42,7 +42,7 @@ def describe(
     lines = {
         "model": f"{recipe.model.model}, {parameters:,} parameters in {recipe.model.model_dtype}",
         "documents": f"{len(train_set.index):,} with {train_set.total_tokens:,} tokens",
-        "training sequences": f"{len(train_set):,} of {config.context_length} tokens",
+        "training sequences": f"{len(train_set):,} of {config.context_length} tokens, {_in_a_sequence(config)}",
         "validation sequences": f"{len(validation_set):,}" if validation_set is not None else "none",
         "anchors per sequence": f"{anchors_per_sequence(train_set, config, end_tokens):.1f} of at most "
         f"{layout.num_anchors}, {config.samples} rollouts of {config.horizon} tokens from each",
@@ -63,6 +63,14 @@ def describe(
         after = tokenizer.decode(row["input_ids"][0, a : a + int(truths[place])].tolist())
         shown.append(f"  token {a}: ...{before!r} | {after!r}")
     return shown if valid else [*shown, "  (no anchor in this sequence)"]
+
+
+def _in_a_sequence(config: Any) -> str:
+    if not config.packing:
+        return "one document each"
+    if config.document_masks:
+        return "filled with documents that do not see each other"
+    return "filled with documents that see those before them (document_masks: true keeps them apart)"
 
 
 def steps_of(config: Any, an_epoch: int) -> int:
