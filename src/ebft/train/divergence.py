@@ -14,9 +14,9 @@ from ebft.errors import TrainingDiverged
 def avoid_broken_kernels() -> None:
     """Of torch's kernels for attention, all but cuDNN's.
 
-    With a mask and lengths of 64 beyond a multiple of 128 its backward pass returns NaN for queries with very low
-    scores (torch 2.11 to 2.13 on Hopper, where it is the default; https://github.com/pytorch/pytorch/issues/196678):
-    a run of GRPO on padded prompts ended so at step 20.
+    With a mask and lengths of 64 beyond a multiple of 128 its backward pass is reported to return NaN for queries with
+    very low scores (torch from 2.11 on, on Hopper; https://github.com/pytorch/pytorch/issues/196678). A run of GRPO on
+    padded prompts had a gradient of NaN beside a finite loss on such a machine. That this was the cause was not shown.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
