@@ -3,7 +3,7 @@
     python results/replication/collect.py runs/replication/little-1000-gamma results/replication/little-1000-gamma
 
 `validation.json` has the curves, `sequences.json` the sums of every test sequence, so that models of different studies
-can be compared in pairs later. Paths of the machine are left out.
+can be compared in pairs later. Paths of the machine are left out, if this runs where the study ran.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SUMS = ("log_probs", "tokens", "answer_log_probs", "answer_tokens", "contexts", 
 def main(study: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     shutil.copytree(study / "report", target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.svg", "*.tex"))
-    _write(target / "study.json", json.loads((study / "study.json").read_text()))
+    _write(target / "study.json", _read(study / "study.json"))
     _write(target / "validation.json", {run.name: _curve(run) for run in sorted((study / "runs").iterdir())})
     evaluations = sorted((study / "evaluations").iterdir())
     for evaluation in evaluations:
@@ -33,6 +33,7 @@ def main(study: Path, target: Path) -> None:
 
 
 def _curve(run: Path) -> dict[str, Any]:
+    """The last validation is that of the model that early stopping keeps, measured once more: it tells which one."""
     rows = [row for row in _lines(run / "metrics.jsonl") if "eval_cross_entropy" in row]
     kept = rows.pop() if len(rows) > 1 and rows[-1]["step"] == rows[-2]["step"] else rows[-1]
     best = min(rows, key=lambda row: abs(row["eval_cross_entropy"] - kept["eval_cross_entropy"]))

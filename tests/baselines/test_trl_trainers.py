@@ -94,6 +94,7 @@ def test_a_gradient_that_is_no_number_stops_the_run_though_the_loss_is_one(
     recipe = write_recipe(tmp_path, tiny, sums, validation_split=0, eval_strategy="no")
     loaded = load_recipe(recipe, {"output_dir": str(tmp_path / "out")}, "sft")
     tokenizer = load_tokenizer(loaded)
+    torch.backends.cuda.enable_cudnn_sdp(True)  # another test may have left it off
     trainer = sft.build(Loaded(loaded, load_data(loaded, tokenizer)[0], None, model, tokenizer))
     with pytest.raises(TrainingDiverged, match="the gradient's norm is nan at step 1; try a lower learning_rate"):
         trainer.train()

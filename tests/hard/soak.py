@@ -45,9 +45,8 @@ def main() -> int:
         while process.poll() is None:
             time.sleep(1.0)
             try:
-                with outcomes.open(
-                    "rb"
-                ) as file:  # what is new in it: reading all of it would slow down what is measured
+                # Only what is new in it: reading all of it would slow down what is measured.
+                with outcomes.open("rb") as file:
                     file.seek(at)
                     done, at = done + file.read().count(b"\n"), file.tell()
                 seen.append((done, resident(process.pid), len(os.listdir(f"/proc/{process.pid}/fd"))))
