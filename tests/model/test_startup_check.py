@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from transformers import (
@@ -15,7 +17,7 @@ from transformers import (
 )
 
 from ebft.method.layout import PackedLayout, StridedLayout
-from ebft.model import attention
+from ebft.model import attention, backbone
 from ebft.model.backbone import (
     check_training_pass,
     output_head,
@@ -23,6 +25,7 @@ from ebft.model.backbone import (
     prepare_model,
 )
 from ebft.model.features import FeatureNetwork
+from ebft.model.full_precision import in_float32
 from ebft.model.rollout import rollout
 from tests.models import VOCABULARY, tiny_model
 from tests.plain import places, plain_logits, untouched
@@ -160,3 +163,59 @@ def test_experts_that_are_drawn_at_random_in_training() -> None:
     without.router_jitter_noise = 0.0
     check_training_pass(model_of(without))
     check_training_pass(tiny_model("qwen2_moe"))
+
+
+class TestNarrowWeights:
+    """Rounding to bf16 grows through a deep model; the check is about what the model computes, not about that."""
+
+    def rugged(self) -> PreTrainedModel:
+        model = model_of(LlamaConfig(**SIZES | dict(num_hidden_layers=24, tie_word_embeddings=True)))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 2:
+                    parameter.mul_(4.0)
+        return model.to(torch.bfloat16)
+
+    def test_whose_rounding_grows_from_layer_to_layer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found: list[float] = []
+        measure = backbone._relative_difference
+        monkeypatch.setattr(backbone, "_relative_difference", lambda *args: found.append(measure(*args)) or 0.0)
+        prepare_model(self.rugged())
+        monkeypatch.setattr(backbone, "in_float32", lambda *_: nullcontext())
+        prepare_model(self.rugged())
+        _, cached, _, cached_in_bf16 = found
+        assert cached < 1e-3
+        assert cached_in_bf16 > 0.05
+
+    @pytest.mark.parametrize("supported", [True, False])
+    def test_are_the_same_tensors_after_the_check(self, supported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = self.rugged()
+        model.model.layers[3].input_layernorm.float()  # some models keep a few weights wide
+        before = {name: (tensor.dtype, tensor.data_ptr()) for name, tensor in model.state_dict().items()}
+        if supported:
+            prepare_model(model)
+        else:
+            monkeypatch.setattr(backbone, "_cached_rows", _failing)
+            with pytest.raises(ValueError, match="does not pass ebft's attention through"):
+                prepare_model(model)
+        assert {name: (tensor.dtype, tensor.data_ptr()) for name, tensor in model.state_dict().items()} == before
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+    def test_hide_no_error_that_is_smaller_than_their_rounding(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Logits that are off by a tenth: less than what bf16 may lose, and found nevertheless."""
+        model = tiny_model().to(torch.bfloat16)
+        right = backbone._cached_rows
+        monkeypatch.setattr(backbone, "_cached_rows", lambda *args: 1.1 * right(*args))
+        with pytest.raises(ValueError, match=r"other logits in the cached passes .*difference 0\.1\)"):
+            prepare_model(model)
+
+    def test_that_are_quantised_stay_as_they_are(self) -> None:
+        model = tiny_model().to(torch.bfloat16)
+        model.hf_quantizer = object()
+        with in_float32(model, model.model.layers):
+            assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+def _failing(*_: object) -> torch.Tensor:
+    raise RuntimeError("no such attention")
