@@ -35,6 +35,11 @@ FIGURES = {
         ("little-1000", "ebft-none,learning_rate=5e-05"): ("EBFT, gamma 0.3", "#d55e00"),
         ("little-1000-gamma", "ebft-none,gamma=0,learning_rate=2e-05"): ("EBFT, gamma 0", "#000000"),
     },
+    "little-data-300": {
+        ("little-300", "sft,learning_rate=0.0001"): ("SFT on all tokens", "#e69f00"),
+        ("little-300", "ebft,gamma=1,learning_rate=5e-05"): ("EBFT, gamma 1", "#0072b2"),
+        ("little-300", "ebft,gamma=0.3,learning_rate=5e-05"): ("EBFT, gamma 0.3", "#d55e00"),
+    },
 }
 
 
