@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -144,6 +145,7 @@ def _run_training(command: str, arguments: list[str]) -> int:
     if results:
         if compared := model_card.before_and_after(results):
             _print_table([model_card.TITLES, *compared])
+            print("", *model_card.verdict(results), sep="\n")
         else:
             print("no validation data: nothing was evaluated")
         if answers := results.get("answers"):
@@ -152,6 +154,8 @@ def _run_training(command: str, arguments: list[str]) -> int:
         left = {"model": "final", "curves": "curves.png", "samples": "samples", "metrics": "metrics.jsonl"}
         print()
         _print_table([(name, f"{output}/{file}") for name, file in left.items()])
+        models = shlex.join([recipe.model.model, f"{output}/final"])
+        print(f'\nask both models something: ebft generate --model {models} --prompt "..."')
     return 0
 
 

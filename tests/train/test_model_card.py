@@ -31,6 +31,22 @@ def write_metrics(folder: Path, *entries: dict[str, Any]) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
 
 
+def test_the_verdict_is_no_stronger_than_two_standard_errors() -> None:
+    change = {
+        **{"eval_cross_entropy": -0.21, "eval_cross_entropy_se": 0.1},
+        **{"eval_answer_cross_entropy": -0.2, "eval_answer_cross_entropy_se": 0.1},
+        **{"eval_cfm": 0.3, "eval_cfm_se": 0.1},
+        **{"eval_whitened_proxy": 0.3, "eval_whitened_proxy_se": 0.1},
+    }
+    assert model_card.verdict({"change": change}) == [
+        "better by more than two standard errors: cross-entropy, all tokens; whitened proxy",
+        "worse by more than two standard errors: feature-matching loss",
+        "no evidence of a change: cross-entropy, answer tokens",
+    ]
+    assert model_card.verdict({"change": {"eval_cfm": -1.0, "eval_cfm_se": None}}) == []
+    assert model_card.verdict({"after": {"eval_cfm": 1.0}}) == []
+
+
 def test_before_and_after_of_what_was_measured() -> None:
     before = {"eval_cfm": 0.5, "eval_cfm_se": 0.25, "eval_cross_entropy": 2.0, "eval_cross_entropy_se": None}
     after = {"eval_cfm": 0.25, "eval_cfm_se": 0.125, "eval_cross_entropy": 1.0, "eval_runtime": 3.0}

@@ -13,6 +13,7 @@ import transformers
 import yaml
 
 from ebft.config.recipe import Recipe
+from ebft.config.training import LARGER_IS_BETTER
 from ebft.method.ratios import with_error
 from ebft.train import answers_before_after
 from ebft.train.metric_names import NAMES, along_training
@@ -106,6 +107,22 @@ def before_and_after(results: dict[str, Any]) -> list[tuple[str, str, str, str]]
     return rows
 
 
+def verdict(results: dict[str, Any]) -> list[str]:
+    """What the paired changes are evidence of, in words; nothing where no change was measured."""
+    better, worse = (f"{word} by more than two standard errors" for word in ("better", "worse"))
+    unclear = "no evidence of a change"
+    found: dict[str, list[str]] = {better: [], worse: [], unclear: []}
+    change = results.get("change", {})
+    for key, name in NAMES.items():
+        value, error = change.get(f"eval_{key}"), change.get(f"eval_{key}_se")
+        if value is None or error is None:
+            continue
+        improved = (value > 0) == (key in LARGER_IS_BETTER)
+        reading = unclear if abs(value) <= 2 * error else better if improved else worse
+        found[reading].append(name.partition(" (")[0])
+    return [f"{reading}: {'; '.join(names)}" for reading, names in found.items() if names]
+
+
 def _header(key: str, names: Sequence[str]) -> list[str]:
     """Lines of the card's header that link to the hub: names there, not files and folders here."""
     hub = [name.partition(":")[0] for name in names if name.count("/") == 1 and not Path(name).expanduser().exists()]
@@ -161,6 +178,8 @@ def write(folder: Path, title: str, recipe: Recipe, results: dict[str, Any], met
             *table,
             "",
             "± is the standard error over sequences; that of a change is of the differences sequence by sequence.",
+            "",
+            *(f"- {line}" for line in verdict(results)),
             "",
             *_answers(results),
             f"{results.get('steps')} steps of {method.details(recipe)}",
