@@ -49,6 +49,7 @@ def describe(
         "packed sequence": f"{packed:,} tokens, {packed - config.context_length:,} of them generated",
         "tokens per step": f"{in_step * packed:,} in {in_step} sequences",
         "steps": f"{steps_of(config, steps_per_epoch):,} ({steps_per_epoch:,} an epoch)",
+        "objective": _objective(recipe),
         "compute per step": f"{flops_per_step(active, in_step, packed) / 1e9:,.0f} GFLOP (estimate)",
         "memory": f"{memory_of(recipe, model, layout.num_anchors).peak / 2**20:,.0f} MiB (estimate)",
     }
@@ -71,6 +72,14 @@ def _in_a_sequence(config: Any) -> str:
     if config.document_masks:
         return "filled with documents that do not see each other"
     return "filled with documents that see those before them (document_masks: true keeps them apart)"
+
+
+def _objective(recipe: Recipe) -> str:
+    config = recipe.training
+    said = f"whitening {config.whitening}, gamma {config.gamma:g}, learning rate {config.learning_rate:g}"
+    if {"learning_rate", "gamma", "whitening"} & set(recipe.given):
+        return said
+    return f"{said}: the paper's, for long runs of large models; with little text, start from --config little-data"
 
 
 def steps_of(config: Any, an_epoch: int) -> int:
