@@ -152,7 +152,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    with contextlib.redirect_stderr(io.StringIO()):  # three progress bars, of half a minute in all
+    with contextlib.redirect_stderr(io.StringIO()):  # three bars of libraries, each about a part of it
         model: Any = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
         )
