@@ -18,7 +18,7 @@ from torch import nn
 
 from ebft.config.recipe import Recipe
 from ebft.config.training import EBFTConfig
-from ebft.errors import ConfigError, nearest
+from ebft.errors import ConfigError, nearest, what_is_wrong
 
 # What peft writes into a configuration that it saves, which is not about the adapter.
 _BOOKKEEPING = ("base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version")
@@ -78,7 +78,7 @@ def _read(place: str) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise ConfigError(f"peft={place!r} is not valid JSON ({error.msg})") from None
+        raise ConfigError(f"peft={place!r} is not valid JSON ({what_is_wrong(error)})") from None
     if not isinstance(values, dict):
         raise ConfigError(f"peft={place!r} holds no mapping")
     return values

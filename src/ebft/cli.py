@@ -81,6 +81,7 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
+        self._given: list[str] = []
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Options are written with - here and with _ in recipes; both are taken."""
@@ -88,7 +89,16 @@ class _Parser(argparse.ArgumentParser):
         args = [(n.replace("_", "-") if n.startswith("--") else n) + equals + value for n, equals, value in flags]
         return super().parse_known_args(args, namespace)
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._given = list(args)
+        return super().parse_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
+        if message.startswith("the following arguments are required"):
+            flags = [word.partition("=")[0] for word in self._given if word.startswith("--")]
+            unknown_flags = [flag for flag in flags if flag.replace("_", "-") not in self._option_string_actions]
+            if unknown_flags:  # perhaps what is missing, misspelt
+                message = f"unrecognized arguments: {unknown_flags[0]}"
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             option = unknown.split()[0].partition("=")[0]
@@ -101,7 +111,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _run_training(command: str, arguments: list[str]) -> int:
     """`ebft train`, `ebft sft` and `ebft rlvr`."""
-    from ebft.config.recipe import check_places, check_values, read_values
+    from ebft.config.recipe import check_hub_datasets, check_places, check_values, read_values
 
     if "--help" in arguments or "-h" in arguments:
         from ebft.config.help import settings_help
@@ -117,6 +127,7 @@ def _run_training(command: str, arguments: list[str]) -> int:
     check_values(values, command)
     check_places(values)
     _check_models(values)
+    check_hub_datasets(values)
     _quiet_libraries()
     from ebft.config.recipe import load_recipe
     from ebft.runtime import processes
@@ -258,8 +269,8 @@ def _plan(arguments: list[str]) -> int:
     gpu = str(settings.pop("gpu")).lower() if "gpu" in settings else None
     if gpu is not None and gpu not in GPUS:
         raise ConfigError(
-            f"--gpu {gpu} is not one of {', '.join(GPUS)}{nearest(gpu, GPUS)}; for another, give --gpu-memory, and "
-            "--gpus for their number"
+            f"--gpu {gpu} is not one of {', '.join(GPUS)}; for another, give --gpu-memory, and --gpus for their number"
+            f"{nearest(gpu, GPUS)}"
         )
     output = settings.pop("output", None)
     if output is not None and (not isinstance(output, str) or Path(output).exists()):

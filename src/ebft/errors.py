@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
+from typing import Any
 
 
 class ConfigError(ValueError):
@@ -12,6 +14,10 @@ class ConfigError(ValueError):
 
 class DataError(ValueError):
     """The user's data cannot be used; the message says what to change."""
+
+
+class HubUnreachable(DataError):
+    """A dataset of the hub that is neither here nor can be downloaded; the message says what else can be given."""
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
@@ -23,6 +29,17 @@ def nearest(word: str, options: Iterable[str]) -> str:
 def first_line(error: BaseException) -> str:
     """Libraries explain at length; the first line is what happened."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def kind_of(value: Any) -> str:
+    """What a value of JSON is, in words."""
+    kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
+    return "null" if value is None else kinds.get(type(value), f"of the type {type(value).__name__}")
+
+
+def what_is_wrong(error: json.JSONDecodeError) -> str:
+    """In a text of JSON, and in which column of its line."""
+    return f"{error.msg.removesuffix(' at')} at column {error.colno}"
 
 
 class TrainingDiverged(RuntimeError):

@@ -6,6 +6,8 @@ checkpoint in the cache. After that everything works offline.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import shutil
 import subprocess
@@ -150,15 +152,16 @@ def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
-    )
-    # What came out of the file is an ordinary model; left in, the quantisation would be saved with it.
-    model.hf_quantizer = None
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    with contextlib.redirect_stderr(io.StringIO()):  # three bars of libraries, each about a part of it
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+        )
+        # What came out of the file is an ordinary model; left in, the quantisation would be saved with it.
+        model.hf_quantizer = None
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
 
 
 def _make_untrained(sizes: dict[str, Any], folder: Path) -> None:

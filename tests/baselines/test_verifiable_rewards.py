@@ -131,7 +131,7 @@ class TestOwn:
         [
             ("nowhere_at_all:f", "there is no module 'nowhere_at_all'"),
             ("own_reward:f", "has no function 'f'"),
-            ("own_reward:number", "is a int, not a function"),
+            ("own_reward:number", "is of the type int, not a function"),
             ("unit_test", "did you mean 'unit_tests'?"),
         ],
     )

@@ -141,6 +141,7 @@ class TestBadInput:
 
     def test_near_miss_of_a_builtin_dataset(self, refused: Refused) -> None:
         assert "did you mean 'stdlib-functions'?" in refused("--dataset", "stdlib-function")
+        assert "`datasets`, and HF_HUB_OFFLINE is set; give a local copy" in refused("--dataset", "some/data")
 
     def test_model_that_is_not_there(self, refused: Refused, tmp_path: Path) -> None:
         assert "no such folder" in refused("--model", tmp_path / "no-model")

@@ -55,6 +55,8 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "compare missing runs": (["compare", "{folder}/no"], 2, "no"),
     "export without output": (["export", "{folder}/no"], 2, "--output"),
     "eval option": (["eval", "--modle", "m"], 2, "did you mean '--model'?"),
+    "slip beside a missing option": (["generate", "--promt", "x"], 2, "'--promt'; did you mean '--prompt'?"),
+    "missing option": (["generate", "--max_new_tokens", "3"], 2, "required: --model"),
     "eval task": (["eval", "--model", "m", "--tasks", "humanevl", "--output", "o"], 2, "did you mean 'humaneval'?"),
     "eval value": (["eval", "--model", "m", "--tasks", "mbpp", "--output", "o", "--limit", "x"], 2, "not a whole"),
     "eval without a model": (["eval", "--tasks", "mbpp", "--output", "o"], 2, "model"),

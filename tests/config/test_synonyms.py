@@ -19,6 +19,9 @@ KNOWN = {
     [
         ("train", "lr", "learning_rate"),
         ("train", "batch_size", "per_device_train_batch_size"),
+        ("train", "per_device_batch_size", "per_device_train_batch_size"),
+        ("train", "beta", "kl_weight"),
+        ("rlvr", "beta", "kl_coefficient"),
         ("train", "epochs", "num_train_epochs"),
         ("train", "max_seq_length", "context_length"),
         ("sft", "max_seq_length", "max_length"),

@@ -180,7 +180,7 @@ class TestErrors:
 
     @pytest.mark.parametrize(
         ("value", "words"),
-        [(3, "holds a int, not text"), ({"a": 1}, "holds a dict, not text"), (None, r"is empty \(null\)")],
+        [(3, "holds a number, not text"), ({"a": 1}, "holds an object, not text"), (None, r"is empty \(null\)")],
     )
     def test_value_that_is_no_text(self, value: Any, words: str) -> None:
         with pytest.raises(DataError, match=f"column 'text' {words}"):

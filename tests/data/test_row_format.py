@@ -47,6 +47,13 @@ class TestShareGPT:
     def test_turns_become_messages(self) -> None:
         assert RowFormat().standard({"conversations": list(self.TURNS), "id": 1}) == {"messages": list(self.MESSAGES)}
 
+    def test_their_roles_in_messages(self) -> None:
+        turns = [{"role": "human", "content": "hi"}, {"role": "gpt", "content": "hello", "id": 3}]
+        standard = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", "id": 3}]
+        assert RowFormat().standard({"messages": turns}) == {"messages": standard}
+        pair = {"prompt": turns[:1], "completion": turns[1:]}
+        assert RowFormat().standard(pair) == {"prompt": standard[:1], "completion": standard[1:]}
+
     def test_conversations_with_roles(self) -> None:
         messages = list(self.MESSAGES)
         assert RowFormat().standard({"conversations": messages}) == {"messages": messages}

@@ -11,8 +11,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ebft.data.rows import contents, count_rows, fingerprint, read_rows
+from ebft.data.rows import check_hub, contents, count_rows, fingerprint, read_rows
 from ebft.errors import DataError
+from ebft.runtime import hub
 
 ROWS = [{"prompt": "1+1=", "completion": "2"}, {"prompt": 'a "quoted"\nline', "completion": "é, ü"}]
 
@@ -122,6 +123,9 @@ class TestErrors:
         file.write_text('{"text": "a"}\n\n{"text": "b"\n{"text": "c"}\n')
         with pytest.raises(DataError, match=r"rows\.jsonl: line 3 is not valid JSON"):
             read(file)
+        file.write_text('{"text": "a\tb"}\n')
+        with pytest.raises(DataError, match=r"line 1 is not valid JSON \(Invalid control character at column 12\)"):
+            read(file)
 
     def test_broken_json_array_is_named_by_file_and_line(self, tmp_path: Path) -> None:
         file = tmp_path / "rows.json"
@@ -135,14 +139,14 @@ class TestErrors:
         file.write_text('{"text": "a"}\n{"text"\n')
         assert next(read_rows(str(file))) == {"text": "a"}
 
-    @pytest.mark.parametrize("value", ["text", 3, None, [1]])
-    def test_row_that_is_no_object(self, tmp_path: Path, value: Any) -> None:
+    @pytest.mark.parametrize(("value", "kind"), [("text", "a string"), (3, "a number"), (None, "null"), ([1], "a list")])
+    def test_row_that_is_no_object(self, tmp_path: Path, value: Any, kind: str) -> None:
         lines = write_jsonl(tmp_path / "rows.jsonl", [{"text": "a"}, value])
-        with pytest.raises(DataError, match=f"line 2 is a {type(value).__name__}, not an object"):
+        with pytest.raises(DataError, match=f"line 2 is {kind}, not an object"):
             read(lines)
         array = tmp_path / "rows.json"
         array.write_text(json.dumps([{"text": "a"}, value]))
-        with pytest.raises(DataError, match=f"entry 2 is a {type(value).__name__}, not an object"):
+        with pytest.raises(DataError, match=f"entry 2 is {kind}, not an object"):
             read(array)
 
     def test_unknown_kind_of_file(self, tmp_path: Path) -> None:
@@ -182,8 +186,29 @@ class TestErrors:
 
     def test_unknown_hub_name_says_what_can_be_given(self, monkeypatch: pytest.MonkeyPatch) -> None:
         no_hub(monkeypatch)
-        with pytest.raises(DataError, match=r"someone/somedata: not a file.*give a file, a folder, a built-in name"):
+        words = "someone/somedata: not a file, not in the cache of `datasets`, and HF_HUB_OFFLINE is set; give a local copy"
+        with pytest.raises(DataError, match=words):
             read("someone/somedata")
+        with pytest.raises(DataError, match=words):
+            check_hub("someone/somedata")
+
+    def test_a_hub_that_cannot_be_reached_is_not_asked_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import datasets
+        from huggingface_hub import constants
+
+        no_hub(monkeypatch)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(hub, "why_unreachable", lambda: "the hub is away")
+        with pytest.raises(DataError, match="someone/somedata: not a file.*, and the hub is away; give a local copy"):
+            read("someone/somedata")
+        assert datasets.config.HF_HUB_OFFLINE, "else its library would try for half a minute"
+
+    def test_what_is_here_needs_no_hub(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hub, "why_unreachable", lambda: pytest.fail("asked"))
+        check_hub("stdlib-code")
+        check_hub(str(write_jsonl(tmp_path / "rows.jsonl", ROWS)))
 
 
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,6 +216,11 @@ class TestErrors:
             tokenize_source(str(file), byte_tokenizer())
         assert not stores(cache)
 
+    def test_a_csv_file_without_column_names(self, tmp_path: Path, cache: Path) -> None:
+        (tmp_path / "rows.csv").write_text("The sky is blue.\nThe sea is, too.\n")
+        with pytest.raises(DataError, match=r"row 1: a row needs.*read from the first line of the file"):
+            tokenize_source(str(tmp_path / "rows.csv"), byte_tokenizer())
+
     @pytest.mark.parametrize(("name", "content"), [("a.jsonl", "\n \n"), ("a.json", "[]"), ("a.csv", "text\n")])
     def test_file_without_rows(self, tmp_path: Path, cache: Path, name: str, content: str) -> None:
         (tmp_path / name).write_text(content)

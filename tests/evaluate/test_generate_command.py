@@ -65,7 +65,13 @@ def test_answers_that_are_cut_or_empty_are_counted(
     assert cli.main(["generate", "--model", str(model), *flags]) == 0
     said = capsys.readouterr().err
     assert "1 of 2 answers are cut off, at --max-new-tokens 6" in said
-    assert "1 of 2 answers are empty: the model ended at once" in said
+    assert "empty answers, where the model ended at once: 1 of 2" in said
+    assert "white space" not in said
+    made[:] = [[Completion("  \n", "length", 6)], [Completion(" ", "end", 2)]]
+    assert cli.main(["generate", "--model", str(model), *flags]) == 0
+    said = capsys.readouterr().err
+    assert "answers of nothing but white space: 2 of 2" in said
+    assert "ended at once" not in said
 
 
 def test_what_follows_a_prompt(model: Path, tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ BAD = {
     "completion is null": ([SAMPLES[0], sample("Own/0", None)], ["humaneval"], "line 2 has no field 'completion'"),
     "no task": ([{"completion": "x"}], ["humaneval"], "line 1 has neither 'task_id' nor 'name'"),
     "task is a list": ([sample([1], "x")], ["humaneval"], "'task_id' is a list"),
-    "not an object": (["text"], ["humaneval"], "line 1 is a str, not an object"),
+    "not an object": (["text"], ["humaneval"], "line 1 is a string, not an object"),
     "k": (SAMPLES, ["humaneval", "--k", "0,x"], "--k 0,x is not a list of positive whole numbers"),
     "timeout": (SAMPLES, ["humaneval", "--timeout", "-1"], "--timeout -1.0 must be"),
     "timeout nan": (SAMPLES, ["humaneval", "--timeout", "nan"], "--timeout nan must be"),

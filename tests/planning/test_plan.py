@@ -163,6 +163,7 @@ def test_a_number_of_experts_that_cannot_be_is_one_line(
         (["--gpus", "nan", "--gpu-memory", "80"], "needs --gpus with a number, not 'nan'"),
         (["--gpus", "2.5", "--gpu-memory", "80"], "--gpus 2.5 is not a whole number"),
         (["--gpu", "8", "--gpu-memory", "80"], "--gpu 8 is not one of h200, h100"),
+        (["--gpu", "h10"], "--gpus for their number; did you mean 'h100'?"),
         (["--gpus", "0", "--gpu-memory", "80"], "gpus=0 must be at least 1"),
         (["--gpus", "1", "--gpu-memory", "80", "--gama", "1"], "did you mean 'gamma'"),
         (["--gpus", "1", "--gpu-memory", "80", "--model", "./nowhere"], "no such folder"),

@@ -40,7 +40,7 @@ def test_prompts() -> None:
         ({"test": "def check(:"}, "'test' is not valid Python"),
         ({"test": "x = " + "-" * 100_000 + "1"}, r"'test' is not valid Python .nested too deeply"),
         ({"entry_point": "a b"}, "is not a name"),
-        ({"prompt": 5}, "'prompt' is a int, not a string"),
+        ({"prompt": 5}, "'prompt' is a number, not a string"),
     ],
 )
 def test_fields_that_cannot_be_used(change: dict[str, Any], message: str) -> None:

@@ -120,14 +120,14 @@ class TestNotes:
         [
             (
                 {"network": "cc"},
-                "measured differently (the frozen feature network); of their numbers compare",
+                "measured differently (the frozen feature network); only their cross-entropies can be compared",
             ),
-            ({"horizon": 5}, "(horizon 5 and None); of their numbers compare only the cross-entropies"),
+            ({"horizon": 5}, "(horizon 5 and None); only their cross-entropies can be compared"),
             ({"network": "cc", "validation": "cc"}, "do not compare their numbers"),
             ({"validation": "cc"}, "measured differently (the validation text)"),
             (
                 {"means_over": "contexts"},
-                "over sequences instead of contexts); of their numbers compare only the cross-en",
+                "over sequences instead of contexts); only their cross-entropies can be compared",
             ),
             ({"context_length": 64}, "measured differently (context_length 64 and 48)"),
             ({"samples": 8}, "differ in samples 8 and 4; their whitened proxy"),

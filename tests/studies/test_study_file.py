@@ -64,10 +64,13 @@ def test_the_test_measures_as_validation_does(tmp_path: Path) -> None:
     [
         ({"output_dir": None}, "no output folder"),
         ({"methods": None}, "no methods"),
-        ({"method": {}}, "unknown key 'method' in the study; did you mean 'methods'"),
+        ({"method": {}}, "unknown key 'method' in the study; there is .*; did you mean 'methods'"),
         ({"methods": {"mine": {}}}, "the method mine is none of ebft, sft, rlvr; say which with `method: ebft`"),
         ({"methods": {"a": {"method": "stf"}}}, "is not one of ebft, sft, rlvr; did you mean 'sft'"),
-        ({"methods": {"ebft": {"serach": {}}}}, "unknown key 'serach' in the method ebft; did you mean 'search'"),
+        (
+            {"methods": {"ebft": {"serach": {}}}},
+            "unknown key 'serach' in the method ebft; .*; did you mean 'search'",
+        ),
         ({"methods": {"ebft": 3}}, "the method ebft is a mapping"),
         ({"methods": {"ebft": {"grid": {"gama": [0]}}}}, "unknown setting 'gama' in `grid`.*did you mean 'gamma'"),
         ({"methods": {"ebft": {"grid": {"gamma": 0}}}}, "gamma is a list of values"),
@@ -116,7 +119,7 @@ def test_what_was_chosen_on_is_no_test(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_studies(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such recipe"):
+    with pytest.raises(ConfigError, match="no such study"):
         read_study(tmp_path / "nothing.yaml")
     with pytest.raises(ConfigError, match="is a folder"):
         read_study(tmp_path)

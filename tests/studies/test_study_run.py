@@ -160,7 +160,9 @@ class TestAgain:
     [
         (["study", "run"], "the following arguments are required: STUDY"),
         (["study", "rnu"], "there is run, report; did you mean 'run'"),
-        (["study", "run", "nothing.yaml"], "nothing.yaml: no such recipe"),
+        (["study", "run", "nothing.yaml"], "nothing.yaml: no such study: neither a file nor one that"),
+        (["study", "run", "nope"], "comes with ebft; there are studies/paper/..., studies/small/..."),
+        (["study", "run", "qa_code"], "did you mean 'studies/paper/qa_code'?"),
         (["study", "run", "x", "--per-gpu", "0"], "--per-gpu 0 must be at least 1"),
         (["study", "report", "nothing"], "nothing: no such folder; give the output folder of `ebft study run`"),
     ],

@@ -36,6 +36,7 @@ def test_contexts_truths_and_numbers_are_those_of_the_anchors(tmp_path: Path) ->
     assert 10 not in shown, "an anchor that does not count is not shown"
     assert f"Context: ...{' '.join(map(str, range(5)))}\n" in text
     assert "| truth | 5 6 | | | |" in text
+    assert "| sample 1 | 65 65 65 | +0.000 | +0.000 | +1.000 |" in text, "no -0.000"
     assert "| sample 2 | 65 65 65 | +0.100 | -0.100 | +1.100 |" in text
     last = shown[-1]
     assert f"| truth | {last} {last + 1} | | | |" in text

@@ -10,8 +10,9 @@ import pytest
 
 from ebft.config.recipe import load_recipe
 from ebft.data.packing import SequenceDataset
+from ebft.data.store import tokenize_rows
 from ebft.errors import DataError
-from ebft.train.sequences import glued_rows, load_data, warnings_about
+from ebft.train.sequences import check_answers, glued_rows, load_data, warnings_about
 from tests.tiny_tokenizer import PAD, byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -114,6 +115,47 @@ def test_a_step_larger_than_the_data(batch: int, said: bool, tmp_path: Path, cap
     settings = {"packing": False, "validation_split": 0, "per_device_train_batch_size": batch}
     load(tmp_path, {"rows.jsonl": ["a" * 40] * 30}, **settings)
     assert ("a step takes 31 sequences and there are 30" in caplog.text) == said
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> str:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+class TestAnswers:
+    def load(self, file: Path, rows: list[dict[str, Any]], **settings: Any) -> Any:
+        given = {"model": "m", "output_dir": "o", "use_cpu": True, "context_length": 8, "horizon": 2, "stride": 2}
+        return load_data(load_recipe(None, {**given, "dataset": [write(file, rows)], **settings}), TOKENIZER)
+
+    @pytest.mark.parametrize("roles", [["Human", "AI"], ["user"]])
+    @pytest.mark.parametrize("kind", ["messages", "pair"])
+    def test_no_assistant_turn_at_all_is_refused(self, roles: list[str], kind: str, tmp_path: Path) -> None:
+        turns = [{"role": role, "content": "some words"} for role in roles]
+        row = {"messages": turns} if kind == "messages" else {"prompt": turns, "completion": turns}
+        found = (
+            f"no row has an assistant turn; roles found: {', '.join(sorted(roles))}; give answers the role 'assistant'"
+        )
+        with pytest.raises(DataError, match=found):
+            self.load(tmp_path / "rows.jsonl", [row] * 4)
+        with pytest.raises(DataError, match=found):
+            check_answers(tokenize_rows([row] * 4, TOKENIZER), "the dataset", [row] * 4)
+
+    def test_slips_in_some_rows_are_counted(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        user, assistant = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
+        rows: list[dict[str, Any]] = [{"messages": [user, assistant]}] * 6
+        rows[2:4] = [{"messages": [user]}, {"prompt": "2+2=", "completion": ""}]
+        rows += [{"text": "plain"}, {"prompt": "1+1=", "completion": ""}]
+        for _ in range(2):  # the second time from the cache
+            caplog.clear()
+            self.load(tmp_path / "rows.jsonl", rows)
+            assert "rows.jsonl: rows without an assistant turn: 1 of 8 (first: row 3); nothing in them" in caplog.text
+            assert "rows.jsonl: rows with an empty answer: 2 of 8 (first: row 4); they teach" in caplog.text
+            assert "rows.jsonl: rows without a prompt: 1 of 8 (first: row 7); they are plain text" in caplog.text
+
+    @pytest.mark.parametrize("row", [{"text": "some words"}, {"prompt": "a ", "completion": "some words"}])
+    def test_good_rows_get_no_note(self, row: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        self.load(tmp_path / "rows.jsonl", [row] * 40)
+        assert "(first: row" not in caplog.text
 
 
 class TestWarnings:

@@ -212,7 +212,7 @@ def import_function(name: str) -> Callable[[str, Row], float]:
     except (Exception, SystemExit) as error:
         raise ConfigError(f"rewards={name!r}: importing {module!r} raised {type(error).__name__}: {error}") from None
     if not callable(found):
-        raise ConfigError(f"rewards={name!r} is a {type(found).__name__}, not a function")
+        raise ConfigError(f"rewards={name!r} is of the type {type(found).__name__}, not a function")
     return found
 
 
@@ -244,7 +244,7 @@ def as_tests(value: Any) -> list[str]:
                     parsed = ast.literal_eval(value.strip())
         value = parsed if isinstance(parsed, list) else [value]
     if not isinstance(value, list):
-        raise DataError(f"unit tests are a {type(value).__name__}, not a list of texts or a text")
+        raise DataError(f"unit tests are of the type {type(value).__name__}, not a list of texts or a text")
     return [test for test in value if isinstance(test, str) and test.strip()]
 
 

@@ -47,9 +47,11 @@ class RLVROptions:
     generation_temperature: float = option(
         1.0, "sampling temperature of the answers; temperature is that of validation's rollouts", "rlvr"
     )
-    max_new_tokens: int = option(1024, "answers are cut after so many tokens", "rlvr")
+    max_new_tokens: int = option(1024, "maximum length of an answer in tokens", "rlvr")
     max_prompt_tokens: int = option(1024, "documents with longer prompts are left out", "rlvr")
-    kl_coefficient: float = option(0.0, "weight of the divergence from the model at the start (beta); 0 is off", "rlvr")
+    kl_coefficient: float = option(
+        0.0, "weight of the KL divergence from the first model (beta in TRL); 0 is off", "rlvr"
+    )
     use_vllm: bool = option(False, "draw answers with vLLM (needs `pip install trl[vllm]` and a GPU)", "rlvr")
     reward_timeout: float = option(10.0, "seconds that one answer's unit tests may take", "rlvr")
     reward_workers: int | None = option(None, "answers tested at once; default: one for each core", "rlvr")

@@ -15,7 +15,7 @@ class TransformersDefaults:
     warmup_steps: float = field(default=0.03, metadata={"help": "warm-up: a share of all steps below 1, else steps"})
     adam_beta2: float = field(default=0.95, metadata={"help": "second beta of AdamW"})
     num_train_epochs: float = field(default=2.0, metadata={"help": "passes over the data"})
-    logging_steps: float = field(default=10, metadata={"help": "log every so many steps"})
+    logging_steps: float = field(default=10, metadata={"help": "number of steps between log entries"})
     save_total_limit: int | None = field(default=3, metadata={"help": "checkpoints kept; the best one is kept besides"})
     report_to: str | list[str] | None = field(
         default="none", metadata={"help": "tensorboard, wandb, trackio, a list of these, all, or none"}

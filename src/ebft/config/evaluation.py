@@ -72,7 +72,7 @@ class EvalOptions:
         "output folder of a run: calibration as it validated, on the text that it held out, and of its final model "
         "unless --model says otherwise; other options win",
     )
-    limit: int | None = _what(None, "only the first so many problems of each task")
+    limit: int | None = _what(None, "use only the first N problems of each task")
     seed: int = _what(0, "seed of all samples and rollouts")
 
     greedy: bool = _generation(True, "also one completion at temperature 0")
@@ -121,7 +121,7 @@ class EvalOptions:
     )
     calibration_split: str = _calibration("validation", "its split")
     held_out: float = _calibration(0.0, "only the documents that training with this validation_split held out; 0: all")
-    sequences: int = _calibration(128, "at most so many sequences")
+    sequences: int = _calibration(128, "maximum number of sequences")
     feature_model: str | None = _calibration(
         None, "the frozen feature network: folder or hub name; default: the first model, as it says"
     )

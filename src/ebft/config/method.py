@@ -41,7 +41,7 @@ class MethodConfig:
     )
     alpha: float = _method(1.0, "weight of the diversity term in the reward, 0 to 1", changes="proxy")
     gamma: float = _method(0.0, "weight of next-token cross-entropy beside feature matching")
-    kl_weight: float = _method(0.0, "1/beta: weight of the divergence from the model at the start; 0 is off")
+    kl_weight: float = _method(0.0, "weight of the KL divergence from the model at the start (beta in TRL); 0 is off")
     answer_only: bool = _method(False, "use only anchors and cross-entropy targets inside answers", changes="features")
     document_masks: bool = _method(
         False,

@@ -14,7 +14,7 @@ from ebft.errors import ConfigError
 class ModelConfig:
     model: str = option(
         "",
-        "folder or hub name of the model to train, or the output folder of a run, whose final model is meant; "
+        "folder or hub name of the model to train, or the output folder of a run, for its final model; "
         "`smollm2-135m` after `ebft fetch smollm2-135m`",
         "model",
     )
@@ -76,8 +76,8 @@ class DataConfig:
         "measures on them; 0: none",
         "data",
     )
-    validation_sequences: int = option(64, "at most so many sequences in an evaluation", "data")
-    limit_documents: int | None = option(None, "read at most so many documents of each dataset", "data")
+    validation_sequences: int = option(64, "maximum number of sequences in an evaluation", "data")
+    limit_documents: int | None = option(None, "maximum number of documents to read from each dataset", "data")
     split_seed: int = option(0, "seed of the split and of mixtures", "data")
     text_column: str = option("text", "column of plain text", "data")
     prompt_column: str = option("prompt", "column of prompts", "data")

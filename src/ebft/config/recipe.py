@@ -24,7 +24,7 @@ from ebft.config.secrets import take_secrets
 from ebft.config.shipped import find_recipe
 from ebft.config.synonyms import suggestion
 from ebft.config.transformers_settings import transformers_settings
-from ebft.data.rows import check_place
+from ebft.data.rows import check_hub, check_place
 from ebft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -111,10 +111,22 @@ def check_places(values: dict[str, Any]) -> None:
         place = str(values.get(name) or "")
         if place.startswith(("/", ".", "~")) and not Path(place).expanduser().is_dir():
             raise ConfigError(f"{name}={place!r}: no such folder")
+    for source in _sources(values):
+        check_place(source)
+
+
+def check_hub_datasets(values: dict[str, Any]) -> None:
+    """Datasets of the hub must be in the cache, or the hub must be there: said before anything slow is imported."""
+    for source in _sources(values):
+        check_hub(source)
+
+
+def _sources(values: dict[str, Any]) -> list[str]:
+    found: list[str] = []
     for name in ("dataset", "validation_dataset"):
         sources = values.get(name) or []
-        for source in sources.split(",") if isinstance(sources, str) else sources:
-            check_place(str(source))
+        found += sources.split(",") if isinstance(sources, str) else map(str, sources)
+    return found
 
 
 def known_settings(command: str = "train") -> list[str]:

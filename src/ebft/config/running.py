@@ -26,17 +26,17 @@ class RunningConfig:
     )
     disable_dropout: bool = _running(True, "set the model's dropouts to 0: EBFT needs the log-probs it sampled from")
     save_log_spaced: bool = _running(False, "also save checkpoints at steps 1, 2, 4, 8, ...")
-    samples_every: int = _running(50, "write a table of contexts, truths and completions every so many steps; 0: never")
+    samples_every: int = _running(50, "write a table of contexts, truths and completions every N steps; 0: never")
     show_prompts: int = _running(
-        0, "answer so many held-out prompts before and after training, and show both at the end; 0: none"
+        0, "number of held-out prompts to answer before and after training, shown at the end; 0: none"
     )
     early_stopping_patience: int | None = _running(
-        None, "stop after so many evaluations without a better metric_for_best_model (cfm); default: never"
+        None, "stop after N evaluations without a better metric_for_best_model (cfm); default: never"
     )
     early_stopping_threshold: float = _running(0.0, "what counts as better must be so by more than this")
     max_reward: float = _running(1e4, "stop if the mean reward grows beyond this")
     eval_tasks: list[str] = _running([], f"tasks of `ebft eval` to run while training: {', '.join(TASKS)}")
-    eval_tasks_every: int | None = _running(None, "run eval_tasks every so many steps; default: at every evaluation")
+    eval_tasks_every: int | None = _running(None, "run eval_tasks every N steps; default: at every evaluation")
     eval_task_options: dict[str, Any] = _running(
         {}, "options of `ebft eval` for eval_tasks, such as {limit: 20, samples: 0}; only in a recipe"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
+from typing import Literal
 
 from ebft.errors import ConfigError
 
@@ -15,7 +16,7 @@ def shipped_names() -> list[str]:
     return sorted(file.relative_to(RECIPES).with_suffix("").as_posix() for file in RECIPES.rglob("*.yaml"))
 
 
-def find_recipe(name: str | Path) -> Path:
+def find_recipe(name: str | Path, kind: Literal["recipe", "study"] = "recipe") -> Path:
     """The file of a recipe or study: a path, or else the name of one in the package."""
     path = Path(name).expanduser()
     if path.is_file():
@@ -24,7 +25,9 @@ def find_recipe(name: str | Path) -> Path:
         return RECIPES / f"{name}.yaml"
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; give a YAML file")
-    raise ConfigError(f"{name}: no such recipe: neither a file nor one that comes with ebft{_suggestion(name, names)}")
+    if kind == "study":
+        names = [found for found in names if found.startswith("studies/")]
+    raise ConfigError(f"{name}: no such {kind}: neither a file nor one that comes with ebft{_suggestion(name, names)}")
 
 
 def _suggestion(name: str | Path, names: list[str]) -> str:

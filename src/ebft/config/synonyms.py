@@ -8,7 +8,13 @@ from ebft.errors import nearest
 
 # The first of the names that the command knows is the one that is meant.
 _MEANT: dict[str, tuple[str, ...]] = {
-    "per_device_train_batch_size": ("batch_size", "train_batch_size", "micro_batch_size", "bs"),
+    "per_device_train_batch_size": (
+        "batch_size",
+        "train_batch_size",
+        "per_device_batch_size",
+        "micro_batch_size",
+        "bs",
+    ),
     "gradient_accumulation_steps": ("grad_accum", "grad_accumulation", "gradient_accumulation", "accumulation_steps"),
     "learning_rate": ("lr",),
     "lr_scheduler_type": ("lr_scheduler", "scheduler", "schedule"),

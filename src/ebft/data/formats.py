@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from ebft.data.row_format import Row, RowFormat
-from ebft.errors import DataError, first_line
+from ebft.errors import DataError, first_line, kind_of
 from ebft.runtime.time_limit import TookTooLong, time_limit
 
 TEMPLATE_SECONDS = 10.0  # for one conversation; a few milliseconds are usual
@@ -63,7 +63,7 @@ def encode(row: Row, tokenizer: Any, row_format: RowFormat | None = None) -> Doc
 
 def _text(value: Any, column: str) -> str:
     if not isinstance(value, str):
-        found = "is empty (null)" if value is None else f"holds a {type(value).__name__}, not text"
+        found = "is empty (null)" if value is None else f"holds {kind_of(value)}, not text"
         raise DataError(f"column {column!r} {found}")
     return value
 

@@ -27,7 +27,7 @@ ALPACA = (
     "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
     "### Instruction:\n{instruction}\n\n### Response:\n"
 )
-# Who speaks, in conversations with `from` and `value`.
+# What ShareGPT and others call those who speak.
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant"}
 
 
@@ -49,7 +49,7 @@ class RowFormat:
         if kind == "messages":
             return {"messages": as_messages(row[self._messages_column(row)])}
         if kind == "pair":
-            return {"prompt": self.prompt_of(row), "completion": row[self.completion_column(row)]}
+            return {"prompt": self.prompt_of(row), "completion": as_messages(row[self.completion_column(row)])}
         return {"text": row[self.text]}
 
     def kind(self, row: Row) -> Kind:
@@ -80,7 +80,7 @@ class RowFormat:
         elif self._messages_column(row) in row:
             return _before_last_answer(as_messages(row[self._messages_column(row)]))
         elif self.prompt in row:
-            prompt = row[self.prompt]
+            prompt = as_messages(row[self.prompt])
         elif "instruction" in row:
             prompt = _fill(ALPACA_WITH_INPUT if row.get("input") else ALPACA, row)
         else:
@@ -139,10 +139,12 @@ def is_glued(prompt: Any, completion: Any) -> bool:
 
 
 def as_messages(turns: Any) -> Any:
-    """Turns of `from` and `value` as `role` and `content`; others as they are."""
-    if not isinstance(turns, list) or not all(isinstance(t, dict) and "from" in t and "value" in t for t in turns):
+    """Turns with `role` and `content`, and the roles that chat templates know; what is no list of turns, as it is."""
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         return turns
-    return [{"role": _ROLES.get(turn["from"], turn["from"]), "content": turn["value"]} for turn in turns]
+    if all("from" in turn and "value" in turn for turn in turns):
+        turns = [{"role": turn["from"], "content": turn["value"]} for turn in turns]
+    return [{**turn, "role": _ROLES.get(str(turn["role"]), turn["role"])} if "role" in turn else turn for turn in turns]
 
 
 def _before_last_answer(turns: Any) -> list[Any]:

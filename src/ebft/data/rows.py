@@ -14,7 +14,8 @@ from typing import Any
 
 from ebft.data import builtin
 from ebft.data.row_format import Row
-from ebft.errors import DataError, first_line
+from ebft.errors import DataError, HubUnreachable, first_line, kind_of, what_is_wrong
+from ebft.runtime import hub
 from ebft.runtime.files import sha256_of
 
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
@@ -166,7 +167,7 @@ def _parse(text: bytes, file: Path, line: int | None) -> Any:
         return json.loads(text.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         place = where if line is not None else f"{file}: line {error.lineno}"
-        raise DataError(f"{place} is not valid JSON ({error.msg})") from None
+        raise DataError(f"{place} is not valid JSON ({what_is_wrong(error)})") from None
     except UnicodeDecodeError:
         raise DataError(f"{where} is not UTF-8 text") from None
     except (RecursionError, MemoryError):
@@ -177,7 +178,7 @@ def _parse(text: bytes, file: Path, line: int | None) -> Any:
 
 def _as_row(row: Any, file: Path, where: str) -> Row:
     if not isinstance(row, dict):
-        raise DataError(f"{file}: {where} is a {type(row).__name__}, not an object with fields")
+        raise DataError(f"{file}: {where} is {kind_of(row)}, not an object with fields")
     return row
 
 
@@ -200,21 +201,40 @@ def _read_parquet(file: Path) -> Iterator[Row]:
         yield from rows
 
 
+def check_hub(source: str) -> None:
+    """A dataset of a hub that cannot be reached must be in the cache."""
+    is_here = source in builtin.SOURCES or Path(source).expanduser().exists()
+    if not is_here and hub.why_unreachable() is not None:
+        _from_hub("load_dataset_builder", source)
+
+
 def _read_hub(source: str, split: str) -> Iterator[Row]:
+    yield from _from_hub("load_dataset", source, split=split)
+
+
+def _from_hub(function: str, source: str, **options: Any) -> Any:
+    """What a function of `datasets` gives for a hub name."""
     close = difflib.get_close_matches(source, builtin.SOURCES, n=1)
     hint = f"did you mean {close[0]!r}?" if close else "give a file, a folder, a built-in name or a hub dataset"
     try:
-        from datasets import load_dataset
+        import datasets
     except ImportError:
         raise DataError(f"{source}: no such file; for a hub dataset install `datasets` ({hint})") from None
     name, _, configuration = source.partition(":")
+    unreachable = hub.why_unreachable()
+    if unreachable is not None:
+        hub.use_cache_only()  # else the library would try for half a minute
     try:
-        dataset = load_dataset(name, configuration or None, split=split)
+        return getattr(datasets, function)(name, configuration or None, **options)
     except Exception as error:  # the library raises many kinds for "not there" and "no network"
+        if unreachable is not None:
+            way_out = hint if close else "give a local copy"
+            raise HubUnreachable(
+                f"{source}: not a file, not in the cache of `datasets`, and {unreachable}; {way_out}"
+            ) from None
         raise DataError(
             f"{source}: not a file, and the hub gave no dataset of this name: {first_line(error)} ({hint})"
         ) from None
-    yield from dataset
 
 
 def _starts_with_bracket(file: Path) -> bool:

@@ -1,4 +1,5 @@
-"""Tokenised once, kept on disk: one flat file of tokens, one of answer flags, one of document boundaries.
+"""Tokenised once, kept on disk: flat files of tokens and answer flags, and of each document its boundaries and how many
+of its tokens are answers.
 
 They are memory-mapped, so a corpus larger than RAM costs no memory. A store is written under a temporary name and
 renamed when it is whole: one that was cut off is never taken for complete.
@@ -28,7 +29,7 @@ from ebft.errors import DataError
 from ebft.runtime.files import cache_directory
 from ebft.runtime.progress import tracked
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class TokenStore:
     tokens: NDArray[np.uint32]  # all documents, one after the other
     answers: NDArray[np.uint8]
     offsets: NDArray[np.int64]  # [documents + 1]
+    answer_counts: NDArray[np.int64]  # [documents] tokens that are answers
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -58,7 +60,10 @@ class TokenStore:
             return np.memmap(folder / name, dtype=dtype, mode="r")
 
         return cls(
-            mapped("tokens", np.uint32), mapped("answers", np.uint8), np.load(folder / "offsets.npy", mmap_mode="r")
+            mapped("tokens", np.uint32),
+            mapped("answers", np.uint8),
+            np.load(folder / "offsets.npy", mmap_mode="r"),
+            np.load(folder / "answer_counts.npy", mmap_mode="r"),
         )
 
     @classmethod
@@ -69,6 +74,7 @@ class TokenStore:
             np.array(list(itertools.chain.from_iterable(d.tokens for d in kept)), np.uint32),
             np.array(list(itertools.chain.from_iterable(d.answers for d in kept)), np.uint8),
             np.cumsum([0, *(len(d.tokens) for d in kept)], dtype=np.int64),
+            np.array([sum(d.answers) for d in kept], np.int64),
         )
 
 
@@ -126,18 +132,23 @@ def _encoded(rows: Iterator[Row], tokenizer: Any, row_format: RowFormat | None, 
         try:
             yield encode(row, tokenizer, row_format)
         except DataError as error:
-            raise DataError(f"{source}: row {number}: {error}") from None
+            header = ""
+            if number == 1 and Path(source).suffix in (".csv", ".tsv"):
+                header = " (the names of the columns are read from the first line of the file)"
+            raise DataError(f"{source}: row {number}: {error}{header}") from None
 
 
 def _write(folder: Path, documents: Iterable[Document], source: str) -> None:
-    lengths = [0]
+    lengths, answer_counts = [0], []
     with (folder / "tokens").open("wb") as tokens, (folder / "answers").open("wb") as answers:
         for document in documents:
             np.array(document.tokens, np.uint32).tofile(tokens)
             np.array(document.answers, np.uint8).tofile(answers)
             lengths.append(len(document.tokens))
+            answer_counts.append(sum(document.answers))
     if len(lengths) == 1:
         raise DataError(f"{source}: no rows")
+    np.save(folder / "answer_counts.npy", np.array(answer_counts, np.int64))
     np.save(folder / "offsets.npy", np.cumsum(lengths, dtype=np.int64))
 
 

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="what follows a prompt without whitespace at its end: ' ' or '\\n' [as in the model's run]",
     )
-    add("--limit", type=int, default=None, help="only the first so many prompts of the file")
+    add("--limit", type=int, default=None, help="use only the first N prompts of the file")
     add(
         "--prompt-style",
         choices=STYLES,
@@ -224,12 +224,15 @@ def _rows(prompts: Sequence[Prompt], answers: dict[str, list[list[Completion]]])
 def _note_unfinished(completions: Sequence[Completion], options: argparse.Namespace) -> None:
     """What an answer that stops in the middle, or is not there, does not say itself."""
     cut = sum(one.finish in ("length", "context") for one in completions)
-    empty = sum(not one.text.strip() for one in completions)
+    at_once = sum(not one.text and one.finish == "end" for one in completions)
+    blank = sum(not one.text.strip() for one in completions) - at_once
     if cut:
         where = f"--max-new-tokens {options.max_new_tokens}, or at the end of the model's context"
         logger.info(f"{cut} of {len(completions)} answers are cut off, at {where}")
-    if empty:
-        logger.info(f"{empty} of {len(completions)} answers are empty: the model ended at once")
+    if at_once:
+        logger.info(f"empty answers, where the model ended at once: {at_once} of {len(completions)}")
+    if blank:
+        logger.info(f"answers of nothing but white space: {blank} of {len(completions)}")
 
 
 def _show(prompt: Prompt | None, answers: dict[str, list[str]]) -> None:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ebft.errors import DataError, nearest
+from ebft.errors import DataError, kind_of, nearest
 from ebft.problems.problem import Problem
 from ebft.problems.records import read_records
 from ebft.problems.translation import Pair, row_id, translation_rows
@@ -27,7 +27,7 @@ def read_samples(source: str, problems: Sequence[Problem]) -> list[Sample]:
         if name is None:
             raise DataError(f"{record.where} has neither 'task_id' nor 'name'")
         if isinstance(name, bool) or not isinstance(name, (str, int)):
-            raise DataError(f"{record.where}: the field 'task_id' is a {type(name).__name__}, not a string or number")
+            raise DataError(f"{record.where}: the field 'task_id' is {kind_of(name)}, not a string or number")
         task_id = _known(str(name), by_id)
         if task_id is None:
             raise DataError(f"{record.where}: unknown task {str(name)[:100]!r}{nearest(str(name)[:100], by_id)}")

@@ -2,7 +2,7 @@
 
     L = -mean over generated tokens (A_j log p_tau(y_hat_jg | ...))
         + gamma * mean over truth tokens (-log p_1(x_t | ...))
-        [+ 1/beta * KL(p_tau || q_tau), the sequence-level divergence from a frozen model q]
+        [+ kl_weight * KL(p_tau || q_tau), the sequence-level divergence from a frozen model q]
 
 A row predicts the next token of all samples that share its prefix: an anchor's the first token of all n, and in a tree
 a node's those of its children. Every term goes through the one weighted cross-entropy of cross_entropy.py.
@@ -58,7 +58,8 @@ def ebft_loss(
         temperature: the one the completions were drawn at.
         gamma: weight of the cross-entropy on truth tokens.
         completion_lengths: [b, B, n], tokens that count; all G if None.
-        reference: hidden states [b, S, H] and head of the frozen model q; with `kl_weight` = 1/beta.
+        reference: hidden states [b, S, H] and head of the frozen model q; with `kl_weight`.
+        kl_weight: of the divergence from q: 1/beta in the paper, beta in TRL.
         generated_tokens, truth_tokens: what to divide the two sums by, where a batch is part of a larger one
             (gradient accumulation, several processes). Default: this batch's own counts.
     """

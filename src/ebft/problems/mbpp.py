@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ebft.errors import DataError
+from ebft.errors import DataError, kind_of
 from ebft.problems.answers import python_variants
 from ebft.problems.problem import Problem
 from ebft.problems.python_source import check_python, definitions
@@ -63,7 +63,7 @@ def mbpp_problem(record: Record) -> MBPPProblem:
         record.text("task_id")
     task_id = record.row["task_id"]
     if isinstance(task_id, bool) or not isinstance(task_id, (int, str)):
-        raise DataError(f"{record.where}: the field 'task_id' is a {type(task_id).__name__}, not a number or string")
+        raise DataError(f"{record.where}: the field 'task_id' is {kind_of(task_id)}, not a number or string")
     text = record.text("text" if "text" in record.row or "prompt" not in record.row else "prompt")
     tests = record.texts("test_list", required=True)
     if not tests:

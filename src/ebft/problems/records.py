@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.data.rows import read_rows
-from ebft.errors import DataError
+from ebft.errors import DataError, kind_of, what_is_wrong
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Record:
         if value is None:
             raise self._without(name)
         if not isinstance(value, str):
-            raise DataError(f"{self.where}: the field {name!r} is a {type(value).__name__}, not a string")
+            raise DataError(f"{self.where}: the field {name!r} is {kind_of(value)}, not a string")
         return value
 
     def texts(self, name: str, required: bool = False) -> list[str]:
@@ -61,11 +61,11 @@ def read_records(source: str, split: str = "test") -> Iterator[Record]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise DataError(f"{source}: line {number} is not valid JSON ({error.msg})") from None
+            raise DataError(f"{source}: line {number} is not valid JSON ({what_is_wrong(error)})") from None
         except (RecursionError, ValueError) as error:
             raise DataError(f"{source}: line {number} cannot be read ({type(error).__name__})") from None
         if not isinstance(row, dict):
-            raise DataError(f"{source}: line {number} is a {type(row).__name__}, not an object with fields")
+            raise DataError(f"{source}: line {number} is {kind_of(row)}, not an object with fields")
         found = True
         yield Record(f"{source}: line {number}", row)
     if not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from functools import cache
 
@@ -36,6 +37,8 @@ def use_cache_only() -> None:
 
     constants.HF_HUB_OFFLINE = True
     os.environ["HF_HUB_OFFLINE"] = "1"
+    if (datasets := sys.modules.get("datasets")) is not None:  # which has read the variable already
+        datasets.config.HF_HUB_OFFLINE = True
 
 
 @cache

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ebft.errors import ConfigError
+from ebft.errors import ConfigError, what_is_wrong
 from ebft.method.sequence_records import Record
 from ebft.train import validation_records
 
@@ -82,7 +82,7 @@ def read_run(folder: Path) -> Run:
         try:
             results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
-            raise ConfigError(f"{folder}/results.json is not valid JSON ({error.msg})") from None
+            raise ConfigError(f"{folder}/results.json is not valid JSON ({what_is_wrong(error)})") from None
     if not isinstance(results, dict):
         raise ConfigError(f"{folder}/results.json holds no results of a run")
     records, problems = _read_records(folder, results)

@@ -35,6 +35,6 @@ def what_differs(name: str, mine: dict[str, Any], other_name: str, other: dict[s
     shown = ", ".join(words.get(key, f"{key} {mine.get(key)} and {other.get(key)}") for key in serious or differ)
     if not serious:
         return [f"{name} and {other_name} differ in {shown}; their whitened proxy and reward do not compare"]
-    only = "of their numbers compare only the cross-entropies"
+    only = "only their cross-entropies can be compared"
     advice = only if compares("cross_entropy", differ) else "do not compare their numbers"
     return [f"{name} and {other_name} were measured differently ({shown}); {advice}"]

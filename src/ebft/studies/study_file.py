@@ -115,7 +115,7 @@ def combinations(grid: dict[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def read_study(file: str | Path) -> Study:
-    path = find_recipe(file)
+    path = find_recipe(file, "study")
     given = read_values(path)
     _check_keys(given, _KEYS, "the study")
     output = given.get("output_dir")
@@ -150,7 +150,7 @@ def _check_keys(given: dict[str, Any], known: Sequence[str], where: str) -> None
     for name in given:
         if name not in known:
             raise ConfigError(
-                f"unknown key {name!r} in {where}{nearest(str(name), known)}; there is {', '.join(known)}"
+                f"unknown key {name!r} in {where}; there is {', '.join(known)}{nearest(str(name), known)}"
             )
 
 

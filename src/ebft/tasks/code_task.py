@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ebft.config.evaluation import EvalOptions
-from ebft.errors import ConfigError, DataError, SandboxError
+from ebft.errors import ConfigError, DataError, HubUnreachable, SandboxError
 from ebft.problems.catalog import load_problems
 from ebft.sandbox.isolation import Sandbox
 from ebft.tasks.problem_set import ProblemSet, Scored
@@ -52,7 +52,10 @@ def _of_language(source: str, language: str) -> str:
 
 
 def _set(task: str, source: str, language: str | None, options: EvalOptions, sandbox: Sandbox) -> ProblemSet:
-    problems = load_problems(task, source)
+    try:
+        problems = load_problems(task, source)
+    except HubUnreachable as error:
+        raise DataError(f"{error} (--{task} FILE)") from None
     if language is not None:
         problems = [problem for problem in problems if problem.language == language]
     problems = problems[: options.limit]

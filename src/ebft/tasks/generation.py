@@ -38,7 +38,7 @@ from ebft.model.backbone import base_model, evaluating, text_config
 class GenerationSettings:
     """
     Args:
-        max_new_tokens: at most so many tokens a completion.
+        max_new_tokens: the most tokens that a completion may have.
         temperature: 0 is greedy.
         top_p: sample from the smallest set of tokens with this probability; None: from all.
         samples: completions per prompt.

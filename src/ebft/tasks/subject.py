@@ -97,8 +97,8 @@ class CheckpointSubject:
         options = self.options
         if options.feature_model is None:
             logger.info(
-                f"calibration: no --feature-model, so features are those of {self.feature_checkpoint.base}; results "
-                "compare only with others in the same space"
+                f"calibration: no --feature-model, so features are those of {self.feature_checkpoint.base}; compare "
+                "results only with others that use the same features"
             )
         if self.feature_checkpoint.base == self.checkpoint.base:  # the weights are here already
             source: Any = "shared" if self.checkpoint.adapter is None else "adapter_off"

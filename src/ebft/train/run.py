@@ -74,7 +74,7 @@ def _train(
     # Only now: settings that the trainer refuses leave nothing behind.
     if first:
         if not torch.accelerator.is_available() and not as_given("use_cpu", recipe.given, recipe.command):
-            logger.warning("no GPU was found: computing on the CPU (use_cpu: true if that is meant)")
+            logger.warning("no GPU was found: computing on the CPU (set use_cpu: true if this is intended)")
         folder.describe_run(loaded.train_set, prompt_kinds(recipe))
     results = processes.from_first(folder.read_results())
     results["method"] = method.name

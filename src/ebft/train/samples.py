@@ -49,7 +49,7 @@ def table(step: int, example: dict[str, Tensor], tokenizer: Any) -> str:
                 example["diversity"][place, sample],
                 example["advantages"][place, sample],
             )
-            cells = " | ".join(f"{float(x):+.3f}" for x in numbers)
+            cells = " | ".join(f"{float(x):+z.3f}" for x in numbers)
             lines.append(f"| sample {sample + 1} | {_text(completion, tokenizer)} | {cells} |")
         lines.append("")
     return "\n".join(lines)

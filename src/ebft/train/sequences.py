@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -12,7 +12,7 @@ from ebft.config.recipe import Recipe
 from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, mix, pad_token_id
 from ebft.data.row_format import Row, RowFormat, is_glued
 from ebft.data.rows import read_rows
-from ebft.data.store import tokenize_source
+from ebft.data.store import TokenStore, tokenize_source
 from ebft.errors import DataError
 from ebft.iteration import check_sequences
 
@@ -57,19 +57,45 @@ def glued_rows(dataset: Any) -> str | None:
     return glued_prompt([RowFormat().standard(row) for row in islice(dataset, LOOKED_AT)])
 
 
+def check_answers(
+    store: TokenStore, source: str, rows: Iterable[Row], row_format: RowFormat | None = None
+) -> list[str]:
+    """Notes on rows whose answer is missing, empty or all of the text, often by a slip; an error if no row has one."""
+    counts, lengths = store.answer_counts, store.lengths
+    if not counts.any():  # only a conversation can be without: text and completions end with an answer's end token
+        standard = map((row_format or RowFormat()).standard, islice(rows, LOOKED_AT))
+        turns = [turn for row in standard for turn in (row["messages"] if "messages" in row else row["completion"])]
+        roles = ", ".join(sorted({str(turn["role"]) for turn in turns})) or "unknown"  # of rows that are read only once
+        raise DataError(
+            f"{source}: no row has an assistant turn; roles found: {roles}; give answers the role 'assistant', or "
+            "plain text in a column 'text'"
+        )
+    whole = counts == lengths
+    kinds = {
+        ("without an assistant turn", "nothing in them is an answer"): counts == 0,
+        ("with an empty answer", "they teach the model to end at once"): (counts == 1) & ~whole,
+        ("without a prompt", "they are plain text, all of which is an answer"): whole & (not whole.all()),
+    }
+    return [
+        f"{source}: rows {kind}: {which.sum()} of {len(store)} (first: row {which.argmax() + 1}); {effect}"
+        for (kind, effect), which in kinds.items()
+        if which.any()
+    ]
+
+
 def warnings_about(recipe: Recipe, rows: Sequence[Row]) -> list[str]:
     """What is legal and often not meant, as some rows show it."""
     row_format, training, found = recipe.data.row_format, recipe.training, []
     standard = [row_format.standard(row) for row in rows] if recipe.command != "rlvr" else []
     if recipe.data.prompt_separator is None and (glued := glued_prompt(standard)) is not None:
-        found.append(f"{glued}; set prompt_separator to ' ' or '\\n', or to '' if that is meant")
+        found.append(f"{glued}; set prompt_separator to ' ' or '\\n', or to '' if this is intended")
     prompts = {"messages": "chat data: what users say is", "prompt": "prompts are"}
     shown = [words for column, words in prompts.items() if any(column in row for row in standard)]
     only_answers = training.anchors == "answer_start" and training.gamma == 0 and recipe.command == "train"
     if shown and not only_answers and not {"answer_only", "loss_on_answers"} & recipe.given.keys():
         found.append(
-            f"{shown[0]} trained on too, as by default; set answer_only=true to train on answers only, or "
-            "answer_only=false if that is meant"
+            f"{shown[0]} trained on too, which is the default; set answer_only=true to train on answers only, "
+            "or answer_only=false if this is intended"
         )
     if standard and not shown and recipe.given.get("answer_only"):
         found.append("answer_only has no effect: the rows are plain text, all of which is trained on")
@@ -92,7 +118,12 @@ def load_data(
     data, training = recipe.data, recipe.training
 
     def tokenized(source: str, split: str) -> DocumentIndex:
-        return DocumentIndex.of(tokenize_source(source, tokenizer, split, data.row_format, data.limit_documents))
+        store = tokenize_source(source, tokenizer, split, data.row_format, data.limit_documents)
+        if recipe.command != "rlvr":  # which takes prompts, and rewards what the model answers
+            notes = check_answers(store, source, read_rows(source, split), data.row_format)
+            for note in notes if training.process_index == 0 else ():
+                logger.warning(note)
+        return DocumentIndex.of(store)
 
     def sequences(index: DocumentIndex) -> SequenceDataset:
         return SequenceDataset(index, training.context_length, training.packing, pad_token_id(tokenizer))

@@ -45,7 +45,7 @@ from ebft.train.costs import CostTracker, wide
 from ebft.train.divergence import avoid_broken_kernels, check_gradients, finite
 from ebft.train.networks import Networks, disable_dropout
 from ebft.train.python_run import PythonRun
-from ebft.train.sequences import glued_rows
+from ebft.train.sequences import check_answers, glued_rows
 from ebft.train.sharded_trainer import ShardedTrainer
 from ebft.update import LossParts, UpdateGraphs, loss_of
 from ebft.validation import Evaluated, validate
@@ -103,7 +103,7 @@ class EBFTTrainer(ShardedTrainer):
             disable_dropout(model)
         resolve_backend(args.attention_backend, args.device)  # an error here costs nothing yet
         if (glued := glued_rows(train_dataset)) is not None:
-            logger.warning(f"{glued}; end the prompts with a space or a line break if that is not meant")
+            logger.warning(f"{glued}; end the prompts with a space or a line break if this is not intended")
         self.pad_token_id = pad_token_id(processing_class)
         self.end_token_ids = end_token_ids(processing_class, args.completions_end)
         self.clock, self.deferred_checks, self.costs = Clock(args.device), DeferredChecks(), CostTracker()
@@ -338,6 +338,8 @@ class EBFTTrainer(ShardedTrainer):
             if tokenizer is None:
                 raise ConfigError("rows of text need a tokenizer; pass processing_class=")
             store = tokenize_rows(dataset, tokenizer)
+            for note in check_answers(store, "the dataset", dataset):
+                logger.warning(note)
             found = SequenceDataset(DocumentIndex.of(store), args.context_length, args.packing, self.pad_token_id)
         if found is not None:
             check_sequences(found, args, self.end_token_ids)
