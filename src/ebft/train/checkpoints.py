@@ -18,7 +18,7 @@ from typing import Any
 
 from ebft.errors import ConfigError
 from ebft.runtime import sharded_checkpoints
-from ebft.runtime.files import read_json, sha256_of
+from ebft.runtime.files import read_json, sha256_of, share_weights
 
 MARK = "COMPLETE"
 DAMAGED = "damaged-"  # before the name of a checkpoint that was set aside
@@ -54,6 +54,7 @@ def check_kind(checkpoint: Path, sharded: bool) -> None:
 
 def mark_complete(checkpoint: Path) -> None:
     """Everything in the folder reaches the disk before the mark does."""
+    share_weights(checkpoint)
     files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file != checkpoint / MARK]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         names = [file.relative_to(checkpoint).as_posix() for file in files]

@@ -17,6 +17,7 @@ import torch
 from ebft import adapters
 from ebft.errors import ConfigError, first_line, nearest
 from ebft.loading import DTYPES, Checkpoint, load_pretrained
+from ebft.runtime.files import share_weights
 from ebft.train import checkpoints, model_card
 from ebft.train.run_folder import RECIPE_FILE, RunFolder
 
@@ -39,6 +40,7 @@ def export(source: str, output: str, dtype: str = "float32", trust_remote_code: 
     shutil.rmtree(partial, ignore_errors=True)
     logger.info(f"writing {folder}")
     model.save_pretrained(partial)
+    share_weights(partial)
     tokenizer.save_pretrained(partial)
     _write_card(Path(found.adapter or found.base), partial, source, folder.name)
     if folder.exists():

@@ -18,7 +18,7 @@ from ebft.loading import load_model, load_tokenizer
 from ebft.method.sequence_records import as_logged, differences
 from ebft.model.backbone import embedding_size
 from ebft.runtime import processes
-from ebft.runtime.files import json_ready
+from ebft.runtime.files import json_ready, share_weights
 from ebft.runtime.messages import notes_if_it_succeeds
 from ebft.train import hub, model_card, validation_records
 from ebft.train.advice import Advice
@@ -122,6 +122,7 @@ def _train(
     with folder.writing_final() as final:
         trainer.save_model(str(final))
         if first:
+            share_weights(final)
             (final / "training_args.bin").unlink(missing_ok=True)  # pickled, and of no use without ebft
             loaded.tokenizer.save_pretrained(final)
             if (picture := model_card.curves(folder.path)) is not None:
