@@ -76,6 +76,15 @@ def resolve(name: str) -> str:
     return str(folder)
 
 
+def check_there(name: str, field: str = "model") -> None:
+    """An error if the model cannot be had: for commands, before they import what is slow."""
+    folder = Path(resolve(name)).expanduser()
+    if folder.is_file():
+        raise ConfigError(f"{field}={name!r} is a file; give the folder of a checkpoint")
+    if name.startswith(("/", ".", "~")) and not folder.exists():
+        raise ConfigError(f"{field}={name!r}: no such folder")
+
+
 def _check_name(name: str) -> None:
     """A slip in a local name must not become a long wait for the hub."""
     path = Path(name).expanduser()

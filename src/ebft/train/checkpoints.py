@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from ebft.errors import ConfigError
-from ebft.runtime import sharded_checkpoints
 from ebft.runtime.files import read_json, sha256_of, share_weights
 
 MARK = "COMPLETE"
@@ -46,6 +45,8 @@ def last_checkpoint(output_dir: str | Path) -> Path | None:
 
 def check_kind(checkpoint: Path, sharded: bool) -> None:
     """Shards and whole models are not turned into each other on the way."""
+    from ebft.runtime import sharded_checkpoints  # brings in torch, which a refused folder does not wait for
+
     found = (checkpoint / sharded_checkpoints.MODEL).is_dir()
     if found != sharded:
         holds, needs = ("shards", "with fsdp=full_shard") if found else ("a whole model", "without fsdp")

@@ -25,6 +25,7 @@ from ebft.train.advice import Advice
 from ebft.train.answers_before_after import HeldOutPrompts
 from ebft.train.early_stopping import EarlyStopping
 from ebft.train.live_progress import LiveProgress, StepLines
+from ebft.train.output_folder import refusal
 from ebft.train.preemption import Preemption
 from ebft.train.python_run import PythonRun
 from ebft.train.run_folder import RunFolder, outcome
@@ -41,7 +42,7 @@ def plan(recipe: Recipe, method: TrainingMethod = EBFT, resume: bool = False) ->
         loaded = _load(recipe, method, None)
         if recipe.training.process_index != 0:
             return []
-        if (why := RunFolder(recipe).refusal(resume)) is not None:
+        if (why := refusal(RunFolder(recipe).path, resume)) is not None:
             logger.warning(f"the run itself would be refused: {why}")
         return method.plan(loaded)
 
