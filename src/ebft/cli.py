@@ -442,13 +442,22 @@ def _compare(arguments: list[str]) -> int:
     parser = _Parser(prog="ebft compare", description="A table and overlaid curves of finished or running runs.")
     compare.add_arguments(parser)
     options = parser.parse_args(arguments)
-    found = compare.compare(options.runs, options.output, options.x, options.name)
+    taken: compare.OutputTaken | None = None
+    try:
+        found = compare.compare(options.runs, options.output or compare.FOLDER, options.x, options.name)
+    except compare.OutputTaken as error:  # the table needs no folder
+        found, taken = compare.compare(options.runs, None, options.x, options.name), error
     _print_table(found.table)
     for note in found.notes:
         logger.warning(note)
-    if found.files:
-        print()
-        print("\n".join(map(str, found.files)))
+    if taken is not None:
+        words = f"no files were written: {taken}"
+        if options.output is not None:  # they were asked for
+            return _print_error(words)
+        logger.warning(words)
+        return 0
+    print()
+    print("\n".join(map(str, found.files)))
     return 0
 
 
