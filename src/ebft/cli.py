@@ -112,6 +112,7 @@ class _Parser(argparse.ArgumentParser):
 def _run_training(command: str, arguments: list[str]) -> int:
     """`ebft train`, `ebft sft` and `ebft rlvr`."""
     from ebft.config.recipe import check_hub_datasets, check_places, check_values, read_values
+    from ebft.train.output_folder import refusal
 
     if "--help" in arguments or "-h" in arguments:
         from ebft.config.help import settings_help
@@ -127,6 +128,11 @@ def _run_training(command: str, arguments: list[str]) -> int:
     check_values(values, command)
     check_places(values)
     _check_models(values)
+    output = Path(str(values["output_dir"])).expanduser()
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"output_dir={output} is a file; choose a folder")
+    if not dry_run and (why := refusal(output, resume)) is not None:
+        raise ConfigError(why)
     check_hub_datasets(values)
     _quiet_libraries()
     from ebft.config.recipe import load_recipe
@@ -134,7 +140,6 @@ def _run_training(command: str, arguments: list[str]) -> int:
     from ebft.train import answers_before_after, model_card, run
     from ebft.train.training_method import EBFT
 
-    output: Path | None = None
     try:
         method = EBFT
         if command != "train":
@@ -143,9 +148,6 @@ def _run_training(command: str, arguments: list[str]) -> int:
             method = trl_trainers.method(command)
         recipe = load_recipe(file, overrides, command)
         show_messages(recipe.training.log_level)
-        output = Path(recipe.training.output_dir or "")
-        if output.exists() and not output.is_dir():
-            raise ConfigError(f"output_dir={output} is a file; choose a folder")
         if dry_run:
             print("\n".join(run.plan(recipe, method, resume)))
             return 0
@@ -227,7 +229,7 @@ def _check_models(values: dict[str, Any]) -> None:
 
     for name in ("model", "tokenizer", "feature_model"):
         if isinstance(values.get(name), str):
-            fetch.resolve(values[name])
+            fetch.check_there(values[name], name)
 
 
 def _flags(arguments: list[str]) -> tuple[str | None, dict[str, Any]]:
@@ -284,14 +286,15 @@ def _plan(arguments: list[str]) -> int:
     gpu_memory = _number(settings, "gpu_memory") if "gpu_memory" in settings else GPUS[str(gpu)].memory_gib
     if gpus != int(gpus):
         raise ConfigError(f"--gpus {gpus:g} is not a whole number")
-    from ebft.config.recipe import load_recipe, read_values
+    from ebft.config.recipe import check_values, load_recipe, read_values
     from ebft.planning import plan
 
     hardware = plan.Hardware(int(gpus), gpu_memory, gpu)
-    in_recipe = {} if file is None else read_values(file)
-    _check_models({**in_recipe, **settings})
+    given = {**({} if file is None else read_values(file)), **settings}
     standing_in = {"dataset": "my.jsonl", "output_dir": "runs/mine"}  # neither takes memory
-    missing = {name: value for name, value in standing_in.items() if name not in {**in_recipe, **settings}}
+    missing = {name: value for name, value in standing_in.items() if name not in given}
+    check_values({**given, **missing})
+    _check_models(given)
     found = plan.plan(load_recipe(file, {**settings, **missing}), hardware)
     if output is not None:
         text = "\n".join(plan.recipe_lines(found, missing)) + "\n"
@@ -440,10 +443,11 @@ def _export(arguments: list[str]) -> int:
     parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16 [float32]")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
     options = parser.parse_args(arguments)
-    _quiet_libraries(bars=sys.stderr.isatty())
-    from ebft.train.export import export
+    from ebft.train import export
 
-    print(export(options.source, options.output, options.dtype, options.trust_remote_code))
+    export.check(options.source, options.output, options.dtype)
+    _quiet_libraries(bars=sys.stderr.isatty())
+    print(export.export(options.source, options.output, options.dtype, options.trust_remote_code))
     return 0
 
 
@@ -453,13 +457,22 @@ def _compare(arguments: list[str]) -> int:
     parser = _Parser(prog="ebft compare", description="A table and overlaid curves of finished or running runs.")
     compare.add_arguments(parser)
     options = parser.parse_args(arguments)
-    found = compare.compare(options.runs, options.output, options.x, options.name)
+    taken: compare.OutputTaken | None = None
+    try:
+        found = compare.compare(options.runs, options.output or compare.FOLDER, options.x, options.name)
+    except compare.OutputTaken as error:  # the table needs no folder
+        found, taken = compare.compare(options.runs, None, options.x, options.name), error
     _print_table(found.table)
     for note in found.notes:
         logger.warning(note)
-    if found.files:
-        print()
-        print("\n".join(map(str, found.files)))
+    if taken is not None:
+        words = f"no files were written: {taken}"
+        if options.output is not None:  # they were asked for
+            return _print_error(words)
+        logger.warning(words)
+        return 0
+    print()
+    print("\n".join(map(str, found.files)))
     return 0
 
 

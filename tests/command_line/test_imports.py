@@ -54,6 +54,11 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "compare nothing": (["compare"], 2, "RUN"),
     "compare missing runs": (["compare", "{folder}/no"], 2, "no"),
     "export without output": (["export", "{folder}/no"], 2, "--output"),
+    "export missing run": (["export", "{folder}/no", "--output", "{folder}/o"], 2, "no such folder"),
+    "export onto a folder": (["export", "{folder}/no", "--output", "{folder}"], 2, "there already and not empty"),
+    "export dtype": (["export", "{folder}/no", "--output", "{folder}/o", "--dtype", "bf16"], 2, "not one of float32"),
+    "generate missing model": (["generate", "--model", "{folder}/no", "--prompt", "hi"], 2, "no such folder"),
+    "generate without the hub": (["generate", "--model", "runs/nope", "--prompt", "hi"], 2, "is no folder here"),
     "eval option": (["eval", "--modle", "m"], 2, "did you mean '--model'?"),
     "slip beside a missing option": (["generate", "--promt", "x"], 2, "'--promt'; did you mean '--prompt'?"),
     "missing option": (["generate", "--max_new_tokens", "3"], 2, "required: --model"),
@@ -81,6 +86,22 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
         2,
         "HF_HUB_OFFLINE is set; give a folder, a model of `ebft fetch` (smollm2-135m",
     ),
+    "train in a used folder": (
+        ["train", "--model", "{folder}/model", "--dataset", "stdlib-functions", "--output_dir", "{folder}/used"],
+        2,
+        "already holds a run; choose another folder, or continue it with: ebft train --config",
+    ),
+    "train in a file": (
+        ["sft", "--model", "{folder}/model", "--dataset", "stdlib-functions", "--output_dir", "{folder}/recipe.yaml"],
+        2,
+        "is a file; choose a folder",
+    ),
+    "plan with an unknown setting": (
+        ["plan", "--model", "{folder}/model", "--gpu", "a100", "--gama", "1"],
+        2,
+        "did you mean 'gamma'?",
+    ),
+    "plan missing model": (["plan", "--model", "{folder}/no", "--gpu", "a100"], 2, "no such folder"),
     "plan without the hub": (
         ["plan", "--model", "some/model", "--gpus", "1", "--gpu-memory", "80"],
         2,
@@ -127,9 +148,12 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     folder = tmp_path_factory.mktemp("recipes")
     (folder / "recipe.yaml").write_text("model: m\ndataset: d\noutput_dir: out\n")
     (folder / "broken.yaml").write_text("model: [\n")
+    (folder / "model").mkdir()
+    (folder / "used").mkdir()
+    (folder / "used" / "recipe.yaml").write_text("model: m\n")
     commands = [[a.replace("{folder}", str(folder)) for a in arguments] for arguments, _, _ in COMMANDS.values()]
     found = dict(zip(COMMANDS, run_commands(commands), strict=True))
-    assert {Path(p).name for p in folder.iterdir()} == {"recipe.yaml", "broken.yaml"}
+    assert {Path(p).name for p in folder.iterdir()} == {"recipe.yaml", "broken.yaml", "model", "used"}
     return found
 
 

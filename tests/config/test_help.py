@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 
 import pytest
@@ -12,8 +13,9 @@ from ebft.config.method import MethodConfig
 
 
 def line_of(text: str, name: str) -> str:
-    (line,) = [line for line in text.splitlines() if line.startswith(f"  --{name} ")]
-    return line
+    """What is said about a setting, in one line."""
+    (said,) = re.findall(rf"^  --{name} .*(?:\n {{8}}.*)*", text, flags=re.MULTILINE)
+    return " ".join(said.split())
 
 
 @pytest.mark.parametrize(("command", "own"), [("train", ()), ("sft", (SFTOptions,)), ("rlvr", (RLVROptions,))])
@@ -32,3 +34,22 @@ def test_defaults_are_those_of_the_command() -> None:
     assert line_of(settings_help("train"), "num_train_epochs").endswith("[2.0]")
     assert line_of(settings_help("sft"), "num_train_epochs").endswith("[5.0]")
     assert line_of(settings_help("rlvr"), "num_train_epochs").endswith("[1.0]")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("command", ["train", "sft", "rlvr"])
+def test_no_line_is_wider_than_the_terminal(command: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = settings_help(command).splitlines()
+    assert width - 10 < max(map(len, lines)) <= width
+    narrow = settings_help(command, 20)
+    assert " ".join(narrow.split()) == " ".join(settings_help(command, 1000).split()), "the same words"
+
+
+def test_an_empty_default_is_left_out() -> None:
+    text = settings_help("train")
+    assert line_of(text, "tokenizer").endswith("default: the model's")
+    assert line_of(text, "dataset_weights").endswith("default: all of everything")
+    assert line_of(text, "feature_layers").endswith("[0.25, 0.5, 0.75]")
+    assert line_of(text, "lora").endswith("[False]")
+    assert not re.search(r"\[(None|\[\]|\{\}|)\]", text)

@@ -148,3 +148,9 @@ def test_a_value_and_its_error(value: float | None, error: float | None, shown: 
 def test_a_difference_shows_its_sign() -> None:
     assert with_error(0.5, 0.25, "+") == "+0.5000 ± 0.2500"
     assert with_error(-0.5, None, "+") == "-0.5000"
+
+
+def test_no_difference_at_all_has_no_sign_and_no_error() -> None:
+    assert with_error(0.0, 0.0, "+") == "0"
+    assert with_error(0.0, 0.5, "+") == "+0.0000 ± 0.5000"
+    assert with_error(0.0, 0.0) == "0.0000 ± 0", "a value that is 0 is no difference"

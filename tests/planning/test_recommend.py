@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,8 +89,8 @@ def test_the_recipe_is_ready_to_paste(tmp_path: Path, capsys: pytest.CaptureFixt
     assert cli.main(["plan", *given, "--output", str(file)]) == 2
     assert "is there already" in capsys.readouterr().err
     header = next(line for line in printed.splitlines() if line.startswith("GiB on each GPU"))
-    assert header.split("  ")[-1] == "fsdp2 (recommended)"
-    assert "ddp (as given)" in header
+    columns = re.split(r"\s{2,}", header)
+    assert columns[1:] == ["ddp (as given)", "ddp", "fsdp2 (recommended)", "lora", "lora+fsdp2", "qlora"]
     assert "learning_rate" not in values, "the whole model trains as it was given"
 
 
@@ -119,21 +121,29 @@ def test_an_adapter_gets_a_learning_rate_of_its_own(
     assert (reason in printed) == (rate != 3e-6)
 
 
-def test_the_table_has_both_recipes_and_says_which_is_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_strategy_stands_with_the_settings_that_fit_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As given nothing fits: float32, and 16 sequences in a micro-batch."""
     model = shape_folder("Qwen/Qwen2.5-7B", tmp_path / "model")
-    given = ["--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "16", "--gradient_checkpointing"]
-    assert cli.main(["plan", "--model", str(model), "--gpus", "1", "--gpu-memory", "80", *given]) == 0
+    given = ["plan", "--model", str(model), "--gpu", "a100"]
+    assert cli.main(given) == 0
     printed = capsys.readouterr().out
     values = yaml.safe_load(printed.split("\n\n")[1])
-    rows = {line.split("  ")[0]: line.split()[-1] for line in printed.splitlines() if "  " in line}
-    first = {line.split("  ")[0]: line.split()[2] for line in printed.splitlines() if line.startswith("with ")}
-    assert rows["GiB on each GPU"] == "(recommended)"
-    assert rows["with per_device_train_batch_size"] == str(values["per_device_train_batch_size"]) != "1"
-    assert rows["with gradient_checkpointing"] == "no"
-    assert first["with per_device_train_batch_size"] == "1"
-    assert first["with gradient_checkpointing"] == "yes"
-    needs = printed.splitlines()[0].split("lora, ")[1].split()[0]
-    assert rows["peak"] == needs
+    rows = {cells[0]: cells[1:] for line in printed.splitlines() if len(cells := re.split(r"\s{2,}", line)) == 5}
+    assert rows["GiB on each GPU"] == ["ddp (as given)", "ddp", "lora (recommended)", "qlora"], "one GPU has no shards"
+    assert rows["fits"] == ["no", "no setting does", "yes", "yes"]
+    sizes = rows["with per_device_train_batch_size"]
+    assert sizes[:3] == ["16", "1", str(values["per_device_train_batch_size"])]
+    assert rows["with gradient_checkpointing"] == ["no", "yes", "no", "no"]
+    assert rows["computed in"] == ["float32", "bf16", "bf16", "bf16"]
+    assert rows["peak"][2] == printed.splitlines()[0].split("lora, ")[1].split()[0]
+    assert cli.main([*given, "--json"]) == 0
+    ways = json.loads(capsys.readouterr().out)["ways"]
+    assert ways["ddp"]["best"] is ways["fsdp2"]["best"] is None
+    best = ways["qlora"]["best"]
+    assert cli.main([*given, "--json", *(f"--{name}={value}" for name, value in best["settings"].items())]) == 0
+    assert json.loads(capsys.readouterr().out)["ways"]["qlora"]["peak"] == best["peak"]
 
 
 def test_an_unknown_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

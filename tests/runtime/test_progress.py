@@ -40,6 +40,14 @@ def test_what_is_quick_says_nothing(clock: list[float], caplog: pytest.LogCaptur
     assert caplog.messages == []
 
 
+def test_what_says_that_it_began_says_that_it_ended(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ebft")
+    with progress("held-out sequences", 14) as advance:
+        clock[0] += 3
+        advance(14)
+    assert caplog.messages == ["held-out sequences: 0 of 14", "held-out sequences: 14 of 14, after 3 s"]
+
+
 def test_without_a_total_there_is_no_time_left(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ebft")
     for _ in tracked(range(2), "tokenising", None):

@@ -169,7 +169,8 @@ class TestBadInput:
             printed = capsys.readouterr()
             assert code == 2
             (line,) = printed.err.splitlines()
-            assert printed.out == ""
+            # A table does not need the folder that it is refused.
+            assert bool(printed.out) == ("no files were written: --output" in line)
             return line
 
         return run
@@ -217,13 +218,28 @@ class TestAnotherComparisonInTheFolder:
         compare.compare(runs, output)
         before = (tmp_path / "out" / "compare.json").read_text()
         third = str(make_run(tmp_path / "three", [1.0]))
-        with pytest.raises(
-            ConfigError, match=r"holds a comparison with other runs \(two\); choose another folder with"
-        ):
+        with pytest.raises(ConfigError, match=r"holds a comparison with other runs \(two\); choose another folder"):
             compare.compare([runs[0], third], output)
         assert (tmp_path / "out" / "compare.json").read_text() == before
         compare.compare([runs[0], third], output, replace=True)  # as a sweep does in its own folder
         assert set(json.loads((tmp_path / "out" / "compare.json").read_text())["runs"]) == {"one", "three"}
+
+    def test_the_table_is_printed_all_the_same(
+        self, runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        one, two = (str(Path(run).resolve()) for run in runs)
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        assert cli.main(["compare", one]) == 0
+        before = Path("compare/compare.json").read_text()
+        capsys.readouterr()
+        assert cli.main(["compare", two]) == 0, "no files were asked for"
+        printed = capsys.readouterr()
+        assert "cross-entropy, all tokens" in printed.out
+        assert "note: no files were written: --output compare holds a comparison with other runs (one)" in printed.err
+        assert cli.main(["compare", two, "--output", "compare"]) == 2, "they were"
+        assert Path("compare/compare.json").read_text() == before
+        assert cli.main(["compare", two, "--output", "another"]) == 0
 
     def test_of_the_same_runs_and_more_takes_its_place(self, runs: list[str], tmp_path: Path) -> None:
         output = str(tmp_path / "out")

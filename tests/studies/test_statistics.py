@@ -66,7 +66,7 @@ class TestOneSeed:
             return
         found = measured(mine)
         assert found.value == pytest.approx(ratio_of_sums(*mine).mean)
-        assert math.fsum(found.pulls) == pytest.approx(0, abs=1e-7)
+        assert math.fsum(pull for pull in found.pulls if pull is not None) == pytest.approx(0, abs=1e-7)
         if (
             all(a or b for a, b in zip(mine.counts, other.counts, strict=True))
             and all(mine.counts)
@@ -199,3 +199,36 @@ class TestManyTests:
     def test_tests_that_could_not_be_made_do_not_count(self) -> None:
         assert holm([0.01, math.nan, 0.04])[::2] == [0.02, 0.04]
         assert math.isnan(holm([0.01, math.nan])[1])
+
+
+class TestItemsThatCountNothing:
+    """A sequence without a context is no observation, whatever else was measured on it."""
+
+    def of_one(self, value: float, seed: int) -> Measured:
+        return measured(SumsAndCounts([0.0, 2 * value, 0.0, 0.0], [0, 2, 0, 0]), seed)
+
+    def test_one_observation_has_no_interval_and_no_test_however_many_seeds(self) -> None:
+        mine, other = ([self.of_one(level + seed / 10, seed) for seed in range(3)] for level in (0.7, 0.9))
+        for found in (summarise(mine), difference(mine, other)):
+            assert found.interval is None
+            assert math.isnan(found.p)
+            assert found.items == 1
+            assert found.seeds == 3
+
+    def test_the_others_are_tested_as_if_it_was_not_there(self) -> None:
+        sums, other, counts = [1.0, 5.0, 2.0], [2.0, 5.5, 4.5], [1.0, 2.0, 1.0]
+        alone = [[measured(SumsAndCounts(given, counts), 0)] for given in (sums, other)]
+        beside = [[measured(SumsAndCounts([*given, 0.0], [*counts, 0]), 0)] for given in (sums, other)]
+        assert difference(*beside) == difference(*alone)
+        assert summarise(beside[0]) == summarise(alone[0])
+        assert alone[0][0].count == 4
+
+    def test_items_that_count_in_one_run_only(self) -> None:
+        """To first order the mean moves by the mean of the pulls: each run's add up to 0, scaled to all items."""
+        one = measured(SumsAndCounts([1.0, 3.0, 0.0], [1, 1, 0]), 0)
+        two = measured(SumsAndCounts([1.0, 0.0, 4.0], [1, 0, 1]), 0)
+        found = difference([one], [two])
+        # Pulls -1, 1 and -1.5, 1.5, each times 3 items / 2 that count: differences 0.75, 1.5, -2.25.
+        variance = (0.75**2 + 1.5**2 + 2.25**2) / 2 / 3
+        assert found.items == 3
+        assert found.error == pytest.approx(student_t.quantile(0.975, 2) * math.sqrt(variance))

@@ -290,6 +290,22 @@ class TestEscaping:
         assert lines[1] == "'=1+1,1.0"
 
 
+def test_a_profile_of_one_sequence_has_no_intervals_and_no_tests(study: Path) -> None:
+    profile, _ = study_tables.profile_tables(read_study_folder(study))
+    assert profile is not None
+    assert profile.caption.endswith("Measured on 30 contexts in 30 sequences.")
+    for file in study.rglob("calibration.jsonl"):
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+        write_jsonl(file, [{**record, "profile_contexts": 3 * (record["sequence"] == 5)} for record in records])
+    profile, differences = study_tables.profile_tables(read_study_folder(study))
+    assert profile is not None
+    assert differences is not None
+    assert "Measured on 3 contexts in 1 sequence: without a second sequence" in profile.caption
+    assert {cell.interval for row in profile.rows for cell in row[1:]} == {""}
+    assert {(row[3].interval, row[4].text, row[-1].text) for row in differences.rows} == {("", "", "not tested")}
+    assert differences.caption.startswith("Nothing is tested")
+
+
 def test_rewards_and_profile_lengths_have_no_columns_of_their_own(study: Path) -> None:
     evidence = read_study_folder(study)
     names = {metric.rpartition(" ")[2] for metric in study_tables.main_metrics(evidence)}

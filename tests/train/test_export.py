@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -46,6 +47,18 @@ def test_the_folder_has_a_model_card(name: str, words: str, finished: Path, tmp_
     assert card.startswith("---\nlibrary_name: transformers\ntags: [ebft")
     assert words in card
     assert (tmp_path / "out" / "curves.png").exists() == (name == "")
+
+
+def test_weights_may_be_read_by_whom_the_umask_lets(finished: Path, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        assert cli.main(["export", str(finished), "--output", str(tmp_path / "out")]) == 0
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out" / "model.safetensors").stat().st_mode & 0o777 == 0o640
+    for name in ("final", "checkpoint-2"):
+        weights, config = (finished / name / file for file in ("model.safetensors", "config.json"))
+        assert weights.stat().st_mode == config.stat().st_mode
 
 
 def test_of_a_run_that_is_not_finished_the_last_whole_checkpoint(finished: Path, tmp_path: Path) -> None:

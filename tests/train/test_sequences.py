@@ -67,6 +67,18 @@ def test_validation_data_of_its_own(tmp_path: Path) -> None:
     assert texts(validation) == ["xyz", "uvw"], "no more than validation_sequences"
 
 
+def test_validation_rows_that_are_also_trained_on_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = {"packing": False, "validation_split": 3}
+    load(tmp_path, {"rows.jsonl": LETTERS}, **given)
+    assert "also in the training data" not in caplog.text
+    load(tmp_path, {"rows.jsonl": LETTERS[:2] * 5}, **given)
+    assert "3 of 3 validation rows are also in the training data: " in caplog.text
+    sources = {"rows.jsonl": LETTERS, "held_out.jsonl": ["xyz", LETTERS[4], LETTERS[4], "aa", "aaaa"]}
+    settings = {"packing": False, "validation_dataset": str(tmp_path / "held_out.jsonl")}
+    load(tmp_path, sources, **settings)
+    assert "2 of 5 validation rows are also in the training data: " in caplog.text
+
+
 def test_several_sources_are_mixed_in_their_proportions(tmp_path: Path) -> None:
     sources = {"a.jsonl": ["aaa"] * 6, "b.jsonl": ["bbb"] * 6}
     given = {"packing": False, "validation_split": 0}

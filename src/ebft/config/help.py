@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from dataclasses import fields
 from typing import Any
 
@@ -21,8 +23,9 @@ GROUPS = {
 }
 
 
-def settings_help(command: str) -> str:
-    """What `ebft train --help` says: every setting of the command, by group."""
+def settings_help(command: str, width: int | None = None) -> str:
+    """What `ebft train --help` says: every setting of the command, by group, no wider than the terminal."""
+    width = width or shutil.get_terminal_size().columns
     # By group and name. What ebft declares anew keeps the place that it has in transformers.
     groups: dict[str, dict[str, tuple[str, Any]]] = {"transformers": {}}
     for name, setting in transformers_settings().items():
@@ -36,25 +39,54 @@ def settings_help(command: str) -> str:
     }
     if command != "train":
         titles["method"] = "How validation measures: EBFT's settings"
+    usage = f"usage: ebft {command} "
     lines = [
-        f"usage: ebft {command} --config recipe.yaml [--setting value ...] [--resume] [--dry-run] [--launch N]",
+        *_wrapped(usage, "--config recipe.yaml [--setting value ...] [--resume] [--dry-run] [--launch N]", width),
         "",
         "Settings come from the recipe; flags win over it.",
-        "  --config F  a YAML file, or the name of a recipe that comes with ebft: quickstart, paper/qa_code, ...",
-        "  --resume    resume from the last complete checkpoint in output_dir",
-        "  --dry-run   load and pack the data, print the plan and an example, and stop",
-        "  --launch N  start N processes on this machine, one per GPU; N times the rows per step",
     ]
+    for flag, text in _FLAGS.items():
+        lines += _wrapped(f"  {flag:<10}  ", text, width)
     for group, title in titles.items():
         if group not in groups:
             continue
-        lines += ["", title]
+        lines += ["", *_wrapped("", title, width)]
         for name, (help, default) in groups[group].items():
             text = " ".join(help.split())
             if group != "transformers" or name in _COMMON:
-                shown = "required" if name in REQUIRED else default
-                lines.append(f"  --{name:<28} {text.split('. ')[0] if group == 'transformers' else text} [{shown}]")
+                text = text.split(". ")[0] if group == "transformers" else text
+                lines += _wrapped(f"  --{name:<28} ", f"{text}{_default(name, default)}", width)
     return "\n".join(lines)
+
+
+def _default(name: str, default: Any) -> str:
+    """Behind the text of a setting; nothing where nothing is set."""
+    if name in REQUIRED:
+        return " [required]"
+    if default is None or default in ("", [], {}):
+        return ""
+    return f" [{', '.join(map(str, default)) if isinstance(default, list) else default}]"
+
+
+def _wrapped(name: str, text: str, width: int) -> list[str]:
+    """Lines of at most `width` characters, the text in a column of its own; but never a column of single words."""
+    width = max(width, len(name) + 30)
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=name,
+        subsequent_indent=" " * len(name),
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+_FLAGS = {
+    "--config F": "a YAML file, or the name of a recipe that comes with ebft: quickstart, paper/qa_code, ...",
+    "--resume": "resume from the last complete checkpoint in output_dir",
+    "--dry-run": "load and pack the data, print the plan and an example, and stop",
+    "--launch N": "start N processes on this machine, one per GPU; N times the rows per step",
+}
 
 
 # Of transformers' settings, those that most runs set.

@@ -34,7 +34,7 @@ PLAN = """usage: ebft plan --model M --gpu h100 [--gpus N] [--tokens 5e6] [--out
        ebft plan --config recipe.yaml --gpu-memory GIB [...]
 
 What to do with a model on a machine: a recipe ready to paste, its memory and time, and every strategy part by part.
-Only the model's config.json is read.
+Of the model, only config.json is read: no weights are loaded.
   --gpus N          processes, one on each GPU (default: 1)
   --gpu NAME        h200, h100, a100, a100-40gb, l40s, a10, l4, rtx4090 or rtx3090: its memory, and times
   --gpu-memory GIB  of each GPU, where its name is not given or it has another; an H100 of "80 GB" has 80

@@ -7,6 +7,7 @@ Which documents a dataset holds, and in which order, is an index: splits and mix
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,19 @@ class DocumentIndex:
 
     def select(self, which: NDArray[np.int64]) -> DocumentIndex:
         return DocumentIndex(self.stores, self.store[which], self.number[which])
+
+    def tokens_of(self, place: int) -> NDArray[np.uint32]:
+        store = self.stores[self.store[place]]
+        start, end = (int(store.offsets[self.number[place] + k]) for k in (0, 1))
+        return store.tokens[start:end]
+
+    def count_also_in(self, other: DocumentIndex) -> int:
+        """How many of these documents are in the other index too, token by token."""
+        mine = Counter(self.tokens_of(place).tobytes() for place in range(len(self)))
+        # Only documents that are as long as one of these can be equal to it; the others are not read.
+        candidates = np.flatnonzero(np.isin(other.lengths, self.lengths))
+        found = {tokens for place in candidates if (tokens := other.tokens_of(int(place)).tobytes()) in mine}
+        return sum(mine[tokens] for tokens in found)
 
     def split(self, held_out: float | int, seed: int) -> tuple[DocumentIndex, DocumentIndex]:
         """Hold a share (below 1) or a number of documents out, chosen by the seed: (training, validation)."""

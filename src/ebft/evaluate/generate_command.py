@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ebft import fetch
 from ebft.data.row_format import with_escapes
 from ebft.data.rows import TEXT_FILES, read_rows
 from ebft.errors import ConfigError, DataError
@@ -77,6 +78,7 @@ def run(options: argparse.Namespace) -> None:
     if not options.prompt and options.file is None:
         if options.output or options.samples != 1:
             raise ConfigError("--output and --samples need prompts: give --prompt or --file")
+        _check_models(options)
         return chat(options)
     if any("\\n" in prompt for prompt in options.prompt):
         logger.warning(
@@ -88,6 +90,7 @@ def run(options: argparse.Namespace) -> None:
         prompts = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
     if len({isinstance(prompt, str) for prompt in prompts}) > 1:
         raise DataError("some prompts are texts and some are messages; give --prompt-style chat, or one kind at a time")
+    _check_models(options)
     answers = {}
     for label, name in zip(labels(options.model), options.model, strict=True):
         answers[label] = answer(load(name, options), prompts, _settings(options))  # one in memory at a time
@@ -98,6 +101,12 @@ def run(options: argparse.Namespace) -> None:
         texts = {label: [one.text for one in found[place]] for label, found in answers.items()}
         _show(prompt if len(prompts) > 1 else None, texts)
     return None
+
+
+def _check_models(options: argparse.Namespace) -> None:
+    """All of them, before torch is imported for the first."""
+    for name in options.model:
+        fetch.check_there(name)
 
 
 def _prompt_format(options: argparse.Namespace) -> PromptFormat:

@@ -65,10 +65,13 @@ def _standard_error(influences: Sequence[float]) -> float:
 def with_error(value: float | None, error: float | None, sign: Literal["", "+"] = "") -> str:
     """A value and its standard error, which one sequence alone does not have. Differences show their sign: "+".
 
-    Four decimals, or more where the error would be rounded to nothing: `+0.00012 ± 0.00003`.
+    Four decimals, or more where the error would be rounded to nothing: `+0.00012 ± 0.00003`. A difference that is 0 on
+    every sequence is `0`: nothing changed.
     """
     if value is None:
         return ""
+    if sign and value == 0 and error == 0:
+        return "0"
     if error is None or math.isnan(error):
         return f"{value:{sign}.4f}"
     if error <= 1e-9 * abs(value):  # nothing, but for rounding

@@ -25,13 +25,14 @@ from ebft.planning.memory import (
     largest_rollout_batch,
 )
 from ebft.planning.rates import TIMED_ON
-from ebft.planning.recommend import Recommendation, recommend
+from ebft.planning.recommend import Recommendation, recommend, smallest
 from ebft.planning.strategies import STRATEGIES, Strategy, strategy_of
 from ebft.planning.workload import Workload
 from ebft.runtime.progress import duration
 
 if TYPE_CHECKING:  # torch and transformers are imported when there is a recipe to plan
     from ebft.config.recipe import Recipe
+    from ebft.planning.model_shape import ModelShape
 
 PAPER_ROWS = 16  # sequences in a step, where the recipe does not say
 # LoRA's best learning rate was found to be about ten times that of the whole model (Schulman et al., "LoRA Without
@@ -81,6 +82,9 @@ class Hardware:
 
 @dataclass(frozen=True)
 class StrategyPlan:
+    """A strategy with the settings as given."""
+
+    work: Workload
     memory: Memory
     fits: bool
     largest_micro_batch: int
@@ -98,6 +102,8 @@ class Plan:
     work: Workload
     chosen: Strategy  # how the recipe itself trains
     strategies: dict[Strategy, StrategyPlan]
+    # Of each strategy that the GPUs allow, the settings that fit best, or where none fit those that need least.
+    best: dict[Strategy, Recommendation | StrategyPlan]
     rows_per_step: int
     recommended: Recommendation | None  # None: nothing fits
     settings: dict[str, Any]  # of the recipe as it was given
@@ -119,30 +125,24 @@ def plan(recipe: Recipe, hardware: Hardware) -> Plan:
         asked = recipe if recipe.model.adapted else replace(recipe, model=replace(recipe.model, lora=True))
         adapter = adapters.count_parameters(model, adapters.peft_config(asked))
         rebuilt = adapters.count_rebuilt(model, adapters.peft_config(asked))
-    strategies: dict[Strategy, StrategyPlan] = {}
     works: dict[Strategy, Workload] = {}
     for strategy in STRATEGIES:
-        if strategy.adapter and not adapter:
-            continue  # peft, which knows the adapter's size, is not installed
-        this = replace(work, adapter=adapter, rebuilt=rebuilt) if strategy.adapter else work
-        works[strategy] = this
-        needed = estimate(shape, this, strategy)
-        strategies[strategy] = StrategyPlan(
-            memory=needed,
-            fits=needed.peak <= hardware.room,
-            largest_micro_batch=largest_micro_batch(shape, this, strategy, hardware.room),
-            largest_rollout_batch=largest_rollout_batch(shape, this, strategy, hardware.room),
-            largest_eval_batch=largest_eval_batch(shape, this, strategy, hardware.room) if this.eval_rows else None,
-            adapter_parameters=this.adapter,
-        )
+        if adapter or not strategy.adapter:  # else peft, which knows the adapter's size, is not installed
+            works[strategy] = replace(work, adapter=adapter, rebuilt=rebuilt) if strategy.adapter else work
+    strategies = {strategy: _planned(shape, this, strategy, hardware) for strategy, this in works.items()}
     rows = training.rows_per_step * hardware.gpus  # this process is one, the run will have one for each GPU
     if not {"per_device_train_batch_size", "gradient_accumulation_steps"} & recipe.given.keys():
         rows = max(PAPER_ROWS, hardware.gpus)
     adapter_rate: float | None = float(f"{ADAPTER_RATE * training.learning_rate:.6g}")
     if recipe.model.adapted and "learning_rate" in recipe.given:
         adapter_rate = None  # it was chosen for the adapter
-    if recipe.model.adapted:  # an adapter was asked for
-        works = {strategy: this for strategy, this in works.items() if strategy.adapter}
+    best: dict[Strategy, Recommendation | StrategyPlan] = {}
+    for strategy, this in works.items():
+        if not strategy.sharded or hardware.gpus > 1:
+            fitting = recommend(shape, {strategy: this}, rows, hardware.gpus, hardware.room, adapter_rate)
+            best[strategy] = fitting or _planned(shape, smallest(this), strategy, hardware)
+    # An adapter, if that was asked for.
+    allowed = [found for strategy, found in best.items() if strategy.adapter or not recipe.model.adapted]
     return Plan(
         recipe.model.model,
         shape.parameters,
@@ -151,9 +151,23 @@ def plan(recipe: Recipe, hardware: Hardware) -> Plan:
         work,
         strategy_of(recipe),
         strategies,
+        best,
         rows,
-        recommend(shape, works, rows, hardware.gpus, hardware.room, adapter_rate),
+        next((found for found in allowed if isinstance(found, Recommendation)), None),
         recipe.given,
+    )
+
+
+def _planned(shape: ModelShape, work: Workload, strategy: Strategy, hardware: Hardware) -> StrategyPlan:
+    needed = estimate(shape, work, strategy)
+    return StrategyPlan(
+        work=work,
+        memory=needed,
+        fits=needed.peak <= hardware.room,
+        largest_micro_batch=largest_micro_batch(shape, work, strategy, hardware.room),
+        largest_rollout_batch=largest_rollout_batch(shape, work, strategy, hardware.room),
+        largest_eval_batch=largest_eval_batch(shape, work, strategy, hardware.room) if work.eval_rows else None,
+        adapter_parameters=work.adapter,
     )
 
 
@@ -175,43 +189,40 @@ def _model_config(recipe: Recipe, field: str, name: str) -> Any:
 
 
 def table(found: Plan) -> list[tuple[str, ...]]:
-    """GiB on each GPU, or MiB if no strategy needs a GiB: every strategy with the settings as given, and last the
-    recommended recipe."""
-    plans, advised = list(found.strategies.values()), found.recommended
-    names = [f"{s.name} (as given)" if s == found.chosen else s.name for s in found.strategies]
-    works, memories = [found.work] * len(plans), [p.memory for p in plans]
-    if advised is not None:
-        names.append(f"{advised.strategy.name} (recommended)")
-        works.append(advised.work)
-        memories.append(advised.memory)
+    """GiB on each GPU, or MiB if nothing needs a GiB: the recipe as given, and every strategy with the settings that
+    fit best, or where none fit, with those that need least."""
+    columns: dict[str, Recommendation | StrategyPlan] = {}
+    if (mine := found.strategies.get(found.chosen)) is not None:
+        columns[f"{found.chosen.name} (as given)"] = mine
+    for strategy, best in found.best.items():
+        columns[f"{strategy.name} (recommended)" if best is found.recommended else strategy.name] = best
+    works, memories = [c.work for c in columns.values()], [c.memory for c in columns.values()]
     unit, size = ("MiB", 2**20) if max(m.peak for m in memories) < GIB else ("GiB", GIB)
 
     def shown(values: Iterable[float]) -> list[str]:
         return [f"{value / size:.1f}" for value in values]
 
-    def largest(values: Iterable[int | None]) -> list[str]:  # of the recommended recipe, this was not asked
-        return [*(str(value or "none fits") for value in values), *([""] if advised else [])]
+    def fits(column: Recommendation | StrategyPlan) -> str:
+        if column.memory.peak <= found.hardware.room:
+            return "yes"
+        return "no" if column is mine else "no setting does"
 
     evaluates = found.work.eval_rows > 0
     titles = {part: title for part, title in PARTS.items() if evaluates or part != "evaluation"}
-    rows = [
-        (f"{unit} on each GPU", *names),
+    return [
+        (f"{unit} on each GPU", *columns),
+        ("fits", *map(fits, columns.values())),
         ("with per_device_train_batch_size", *(str(work.micro_batch) for work in works)),
         ("with rollout_batch_size", *(str(work.rows) for work in works)),
         *([("with per_device_eval_batch_size", *(str(work.eval_rows) for work in works))] if evaluates else []),
         ("with gradient_checkpointing", *("yes" if work.checkpointing else "no" for work in works)),
+        ("computed in", *("bf16" if work.bf16 else "float32" for work in works)),
         ("",) * (1 + len(works)),
         *((title, *shown(getattr(m, part) for m in memories)) for part, title in titles.items()),
         ("",) * (1 + len(works)),
         *((f"during {STAGES[stage]}", *shown(m.stages()[stage] for m in memories)) for stage in memories[0].stages()),
         ("peak", *shown(m.peak for m in memories)),
-        ("fits", *("yes" if m.peak <= found.hardware.room else "no" for m in memories)),
-        ("largest per_device_train_batch_size", *largest(p.largest_micro_batch for p in plans)),
-        ("largest rollout_batch_size", *largest(p.largest_rollout_batch for p in plans)),
     ]
-    if evaluates:
-        rows.append(("largest per_device_eval_batch_size", *largest(p.largest_eval_batch for p in plans)))
-    return rows
 
 
 def recipe_lines(found: Plan, to_replace: Collection[str] = ()) -> list[str]:
@@ -302,12 +313,9 @@ def introduction(found: Plan) -> list[str]:
         f"A process that loads the whole model needs {loaded[0]} of its machine's memory, with lora {loaded[1]}."
     )
     lines.append(f"What fits leaves {ROOM:.0%} free for CUDA, communication and fragments.")
-    evaluation = [s.name for s, planned in found.strategies.items() if planned.memory.peak_stage == "evaluation"]
-    if evaluation:
-        lines.append(
-            f"As given, the peak of {', '.join(evaluation)} is evaluation's; a smaller per_device_eval_batch_size "
-            "lowers it."
-        )
+    mine = found.strategies.get(found.chosen)
+    if mine is not None and mine.memory.peak_stage == "evaluation":
+        lines.append("As given, the peak is evaluation's; a smaller per_device_eval_batch_size lowers it.")
     return lines
 
 
@@ -353,7 +361,13 @@ def as_json(found: Plan) -> dict[str, Any]:
                 "largest_rollout_batch_size": planned.largest_rollout_batch,
                 "largest_per_device_eval_batch_size": planned.largest_eval_batch,
                 "adapter_parameters": planned.adapter_parameters,
+                "best": _best_as_json(found.best.get(strategy)),
             }
             for strategy, planned in found.strategies.items()
         },
     }
+
+
+def _best_as_json(best: Recommendation | StrategyPlan | None) -> dict[str, Any] | None:
+    """The settings that fit best; None if none fit."""
+    return {"settings": best.settings, "peak": best.memory.peak} if isinstance(best, Recommendation) else None

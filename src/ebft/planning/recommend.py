@@ -81,3 +81,8 @@ def recommend(
             settings |= {name: value for name, (value, needed) in optional.items() if needed}
             return Recommendation(strategy, memory, settings, rows * gpus, work)
     return None
+
+
+def smallest(given: Workload) -> Workload:
+    """With the settings that need the least memory, for the same sequences."""
+    return replace(given, bf16=True, checkpointing=True, micro_batch=1, rows=1, eval_rows=min(1, given.eval_rows))

@@ -25,6 +25,14 @@ def write_text(file: Path, text: str) -> None:
     partial.replace(file)
 
 
+def share_weights(folder: Path) -> None:
+    """safetensors makes its files readable by their owner alone; give them the mode that others get by the umask."""
+    umask = os.umask(0o077)  # it can only be read by setting it
+    os.umask(umask)
+    for file in folder.glob("*.safetensors"):
+        file.chmod(0o666 & ~umask)
+
+
 def write_json(file: Path, value: Any, indent: int = 1) -> None:
     write_text(file, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 

@@ -23,7 +23,8 @@ def progress(title: str, total: int | None, done: int = 0, leave: bool = True) -
     Args:
         total: None if it is not known; then there is no time left to tell.
         done: of the total before this began, in a job that resumes.
-        leave: whether it is worth a line of its own, however short: the bar stays, and a log file says that it began.
+        leave: whether it is worth a line of its own, however short: the bar stays, and a log file says that it began
+            and that it ended.
     """
     from tqdm.auto import tqdm
 
@@ -41,7 +42,8 @@ def progress(title: str, total: int | None, done: int = 0, leave: bool = True) -
                 lines.advance(count)
 
         yield advance
-    lines.end()
+    if lines.spoken or (leave and not sys.stderr.isatty()):
+        lines.end()
 
 
 def tracked(items: Iterable[Item], title: str, total: int | None) -> Iterator[Item]:
@@ -52,7 +54,7 @@ def tracked(items: Iterable[Item], title: str, total: int | None) -> Iterator[It
 
 
 class _Lines:
-    """Nothing for what is over within a minute."""
+    """In a log file: a line a minute, and one at the end."""
 
     def __init__(self, title: str, total: int | None, done: int) -> None:
         self.title, self.total, self.first, self.done = title, total, done, done
@@ -65,9 +67,13 @@ class _Lines:
             self.last = now
             logger.info(f"{self.title}: {self.share()}{self._left(now)}")
 
+    @property
+    def spoken(self) -> bool:
+        """Whether it took long enough for a line."""
+        return self.last > self.start
+
     def end(self) -> None:
-        if self.last > self.start:
-            logger.info(f"{self.title}: {self.share()}, after {duration(time.monotonic() - self.start)}")
+        logger.info(f"{self.title}: {self.share()}, after {duration(time.monotonic() - self.start)}")
 
     def share(self) -> str:
         return f"{self.done:,}" if self.total is None else f"{self.done:,} of {self.total:,}"

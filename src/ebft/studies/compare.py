@@ -33,6 +33,10 @@ REWARD = "reward"  # RLVR's own, from training; EBFT's on validation repeats the
 Rows = list[tuple[str, ...]]
 
 
+class OutputTaken(ConfigError):
+    """The output folder holds something that a comparison would destroy."""
+
+
 @dataclass
 class Comparison:
     table: Rows
@@ -42,7 +46,7 @@ class Comparison:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="output folders of ebft train, sft or rlvr")
-    parser.add_argument("--output", default=FOLDER, help=f"folder for {PNG}, {HTML} and {TABLE} [{FOLDER}]")
+    parser.add_argument("--output", default=None, help=f"folder for {PNG}, {HTML} and {TABLE} [{FOLDER}]")
     parser.add_argument("--x", default="steps", help=f"horizontal axis of the PNG: {', '.join(AXES)} [steps]")
     parser.add_argument("--name", action="append", default=[], help="what to call a run, one for each, in order")
 
@@ -87,11 +91,11 @@ def compare(
 def _output_folder(output: str) -> Path:
     folder = Path(output).expanduser()
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--output {folder} is a file; give a folder")
+        raise OutputTaken(f"--output {folder} is a file; give a folder")
     if (folder / METRICS_FILE).exists():
-        raise ConfigError(f"--output {folder} is the folder of a run; choose another")
+        raise OutputTaken(f"--output {folder} is the folder of a run; choose another")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / TABLE).exists():
-        raise ConfigError(f"--output {folder} is not empty and holds no comparison; choose another folder")
+        raise OutputTaken(f"--output {folder} is not empty and holds no comparison; choose another folder")
     return folder
 
 
@@ -101,9 +105,9 @@ def _check_same_comparison(folder: Path, runs: list[Run]) -> None:
     ours = {run.folder.resolve() for run in runs}
     others = [name for name, of_run in held.items() if Path(of_run["folder"]).resolve() not in ours]
     if others:
-        raise ConfigError(
-            f"--output {folder} holds a comparison with other runs ({', '.join(others)}); choose another folder with "
-            "--output, or delete this one"
+        raise OutputTaken(
+            f"--output {folder} holds a comparison with other runs ({', '.join(others)}); choose another folder, or "
+            "delete this one"
         )
 
 

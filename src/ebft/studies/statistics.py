@@ -33,11 +33,12 @@ _ENUMERATED = 12  # with so few items, signs are enumerated
 
 @dataclass(frozen=True)
 class Measured:
-    """A metric of one model: its value, and how each item pulls at it (the pulls add up to 0)."""
+    """A metric of one model: its value, and how each item that counts pulls at it (the pulls add up to 0)."""
 
     value: float
-    pulls: tuple[float, ...]
+    pulls: tuple[float | None, ...]  # None: an item that counts nothing, such as a sequence without contexts
     seed: int | None = None  # None: nothing was trained
+    count: float = 0  # tokens, contexts or problems behind the value
 
 
 @dataclass(frozen=True)
@@ -63,23 +64,34 @@ class Summary:
 
 
 def measured(given: SumsAndCounts, seed: int | None = None) -> Measured:
-    """From what each item gives. An item that counts nothing is an item without a pull."""
+    """From what each item gives. An item that counts nothing is no observation: it adds no certainty."""
     observed = [place for place, count in enumerate(given.counts) if count]
     value, influences = linearized(given, observed)
-    pulls = [0.0] * len(given.counts)
-    # A mean over all items has to be moved by as much as the mean over those that count.
+    pulls: list[float | None] = [None] * len(given.counts)
     for place, influence in zip(observed, influences, strict=True):
-        pulls[place] = influence * len(pulls) / len(observed)
-    return Measured(value, tuple(pulls), seed)
+        pulls[place] = influence
+    return Measured(value, tuple(pulls), seed, math.fsum(given.counts))
+
+
+def _mean_pulls(*sides: Sequence[Measured]) -> list[list[float]]:
+    """Of each side, the mean over its runs, for every item that counts in any run of any side."""
+    runs = [run for side in sides for run in side]
+    observed = [place for place in range(len(runs[0].pulls)) if any(run.pulls[place] is not None for run in runs)]
+
+    def pulls(run: Measured) -> list[float]:
+        # A mean over these items has to be moved by as much as the mean over those that count in the run.
+        scale = len(observed) / sum(pull is not None for pull in run.pulls)
+        return [(run.pulls[place] or 0.0) * scale for place in observed]
+
+    return [[fmean(of_item) for of_item in zip(*map(pulls, side), strict=True)] for side in sides]
 
 
 def summarise(runs: Sequence[Measured], is_rate: bool = False) -> Summary:
     """The mean over the seeds of one method. A rate has Wilson's interval, which 0 of 3 does not shrink to nothing."""
     value = fmean(run.value for run in runs)
-    variance, freedom = _variance(
-        [fmean(pulls) for pulls in zip(*(r.pulls for r in runs), strict=True)], [run.value for run in runs]
-    )
-    items = len(runs[0].pulls)
+    (pulls,) = _mean_pulls(runs)
+    variance, freedom = _variance(pulls, [run.value for run in runs])
+    items = len(pulls)
     interval = wilson_of_mean(value, items, variance) if is_rate else _interval(value, variance, freedom)
     return Summary(value, interval, math.nan, items, sum(run.seed is not None for run in runs))
 
@@ -87,12 +99,7 @@ def summarise(runs: Sequence[Measured], is_rate: bool = False) -> Summary:
 def difference(mine: Sequence[Measured], other: Sequence[Measured]) -> Summary:
     """`mine` minus `other`, on the same items. Runs with the same seeds are paired."""
     value = fmean(run.value for run in mine) - fmean(run.value for run in other)
-    pulls = [
-        fmean(mine_i) - fmean(other_i)
-        for mine_i, other_i in zip(
-            zip(*(run.pulls for run in mine), strict=True), zip(*(run.pulls for run in other), strict=True), strict=True
-        )
-    ]
+    pulls = [mine_i - other_i for mine_i, other_i in zip(*_mean_pulls(mine, other), strict=True)]
     by_run, trained = of_runs(mine, other)
     variance, freedom = _variance(pulls, *by_run)
     p = _p_value(value, pulls, variance, freedom)

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.errors import ConfigError
-from ebft.runtime import sharded_checkpoints
-from ebft.runtime.files import read_json, sha256_of
+from ebft.runtime.files import read_json, sha256_of, share_weights
 
 MARK = "COMPLETE"
 DAMAGED = "damaged-"  # before the name of a checkpoint that was set aside
@@ -46,6 +45,8 @@ def last_checkpoint(output_dir: str | Path) -> Path | None:
 
 def check_kind(checkpoint: Path, sharded: bool) -> None:
     """Shards and whole models are not turned into each other on the way."""
+    from ebft.runtime import sharded_checkpoints  # brings in torch, which a refused folder does not wait for
+
     found = (checkpoint / sharded_checkpoints.MODEL).is_dir()
     if found != sharded:
         holds, needs = ("shards", "with fsdp=full_shard") if found else ("a whole model", "without fsdp")
@@ -54,6 +55,7 @@ def check_kind(checkpoint: Path, sharded: bool) -> None:
 
 def mark_complete(checkpoint: Path) -> None:
     """Everything in the folder reaches the disk before the mark does."""
+    share_weights(checkpoint)
     files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file != checkpoint / MARK]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         names = [file.relative_to(checkpoint).as_posix() for file in files]

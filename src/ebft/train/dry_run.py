@@ -17,10 +17,11 @@ from ebft.data.packing import SequenceDataset, collate, end_token_ids
 from ebft.iteration import make_layout
 from ebft.model.backbone import text_config
 from ebft.model.experts import idle_parameters
-from ebft.planning.memory import Memory, estimate
+from ebft.planning.memory import GIB, ROOM, Memory, estimate
 from ebft.planning.model_shape import ModelShape, meta_model
 from ebft.planning.strategies import strategy_of
 from ebft.planning.workload import Workload
+from ebft.runtime.machine_memory import memory_for
 from ebft.train.advice import only_warm_up
 from ebft.train.samples import CONTEXT_TOKENS
 
@@ -39,6 +40,9 @@ def describe(
     parameters = sum(p.numel() for p in model.parameters())
     active = parameters - idle_parameters(model, text_config(model))
     packed = layout.packed_length
+    memory = memory_of(recipe, model, layout.num_anchors).peak
+    if (warning := too_little_memory(recipe, memory)) is not None:
+        logger.warning(warning)
     lines = {
         "model": f"{recipe.model.model}, {parameters:,} parameters in {recipe.model.model_dtype}",
         "documents": f"{len(train_set.index):,} with {train_set.total_tokens:,} tokens",
@@ -51,7 +55,7 @@ def describe(
         "steps": f"{steps_of(config, steps_per_epoch):,} ({steps_per_epoch:,} an epoch)",
         "objective": _objective(recipe),
         "compute per step": f"{flops_per_step(active, in_step, packed) / 1e9:,.0f} GFLOP (estimate)",
-        "memory": f"{memory_of(recipe, model, layout.num_anchors).peak / 2**20:,.0f} MiB (estimate)",
+        "memory": f"{memory / 2**20:,.0f} MiB (estimate)",
     }
     shown = [*columns(lines), "", *first_document(train_set, tokenizer)]
     shown += ["", "One sequence, with some of its anchors (| marks where rollouts begin):"]
@@ -130,3 +134,26 @@ def memory_of(recipe: Recipe, model: Any, anchors: int) -> Memory:
         added = adapters.count_parameters(empty, adapter)
         work = replace(work, adapter=added, rebuilt=adapters.count_rebuilt(empty, adapter))
     return estimate(ModelShape.of(empty, config.feature_taps), work, strategy_of(recipe))
+
+
+def too_little_memory(recipe: Recipe, needed: float) -> str | None:
+    """What to do about a run that is not likely to fit on this machine."""
+    training, available = recipe.training, memory_for(recipe.training.device)
+    if available is None or needed <= (1 - ROOM) * available:
+        return None
+    ways = []
+    if training.per_device_train_batch_size > 1:
+        ways.append(
+            f"a smaller per_device_train_batch_size (now {training.per_device_train_batch_size}) with more "
+            "gradient_accumulation_steps and a rollout_batch_size"
+        )
+    if not training.gradient_checkpointing:
+        ways.append("gradient_checkpointing=true")
+    if not recipe.model.adapted:
+        ways.append("lora=true")
+    where = "the GPU has" if training.device.type == "cuda" else "this machine has"
+    free = "" if training.device.type == "cuda" else " available"
+    return (
+        f"the run needs about {needed / GIB:.1f} GiB, and {where} {available / GIB:.1f} GiB{free}: it may not fit; try "
+        f"{', '.join([*ways, 'a shorter context_length'])}"
+    )

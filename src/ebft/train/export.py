@@ -10,35 +10,51 @@ import json
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ebft import adapters
+from ebft import fetch
 from ebft.errors import ConfigError, first_line, nearest
-from ebft.loading import DTYPES, Checkpoint, load_pretrained
-from ebft.train import checkpoints, model_card
-from ebft.train.run_folder import RECIPE_FILE, RunFolder
+from ebft.runtime.files import share_weights
+from ebft.train import checkpoints
+from ebft.train.output_folder import RECIPE_FILE
+
+if TYPE_CHECKING:  # they bring in torch
+    from torch import Tensor
+
+    from ebft.loading import Checkpoint
 
 logger = logging.getLogger(__name__)
+DTYPES = ("float32", "bfloat16", "float16")
 
 
-def export(source: str, output: str, dtype: str = "float32", trust_remote_code: bool = False) -> Path:
-    """Write the model of `source` and its tokenizer to the folder `output`."""
+def check(source: str, output: str, dtype: str) -> None:
+    """What can be wrong about an export: answered before torch is imported, which takes seconds."""
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype {dtype} is not one of {', '.join(DTYPES)}{nearest(dtype, DTYPES)}")
     folder = Path(output).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--output {folder} is there already and not empty; choose another folder")
+    fetch.check_there(_inside_run(source))
+
+
+def export(source: str, output: str, dtype: str = "float32", trust_remote_code: bool = False) -> Path:
+    """Write the model of `source` and its tokenizer to the folder `output`."""
+    check(source, output, dtype)
+    import torch
+
+    from ebft.loading import Checkpoint
+
+    folder = Path(output).expanduser()
     found = Checkpoint.find(_inside_run(source))
     tokenizer = found.load_tokenizer(trust_remote_code)
     logger.info(f"loading {found.adapter or found.base}")
-    model = _load(found, trust_remote_code).to(DTYPES[dtype])
+    model = _load(found, trust_remote_code).to(getattr(torch, dtype))
     # Written beside its place and renamed, so that a folder by this name is complete.
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     logger.info(f"writing {folder}")
     model.save_pretrained(partial)
+    share_weights(partial)
     tokenizer.save_pretrained(partial)
     _write_card(Path(found.adapter or found.base), partial, source, folder.name)
     if folder.exists():
@@ -49,6 +65,9 @@ def export(source: str, output: str, dtype: str = "float32", trust_remote_code: 
 
 def _write_card(model: Path, folder: Path, source: str, title: str) -> None:
     """The card of the run that made the model; that of a checkpoint or of a model from elsewhere says what is known."""
+    from ebft.train import model_card
+    from ebft.train.run_folder import RunFolder
+
     if (model / "README.md").is_file() and model.name == RunFolder.FINAL:
         card = (
             (model / "README.md")
@@ -73,6 +92,11 @@ def _inside_run(source: str) -> str:
 
 
 def _load(found: Checkpoint, trust_remote_code: bool) -> Any:
+    import torch
+
+    from ebft import adapters
+    from ebft.loading import load_pretrained
+
     options: dict[str, Any] = {"dtype": torch.float32}
     settings = {} if found.adapter is None else _settings_of_run(Path(found.adapter))
     four_bit = settings.get("load_in_4bit", False)
@@ -105,11 +129,13 @@ def _load(found: Checkpoint, trust_remote_code: bool) -> Any:
     return merged
 
 
-@torch.no_grad()
-def _probe(model: Any) -> torch.Tensor:
+def _probe(model: Any) -> Tensor:
     """Logits of a few tokens: some adapters cannot be merged exactly, and not all of them say so."""
+    import torch
+
     ids = torch.arange(8, device=model.device)[None] % model.get_input_embeddings().num_embeddings
-    return model(input_ids=ids, use_cache=False).logits
+    with torch.no_grad():
+        return model(input_ids=ids, use_cache=False).logits
 
 
 def _settings_of_run(adapter: Path) -> dict[str, Any]:

@@ -18,13 +18,14 @@ from ebft.loading import load_model, load_tokenizer
 from ebft.method.sequence_records import as_logged, differences
 from ebft.model.backbone import embedding_size
 from ebft.runtime import processes
-from ebft.runtime.files import json_ready
+from ebft.runtime.files import json_ready, share_weights
 from ebft.runtime.messages import notes_if_it_succeeds
 from ebft.train import hub, model_card, validation_records
 from ebft.train.advice import Advice
 from ebft.train.answers_before_after import HeldOutPrompts
 from ebft.train.early_stopping import EarlyStopping
 from ebft.train.live_progress import LiveProgress, StepLines
+from ebft.train.output_folder import refusal
 from ebft.train.preemption import Preemption
 from ebft.train.python_run import PythonRun
 from ebft.train.run_folder import RunFolder, outcome
@@ -41,7 +42,7 @@ def plan(recipe: Recipe, method: TrainingMethod = EBFT, resume: bool = False) ->
         loaded = _load(recipe, method, None)
         if recipe.training.process_index != 0:
             return []
-        if (why := RunFolder(recipe).refusal(resume)) is not None:
+        if (why := refusal(RunFolder(recipe).path, resume)) is not None:
             logger.warning(f"the run itself would be refused: {why}")
         return method.plan(loaded)
 
@@ -122,6 +123,7 @@ def _train(
     with folder.writing_final() as final:
         trainer.save_model(str(final))
         if first:
+            share_weights(final)
             (final / "training_args.bin").unlink(missing_ok=True)  # pickled, and of no use without ebft
             loaded.tokenizer.save_pretrained(final)
             if (picture := model_card.curves(folder.path)) is not None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from ebft.config.like_run import how_to_resume
 from ebft.config.recipe import Recipe, as_given
 from ebft.data.packing import SequenceDataset
 from ebft.errors import ConfigError
@@ -21,13 +20,12 @@ from ebft.runtime import processes
 from ebft.runtime.files import json_ready, read_json, write_json, write_text
 from ebft.runtime.locks import Lock
 from ebft.train import checkpoints
+from ebft.train.output_folder import LOCK_FILE, RECIPE_FILE, holds_run, refusal
 
 logger = logging.getLogger(__name__)
 
-RECIPE_FILE = "recipe.yaml"  # what was set, by file and flags
 RESOLVED_FILE = "resolved.json"  # every setting as the run had it
 DATA_FILE = "data.json"  # documents, tokens and checksums
-LOCK_FILE = "run.lock"  # while a process writes here
 RESULTS_FILE = "results.json"  # validation before and after, the change, and what they depend on
 
 # What may change when a run is resumed: how long, and what it shows and keeps.
@@ -101,28 +99,12 @@ class RunFolder:
     def write_results(self, results: dict[str, Any]) -> None:
         write_json(self.path / RESULTS_FILE, json_ready(results))
 
-    @property
-    def _holds_run(self) -> bool:
-        return (self.path / RECIPE_FILE).exists() or bool(checkpoints.all_checkpoints(self.path))
-
-    def refusal(self, resume: bool) -> str | None:
-        """Why a run cannot begin in this folder; None if it can."""
-        if self._holds_run and resume:
-            return None
-        if self._holds_run:
-            known = (self.path / RECIPE_FILE).exists()  # else a program has left its checkpoints here
-            way = f": {how_to_resume(self.path)}" if known else " --resume"
-            return f"output_dir={self.path} already holds a run; choose another folder, or continue it with{way}"
-        if self.path.is_dir() and any(file.name != LOCK_FILE for file in self.path.iterdir()):
-            return f"output_dir={self.path} is not empty and holds no run; choose another folder"
-        return None
-
     def claim(self, resume: bool, method: str) -> Path | None:
         """Make sure the folder is ours to write in; returns the checkpoint to resume from. All processes call it."""
         output, training = self.path, self.recipe.training
-        if (why := self.refusal(resume)) is not None:
+        if (why := refusal(self.path, resume)) is not None:
             raise ConfigError(why)
-        if not self._holds_run:
+        if not holds_run(self.path):
             return None
         made_by = self.read_results().get("method", "ebft")
         if made_by != method:

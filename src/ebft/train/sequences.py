@@ -111,6 +111,16 @@ def _few_sequences(data: DataConfig, validation_set: SequenceDataset) -> str | N
     return f"validation has {number} sequence{'s' * (number > 1)}: its standard errors will be large; {remedy}"
 
 
+def _seen_in_training(index: DocumentIndex, validation: DocumentIndex) -> str | None:
+    """Copies of training rows in the validation data: on these, a model that memorises looks like one that learns."""
+    if not (seen := validation.count_also_in(index)):
+        return None
+    return (
+        f"{seen:,} of {len(validation):,} validation rows are also in the training data: they measure what was "
+        "memorised, not what was learnt; remove duplicate rows, or give another validation_dataset"
+    )
+
+
 def load_data(
     recipe: Recipe, tokenizer: Any, needs_anchors: bool = True
 ) -> tuple[SequenceDataset, SequenceDataset | None]:
@@ -156,6 +166,8 @@ def load_data(
     if validation is None:
         return train_set, None
     validation_set = sequences(validation).first(data.validation_sequences)
-    if training.process_index == 0 and (few := _few_sequences(data, validation_set)) is not None:
-        logger.warning(few)
+    if training.process_index == 0:
+        for found in (_few_sequences(data, validation_set), _seen_in_training(index, validation_set.index)):
+            if found is not None:
+                logger.warning(found)
     return train_set, validation_set

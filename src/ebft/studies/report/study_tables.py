@@ -196,10 +196,25 @@ def profile_tables(evidence: Evidence) -> list[Table | None]:
     rows = [row for row in evidence.rows if row.kind != "base"]
     one_kind = len({row.kind for row in rows}) == 1
     pairs = [(one, other) for one, other in itertools.combinations(rows, 2) if one_kind or one.kind != other.kind]
+    profile = _untested_table(evidence, lengths, "profile", "Feature-matching loss over completion length")
+    if profile is not None:
+        profile = replace(profile, caption=f"{profile.caption} {_contexts(evidence, lengths)}".strip())
     return [
-        _untested_table(evidence, lengths, "profile", "Feature-matching loss over completion length"),
+        profile,
         _tested_table(lengths, pairs, "profile-differences", "Paired differences over completion length"),
     ]
+
+
+def _contexts(evidence: Evidence, lengths: Sequence[str]) -> str:
+    """What a profile rests on. Only contexts that are followed by a text of the greatest length are in it, so that
+    these may be few."""
+    found = [s.measured for row in evidence.rows for m in lengths for s in row.scores(m) if s.measured is not None]
+    if not found:
+        return ""
+    contexts = int(min(one.count for one in found))
+    sequences = min(sum(pull is not None for pull in one.pulls) for one in found)
+    said = f"Measured on {contexts:,} context{'s' * (contexts != 1)} in {sequences:,} sequence{'s' * (sequences != 1)}"
+    return f"{said}: without a second sequence there are no intervals and no tests." if sequences < 2 else f"{said}."
 
 
 def _untested_table(evidence: Evidence, metrics: Sequence[str], name: str, title: str) -> Table | None:
@@ -235,6 +250,7 @@ def _tested_table(
     if not found:
         return None
     adjusted = holm([test.p for *_, test in found])
+    tests = sum(not math.isnan(p) for p in adjusted)
     columns = [
         Column("metric", text=True),
         Column("difference of", text=True),
@@ -245,7 +261,7 @@ def _tested_table(
         Column(
             "p", "Of the paired t test with seeds counted (corpus scores: and of the bootstrap), before correction."
         ),
-        Column("p, corrected", f"By Holm's method, for the {len(found)} tests of this table together."),
+        Column("p, corrected", f"By Holm's method, for the {tests} tests of this table together."),
         Column("reading", text=True),
     ]
     body = []
@@ -262,13 +278,17 @@ def _tested_table(
             ]
         )
     caption = (
-        f"{len(found)} tests were made here. At a level of 5 %, about one in twenty would show a difference where "
+        f"{tests} tests were made here. At a level of 5 %, about one in twenty would show a difference where "
         "there is none; the corrected p-values hold that chance at 5 % for all of them together."
+        if tests
+        else "Nothing is tested: that takes two sequences or problems at least."
     )
     return Table(name, title, columns, body, caption)
 
 
 def _reading(metric: str, value: float, p: float) -> str:
+    if math.isnan(p):
+        return "not tested"
     if not p < SIGNIFICANT:
         return "not separable"
     return "better" if (value < 0) == facts(metric).smaller_is_better else "worse"
