@@ -34,7 +34,8 @@ def test_contexts_truths_and_numbers_are_those_of_the_anchors(tmp_path: Path) ->
     shown = [int(line.split()[-1]) for line in text.splitlines() if line.startswith("## Anchor")]
     assert len(shown) == ANCHORS
     assert 10 not in shown, "an anchor that does not count is not shown"
-    assert f"Context: ...{' '.join(map(str, range(5)))}\n" in text
+    assert f"Context: {' '.join(map(str, range(5)))}\n" in text, "all of it, without dots before it"
+    assert f"Context: ...{' '.join(map(str, range(shown[-1] - 24, shown[-1])))}\n" in text
     assert "| truth | 5 6 | | | |" in text
     assert "| sample 1 | 65 65 65 | +0.000 | +0.000 | +1.000 |" in text, "no -0.000"
     assert "| sample 2 | 65 65 65 | +0.100 | -0.100 | +1.100 |" in text
@@ -50,6 +51,15 @@ def test_any_text_stays_in_its_cell() -> None:
     assert rows[0].startswith("| sample 1 | `a\\|b` |")
     assert rows[1].startswith("| sample 2 | `\\n'c` |")
     assert table_cell("`|\t") == "`'\\|\\t`"
+
+
+def test_an_end_token_is_shown_once() -> None:
+    tokenizer = byte_tokenizer()
+    end, given = tokenizer.eos_token_id, example(anchors=1)
+    given["completions"] = torch.tensor([[[*tokenizer.encode("aa"), end, end, end], [*tokenizer.encode("abbbb")]]])
+    rows = [line for line in table(1, given, tokenizer).splitlines() if line.startswith("| sample")]
+    assert rows[0].startswith(f"| sample 1 | `aa{tokenizer.eos_token}` |")
+    assert rows[1].startswith("| sample 2 | `abbbb` |")
 
 
 def test_a_sequence_without_anchors_has_an_empty_table() -> None:

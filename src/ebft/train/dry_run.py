@@ -23,7 +23,7 @@ from ebft.planning.strategies import strategy_of
 from ebft.planning.workload import Workload
 from ebft.runtime.machine_memory import memory_for
 from ebft.train.advice import only_warm_up
-from ebft.train.samples import CONTEXT_TOKENS
+from ebft.train.samples import CONTEXT_TOKENS, earlier
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def describe(
         a = int(anchors[place])
         before = tokenizer.decode(row["input_ids"][0, max(0, a - CONTEXT_TOKENS) : a].tolist())
         after = tokenizer.decode(row["input_ids"][0, a : a + int(truths[place])].tolist())
-        shown.append(f"  token {a}: ...{before!r} | {after!r}")
+        shown.append(f"  token {a}: {earlier(a)}{before!r} | {after!r}")
     return shown if valid else [*shown, "  (no anchor in this sequence)"]
 
 

@@ -37,7 +37,7 @@ def table(step: int, example: dict[str, Tensor], tokenizer: Any) -> str:
         lines += [
             f"## Anchor {anchor}",
             "",
-            f"Context: ...{_text(context, tokenizer)}",
+            f"Context: {earlier(anchor)}{_text(context, tokenizer)}",
             "",
             "| | text | alignment | diversity | advantage |",
             "|---|---|---|---|---|",
@@ -59,7 +59,15 @@ def _text(tokens: Tensor, tokenizer: Any) -> str:
     """The tokens as text, or as numbers without a tokenizer."""
     if tokenizer is None:
         return " ".join(map(str, tokens.tolist()))
-    return table_cell(tokenizer.decode(tokens.tolist()))
+    ids = tokens.tolist()
+    while len(ids) > 1 and ids[-1] == ids[-2] and ids[-1] in tokenizer.all_special_ids:
+        ids.pop()  # a completion that has ended is filled up with its end token
+    return table_cell(tokenizer.decode(ids))
+
+
+def earlier(anchor: int) -> str:
+    """Before the last CONTEXT_TOKENS of an anchor's context, if those are not all of it."""
+    return "..." if anchor > CONTEXT_TOKENS else ""
 
 
 def table_cell(text: str) -> str:
