@@ -58,7 +58,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "export onto a folder": (["export", "{folder}/no", "--output", "{folder}"], 2, "there already and not empty"),
     "export dtype": (["export", "{folder}/no", "--output", "{folder}/o", "--dtype", "bf16"], 2, "not one of float32"),
     "generate missing model": (["generate", "--model", "{folder}/no", "--prompt", "hi"], 2, "no such folder"),
-    "generate without the hub": (["generate", "--model", "runs/nope", "--prompt", "hi"], 2, "is no folder here"),
+    "generate without the hub": (["generate", "--model", "some/model", "--prompt", "hi"], 2, "is no folder here"),
     "eval option": (["eval", "--modle", "m"], 2, "did you mean '--model'?"),
     "slip beside a missing option": (["generate", "--promt", "x"], 2, "'--promt'; did you mean '--prompt'?"),
     "missing option": (["generate", "--max_new_tokens", "3"], 2, "required: --model"),
