@@ -236,7 +236,9 @@ class TestFirst:
 
 
 def test_documents_for_testing_are_nobody_elses() -> None:
-    index = DocumentIndex.of(TokenStore(np.zeros(50, np.uint32), np.zeros(50, np.uint8), np.arange(51), np.zeros(50, np.int64)))
+    index = DocumentIndex.of(
+        TokenStore(np.zeros(50, np.uint32), np.zeros(50, np.uint8), np.arange(51), np.zeros(50, np.int64))
+    )
     rest, test = index.without_test(10, seed=3)
     assert test is not None
     train, validation = rest.split(5, seed=3)

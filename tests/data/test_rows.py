@@ -139,7 +139,9 @@ class TestErrors:
         file.write_text('{"text": "a"}\n{"text"\n')
         assert next(read_rows(str(file))) == {"text": "a"}
 
-    @pytest.mark.parametrize(("value", "kind"), [("text", "a string"), (3, "a number"), (None, "null"), ([1], "a list")])
+    @pytest.mark.parametrize(
+        ("value", "kind"), [("text", "a string"), (3, "a number"), (None, "null"), ([1], "a list")]
+    )
     def test_row_that_is_no_object(self, tmp_path: Path, value: Any, kind: str) -> None:
         lines = write_jsonl(tmp_path / "rows.jsonl", [{"text": "a"}, value])
         with pytest.raises(DataError, match=f"line 2 is {kind}, not an object"):
@@ -186,7 +188,9 @@ class TestErrors:
 
     def test_unknown_hub_name_says_what_can_be_given(self, monkeypatch: pytest.MonkeyPatch) -> None:
         no_hub(monkeypatch)
-        words = "someone/somedata: not a file, not in the cache of `datasets`, and HF_HUB_OFFLINE is set; give a local copy"
+        words = (
+            "someone/somedata: not a file, not in the cache of `datasets`, and HF_HUB_OFFLINE is set; give a local copy"
+        )
         with pytest.raises(DataError, match=words):
             read("someone/somedata")
         with pytest.raises(DataError, match=words):
@@ -201,7 +205,7 @@ class TestErrors:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(hub, "why_unreachable", lambda: "the hub is away")
-        with pytest.raises(DataError, match="someone/somedata: not a file.*, and the hub is away; give a local copy"):
+        with pytest.raises(DataError, match=r"someone/somedata: not a file.*, and the hub is away; give a local copy"):
             read("someone/somedata")
         assert datasets.config.HF_HUB_OFFLINE, "else its library would try for half a minute"
 
