@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BARS = re.compile(r"^\s*\d?\d%\||Loading weights|Writing model shards|Generating")
 # Name of the picture, the command, and how many lines of its output to show from the end; None: all of them.
 SCREENS: list[tuple[str, str, int | None]] = [
-    ("quickstart", "ebft train --config quickstart", 24),
+    ("quickstart", "ebft train --config quickstart", 29),
     ("dry-run", "ebft train --config recipe.yaml --output_dir runs/mine --dry-run", None),
     ("train", "ebft train --config recipe.yaml --output_dir runs/mine", None),
     ("sft", "ebft sft --config recipe.yaml --output_dir runs/sft", None),
