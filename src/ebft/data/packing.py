@@ -50,10 +50,15 @@ class DocumentIndex:
     def select(self, which: NDArray[np.int64]) -> DocumentIndex:
         return DocumentIndex(self.stores, self.store[which], self.number[which])
 
-    def tokens_of(self, place: int) -> NDArray[np.uint32]:
+    def where(self, place: int) -> tuple[TokenStore, slice]:
+        """The store that holds a document, and its tokens there."""
         store = self.stores[self.store[place]]
         start, end = (int(store.offsets[self.number[place] + k]) for k in (0, 1))
-        return store.tokens[start:end]
+        return store, slice(start, end)
+
+    def tokens_of(self, place: int) -> NDArray[np.uint32]:
+        store, inside = self.where(place)
+        return store.tokens[inside]
 
     def count_also_in(self, other: DocumentIndex) -> int:
         """How many of these documents are in the other index too, token by token."""

@@ -96,11 +96,11 @@ def steps_of(config: Any, an_epoch: int) -> int:
 
 def first_document(train_set: SequenceDataset, tokenizer: Any) -> list[str]:
     """What the model sees of a document, prompts and answers apart."""
-    store = train_set.index.stores[train_set.index.store[0]]
-    start, end = (int(store.offsets[train_set.index.number[0] + k]) for k in (0, 1))
+    store, inside = train_set.index.where(0)
     shown = ["The first document, as the model sees it:"]
-    for is_answer, tokens in groupby(range(start, end), key=lambda place: bool(store.answers[place])):
-        text = repr(tokenizer.decode([int(store.tokens[place]) for place in tokens]))
+    document = zip(store.tokens[inside].tolist(), store.answers[inside].tolist(), strict=True)
+    for is_answer, part in groupby(document, key=lambda token: token[1]):
+        text = repr(tokenizer.decode([token for token, _ in part]))
         shown.append(f"  {'answer' if is_answer else 'prompt'}  {text if len(text) <= 300 else f'{text[:300]}...'}")
     return shown[:9]
 
