@@ -13,6 +13,8 @@ from ebft import EBFTTrainer
 from ebft.data import loaders
 from ebft.errors import ConfigError
 from ebft.train.trainer import TrainingDiverged
+from tests.models import tiny_model
+from tests.tiny_tokenizer import VOCABULARY, byte_tokenizer
 from tests.train.small_runs import config, counting_text, small_model, weights
 
 
@@ -278,3 +280,12 @@ def test_the_final_model_is_an_ordinary_one(tmp_path: Path) -> None:
 def test_rows_of_text_need_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="processing_class"):
         EBFTTrainer(small_model(), config(tmp_path), [{"text": "a"}])
+
+
+def test_validation_rows_that_are_trained_on_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"text": f"the row number {number} of a text"} for number in range(6)]
+    model, tokenizer = tiny_model("llama", vocab_size=VOCABULARY), byte_tokenizer()
+    for validation, noticed in (rows[4:], False), (rows[3:5], True):
+        caplog.clear()
+        EBFTTrainer(model, config(tmp_path), rows[:4], validation, tokenizer)
+        assert ("1 of 2 validation rows are also in the training data" in caplog.text) == noticed

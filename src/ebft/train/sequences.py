@@ -74,7 +74,7 @@ def check_answers(
     kinds = {
         ("without an assistant turn", "nothing in them is an answer"): counts == 0,
         ("with an empty answer", "they teach the model to end at once"): (counts == 1) & ~whole,
-        ("without a prompt", "they are plain text, all of which is an answer"): whole & (not whole.all()),
+        ("without a prompt", "all of their text is an answer"): whole & (not whole.all()),
     }
     return [
         f"{source}: rows {kind}: {which.sum()} of {len(store)} (first: row {which.argmax() + 1}); {effect}"
@@ -111,13 +111,13 @@ def _few_sequences(data: DataConfig, validation_set: SequenceDataset) -> str | N
     return f"validation has {number} sequence{'s' * (number > 1)}: its standard errors will be large; {remedy}"
 
 
-def _seen_in_training(index: DocumentIndex, validation: DocumentIndex) -> str | None:
+def also_trained_on(index: DocumentIndex, validation: DocumentIndex) -> str | None:
     """Copies of training rows in the validation data: on these, a model that memorises looks like one that learns."""
     if not (seen := validation.count_also_in(index)):
         return None
     return (
         f"{seen:,} of {len(validation):,} validation rows are also in the training data: they measure what was "
-        "memorised, not what was learnt; remove duplicate rows, or give another validation_dataset"
+        "memorised, not what was learnt; remove duplicate rows, or validate on others"
     )
 
 
@@ -167,7 +167,7 @@ def load_data(
         return train_set, None
     validation_set = sequences(validation).first(data.validation_sequences)
     if training.process_index == 0:
-        for found in (_few_sequences(data, validation_set), _seen_in_training(index, validation_set.index)):
+        for found in (_few_sequences(data, validation_set), also_trained_on(index, validation_set.index)):
             if found is not None:
                 logger.warning(found)
     return train_set, validation_set

@@ -45,7 +45,7 @@ from ebft.train.costs import CostTracker, wide
 from ebft.train.divergence import avoid_broken_kernels, check_gradients, finite
 from ebft.train.networks import Networks, disable_dropout
 from ebft.train.python_run import PythonRun
-from ebft.train.sequences import check_answers, glued_rows
+from ebft.train.sequences import also_trained_on, check_answers, glued_rows
 from ebft.train.sharded_trainer import ShardedTrainer
 from ebft.update import LossParts, UpdateGraphs, loss_of
 from ebft.validation import Evaluated, validate
@@ -123,6 +123,7 @@ class EBFTTrainer(ShardedTrainer):
             callbacks=[*standard_callbacks.standard(self, args), PythonRun(self), *(callbacks or [])],
             **kwargs,
         )
+        self._check_validation(given=eval_dataset)
         self.keep_unwrapped()
         check_gradients(self, _WAY_OUT)
         standard_callbacks.keep_tensorboard_here(self)
@@ -330,6 +331,14 @@ class EBFTTrainer(ShardedTrainer):
             return self._sequences(dataset, args, tokenizer)
         except DataError as error:
             raise DataError(f"the validation data: {error}; or hold out other or more documents") from None
+
+    def _check_validation(self, given: Any) -> None:
+        """Of rows given in Python; who brings sequences has looked at them before."""
+        train, validation = self.train_dataset, self.eval_dataset
+        if validation is given or not isinstance(validation, SequenceDataset) or train is None:
+            return
+        if (warning := also_trained_on(train.index, validation.index)) is not None:
+            logger.warning(warning)
 
     def _sequences(self, dataset: Any, args: EBFTConfig, tokenizer: Any) -> SequenceDataset | None:
         if dataset is None or isinstance(dataset, SequenceDataset):
