@@ -194,23 +194,25 @@ def describe(row: dict[str, Any]) -> str:
 
 
 def tables(result: dict[str, Any]) -> str:
-    """Markdown: one line per context and number of samples, one column per horizon."""
+    """Markdown: one line per context and number of samples, one column per horizon, of those that were measured."""
     found = {(row["context_length"], row["samples"], row["horizon"], row["stride"]): row for row in result["rows"]}
+    contexts, samples, horizons = (sorted({key[place] for key in found}) for place in range(3))
 
-    def cell(T: int, n: int, G: int, s: int) -> str:
-        row = found.get((T, n, G, s), {"error": "not measured"})
+    def line(T: int, n: int, stride: int | None = None) -> str:
+        rows = (found.get((T, n, G, stride or G), {"error": "not measured"}) for G in horizons)
+        return f"| {T} | {n} | " + " | ".join(map(cell, rows)) + " |"
+
+    def cell(row: dict[str, Any]) -> str:
         if "error" in row:
             return str(row["error"])
         return f"{row['seconds']['iteration']:.2f} s, {row['peak_memory_bytes'] / 2**30:.1f} GiB"
 
-    heading = "| T | n | " + " | ".join(f"G {G}" for G in HORIZONS) + " |\n" + "|---" * (2 + len(HORIZONS)) + "|\n"
-    lines = [
-        f"| {T} | {n} | " + " | ".join(cell(T, n, G, G) for G in HORIZONS) + " |"
-        for T, n in itertools.product(CONTEXTS, SAMPLES)
-    ]
-    T, n = CONTEXT_AT_STRIDE, SAMPLES_AT_STRIDE
-    overlapping = f"| {T} | {n} | " + " | ".join(cell(T, n, G, STRIDE) for G in HORIZONS) + " |"
-    return f"s = G:\n\n{heading}" + "\n".join(lines) + f"\n\ns = {STRIDE}:\n\n{heading}{overlapping}"
+    heading = "| T | n | " + " | ".join(f"G {G}" for G in horizons) + " |\n" + "|---" * (2 + len(horizons)) + "|\n"
+    shown = f"s = G:\n\n{heading}" + "\n".join(line(T, n) for T, n in itertools.product(contexts, samples))
+    if any(G != s for _, _, G, s in found):
+        overlapping = line(CONTEXT_AT_STRIDE, SAMPLES_AT_STRIDE, STRIDE)
+        shown += f"\n\ns = {STRIDE}:\n\n{heading}{overlapping}"
+    return shown
 
 
 if __name__ == "__main__":

@@ -78,14 +78,14 @@ def test_the_estimate_is_near_the_measured_peak(file: Path, monkeypatch: pytest.
 
 
 def test_the_estimate_is_near_all_peaks_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contexts of 512 to 4096 tokens, 4 to 16 samples, horizons of 4 to 64."""
+    """Contexts of 1024 and 4096 tokens, 4 and 16 samples, horizons of 8 to 64."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import step
 
     result = json.loads((BENCHMARKS / "results" / "grid-h200-smollm2-135m.json").read_text())
     settings = result["settings"]
     shape = ModelShape.of(meta_model(step.SIZES[settings["size"]].config()), LAYERS)
-    assert len(result["rows"]) > 50
+    assert len(result["rows"]) >= 12
     for row in result["rows"]:
         anchors = (row["context_length"] - row["horizon"]) // row["stride"]
         sizes = (row["context_length"], anchors, row["samples"], row["horizon"])
