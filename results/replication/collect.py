@@ -23,7 +23,7 @@ def main(study: Path, target: Path) -> None:
     shutil.copytree(study / "report", target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.svg", "*.tex"))
     _write(target / "study.json", _read(study / "study.json"))
     _write(target / "validation.json", {run.name: _curve(run) for run in sorted((study / "runs").iterdir())})
-    evaluations = sorted((study / "evaluations").iterdir())
+    evaluations = [e for e in sorted((study / "evaluations").iterdir()) if (e / "results.json").is_file()]
     for evaluation in evaluations:
         _write(target / "evaluations" / f"{evaluation.name}.json", _read(evaluation / "results.json"))
     _write(target / "sequences.json", {e.name: _sequences(e / "calibration.jsonl") for e in evaluations})
@@ -33,8 +33,11 @@ def main(study: Path, target: Path) -> None:
 
 
 def _curve(run: Path) -> dict[str, Any]:
-    """The last validation is that of the model that early stopping keeps, measured once more: it tells which one."""
+    """The last validation is that of the model that early stopping keeps, measured once more: it tells which one. A run
+    that was stopped has none."""
     rows = [row for row in _lines(run / "metrics.jsonl") if "eval_cross_entropy" in row]
+    if not (run / "final").is_dir():
+        return {"kept_step": None, "validations": [_point(row) for row in rows]}
     kept = rows.pop() if len(rows) > 1 and rows[-1]["step"] == rows[-2]["step"] else rows[-1]
     best = min(rows, key=lambda row: abs(row["eval_cross_entropy"] - kept["eval_cross_entropy"]))
     return {"kept_step": best["step"], "validations": [_point(row) for row in rows]}
