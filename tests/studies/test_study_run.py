@@ -75,6 +75,15 @@ class TestOrder:
         assert manifest["jobs"]["warm,seed=0"]["command"].startswith("ebft train --config")
         assert manifest["machine"]["python"]
 
+    def test_a_model_is_evaluated_before_the_next_one_is_trained(
+        self, study: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """So that a study that is stopped has some whole results."""
+        with caplog.at_level("INFO"):
+            assert run(study({"sft": {}}), "--jobs", 1) == 0
+        began = [record.message.split(": ")[0] for record in caplog.records if ": started" in record.message]
+        assert began == ["evaluate base", "sft,seed=0", "evaluate sft,seed=0", "sft,seed=1", "evaluate sft,seed=1"]
+
     def test_a_search_seed_of_its_own(self, study: Any, tmp_path: Path) -> None:
         assert run(study({"sft": {"search": {"learning_rate": [0.5, 0.25]}}}, search_seed=9), "--jobs", 2) == 0
         seeds = sorted(name.rpartition("seed=")[2] for name in started(tmp_path / "out"))

@@ -59,13 +59,15 @@ class LocalLauncher:
             return []
         free = [Place(gpu) for gpu in self._gpus(waiting[0].on_cpu)]
         places = len(free)
-        tried = {job.name for job in waiting}
+        started: set[str] = set()
         running: list[RunningJob] = []
         try:
             while waiting or running:
                 while waiting and free:
                     at_once = min(places, len(running) + len(waiting))  # who is alone has all cores
-                    running.append(_start(waiting.pop(0), free.pop(0), at_once, self.reuse))
+                    job = waiting.pop(0)
+                    started.add(job.name)
+                    running.append(_start(job, free.pop(0), at_once, self.reuse))
                 if progress is not None:
                     progress([one.job for one in running])
                 time.sleep(_POLL_SECONDS)
@@ -75,9 +77,7 @@ class LocalLauncher:
                     if not _report(ended):
                         failed.append(ended.job)
                         _dismiss(ended.place)  # whatever is left of it in the process is not for the next
-                    new = [job for job in ready(failed) if job.name not in tried]
-                    waiting += new
-                    tried |= {job.name for job in new}
+                    waiting = [job for job in ready(failed) if job.name not in started]
         except (KeyboardInterrupt, Preempted) as stop:
             # After a scheduler's notice they save a checkpoint first.
             for one in running:

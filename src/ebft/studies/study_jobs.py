@@ -191,8 +191,9 @@ class StudyPlan:
         return [*self.runs, *self.evaluations]
 
     def ready(self) -> list[TrainingRun | Evaluation]:
-        """What could run now and has not."""
-        return [job for job in self.jobs if not self.is_finished(job) and self._can_start(job)]
+        """What could run now and has not: evaluations first, so that a study that is stopped has some whole results."""
+        jobs = (*self.evaluations, *self.runs)
+        return [job for job in jobs if not self.is_finished(job) and self._can_start(job)]
 
     def is_finished(self, job: TrainingRun | Evaluation) -> bool:
         """As it was when this plan was made: the disk is asked once."""
