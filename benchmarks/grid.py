@@ -209,7 +209,7 @@ def tables(result: dict[str, Any]) -> str:
 
     heading = "| T | n | " + " | ".join(f"G {G}" for G in horizons) + " |\n" + "|---" * (2 + len(horizons)) + "|\n"
     shown = f"s = G:\n\n{heading}" + "\n".join(line(T, n) for T, n in itertools.product(contexts, samples))
-    if any(G != s for _, _, G, s in found):
+    if any(s != G for _, _, G, s in found):
         overlapping = line(CONTEXT_AT_STRIDE, SAMPLES_AT_STRIDE, STRIDE)
         shown += f"\n\ns = {STRIDE}:\n\n{heading}{overlapping}"
     return shown

@@ -162,7 +162,10 @@ class TestAnswers:
             self.load(tmp_path / "rows.jsonl", rows)
             assert "rows.jsonl: rows without an assistant turn: 1 of 8 (first: row 3); nothing in them" in caplog.text
             assert "rows.jsonl: rows with an empty answer: 2 of 8 (first: row 4); they teach" in caplog.text
-            assert "rows.jsonl: rows without a prompt: 1 of 8 (first: row 7); all of their text is an answer" in caplog.text
+            assert (
+                "rows.jsonl: rows without a prompt: 1 of 8 (first: row 7); all of their text is an answer"
+                in caplog.text
+            )
 
     @pytest.mark.parametrize("row", [{"text": "some words"}, {"prompt": "a ", "completion": "some words"}])
     def test_good_rows_get_no_note(self, row: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
