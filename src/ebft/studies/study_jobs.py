@@ -192,7 +192,7 @@ class StudyPlan:
 
     def ready(self) -> list[TrainingRun | Evaluation]:
         """What could run now and has not: evaluations first, so that a study that is stopped has some whole results."""
-        jobs = (*self.evaluations, *self.runs)
+        jobs: list[TrainingRun | Evaluation] = [*self.evaluations, *self.runs]
         return [job for job in jobs if not self.is_finished(job) and self._can_start(job)]
 
     def is_finished(self, job: TrainingRun | Evaluation) -> bool:

@@ -335,7 +335,7 @@ class EBFTTrainer(ShardedTrainer):
     def _check_validation(self, given: Any) -> None:
         """Of rows given in Python; who brings sequences has looked at them before."""
         train, validation = self.train_dataset, self.eval_dataset
-        if validation is given or not isinstance(validation, SequenceDataset) or train is None:
+        if validation is given or not isinstance(train, SequenceDataset) or not isinstance(validation, SequenceDataset):
             return
         if (warning := also_trained_on(train.index, validation.index)) is not None:
             logger.warning(warning)
