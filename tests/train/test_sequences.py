@@ -139,7 +139,7 @@ class TestAnswers:
         given = {"model": "m", "output_dir": "o", "use_cpu": True, "context_length": 8, "horizon": 2, "stride": 2}
         return load_data(load_recipe(None, {**given, "dataset": [write(file, rows)], **settings}), TOKENIZER)
 
-    @pytest.mark.parametrize("roles", [["Human", "AI"], ["user"]])
+    @pytest.mark.parametrize("roles", [["user", "narrator"], ["user"]])
     @pytest.mark.parametrize("kind", ["messages", "pair"])
     def test_no_assistant_turn_at_all_is_refused(self, roles: list[str], kind: str, tmp_path: Path) -> None:
         turns = [{"role": role, "content": "some words"} for role in roles]
@@ -150,19 +150,20 @@ class TestAnswers:
         with pytest.raises(DataError, match=found):
             self.load(tmp_path / "rows.jsonl", [row] * 4)
         with pytest.raises(DataError, match=found):
-            check_answers(tokenize_rows([row] * 4, TOKENIZER), "the dataset", [row] * 4)
+            check_answers(tokenize_rows([row] * 4, TOKENIZER), TOKENIZER, "the dataset", [row] * 4)
 
     def test_slips_in_some_rows_are_counted(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         user, assistant = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
         rows: list[dict[str, Any]] = [{"messages": [user, assistant]}] * 6
         rows[2:4] = [{"messages": [user]}, {"prompt": "2+2=", "completion": ""}]
-        rows += [{"text": "plain"}, {"prompt": "1+1=", "completion": ""}]
+        rows += [{"text": "plain"}, {"prompt": "1+1=", "completion": " \n"}]
+        rows += [{"messages": [user, {"role": "assistant", "content": ""}]}, {"prompt": "3+3=", "completion": " 6"}]
         for _ in range(2):  # the second time from the cache
             caplog.clear()
             self.load(tmp_path / "rows.jsonl", rows)
-            assert "rows.jsonl: rows without an assistant turn: 1 of 8 (first: row 3); nothing in them" in caplog.text
-            assert "rows.jsonl: rows with an empty answer: 2 of 8 (first: row 4); they teach" in caplog.text
-            assert "rows.jsonl: rows without a prompt: 1 of 8 (first: row 7); all of their text is an answer" in caplog.text
+            assert "rows.jsonl: rows without an assistant turn: 1 of 10 (first: row 3); nothing in them" in caplog.text
+            assert "rows.jsonl: rows with an empty answer: 3 of 10 (first: row 4); they teach" in caplog.text
+            assert "rows.jsonl: rows without a prompt: 1 of 10 (first: row 7); all of their text is" in caplog.text
 
     @pytest.mark.parametrize("row", [{"text": "some words"}, {"prompt": "a ", "completion": "some words"}])
     def test_good_rows_get_no_note(self, row: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ebft.config.model_and_data import DataConfig
 from ebft.config.recipe import Recipe
 from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, mix, pad_token_id
@@ -20,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 LOOKED_AT = 20  # rows of each dataset
 FEW = 20  # validation sequences that tell little
+LONGEST_BLANK = 8  # tokens of an answer that is looked at for being whitespace, its end token among them
 
 
 def _some_rows(recipe: Recipe) -> list[Row]:
@@ -57,8 +61,23 @@ def glued_rows(dataset: Any) -> str | None:
     return glued_prompt([RowFormat().standard(row) for row in islice(dataset, LOOKED_AT)])
 
 
+def _blank_answers(store: TokenStore, tokenizer: Any) -> NDArray[np.bool_]:
+    """[documents] whether the answer after a prompt is nothing but whitespace and an end token."""
+    blank, counts, offsets = np.zeros(len(store), bool), np.asarray(store.answer_counts), np.asarray(store.offsets)
+    tokens, answers = np.asarray(store.tokens), np.asarray(store.answers)
+    known: dict[bytes, bool] = {}
+    for place in np.flatnonzero((counts > 0) & (counts <= LONGEST_BLANK) & (counts < store.lengths)):
+        inside = slice(offsets[place], offsets[place + 1])
+        answer = tokens[inside][answers[inside] > 0]
+        key = answer.tobytes()
+        if key not in known:
+            known[key] = not tokenizer.decode(answer.tolist(), skip_special_tokens=True).strip()
+        blank[place] = known[key]
+    return blank
+
+
 def check_answers(
-    store: TokenStore, source: str, rows: Iterable[Row], row_format: RowFormat | None = None
+    store: TokenStore, tokenizer: Any, source: str, rows: Iterable[Row], row_format: RowFormat | None = None
 ) -> list[str]:
     """Notes on rows whose answer is missing, empty or all of the text, often by a slip; an error if no row has one."""
     counts, lengths = store.answer_counts, store.lengths
@@ -73,7 +92,7 @@ def check_answers(
     whole = counts == lengths
     kinds = {
         ("without an assistant turn", "nothing in them is an answer"): counts == 0,
-        ("with an empty answer", "they teach the model to end at once"): (counts == 1) & ~whole,
+        ("with an empty answer", "they teach the model to end at once"): _blank_answers(store, tokenizer),
         ("without a prompt", "all of their text is an answer"): whole & (not whole.all()),
     }
     return [
@@ -130,7 +149,7 @@ def load_data(
     def tokenized(source: str, split: str) -> DocumentIndex:
         store = tokenize_source(source, tokenizer, split, data.row_format, data.limit_documents)
         if recipe.command != "rlvr":  # which takes prompts, and rewards what the model answers
-            notes = check_answers(store, source, read_rows(source, split), data.row_format)
+            notes = check_answers(store, tokenizer, source, read_rows(source, split), data.row_format)
             for note in notes if training.process_index == 0 else ():
                 logger.warning(note)
         return DocumentIndex.of(store)

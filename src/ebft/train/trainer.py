@@ -347,7 +347,7 @@ class EBFTTrainer(ShardedTrainer):
             if tokenizer is None:
                 raise ConfigError("rows of text need a tokenizer; pass processing_class=")
             store = tokenize_rows(dataset, tokenizer)
-            for note in check_answers(store, "the dataset", dataset):
+            for note in check_answers(store, tokenizer, "the dataset", dataset):
                 logger.warning(note)
             found = SequenceDataset(DocumentIndex.of(store), args.context_length, args.packing, self.pad_token_id)
         if found is not None:
