@@ -12,7 +12,9 @@ from ebft.config.recipe import load_recipe
 from ebft.data.packing import SequenceDataset
 from ebft.data.store import tokenize_rows
 from ebft.errors import DataError
-from ebft.train.sequences import check_answers, glued_rows, load_data, warnings_about
+from ebft.train.sequences import beyond_positions, check_answers, glued_rows, load_data, warnings_about
+from tests.models import tiny_model
+from tests.test_iteration import dataset, method
 from tests.tiny_tokenizer import PAD, byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -127,6 +129,37 @@ def test_a_step_larger_than_the_data(batch: int, said: bool, tmp_path: Path, cap
     settings = {"packing": False, "validation_split": 0, "per_device_train_batch_size": batch}
     load(tmp_path, {"rows.jsonl": ["a" * 40] * 30}, **settings)
     assert ("a step takes 31 sequences and there are 30" in caplog.text) == said
+
+
+def test_documents_that_are_cut_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # A token a character, and an end token: 41 - 8 of the tokens of the long one are cut.
+    source, given = {"rows.jsonl": ["a" * 40, "abc", "abc"]}, {"validation_split": 0}
+    load(tmp_path, source, **given)
+    assert "cuts" not in caplog.text, "packed, nothing is lost"
+    load(tmp_path, source, packing=False, needs_anchors=False, **given)
+    assert "cuts" not in caplog.text, "baselines have a length of their own"
+    load(tmp_path, source, packing=False, **given)
+    words = (
+        f"context_length=8 cuts 1 of 3 documents, and with them {33 / 49:.1%} of the tokens; raise it, or set packing"
+    )
+    assert words in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("lengths", "changes", "said"),
+    [
+        ([30], {"context_length": 257}, True),
+        ([30], {"context_length": 256}, False),
+        ([30], {"context_length": 257, "packing": False}, False),
+        ([30], {"context_length": 257, "document_masks": True}, False),
+        ([300], {"context_length": 257, "document_masks": True}, True),
+    ],
+)
+def test_sequences_longer_than_the_model_was_made_for(lengths: list[int], changes: dict[str, Any], said: bool) -> None:
+    words = beyond_positions(tiny_model("llama"), dataset(lengths), method(**changes))
+    assert (
+        "context_length=257 is longer than the model was made for (max_position_embeddings=256)" in str(words)
+    ) == said
 
 
 def write(file: Path, rows: list[dict[str, Any]]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ebft.config.method import MethodConfig
 from ebft.config.model_and_data import DataConfig
 from ebft.config.recipe import Recipe
 from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, mix, pad_token_id
@@ -18,6 +19,7 @@ from ebft.data.rows import read_rows
 from ebft.data.store import TokenStore, tokenize_source
 from ebft.errors import DataError
 from ebft.iteration import check_sequences
+from ebft.model.backbone import text_config
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +142,31 @@ def also_trained_on(index: DocumentIndex, validation: DocumentIndex) -> str | No
     )
 
 
+def cut_documents(dataset: SequenceDataset, setting: str) -> str | None:
+    """How much is lost where every document is a row of its own; the length of a row has the name `setting`."""
+    lengths = dataset.lengths
+    cut = np.maximum(lengths - dataset.context_length, 0)
+    if dataset.packing or not cut.any():
+        return None
+    return (
+        f"{setting}={dataset.context_length} cuts {np.count_nonzero(cut):,} of {len(cut):,} documents, and with them "
+        f"{cut.sum() / lengths.sum():.1%} of the tokens"
+    )
+
+
+def beyond_positions(model: Any, dataset: SequenceDataset, config: MethodConfig) -> str | None:
+    """That sequences are longer than the model says it was made for. Rotary positions have no end, and no error."""
+    known, longest = getattr(text_config(model), "max_position_embeddings", None), config.context_length
+    if config.document_masks or not config.packing:  # positions begin anew with every document
+        longest = min(longest, int(dataset.lengths.max()))
+    if not isinstance(known, int) or longest <= known:
+        return None
+    return (
+        f"context_length={config.context_length} is longer than the model was made for (max_position_embeddings="
+        f"{known}), and what it computes beyond may be of little use; use context_length<={known}"
+    )
+
+
 def load_data(
     recipe: Recipe, tokenizer: Any, needs_anchors: bool = True
 ) -> tuple[SequenceDataset, SequenceDataset | None]:
@@ -177,6 +204,8 @@ def load_data(
     train_set = sequences(index)
     if needs_anchors:
         check_sequences(train_set, training, end_token_ids(tokenizer, training.completions_end))
+        if training.process_index == 0 and (cut := cut_documents(train_set, "context_length")) is not None:
+            logger.warning(f"{cut}; raise it, or set packing=true")
         if training.process_index == 0 and len(train_set) < training.rows_per_step:
             logger.warning(
                 f"a step takes {training.rows_per_step} sequences and there are {len(train_set)}: every step sees all "
