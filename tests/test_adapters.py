@@ -148,7 +148,7 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(
     recipe = write_recipe(tmp_path, tiny, sums, lora=True, load_in_4bit=package == "bitsandbytes")
     assert run("train", recipe, tmp_path / "out") == 2
     extra = {"peft": "peft", "bitsandbytes": "qlora"}[package]
-    assert f"needs {package}; install it with `pip install ebft[{extra}]`" in capsys.readouterr().err
+    assert f'needs {package}; install it with `pip install ".[{extra}]"` in a checkout' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("bf16", [False, True])

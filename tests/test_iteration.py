@@ -262,7 +262,19 @@ class TestSequences:
             (dataset([1]), {}, DataError, "holds no tokens"),
             (dataset([2] * 20), {"document_masks": True}, DataError, "the longest has 2 tokens, horizon=3 needs 4"),
             (dataset([3] * 4, packing=False), {"packing": False}, DataError, "shorter than one anchor needs"),
-            (dataset([4, 4]), {"answer_only": True}, DataError, "no valid anchor in the data"),
+            (
+                dataset([4, 5]),
+                {"answer_only": True},
+                DataError,
+                "no rollout can begin in the data: the longest answer has 2 tokens, horizon is 3, .*answer_only=false",
+            ),
+            (
+                dataset([5, 2] * 4),
+                {"document_masks": True, "stride": 7},
+                DataError,
+                "the longest document has 5 tokens, horizon is 3, .* stride=7 tokens; use a smaller horizon or stride$",
+            ),
+            (dataset([1, 1]), {"anchors": "answer_start"}, DataError, "no answer starts after a prompt"),
         ],
     )
     def test_what_has_none_is_refused(

@@ -18,7 +18,7 @@ from torch import nn
 
 from ebft.config.recipe import Recipe
 from ebft.config.training import EBFTConfig
-from ebft.errors import ConfigError, nearest, what_is_wrong
+from ebft.errors import ConfigError, how_to_install, nearest, what_is_wrong
 
 # What peft writes into a configuration that it saves, which is not about the adapter.
 _BOOKKEEPING = ("base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version")
@@ -147,4 +147,4 @@ def check_four_bit(training: EBFTConfig) -> None:
 
 def _need(package: str, setting: str, extra: str) -> None:
     if find_spec(package) is None:
-        raise ConfigError(f"{setting} needs {package}; install it with `pip install ebft[{extra}]`")
+        raise ConfigError(f"{setting} needs {package}; {how_to_install(extra)}")

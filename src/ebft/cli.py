@@ -111,7 +111,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _run_training(command: str, arguments: list[str]) -> int:
     """`ebft train`, `ebft sft` and `ebft rlvr`."""
-    from ebft.config.recipe import check_hub_datasets, check_places, check_values, read_values
+    from ebft.config.recipe import UNNAMED, check_hub_datasets, check_places, check_values, read_values
     from ebft.train.output_folder import refusal
 
     if "--help" in arguments or "-h" in arguments:
@@ -123,6 +123,8 @@ def _run_training(command: str, arguments: list[str]) -> int:
     resume, dry_run = "--resume" in arguments, "--dry-run" in arguments or "--dry_run" in arguments
     file, overrides = _flags([a for a in arguments if a not in ("--resume", "--dry-run", "--dry_run")])
     values = {**(read_values(file) if file is not None else {}), **overrides}
+    if dry_run and not values.get("output_dir"):
+        values["output_dir"] = overrides["output_dir"] = UNNAMED
     if "launch" in values:
         return _launch(command, values, arguments)
     check_values(values, command)
@@ -340,7 +342,8 @@ def _sweep(arguments: list[str]) -> int:
     if "launch" in settings:
         raise ConfigError("--launch is not for sweeps: every point of one runs in a single process")
     launcher = launchers.make_launcher(options, "sweep")
-    found = points.points(options.config, settings, options.set, options.command)
+    writes = not options.dry_run or options.launcher != "local"
+    found = points.points(options.config, settings, options.set, options.command, writes)
     if options.dry_run:
         print("\n".join(sweep.preview(found, launcher)))
         return 0

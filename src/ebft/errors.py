@@ -26,6 +26,11 @@ def nearest(word: str, options: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def how_to_install(extra: str) -> str:
+    """The end of an error message about a package that one of our extras brings."""
+    return f'install it with `pip install ".[{extra}]"` in a checkout of ebft'
+
+
 def first_line(error: BaseException) -> str:
     """Libraries explain at length; the first line is what happened."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import groupby
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +28,8 @@ from ebft.runtime.timing import Clock
 from ebft.trees import Packing, packings
 
 Part = TypeVar("Part", "Rollouts", "Scores")
+
+LOOKED_AT = 2000  # sequences, for one that has an anchor
 
 
 def join(parts: Sequence[Part]) -> Part:
@@ -111,19 +114,34 @@ def check_sequences(dataset: SequenceDataset, config: MethodConfig, end_token_id
             f"horizon={config.horizon} needs {needed}; use a smaller horizon, longer documents, or "
             "packing without document_masks"
         )
-    for row in range(min(len(dataset), 2000)):
+    for row in range(min(len(dataset), LOOKED_AT)):
         batch = collate([dataset[row]])
         if bool(make_layout(batch["on_host"], config, config.samples, end_token_ids).anchor_mask.any()):
             return
     if config.anchors == "answer_start":
         raise DataError(
-            "no valid anchor in the data: no answer starts after a context and ends in its sequence, or has horizon="
-            f"{config.horizon} tokens in it; use rows with answers, a longer context_length or a smaller horizon"
+            "no rollout can begin in the data: no answer starts after a prompt and ends in its sequence, or has "
+            f"horizon={config.horizon} tokens in it; use rows with answers, a longer context_length or a smaller "
+            "horizon"
         )
+    what, or_all = ("answer", ", or answer_only=false") if config.answer_only else ("document", "")
     raise DataError(
-        "no valid anchor in the data: every truth window leaves its document or its answer; use a smaller horizon or "
-        "stride, or answer_only=false"
+        f"no rollout can begin in the data: the longest {what} has {_longest(dataset, config.answer_only)} tokens, "
+        f"horizon is {config.horizon}, and rollouts begin every stride={config.stride} tokens; use a smaller horizon "
+        f"or stride{or_all}"
     )
+
+
+def _longest(dataset: SequenceDataset, answers: bool) -> int:
+    """Tokens of the longest answer, or document, in the sequences that were looked at."""
+    longest = 0
+    for row in range(min(len(dataset), LOOKED_AT)):
+        sequence = dataset[row]
+        documents = sequence["document_ids"]
+        counted = sequence["answer_mask"] if answers else documents != PADDING
+        for (inside, _), run in groupby(zip(counted.tolist(), documents.tolist(), strict=True)):
+            longest = max(longest, inside * len(list(run)))
+    return longest
 
 
 def score(

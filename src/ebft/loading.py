@@ -16,7 +16,7 @@ from ebft.config.method import MethodConfig
 from ebft.config.recipe import Recipe
 from ebft.config.training import EBFTConfig
 from ebft.data.formats import check_tokenizer
-from ebft.errors import ConfigError, first_line
+from ebft.errors import ConfigError, first_line, how_to_install
 from ebft.model.backbone import embedding_size
 from ebft.model.features import FeatureNetwork, Source
 from ebft.runtime import sharded_checkpoints
@@ -86,7 +86,7 @@ class Checkpoint:
             from peft import PeftModel
         except ImportError:
             raise ConfigError(
-                f"model={self.name!r} is an adapter, which needs peft; install it with `pip install ebft[peft]`"
+                f"model={self.name!r} is an adapter, which needs peft; {how_to_install('peft')}"
             ) from None
         try:
             return PeftModel.from_pretrained(base, str(self.adapter))

@@ -125,7 +125,7 @@ def test_options_that_trl_does_not_know(
 def test_without_trl(tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(trl_trainers, "find_spec", lambda name: None)
     assert run("sft", write_recipe(tmp_path, tiny, sums), tmp_path / "out") == 2
-    assert "pip install ebft[baselines]" in capsys.readouterr().err
+    assert 'pip install ".[baselines]"' in capsys.readouterr().err
 
 
 def test_nothing_is_reported_to_the_makers_of_trl(monkeypatch: pytest.MonkeyPatch) -> None:

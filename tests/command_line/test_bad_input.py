@@ -119,7 +119,9 @@ class TestBadInput:
         file = write_rows(tmp_path / "rows.jsonl", [{"text": "ab"}] * 20)
         line = refused("--dataset", file, "--document_masks")
         assert "all documents are shorter than one anchor needs: the longest has 3 tokens" in line
-        assert "no valid anchor" in refused("--answer_only", "--horizon", 40, "--stride", 1)
+        assert "no rollout can begin in the data: the longest answer has " in refused(
+            "--answer_only", "--horizon", 40, "--stride", 1
+        )
 
     def test_tokenizer_without_end_token(self, refused: Refused, tmp_path: Path) -> None:
         byte_tokenizer(end=None).save_pretrained(tmp_path / "tokenizer")

@@ -34,6 +34,15 @@ class TestTrain:
         assert "that is all" in text
         assert not output.exists()
 
+    def test_dry_run_needs_no_output_folder(
+        self, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "empty").mkdir()
+        monkeypatch.chdir(tmp_path / "empty")
+        assert cli.main(["train", "--config", str(recipe), "--dry-run"]) == 0
+        assert "anchors per sequence" in capsys.readouterr().out
+        assert contents(tmp_path / "empty") == {}
+
     def test_dry_run_leaves_a_run_that_is_there_alone_and_says_so(
         self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -86,6 +86,12 @@ class TestNames:
         with pytest.raises(ConfigError, match="no output folder: set `output_dir`"):
             load(output_dir=value)
 
+    @pytest.mark.parametrize("command", ["train", "sft", "rlvr"])
+    def test_resuming_as_in_transformers_is_not_ignored(self, command: str) -> None:
+        given = {**NEEDED, "resume_from_checkpoint": "runs/mine/checkpoint-10"}
+        with pytest.raises(ConfigError, match=r"--resume continues .* --model CHECKPOINT begins"):
+            load_recipe(None, given, command)
+
 
 class TestMethod:
     @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from ebft.config.evaluation import options
 from ebft.config.recipe import known_settings
-from ebft.config.synonyms import _MEANT, suggestion
+from ebft.config.synonyms import _INSTEAD, _MEANT, suggestion
 
 KNOWN = {
     **{command: known_settings(command) for command in ("train", "sft", "rlvr")},
@@ -29,6 +29,14 @@ KNOWN = {
         ("rlvr", "num_generations", "generations"),
         ("eval", "--num-generations", "--samples"),
         ("eval", "--max_length", "--max-new-tokens"),
+        ("train", "torch_dtype", "model_dtype"),
+        ("eval", "--torch_dtype", "--dtype"),
+        ("train", "completion_only_loss", "answer_only"),
+        ("sft", "assistant_only_loss", "answer_only"),
+        ("train", "dataset_text_field", "text_column"),
+        ("train", "validation_file", "validation_dataset"),
+        ("train", "rollout_length", "horizon"),
+        ("train", "attn_implementation", "attention_backend"),
     ],
 )
 def test_names_of_the_field(command: str, name: str, ours: str) -> None:
@@ -41,6 +49,23 @@ def test_a_slip_is_corrected_by_its_spelling() -> None:
     assert suggestion("xyzzy", KNOWN["train"]) == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("train_on_inputs", "answer_only says the opposite"),
+        ("dataset_config", "dataset=name:configuration"),
+        ("device", "use_cpu=true"),
+        ("logging_dir", "output_dir/runs"),
+        ("overwrite_output_dir", "choose another folder"),
+        ("system_prompt", "the first message of every conversation"),
+    ],
+)
+def test_what_is_done_in_another_way_here(name: str, words: str) -> None:
+    assert words in suggestion(name, KNOWN["train"])
+    assert words not in suggestion(name, ["--tasks"]), "only where the command has what the words name"
+
+
 def test_suggestions_are_options_that_exist() -> None:
     known = {option.lstrip("-").replace("-", "_") for options in KNOWN.values() for option in options}
     assert set(_MEANT) <= known
+    assert {needed for needed, _ in _INSTEAD.values()} <= known

@@ -37,6 +37,19 @@ def test_nothing_is_joined_or_set_up_before_a_run_starts(tmp_path: Path, monkeyp
     assert not config.started, "asking for counts sets nothing up either"
 
 
+@pytest.mark.parametrize(
+    ("cls", "name", "words"),
+    [
+        (EBFTConfig, "max_seq_length", "no setting 'max_seq_length'; here it is called 'context_length'"),
+        (EBFTConfig, "horizen", "did you mean 'horizon'"),
+        (SFTSettings, "max_seq_length", "here it is called 'max_length'"),
+    ],
+)
+def test_a_name_of_another_tool_in_python(cls: type, name: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=words):
+        cls(output_dir=str(tmp_path), **{name: 10})
+
+
 def test_a_run_starts_once(tmp_path: Path) -> None:
     config = EBFTConfig(output_dir=str(tmp_path), use_cpu=True)
     processes.start(config)

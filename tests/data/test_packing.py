@@ -119,6 +119,14 @@ class TestSequences:
         dataset = SequenceDataset(mixed, 6, True, PAD_TOKEN)
         assert rows_of(dataset) == brute_force(expected, 6, True)
 
+    def test_lengths_and_answers_of_several_stores(self) -> None:
+        one = index_of([Document([1, 2, 3], [False, True, True]), Document([4], [True])])
+        two = index_of([Document([5, 6], [False, False])])
+        index = mix([one, two], [2, 1], seed=0)
+        expected = {1: (3, 2), 4: (1, 1), 5: (2, 0)}
+        found = zip(index.lengths.tolist(), index.answer_counts.tolist(), strict=True)
+        assert dict(zip(numbers(index), found, strict=True)) == expected
+
     @pytest.mark.parametrize("packing", [True, False])
     def test_a_row_beyond_the_end_is_an_index_error(self, packing: bool) -> None:
         dataset = SequenceDataset(numbered(4), 2, packing)

@@ -54,6 +54,15 @@ class TestShareGPT:
         pair = {"prompt": turns[:1], "completion": turns[1:]}
         assert RowFormat().standard(pair) == {"prompt": standard[:1], "completion": standard[1:]}
 
+    @pytest.mark.parametrize("role", ["Assistant", "ASSISTANT", "GPT", "bot", "model", "ai", "AI"])
+    def test_roles_in_any_letters(self, role: str) -> None:
+        turns = [{"role": "User", "content": "hi"}, {"role": role, "content": "hello"}]
+        assert [turn["role"] for turn in RowFormat().standard({"messages": turns})["messages"]] == ["user", "assistant"]
+
+    def test_a_role_of_ones_own_stays(self) -> None:
+        turns = [{"role": "Critic", "content": "hi"}]
+        assert RowFormat().standard({"messages": turns}) == {"messages": turns}
+
     def test_conversations_with_roles(self) -> None:
         messages = list(self.MESSAGES)
         assert RowFormat().standard({"conversations": messages}) == {"messages": messages}
@@ -64,6 +73,26 @@ class TestShareGPT:
 
     def test_the_prompt_is_what_comes_before_the_last_answer(self) -> None:
         assert RowFormat().prompt_of({"conversations": list(self.TURNS)}) == list(self.MESSAGES[:2])
+
+
+class TestPreferences:
+    TURNS = ({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})
+
+    @pytest.mark.parametrize(
+        ("row", "column", "standard"),
+        [
+            ({"prompt": "q", "chosen": "a"}, "completion", {"prompt": "q", "completion": "a"}),
+            ({"chosen": list(TURNS)}, "messages", {"messages": list(TURNS)}),
+            ({"chosen": "qa"}, "text", {"text": "qa"}),
+        ],
+    )
+    def test_the_way_to_chosen_answers_is_told_and_works(
+        self, row: dict[str, Any], column: str, standard: dict[str, Any]
+    ) -> None:
+        row = {**row, "rejected": "b"}
+        with pytest.raises(DataError, match=f"is a preference.* set {column}_column=chosen to train on chosen answers"):
+            RowFormat().standard(row)
+        assert RowFormat(**{column: "chosen"}).standard(row) == standard
 
 
 class TestTemplate:

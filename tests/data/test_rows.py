@@ -127,6 +127,27 @@ class TestErrors:
         with pytest.raises(DataError, match=r"line 1 is not valid JSON \(Invalid control character at column 12\)"):
             read(file)
 
+    @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
+    def test_an_object_over_several_lines(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / name).write_text(json.dumps({"data": [{"text": "a"}]}, indent=1), encoding="utf-8-sig")
+        with pytest.raises(
+            DataError, match=rf"{name}: line 1 begins an object that .*; give a list of rows, .*\(JSONL\)"
+        ):
+            read(tmp_path / name)
+
+    @pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.json"])
+    def test_text_that_is_not_utf8(self, tmp_path: Path, name: str) -> None:
+        lines = {"csv": "text\na\ncafé\n", "jsonl": '{"text": "a"}\n\n{"text": "café"}\n'}
+        content = lines.get(name.split(".")[1], '[{"text": "a"},\n\n{"text": "café"}]\n')
+        (tmp_path / name).write_text(content, encoding="latin1")
+        with pytest.raises(
+            DataError, match=rf"{name}: line 3 is not UTF-8 text; .*`iconv -f latin1 -t utf-8 {name} > new"
+        ):
+            read(tmp_path / name)
+        (tmp_path / name).write_text(content, encoding="utf-16")
+        with pytest.raises(DataError, match=rf"{name}: the text is UTF-16.*`iconv -f utf-16 -t utf-8 {name} > new"):
+            read(tmp_path / name)
+
     def test_broken_json_array_is_named_by_file_and_line(self, tmp_path: Path) -> None:
         file = tmp_path / "rows.json"
         file.write_text('[\n{"text": "a"},\n{"text": b}\n]')

@@ -53,6 +53,7 @@ def test_a_point_written_is_a_recipe(tmp_path: Path) -> None:
     [
         ([], None, "nothing to sweep"),
         (["learning_rat=1"], None, "unknown setting 'learning_rat' to sweep; did you mean 'learning_rate'"),
+        (["lr=1e-6,3e-6"], None, "unknown setting 'lr' to sweep; here it is called 'learning_rate'"),
         (["learning_rate=fast,1"], None, "learning_rate='fast' is not a number"),
         (["whitening=both,refrence"], None, "did you mean 'reference'"),
         (["learning_rate"], None, "write --set name=value,value"),

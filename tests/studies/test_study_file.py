@@ -73,6 +73,7 @@ def test_the_test_measures_as_validation_does(tmp_path: Path) -> None:
         ),
         ({"methods": {"ebft": 3}}, "the method ebft is a mapping"),
         ({"methods": {"ebft": {"grid": {"gama": [0]}}}}, "unknown setting 'gama' in `grid`.*did you mean 'gamma'"),
+        ({"methods": {"ebft": {"search": {"lr": [0]}}}}, "'lr' in `search`.*here it is called 'learning_rate'"),
         ({"methods": {"ebft": {"grid": {"gamma": 0}}}}, "gamma is a list of values"),
         ({"methods": {"ebft": {"grid": {"gamma": [0, 0.0]}}}}, "gamma has a value twice"),
         ({"methods": {"ebft": {"grid": {"alpha": [2]}}}}, "ebft,alpha=2: alpha=2.0 must lie between 0 and 1"),

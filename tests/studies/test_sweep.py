@@ -106,6 +106,14 @@ def test_dry_run_shows_the_points_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def test_only_a_dry_run_on_this_machine_needs_no_folder(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--output_dir", "", "--set", "gamma=0", "--dry-run"]
+    assert sweep(recipe, *arguments) == 0
+    assert capsys.readouterr().out.splitlines() == ["gamma=0: to do"]
+    assert sweep(recipe, *arguments, "--launcher", "slurm") == 2  # which writes a job file
+    assert "no output folder" in capsys.readouterr().err
+
+
 def test_errors_of_the_command_line_are_quick(recipe: Path) -> None:
     assert not imports_torch("sweep", "--config", str(recipe), "--set", "gamma=0", "--launcher", "slrum")
 

@@ -14,7 +14,7 @@ from tests.tiny_tokenizer import byte_tokenizer
 
 def test_vllm_says_when_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ConfigError, match=r"backend=vllm needs vLLM; install it with `pip install ebft\[vllm\]`"):
+    with pytest.raises(ConfigError, match=r'backend=vllm needs vLLM; install it with `pip install "\.\[vllm\]"`'):
         VLLMGenerator("somewhere", byte_tokenizer())
 
 

@@ -9,7 +9,14 @@ from ebft.data.formats import encode
 from ebft.data.packing import DocumentIndex, SequenceDataset
 from ebft.data.store import TokenStore
 from ebft.train import dry_run
-from ebft.train.dry_run import anchors_per_sequence, columns, first_document, flops_per_step, too_little_memory
+from ebft.train.dry_run import (
+    anchors_per_sequence,
+    columns,
+    first_document,
+    flops_per_step,
+    short_texts,
+    too_little_memory,
+)
 from tests.test_iteration import dataset, method
 from tests.tiny_tokenizer import END, byte_tokenizer
 
@@ -25,6 +32,22 @@ def test_anchors_are_counted_and_averaged() -> None:
     assert anchors_per_sequence(dataset([24, 10], packing=False), config, None) == 3
     every_second = anchors_per_sequence(dataset([24, 10] * 4, packing=False), config, None, looked_at=4)
     assert every_second == 5
+
+
+def test_short_texts_are_said_to_have_no_anchors() -> None:
+    # The second half of a document is its answer; horizon is 3.
+    data = dataset([4, 4, 20])
+    assert short_texts(data, method(answer_only=True)) == (
+        "most anchors are dropped: 2 of 3 answers have fewer than 3 tokens, and no rollout of horizon=3 tokens begins "
+        "in them; use a smaller horizon"
+    )
+    assert short_texts(data, method()) is None, "one document after the other"
+    assert short_texts(data, method(document_masks=True)) is None
+    assert "2 of 3 documents have fewer than 4 tokens" in str(
+        short_texts(dataset([3, 3, 20]), method(document_masks=True))
+    )
+    assert short_texts(dataset([4, 20, 20]), method(answer_only=True)) is None, "not what most of it comes from"
+    assert short_texts(data, method(answer_only=True, anchors="answer_start")) is None
 
 
 def test_flops_of_a_step_by_hand() -> None:

@@ -1,4 +1,4 @@
-"""Live curves: what `report_to` names gets the metrics. Each needs its package: `pip install ebft[wandb]` and so on."""
+"""Live curves: what `report_to` names gets the metrics. Each needs its package: the extras `wandb` and so on."""
 
 from __future__ import annotations
 

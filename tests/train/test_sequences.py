@@ -12,7 +12,9 @@ from ebft.config.recipe import load_recipe
 from ebft.data.packing import SequenceDataset
 from ebft.data.store import tokenize_rows
 from ebft.errors import DataError
-from ebft.train.sequences import check_answers, glued_rows, load_data, warnings_about
+from ebft.train.sequences import beyond_positions, check_answers, glued_rows, load_data, warnings_about
+from tests.models import tiny_model
+from tests.test_iteration import dataset, method
 from tests.tiny_tokenizer import PAD, byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -129,6 +131,37 @@ def test_a_step_larger_than_the_data(batch: int, said: bool, tmp_path: Path, cap
     assert ("a step takes 31 sequences and there are 30" in caplog.text) == said
 
 
+def test_documents_that_are_cut_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # A token a character, and an end token: 41 - 8 of the tokens of the long one are cut.
+    source, given = {"rows.jsonl": ["a" * 40, "abc", "abc"]}, {"validation_split": 0}
+    load(tmp_path, source, **given)
+    assert "cuts" not in caplog.text, "packed, nothing is lost"
+    load(tmp_path, source, packing=False, needs_anchors=False, **given)
+    assert "cuts" not in caplog.text, "baselines have a length of their own"
+    load(tmp_path, source, packing=False, **given)
+    words = (
+        f"context_length=8 cuts 1 of 3 documents, and with them {33 / 49:.1%} of the tokens; raise it, or set packing"
+    )
+    assert words in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("lengths", "changes", "said"),
+    [
+        ([30], {"context_length": 257}, True),
+        ([30], {"context_length": 256}, False),
+        ([30], {"context_length": 257, "packing": False}, False),
+        ([30], {"context_length": 257, "document_masks": True}, False),
+        ([300], {"context_length": 257, "document_masks": True}, True),
+    ],
+)
+def test_sequences_longer_than_the_model_was_made_for(lengths: list[int], changes: dict[str, Any], said: bool) -> None:
+    words = beyond_positions(tiny_model("llama"), dataset(lengths), method(**changes))
+    assert (
+        "context_length=257 is longer than the model was made for (max_position_embeddings=256)" in str(words)
+    ) == said
+
+
 def write(file: Path, rows: list[dict[str, Any]]) -> str:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(file)
@@ -139,7 +172,7 @@ class TestAnswers:
         given = {"model": "m", "output_dir": "o", "use_cpu": True, "context_length": 8, "horizon": 2, "stride": 2}
         return load_data(load_recipe(None, {**given, "dataset": [write(file, rows)], **settings}), TOKENIZER)
 
-    @pytest.mark.parametrize("roles", [["Human", "AI"], ["user"]])
+    @pytest.mark.parametrize("roles", [["user", "narrator"], ["user"]])
     @pytest.mark.parametrize("kind", ["messages", "pair"])
     def test_no_assistant_turn_at_all_is_refused(self, roles: list[str], kind: str, tmp_path: Path) -> None:
         turns = [{"role": role, "content": "some words"} for role in roles]
@@ -150,22 +183,20 @@ class TestAnswers:
         with pytest.raises(DataError, match=found):
             self.load(tmp_path / "rows.jsonl", [row] * 4)
         with pytest.raises(DataError, match=found):
-            check_answers(tokenize_rows([row] * 4, TOKENIZER), "the dataset", [row] * 4)
+            check_answers(tokenize_rows([row] * 4, TOKENIZER), TOKENIZER, "the dataset", [row] * 4)
 
     def test_slips_in_some_rows_are_counted(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         user, assistant = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
         rows: list[dict[str, Any]] = [{"messages": [user, assistant]}] * 6
         rows[2:4] = [{"messages": [user]}, {"prompt": "2+2=", "completion": ""}]
-        rows += [{"text": "plain"}, {"prompt": "1+1=", "completion": ""}]
+        rows += [{"text": "plain"}, {"prompt": "1+1=", "completion": " \n"}]
+        rows += [{"messages": [user, {"role": "assistant", "content": ""}]}, {"prompt": "3+3=", "completion": " 6"}]
         for _ in range(2):  # the second time from the cache
             caplog.clear()
             self.load(tmp_path / "rows.jsonl", rows)
-            assert "rows.jsonl: rows without an assistant turn: 1 of 8 (first: row 3); nothing in them" in caplog.text
-            assert "rows.jsonl: rows with an empty answer: 2 of 8 (first: row 4); they teach" in caplog.text
-            assert (
-                "rows.jsonl: rows without a prompt: 1 of 8 (first: row 7); all of their text is an answer"
-                in caplog.text
-            )
+            assert "rows.jsonl: rows without an assistant turn: 1 of 10 (first: row 3); nothing in them" in caplog.text
+            assert "rows.jsonl: rows with an empty answer: 3 of 10 (first: row 4); they teach" in caplog.text
+            assert "rows.jsonl: rows without a prompt: 1 of 10 (first: row 7); all of their text is" in caplog.text
 
     @pytest.mark.parametrize("row", [{"text": "some words"}, {"prompt": "a ", "completion": "some words"}])
     def test_good_rows_get_no_note(self, row: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

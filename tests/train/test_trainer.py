@@ -282,6 +282,15 @@ def test_rows_of_text_need_a_tokenizer(tmp_path: Path) -> None:
         EBFTTrainer(small_model(), config(tmp_path), [{"text": "a"}])
 
 
+def test_lengths_that_are_often_not_meant_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows, tokenizer = [{"text": "a text of many letters " * 4}] * 4, byte_tokenizer()
+    model = tiny_model("llama", vocab_size=VOCABULARY, max_position_embeddings=16)
+    settings = config(tmp_path, packing=False)
+    EBFTTrainer(model, settings, rows, processing_class=tokenizer)
+    assert f"context_length={settings.context_length} cuts 4 of 4 documents" in caplog.text
+    assert "longer than the model was made for (max_position_embeddings=16)" in caplog.text
+
+
 def test_validation_rows_that_are_trained_on_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"text": f"the row number {number} of a text"} for number in range(6)]
     model, tokenizer = tiny_model("llama", vocab_size=VOCABULARY), byte_tokenizer()

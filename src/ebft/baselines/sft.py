@@ -26,6 +26,7 @@ from ebft.errors import DataError
 from ebft.runtime import processes
 from ebft.train.costs import CostTracker, wide
 from ebft.train.dry_run import columns, steps_of
+from ebft.train.sequences import cut_documents
 from ebft.train.training_method import Loaded, TrainingMethod
 
 logger = logging.getLogger(__name__)
@@ -89,13 +90,9 @@ def training_rows(recipe: Recipe, dataset: SequenceDataset) -> Dataset:
             f"{left_out} of {len(sequences)} training sequences are left out: no token to train on within "
             f"max_length={settings.max_length}"
         )
-    lengths = np.asarray(sequences.lengths)
-    cut = np.maximum(lengths - settings.max_length, 0)
-    if not settings.pack_training and cut.any() and processes.rank() == 0:
+    if (cut := cut_documents(sequences, "max_length")) is not None and processes.rank() == 0:
         logger.warning(
-            f"max_length={settings.max_length} cuts {np.count_nonzero(cut):,} of {len(cut):,} documents, and with them "
-            f"{cut.sum() / lengths.sum():.1%} of the tokens; ebft train would use these, so for a fair comparison "
-            "raise it, or set pack_training=true"
+            f"{cut}; ebft train would use these, so for a fair comparison raise it, or set pack_training=true"
         )
     return rows
 

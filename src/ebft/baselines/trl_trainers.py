@@ -19,7 +19,7 @@ from transformers import TrainerCallback, TrainingArguments
 from ebft.baselines.validator import Validator
 from ebft.config.recipe import Recipe
 from ebft.data.packing import SequenceDataset
-from ebft.errors import ConfigError, nearest
+from ebft.errors import ConfigError, how_to_install, nearest
 from ebft.method.sequence_records import as_logged, estimates
 from ebft.model.backbone import evaluating
 from ebft.runtime import processes
@@ -43,7 +43,7 @@ _WAY_OUT = "try a lower learning_rate"
 def method(name: str) -> TrainingMethod:
     """`sft` or `rlvr`, if TRL is there."""
     if find_spec("trl") is None:
-        raise ConfigError(f"ebft {name} needs trl; install it with `pip install ebft[baselines]`")
+        raise ConfigError(f"ebft {name} needs trl; {how_to_install('baselines')}")
     _no_telemetry()
     return import_module(f"ebft.baselines.{name}").METHOD
 

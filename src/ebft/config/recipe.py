@@ -30,6 +30,7 @@ from ebft.errors import ConfigError
 if TYPE_CHECKING:
     from ebft.config.training import EBFTConfig
 
+UNNAMED = "unnamed"  # stands for the output folder of a dry run that was given none: it writes nothing
 # The commands that train, and what each adds to the settings of `ebft train`.
 TRAINING: dict[str, tuple[type, ...]] = {"train": (), "sft": (SFTOptions,), "rlvr": (RLVROptions,)}
 
@@ -84,6 +85,11 @@ def check_values(values: dict[str, Any], command: str = "train") -> None:
     """What can be said about the values of a recipe without transformers."""
     if "sweep" in values:
         raise ConfigError("the recipe holds a `sweep`, which is many runs; start them with `ebft sweep`")
+    if values.get("resume_from_checkpoint"):  # of transformers, where nothing but example scripts reads it
+        raise ConfigError(
+            "resume_from_checkpoint is not used: --resume continues the run in output_dir from its last checkpoint, "
+            "and --model CHECKPOINT begins a new run with its weights"
+        )
     types = {name: setting.type for name, setting in transformers_settings().items()} | _own_types(command)
     checked: dict[str, Any] = {}
     for name, value in values.items():

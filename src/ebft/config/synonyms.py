@@ -27,7 +27,7 @@ _MEANT: dict[str, tuple[str, ...]] = {
     "max_new_tokens": ("max_completion_length", "max_tokens", "max_gen_toks", "max_length"),
     "max_length": ("max_seq_length", "max_seq_len", "sequence_len", "seq_len", "seq_length", "cutoff_len"),
     "context_length": ("max_seq_length", "max_seq_len", "sequence_len", "seq_len", "block_size", "max_length"),
-    "horizon": ("max_completion_length", "max_new_tokens", "completion_length"),
+    "horizon": ("max_completion_length", "max_new_tokens", "completion_length", "rollout_length"),
     "max_prompt_tokens": ("max_prompt_length",),
     "generations": ("num_generations", "num_samples", "n", "samples_per_prompt"),
     "samples": ("num_generations", "generations", "num_samples", "n", "samples_per_prompt"),
@@ -43,16 +43,38 @@ _MEANT: dict[str, tuple[str, ...]] = {
     "lora": ("use_lora", "use_peft", "adapter"),
     "lora_r": ("lora_rank", "rank"),
     "load_in_4bit": ("qlora", "use_4bit"),
+    "text_column": ("dataset_text_field", "text_field"),
     "messages_column": ("conversations_column", "chat_column"),
+    "validation_dataset": ("validation_file", "validation_data", "eval_dataset", "eval_file"),
+    "answer_only": ("completion_only_loss", "assistant_only_loss", "train_on_responses_only"),
     "eval_strategy": ("evaluation_strategy",),
     "use_cpu": ("cpu", "no_cuda"),
     "dtype": ("torch_dtype", "precision"),
+    "model_dtype": ("torch_dtype", "dtype", "precision"),
+    "attention_backend": ("attn_implementation", "attn_impl"),
     "early_stopping_patience": ("early_stopping", "patience"),
     "limit": ("num_examples", "max_samples"),
     "report_to": ("wandb", "use_wandb", "wandb_project", "tensorboard", "log_with"),
     "run_name": ("wandb_run_name", "wandb_name"),
     "save_steps": ("save_every", "checkpoint_every", "save_interval"),
     "eval_steps": ("eval_every", "eval_interval", "evals_per_epoch"),
+}
+
+# What is no setting of ours by another name: a setting that the command must know, and what to do.
+_INSTEAD: dict[str, tuple[str, str]] = {
+    "train_on_inputs": ("answer_only", "answer_only says the opposite: true trains on answers only"),
+    "dataset_config": ("dataset", "write it behind the name: dataset=name:configuration"),
+    "dataset_config_name": ("dataset", "write it behind the name: dataset=name:configuration"),
+    "device": ("use_cpu", "a GPU is used if there is one; use_cpu=true computes on the CPU"),
+    "logging_dir": ("report_to", "logs are in output_dir, those of TensorBoard in output_dir/runs"),
+    "overwrite_output_dir": (
+        "output_dir",
+        "a run is never overwritten; choose another folder, or continue it with --resume",
+    ),
+    "system_prompt": (
+        "messages_column",
+        'make it the first message of every conversation: {"role": "system", "content": ...}',
+    ),
 }
 
 
@@ -62,6 +84,9 @@ def suggestion(name: str, known: Collection[str]) -> str:
     for meant, elsewhere in _MEANT.items():
         if _plain(name) in elsewhere and meant in as_known:
             return f"; here it is called {as_known[meant]!r}"
+    needs, words = _INSTEAD.get(_plain(name), ("", ""))
+    if needs in as_known:
+        return f"; {words}"
     return nearest(name, known)
 
 

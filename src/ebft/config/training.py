@@ -8,8 +8,8 @@ changes nothing: no process group is joined and no device is set up before a run
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
 
 import torch
 from transformers import TrainingArguments
@@ -21,6 +21,7 @@ from ebft.config.method import MethodConfig
 from ebft.config.parallel import Sharding
 from ebft.config.running import RunningConfig
 from ebft.config.secrets import is_secret
+from ebft.config.synonyms import suggestion
 from ebft.errors import ConfigError, nearest
 
 LARGER_IS_BETTER = ("whitened_proxy", "reward")
@@ -30,6 +31,14 @@ LARGER_IS_BETTER = ("whitened_proxy", "reward")
 class EBFTConfig(RunningConfig, MethodConfig, TransformersDefaults, TrainingArguments):  # type: ignore[misc]  # fsdp may be a bool
     sharding: Sharding | None = field(default=None, init=False, repr=False)  # what fsdp and fsdp_config come to
     trains_in_fp16: ClassVar[bool] = False
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """Python's own error about an unknown name would not say what it is called here."""
+        known = [f.name for f in fields(cls) if f.init]
+        for name in settings:
+            if name not in known:
+                raise TypeError(f"{cls.__name__} has no setting {name!r}{suggestion(name, known)}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         self.check_method()

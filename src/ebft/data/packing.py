@@ -41,11 +41,19 @@ class DocumentIndex:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        lengths = np.empty(len(self), np.int64)
-        for place, store in enumerate(self.stores):
+        return self._of_each([store.lengths for store in self.stores])
+
+    @property
+    def answer_counts(self) -> NDArray[np.int64]:
+        """[documents] tokens that are answers"""
+        return self._of_each([store.answer_counts for store in self.stores])
+
+    def _of_each(self, by_store: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+        found = np.empty(len(self), np.int64)
+        for place, values in enumerate(by_store):
             mine = self.store == place
-            lengths[mine] = store.lengths[self.number[mine]]
-        return lengths
+            found[mine] = values[self.number[mine]]
+        return found
 
     def select(self, which: NDArray[np.int64]) -> DocumentIndex:
         return DocumentIndex(self.stores, self.store[which], self.number[which])

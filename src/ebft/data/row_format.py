@@ -27,8 +27,12 @@ ALPACA = (
     "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
     "### Instruction:\n{instruction}\n\n### Response:\n"
 )
-# What ShareGPT and others call those who speak.
-_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant"}
+# What ShareGPT and others call those who speak, in small letters.
+_ROLES = {
+    **{role: role for role in ("system", "user", "assistant", "tool")},
+    "human": "user",
+    **{role: "assistant" for role in ("gpt", "chatgpt", "bot", "model", "ai")},
+}
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,12 @@ class RowFormat:
             return "pair"
         if self.text in row:
             return "text"
+        if "chosen" in row and "rejected" in row:
+            whole = "messages" if isinstance(row["chosen"], list) else "text"
+            column = "completion" if self.prompt in row else whole
+            raise DataError(
+                f"the row is a preference: it has {_names(row)}; set {column}_column=chosen to train on chosen answers"
+            )
         raise DataError(
             f"a row needs {self.text!r}, {self.prompt!r} and {self.completion!r}, or {self.messages!r}; it has "
             f"{_names(row)}. Name yours with text_column, prompt_column, completion_column or messages_column, or make "
@@ -144,7 +154,11 @@ def as_messages(turns: Any) -> Any:
         return turns
     if all("from" in turn and "value" in turn for turn in turns):
         turns = [{"role": turn["from"], "content": turn["value"]} for turn in turns]
-    return [{**turn, "role": _ROLES.get(str(turn["role"]), turn["role"])} if "role" in turn else turn for turn in turns]
+    return [{**turn, "role": _standard_role(turn["role"])} if "role" in turn else turn for turn in turns]
+
+
+def _standard_role(role: Any) -> Any:
+    return _ROLES.get(str(role).lower(), role)
 
 
 def _before_last_answer(turns: Any) -> list[Any]:

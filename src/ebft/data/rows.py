@@ -5,6 +5,7 @@ Rows are dictionaries and come one at a time: a corpus larger than memory is rea
 
 from __future__ import annotations
 
+import codecs
 import csv
 import difflib
 import json
@@ -150,7 +151,7 @@ def _read_csv(file: Path) -> Iterator[Row]:
         except csv.Error as error:
             raise DataError(f"{file}: line {reader.line_num} is not valid CSV ({error})") from None
         except UnicodeDecodeError:
-            raise DataError(f"{file}: not UTF-8 text, after line {reader.line_num}") from None
+            raise _not_utf8(file) from None
 
 
 def _read_jsonl(file: Path) -> Iterator[Row]:
@@ -166,14 +167,39 @@ def _parse(text: bytes, file: Path, line: int | None) -> Any:
     try:
         return json.loads(text.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
+        begun = error.doc.rstrip()
+        if line == 1 and begun.startswith("{") and error.pos >= len(begun):  # as files begin that are indented
+            raise DataError(
+                f"{where} begins an object that does not end there; give a list of rows, [{{...}}, {{...}}], or one "
+                "row on each line (JSONL)"
+            ) from None
         place = where if line is not None else f"{file}: line {error.lineno}"
         raise DataError(f"{place} is not valid JSON ({what_is_wrong(error)})") from None
     except UnicodeDecodeError:
-        raise DataError(f"{where} is not UTF-8 text") from None
+        raise _not_utf8(file) from None
     except (RecursionError, MemoryError):
         raise DataError(f"{where} is nested too deeply") from None
     except ValueError as error:  # a number of thousands of digits
         raise DataError(f"{where} cannot be read ({first_line(error)})") from None
+
+
+def _not_utf8(file: Path) -> DataError:
+    with file.open("rb") as lines:
+        if lines.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            way_out = f"iconv -f utf-16 -t utf-8 {file.name} > new{file.suffix}"
+            return DataError(f"{file}: the text is UTF-16, not UTF-8; save it as UTF-8, or `{way_out}`")
+        lines.seek(0)
+        number = next(number for number, line in enumerate(lines, 1) if not _is_utf8(line))
+    way_out = f"iconv -f latin1 -t utf-8 {file.name} > new{file.suffix}"
+    return DataError(f"{file}: line {number} is not UTF-8 text; save the file as UTF-8, or, from Latin-1, `{way_out}`")
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _as_row(row: Any, file: Path, where: str) -> Row:

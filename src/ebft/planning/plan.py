@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ebft.errors import ConfigError, first_line
+from ebft.errors import ConfigError, first_line, how_to_install
 from ebft.planning.memory import (
     GIB,
     ROOM,
@@ -307,7 +307,7 @@ def introduction(found: Plan) -> list[str]:
     if adapter:
         lines.append(f"The adapter of lora and qlora has {adapter:,} parameters.")
     else:
-        lines.append("Adapters are left out: install peft with `pip install ebft[peft]`.")
+        lines.append(f"Adapters are left out: they need peft; {how_to_install('peft')}.")
     loaded = [f"{bytes_ * found.parameters / GIB:,.0f} GiB" for bytes_ in (work.trained_bytes, work.compute_bytes)]
     lines.append(
         f"A process that loads the whole model needs {loaded[0]} of its machine's memory, with lora {loaded[1]}."

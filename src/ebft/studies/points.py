@@ -15,9 +15,10 @@ from typing import Any
 import yaml
 
 from ebft.config.convert import convert
-from ebft.config.recipe import Recipe, field_types, known_settings, load_recipe, read_values
+from ebft.config.recipe import UNNAMED, Recipe, field_types, known_settings, load_recipe, read_values
 from ebft.config.secrets import is_secret
-from ebft.errors import ConfigError, nearest
+from ebft.config.synonyms import suggestion
+from ebft.errors import ConfigError
 from ebft.runtime.files import read_json, write_text
 
 SECTION = "sweep"  # of a recipe
@@ -86,12 +87,19 @@ def _load_yaml(text: str) -> Any:
 
 
 def points(
-    file: str | Path | None, overrides: dict[str, Any], sets: Sequence[str], command: str = "train"
+    file: str | Path | None,
+    overrides: dict[str, Any],
+    sets: Sequence[str],
+    command: str = "train",
+    writes: bool = True,
 ) -> list[Point]:
-    """The points of a recipe's `sweep:` section and of `--set name=value,value`, which wins."""
+    """The points of a recipe's `sweep:` section and of `--set name=value,value`, which wins.
+
+    writes: whether something will be written, for which there must be a folder.
+    """
     values = {**(read_values(file) if file is not None else {}), **overrides}
     grid = _checked({**_section(values.pop(SECTION, {})), **parse_sets(sets)}, command)
-    output = values.get("output_dir")
+    output = values.get("output_dir") or ("" if writes else UNNAMED)
     if not isinstance(output, str) or not output:
         raise ConfigError("no output folder: set `output_dir`, in which every point gets a folder of its own")
     folder = Path(output).expanduser()
@@ -153,7 +161,7 @@ def _checked(grid: dict[str, list[Any]], command: str) -> dict[str, list[Any]]:
         if is_secret(name):
             raise ConfigError(f"{name} cannot be swept: its values would be names of folders")
         if name not in known:
-            raise ConfigError(f"unknown setting {name!r} to sweep{nearest(str(name), known)}")
+            raise ConfigError(f"unknown setting {name!r} to sweep{suggestion(str(name), known)}")
         if not values:
             raise ConfigError(f"{name} has no values to sweep")
     types = field_types(command)

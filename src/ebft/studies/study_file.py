@@ -28,6 +28,7 @@ from ebft.config.evaluation import BORROWED, EvalOptions
 from ebft.config.method import MethodConfig
 from ebft.config.recipe import field_types, known_settings, read_values
 from ebft.config.shipped import find_recipe
+from ebft.config.synonyms import suggestion
 from ebft.errors import ConfigError, nearest
 from ebft.studies.points import load_for_elsewhere, name_of
 
@@ -210,7 +211,7 @@ def _lists(given: dict[str, Any], key: str, where: str, kind: str) -> dict[str, 
     known, types = known_settings(COMMANDS[kind]), field_types(COMMANDS[kind])
     for name, listed in values.items():
         if name not in known:
-            raise ConfigError(f"unknown setting {name!r} in `{key}` of {where}{nearest(str(name), known)}")
+            raise ConfigError(f"unknown setting {name!r} in `{key}` of {where}{suggestion(str(name), known)}")
         if not isinstance(listed, list) or not listed:
             raise ConfigError(f"`{key}` of {where}: {name} is a list of values, such as [0, 0.1], not {listed!r}")
         if len({repr(convert(name, value, types[name])) for value in listed}) < len(listed):

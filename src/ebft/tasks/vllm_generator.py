@@ -1,4 +1,4 @@
-"""vLLM behind the interface of `generate`, for those who have it installed (`pip install ebft[vllm]`).
+"""vLLM behind the interface of `generate`, for those who have it installed (the extra `vllm`).
 
 Seeds are per completion, so that what is sampled does not depend on what else runs; vLLM's own random numbers are not
 ours, so the same seed gives other texts than transformers does.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ebft.errors import ConfigError
+from ebft.errors import ConfigError, how_to_install
 from ebft.tasks.generation import Completion, Fitted, GenerationSettings, Generator, prompt_seed
 
 REQUESTS_AT_ONCE = 1024  # vLLM batches by itself; this is how often finished completions reach the disk
@@ -36,7 +36,7 @@ class VLLMGenerator(Generator):
         try:
             import vllm
         except ImportError:
-            raise ConfigError("backend=vllm needs vLLM; install it with `pip install ebft[vllm]`") from None
+            raise ConfigError(f"backend=vllm needs vLLM; {how_to_install('vllm')}") from None
         self.vllm = vllm
         self.engine = vllm.LLM(model=model, enable_lora=adapter is not None, **options)
         super().__init__(tokenizer, int(self.engine.llm_engine.model_config.max_model_len))

@@ -24,6 +24,7 @@ from ebft.planning.workload import Workload
 from ebft.runtime.machine_memory import memory_for
 from ebft.train.advice import only_warm_up
 from ebft.train.samples import CONTEXT_TOKENS, earlier
+from ebft.train.sequences import beyond_positions
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +42,20 @@ def describe(
     active = parameters - idle_parameters(model, text_config(model))
     packed = layout.packed_length
     memory = memory_of(recipe, model, layout.num_anchors).peak
-    if (warning := too_little_memory(recipe, memory)) is not None:
-        logger.warning(warning)
+    anchors = anchors_per_sequence(train_set, config, end_tokens)
+    for warning in (
+        too_little_memory(recipe, memory),
+        beyond_positions(model, train_set, config),
+        short_texts(train_set, config) if anchors < layout.num_anchors / 2 else None,
+    ):
+        if warning is not None:
+            logger.warning(warning)
     lines = {
         "model": f"{recipe.model.model}, {parameters:,} parameters in {recipe.model.model_dtype}",
         "documents": f"{len(train_set.index):,} with {train_set.total_tokens:,} tokens",
         "training sequences": f"{len(train_set):,} of {config.context_length} tokens, {_in_a_sequence(config)}",
         "validation sequences": f"{len(validation_set):,}" if validation_set is not None else "none",
-        "anchors per sequence": f"{anchors_per_sequence(train_set, config, end_tokens):.1f} of at most "
+        "anchors per sequence": f"{anchors:.1f} of at most "
         f"{layout.num_anchors}, {config.samples} rollouts of {config.horizon} tokens from each",
         "packed sequence": f"{packed:,} tokens, {packed - config.context_length:,} of them generated",
         "tokens per step": f"{in_step * packed:,} in {in_step} sequences",
@@ -118,6 +125,21 @@ def anchors_per_sequence(
     rows = range(0, len(dataset), max(1, len(dataset) // looked_at))
     layouts = (make_layout(collate([dataset[row]])["on_host"], config, 1, end_tokens) for row in rows)
     return sum(int(layout.anchor_mask.sum()) for layout in layouts) / len(rows)
+
+
+def short_texts(dataset: SequenceDataset, config: Any) -> str | None:
+    """That most documents, or answers, have no anchor because they are shorter than a rollout."""
+    if config.anchors != "strided" or not (config.answer_only or config.document_masks or not config.packing):
+        return None
+    what, lengths = ("answers", dataset.index.answer_counts) if config.answer_only else ("documents", dataset.lengths)
+    needed = config.horizon if config.answer_only else config.horizon + 1  # a document has the context as well
+    short = int((lengths < needed).sum())
+    if short < len(lengths) / 2:
+        return None
+    return (
+        f"most anchors are dropped: {short:,} of {len(lengths):,} {what} have fewer than {needed} tokens, and no "
+        f"rollout of horizon={config.horizon} tokens begins in them; use a smaller horizon"
+    )
 
 
 def flops_per_step(parameters: int, sequences: int, packed_tokens: int) -> float:

@@ -7,6 +7,10 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ebft.config.method import MethodConfig
 from ebft.config.model_and_data import DataConfig
 from ebft.config.recipe import Recipe
 from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, mix, pad_token_id
@@ -15,11 +19,13 @@ from ebft.data.rows import read_rows
 from ebft.data.store import TokenStore, tokenize_source
 from ebft.errors import DataError
 from ebft.iteration import check_sequences
+from ebft.model.backbone import text_config
 
 logger = logging.getLogger(__name__)
 
 LOOKED_AT = 20  # rows of each dataset
 FEW = 20  # validation sequences that tell little
+LONGEST_BLANK = 8  # tokens of an answer that is looked at for being whitespace, its end token among them
 
 
 def _some_rows(recipe: Recipe) -> list[Row]:
@@ -57,8 +63,23 @@ def glued_rows(dataset: Any) -> str | None:
     return glued_prompt([RowFormat().standard(row) for row in islice(dataset, LOOKED_AT)])
 
 
+def _blank_answers(store: TokenStore, tokenizer: Any) -> NDArray[np.bool_]:
+    """[documents] whether the answer after a prompt is nothing but whitespace and an end token."""
+    blank, counts, offsets = np.zeros(len(store), bool), np.asarray(store.answer_counts), np.asarray(store.offsets)
+    tokens, answers = np.asarray(store.tokens), np.asarray(store.answers)
+    known: dict[bytes, bool] = {}
+    for place in np.flatnonzero((counts > 0) & (counts <= LONGEST_BLANK) & (counts < store.lengths)):
+        inside = slice(offsets[place], offsets[place + 1])
+        answer = tokens[inside][answers[inside] > 0]
+        key = answer.tobytes()
+        if key not in known:
+            known[key] = not tokenizer.decode(answer.tolist(), skip_special_tokens=True).strip()
+        blank[place] = known[key]
+    return blank
+
+
 def check_answers(
-    store: TokenStore, source: str, rows: Iterable[Row], row_format: RowFormat | None = None
+    store: TokenStore, tokenizer: Any, source: str, rows: Iterable[Row], row_format: RowFormat | None = None
 ) -> list[str]:
     """Notes on rows whose answer is missing, empty or all of the text, often by a slip; an error if no row has one."""
     counts, lengths = store.answer_counts, store.lengths
@@ -73,7 +94,7 @@ def check_answers(
     whole = counts == lengths
     kinds = {
         ("without an assistant turn", "nothing in them is an answer"): counts == 0,
-        ("with an empty answer", "they teach the model to end at once"): (counts == 1) & ~whole,
+        ("with an empty answer", "they teach the model to end at once"): _blank_answers(store, tokenizer),
         ("without a prompt", "all of their text is an answer"): whole & (not whole.all()),
     }
     return [
@@ -121,6 +142,31 @@ def also_trained_on(index: DocumentIndex, validation: DocumentIndex) -> str | No
     )
 
 
+def cut_documents(dataset: SequenceDataset, setting: str) -> str | None:
+    """How much is lost where every document is a row of its own; the length of a row has the name `setting`."""
+    lengths = dataset.lengths
+    cut = np.maximum(lengths - dataset.context_length, 0)
+    if dataset.packing or not cut.any():
+        return None
+    return (
+        f"{setting}={dataset.context_length} cuts {np.count_nonzero(cut):,} of {len(cut):,} documents, and with them "
+        f"{cut.sum() / lengths.sum():.1%} of the tokens"
+    )
+
+
+def beyond_positions(model: Any, dataset: SequenceDataset, config: MethodConfig) -> str | None:
+    """That sequences are longer than the model says it was made for. Rotary positions have no end, and no error."""
+    known, longest = getattr(text_config(model), "max_position_embeddings", None), config.context_length
+    if config.document_masks or not config.packing:  # positions begin anew with every document
+        longest = min(longest, int(dataset.lengths.max()))
+    if not isinstance(known, int) or longest <= known:
+        return None
+    return (
+        f"context_length={config.context_length} is longer than the model was made for (max_position_embeddings="
+        f"{known}), and what it computes beyond may be of little use; use context_length<={known}"
+    )
+
+
 def load_data(
     recipe: Recipe, tokenizer: Any, needs_anchors: bool = True
 ) -> tuple[SequenceDataset, SequenceDataset | None]:
@@ -130,7 +176,7 @@ def load_data(
     def tokenized(source: str, split: str) -> DocumentIndex:
         store = tokenize_source(source, tokenizer, split, data.row_format, data.limit_documents)
         if recipe.command != "rlvr":  # which takes prompts, and rewards what the model answers
-            notes = check_answers(store, source, read_rows(source, split), data.row_format)
+            notes = check_answers(store, tokenizer, source, read_rows(source, split), data.row_format)
             for note in notes if training.process_index == 0 else ():
                 logger.warning(note)
         return DocumentIndex.of(store)
@@ -158,6 +204,8 @@ def load_data(
     train_set = sequences(index)
     if needs_anchors:
         check_sequences(train_set, training, end_token_ids(tokenizer, training.completions_end))
+        if training.process_index == 0 and (cut := cut_documents(train_set, "context_length")) is not None:
+            logger.warning(f"{cut}; raise it, or set packing=true")
         if training.process_index == 0 and len(train_set) < training.rows_per_step:
             logger.warning(
                 f"a step takes {training.rows_per_step} sequences and there are {len(train_set)}: every step sees all "

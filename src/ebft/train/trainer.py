@@ -45,7 +45,7 @@ from ebft.train.costs import CostTracker, wide
 from ebft.train.divergence import avoid_broken_kernels, check_gradients, finite
 from ebft.train.networks import Networks, disable_dropout
 from ebft.train.python_run import PythonRun
-from ebft.train.sequences import also_trained_on, check_answers, glued_rows
+from ebft.train.sequences import also_trained_on, beyond_positions, check_answers, cut_documents, glued_rows
 from ebft.train.sharded_trainer import ShardedTrainer
 from ebft.update import LossParts, UpdateGraphs, loss_of
 from ebft.validation import Evaluated, validate
@@ -124,6 +124,7 @@ class EBFTTrainer(ShardedTrainer):
             **kwargs,
         )
         self._check_validation(given=eval_dataset)
+        self._check_positions()
         self.keep_unwrapped()
         check_gradients(self, _WAY_OUT)
         standard_callbacks.keep_tensorboard_here(self)
@@ -340,6 +341,12 @@ class EBFTTrainer(ShardedTrainer):
         if (warning := also_trained_on(train.index, validation.index)) is not None:
             logger.warning(warning)
 
+    def _check_positions(self) -> None:
+        if not isinstance(self.train_dataset, SequenceDataset) or self.args.process_index != 0:
+            return
+        if (warning := beyond_positions(self.model, self.train_dataset, self.args)) is not None:
+            logger.warning(warning)
+
     def _sequences(self, dataset: Any, args: EBFTConfig, tokenizer: Any) -> SequenceDataset | None:
         if dataset is None or isinstance(dataset, SequenceDataset):
             found = dataset
@@ -347,9 +354,11 @@ class EBFTTrainer(ShardedTrainer):
             if tokenizer is None:
                 raise ConfigError("rows of text need a tokenizer; pass processing_class=")
             store = tokenize_rows(dataset, tokenizer)
-            for note in check_answers(store, "the dataset", dataset):
+            for note in check_answers(store, tokenizer, "the dataset", dataset):
                 logger.warning(note)
             found = SequenceDataset(DocumentIndex.of(store), args.context_length, args.packing, self.pad_token_id)
+            if (cut := cut_documents(found, "context_length")) is not None:
+                logger.warning(f"{cut}; raise it, or set packing=True")
         if found is not None:
             check_sequences(found, args, self.end_token_ids)
         return found
