@@ -31,8 +31,10 @@ def read_results(folder: str | Path) -> Results:
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Short names that tell models apart: as many last parts of their paths as it takes."""
+    """Short names that tell models apart: as many last parts of their paths as it takes. The final model of a run has
+    the run's name."""
     parts = [Path(name).parts or (name,) for name in names]
+    parts = [p[:-1] if len(p) > 1 and p[-1] == "final" else p for p in parts]
     for count in range(1, max(map(len, parts), default=1) + 1):
         short = ["/".join(p[-count:]) for p in parts]
         if len(set(short)) == len(short):
