@@ -18,7 +18,7 @@ from ebft.config.synonyms import suggestion
 from ebft.config.usage import PLAN, STUDY, USAGE
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
 from ebft.runtime.launch import PREEMPTED, end_with_launcher, stop_on_notice
-from ebft.runtime.messages import LEVELS, printable, show_messages
+from ebft.runtime.messages import LEVELS, each_message_once, printable, show_messages
 from ebft.version import __version__
 
 logger = logging.getLogger("ebft.cli")  # by this name also where the module is run as a program
@@ -403,7 +403,8 @@ def _study_run(arguments: list[str]) -> int:
     if options.dry_run:
         from ebft.studies.study_estimate import estimate_lines
 
-        print("\n".join(estimate_lines(study, options.jobs, options.per_gpu)))
+        with each_message_once():  # methods mostly have the same data
+            print("\n".join(estimate_lines(study, options.jobs, options.per_gpu)))
         return 0
     from ebft.studies.study_run import StudyRunner
 
