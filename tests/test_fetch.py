@@ -181,13 +181,14 @@ class TestNamesThatAreNotThere:
             assert fetch.resolve(name) == name
 
 
-def test_an_untrained_model_is_always_the_same(cache: Path) -> None:
+def test_an_untrained_model_is_always_the_same(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
     folder = fetch.fetch("bytes-2m")
+    assert "Writing" not in capfd.readouterr().err, "no bar for a moment's work"
     assert torch.equal(torch.random.get_rng_state(), before)
     assert fetch.resolve("bytes-2m") == str(folder)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)

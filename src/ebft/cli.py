@@ -18,13 +18,14 @@ from ebft.config.synonyms import suggestion
 from ebft.config.usage import PLAN, STUDY, USAGE
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
 from ebft.runtime.launch import PREEMPTED, end_with_launcher, stop_on_notice
-from ebft.runtime.messages import LEVELS, printable, show_messages
+from ebft.runtime.messages import LEVELS, each_message_once, printable, show_messages
 from ebft.version import __version__
 
 logger = logging.getLogger("ebft.cli")  # by this name also where the module is run as a program
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 TRAINING = ("train", "sft", "rlvr")
+RESUMING = ("sweep", "study run", "eval", "score")  # what they have done is on disk at any moment
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,11 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, SandboxError) as error:  # configuration, data and layout errors are all ValueErrors
         return _print_error(str(error), once=True)
     except KeyboardInterrupt:
-        return _print_error("stopped; the same command resumes from here", INTERRUPTED)
+        return _print_error(f"stopped{_how_to_go_on(command)}", INTERRUPTED)
     except Preempted as notice:
-        return _print_error(f"stopped by {notice}; the same command resumes from here", PREEMPTED)
+        return _print_error(f"stopped by {notice}{_how_to_go_on(command)}", PREEMPTED)
     except OSError as error:
         return _print_error(": ".join(str(part) for part in (error.filename, error.strerror or error) if part), FAILED)
+
+
+def _how_to_go_on(command: Sequence[str]) -> str:
+    return "; the same command resumes from here" if " ".join(command).startswith(RESUMING) else ""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -85,9 +90,7 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Options are written with - here and with _ in recipes; both are taken."""
-        flags = (word.partition("=") if word.startswith("--") else (word, "", "") for word in args)
-        args = [(n.replace("_", "-") if n.startswith("--") else n) + equals + value for n, equals, value in flags]
-        return super().parse_known_args(args, namespace)
+        return super().parse_known_args([_with_dashes(word) for word in args], namespace)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._given = list(args)
@@ -101,9 +104,18 @@ class _Parser(argparse.ArgumentParser):
                 message = f"unrecognized arguments: {unknown_flags[0]}"
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
-            option = unknown.split()[0].partition("=")[0]
-            message = f"unknown option {unknown!r}{suggestion(option, self._option_string_actions)}"
+            # As it was typed, and without the value that follows.
+            typed = next((word for word in self._given if f"{unknown} ".startswith(f"{_with_dashes(word)} ")), unknown)
+            message = f"unexpected argument {typed!r}"
+            if typed.startswith("-"):
+                option = typed.partition("=")[0]
+                message = f"unknown option {option!r}{suggestion(option, self._option_string_actions)}"
         raise SystemExit(_print_error(message))
+
+
+def _with_dashes(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
 
 
 # ---- training ------------------------------------------------------------------------------------------------------
@@ -394,7 +406,8 @@ def _study_run(arguments: list[str]) -> int:
     if options.dry_run:
         from ebft.studies.study_estimate import estimate_lines
 
-        print("\n".join(estimate_lines(study, options.jobs, options.per_gpu)))
+        with each_message_once():  # methods mostly have the same data
+            print("\n".join(estimate_lines(study, options.jobs, options.per_gpu)))
         return 0
     from ebft.studies.study_run import StudyRunner
 

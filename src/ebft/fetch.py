@@ -203,5 +203,6 @@ def _make_untrained(sizes: dict[str, Any], folder: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = LlamaForCausalLM(config)
-    model.save_pretrained(folder)
+    with contextlib.redirect_stderr(io.StringIO()):  # a bar for a moment's work
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

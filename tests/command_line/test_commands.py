@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -9,6 +10,7 @@ from ebft import cli
 from ebft.config.method import MethodConfig
 from ebft.config.model_and_data import DataConfig, ModelConfig
 from ebft.config.running import RunningConfig
+from ebft.errors import Preempted
 from tests.command_line.commands import ebft
 
 
@@ -68,6 +70,29 @@ class TestCommands:
         assert caught.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("ebft: ")
+
+    @pytest.mark.parametrize(
+        ("arguments", "resumes"),
+        [
+            (["generate", "--model", "m"], False),
+            (["study", "report", "s"], False),
+            (["fetch", "m"], False),
+            (["study", "run", "s"], True),
+            (["eval"], True),
+        ],
+    )
+    def test_only_commands_that_resume_say_so_when_stopped(
+        self, arguments: list[str], resumes: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        end = "; the same command resumes from here" if resumes else ""
+        stops: list[tuple[BaseException, int, str]] = [
+            (KeyboardInterrupt(), cli.INTERRUPTED, "stopped"),
+            (Preempted("SIGTERM"), cli.PREEMPTED, "stopped by SIGTERM"),
+        ]
+        for stop, code, words in stops:
+            monkeypatch.setattr(cli, f"_{arguments[0]}", Mock(side_effect=stop))
+            assert cli.main(arguments) == code
+            assert capsys.readouterr().err == f"ebft: {words}{end}\n"
 
     def test_fetch_of_an_unknown_model(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["fetch", "smollm2-135"]) == 2

@@ -139,6 +139,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
             *("score", "fetch", "env"),
         )
     },
+    "env argument": (["env", "two words"], 2, "unexpected argument 'two words'"),
     "env option": (["env", "--verbose"], 2, "unknown option '--verbose'"),
 }
 

@@ -122,7 +122,7 @@ def test_everything_that_is_promised_is_written(run: Run, tmp_path: Path, capfd:
     assert (tmp_path / "out" / "profile.png").read_bytes().startswith(b"\x89PNG")
     table = (tmp_path / "out" / "results.md").read_text()
     for text in (printed, table):
-        for name in ("cross_entropy", "cfm at length 8", "best_of_4_sentence_bleu"):
+        for name in ("cross-entropy, all tokens", "feature-matching loss at 8 tokens", "best_of_4_sentence_bleu"):
             assert name in text
     value = found["calibration"]["metrics"]["cfm"]
     assert f"{value['value']:.4f} ± {value['standard_error']:.4f} (n=6)" in printed
@@ -267,7 +267,10 @@ class TestSeveral:
         assert printed.out.splitlines()[0].endswith("other - tiny")
         assert "Differences are paired" in (tmp_path / "both" / "results.md").read_text()
         records = [read_jsonl(folder / "calibration.jsonl") for folder in folders]
-        for metric, shown, count in (("cfm", "cfm  ", "contexts"), ("cfm_at_2", "cfm at length 2", "profile_contexts")):
+        for metric, shown, count in (
+            ("cfm", "feature-matching loss  ", "contexts"),
+            ("cfm_at_2", "feature-matching loss at 2 tokens", "profile_contexts"),
+        ):
             rows = [(mine, theirs) for theirs, mine in zip(*records, strict=True) if mine[count]]
             assert len({mine[count] for mine, _ in rows}) == 1  # so that the difference is a paired t's
             moved = [mine[metric] - theirs[metric] for mine, theirs in rows]
@@ -440,8 +443,9 @@ class TestBadInput:
             (["--tasks", "humaneval", "--samples", "0", "--no-greedy"], "leaves nothing to generate"),
             (["--tasks", "humaneval", "--temperature", "0"], "temperature=0.0 must be above 0 for samples"),
             (["--tasks", "humaneval", "--device", "gpu"], "device='gpu' is not a device"),
-            (["--tasks", "humaneval", "--bakend", "vllm"], "unknown option '--bakend vllm'; did you mean '--backend'?"),
-            (["--tasks", "humaneval", "--back", "vllm"], "unknown option '--back vllm'"),
+            (["--tasks", "humaneval", "--bakend", "vllm"], "unknown option '--bakend'; did you mean '--backend'?"),
+            (["--tasks", "humaneval", "--back", "vllm"], "unknown option '--back'; did"),
+            (["--tasks", "humaneval", "--max_tokens=10"], "unknown option '--max_tokens'"),
             (["--tasks", "humaneval", "--sequenses", "3"], "did you mean '--sequences'?"),
             (["--compare", "x"], "--compare takes folders with results and evaluates nothing"),
         ],

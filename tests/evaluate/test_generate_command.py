@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,40 @@ def test_answers_that_are_cut_or_empty_are_counted(
     assert "ended at once" not in said
 
 
+def test_a_prompt_that_leaves_no_room(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "answers.jsonl"
+    flags = ["--prompt", "2+2=", "--prompt", "one " * 99, "--output", str(output), *SHORT]
+    assert cli.main(["generate", "--model", str(short_context(model, tmp_path)), *flags]) == 2
+    assert "prompt 1, which begins with 'one one " in capsys.readouterr().err
+    assert cli.main(["generate", "--model", str(tmp_path / "short"), "--too-long", "truncate", *flags]) == 0
+    printed = capsys.readouterr()
+    assert "1 of 2 answers are to prompts without their beginning" in printed.err
+    assert f"> {('one ' * 20).strip()} ... {'one ' * 40}\n" in printed.out
+    assert rows_of(output)[1]["prompt"] == "one " * 99, "shortened only on the screen"
+
+
+def short_context(model: Path, folder: Path) -> Path:
+    shutil.copytree(model, folder / "short")
+    config = json.loads((folder / "short" / "config.json").read_text())
+    (folder / "short" / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
+    return folder / "short"
+
+
+def test_the_progress_of_each_model(model: Path, base_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    @contextmanager
+    def progress(title: str, total: int, leave: bool) -> Iterator[Callable[[int], None]]:
+        made: list[int] = []
+        yield made.append
+        seen.append((title, total, sum(made)))
+
+    monkeypatch.setattr(generate_command, "progress", progress)
+    flags = ["--prompt", "a", "--prompt", "b", "--samples", "2"]
+    assert cli.main(["generate", "--model", str(model), str(base_model), *flags, *SHORT]) == 0
+    assert seen == [("one", 4, 4), ("two", 4, 4)]
+
+
 def test_what_follows_a_prompt(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "answers.jsonl"
     flags = ["--prompt", "2+2", "--prompt-separator", " =\\n", "--output", str(output), *SHORT]
@@ -120,7 +155,9 @@ def test_prompts_are_made_as_in_the_run(
 ) -> None:
     seen: list[str] = []
 
-    def spy(self: TransformersGenerator, prompts: list[str], settings: GenerationSettings) -> list[list[Completion]]:
+    def spy(
+        self: TransformersGenerator, prompts: list[str], settings: GenerationSettings, **_: object
+    ) -> list[list[Completion]]:
         seen.extend(prompts)
         return [[FINE] for _ in prompts]
 
@@ -195,7 +232,9 @@ def test_a_chat_remembers(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     seen: list[str] = []
     complete = TransformersGenerator.complete
 
-    def spy(self: TransformersGenerator, prompts: list[str], settings: GenerationSettings) -> list[list[Completion]]:
+    def spy(
+        self: TransformersGenerator, prompts: list[str], settings: GenerationSettings, **_: object
+    ) -> list[list[Completion]]:
         seen.extend(prompts)
         return [[FINE] for _ in complete(self, prompts, settings)]
 
@@ -229,7 +268,7 @@ def test_a_chat_with_a_model_that_was_not_trained_on_any(
     """Although its tokenizer has a chat template."""
     seen: list[str] = []
     monkeypatch.setattr(
-        TransformersGenerator, "complete", lambda self, prompts, settings: seen.extend(prompts) or [[FINE]]
+        TransformersGenerator, "complete", lambda self, prompts, settings, **_: seen.extend(prompts) or [[FINE]]
     )
     run = of_run(model, tmp_path / "run", prompt_kinds=["prompt"], prompt_separator=" ")
     said(monkeypatch, "hi", "again")

@@ -35,7 +35,9 @@ def test_curves_are_drawn_with_the_papers_axes(tmp_path: Path, monkeypatch: pyte
 
 
 def test_labels_tell_models_apart() -> None:
-    assert tables.labels(["runs/a/final", "runs/b/final"]) == ["a/final", "b/final"]
+    assert tables.labels(["runs/a/final", "runs/b/final", "final"]) == ["a", "b", "final"]
+    assert tables.labels(["one/a/final", "two/a"]) == ["one/a", "two/a"]
+    assert tables.labels(["runs/a/final", "runs/a"]) == ["runs/a/final (1)", "runs/a (2)"]
     assert tables.labels(["x/y", "org/z"]) == ["y", "z"]
     assert tables.labels(["m", "m"]) == ["m (1)", "m (2)"]
 

@@ -131,7 +131,9 @@ def test_every_strategy_stands_with_the_settings_that_fit_best(
     printed = capsys.readouterr().out
     values = yaml.safe_load(printed.split("\n\n")[1])
     rows = {cells[0]: cells[1:] for line in printed.splitlines() if len(cells := re.split(r"\s{2,}", line)) == 5}
-    assert rows["GiB on each GPU"] == ["ddp (as given)", "ddp", "lora (recommended)", "qlora"], "one GPU has no shards"
+    columns = ["whole model (as given)", "whole model", "lora (recommended)", "qlora"]
+    assert rows["GiB on each GPU"] == columns, "one GPU has no shards"
+    assert "As given (whole model), it does not fit: " in printed
     assert rows["fits"] == ["no", "no setting does", "yes", "yes"]
     sizes = rows["with per_device_train_batch_size"]
     assert sizes[:3] == ["16", "1", str(values["per_device_train_batch_size"])]

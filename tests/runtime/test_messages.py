@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebft.runtime.messages import notes_if_it_succeeds, show_messages
+from ebft.runtime.messages import each_message_once, notes_if_it_succeeds, show_messages
 
 logger = logging.getLogger("ebft.somewhere.inside")
 
@@ -74,6 +74,15 @@ def test_without_a_command_the_user_of_the_library_decides(caplog: pytest.LogCap
         logger.info("for the user's own handlers")
     assert "for the user's own handlers" in caplog.messages
     assert not any(type(handler).__module__.startswith("ebft") for handler in logging.getLogger("ebft").handlers)
+
+
+def test_the_same_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    show_messages()
+    with each_message_once():
+        for words in ("first", "second", "first"):
+            logger.warning(words)
+    logger.warning("first")
+    assert capsys.readouterr().err == "note: first\nnote: second\nnote: first\n"
 
 
 def test_notes_are_dropped_when_an_error_follows(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,12 @@ class TestPairedDifferences:
         assert numbers["one"]["against_first"] == {}
         assert "<td>-0.1000 ± 0.0058</td>" in (tmp_path / "out" / "compare.html").read_text()
 
+    def test_one_run_has_no_column_for_other_runs(self, tmp_path: Path) -> None:
+        found = compare.compare([str(make_run(tmp_path / "one", [1.3, 1.2]))])
+        start = [row[2] for row in found.table].index("paired difference")
+        assert found.table[start][3:5] == ("last - first", "")
+        assert found.table[start + 1][:4] == ("one", "ebft", "feature-matching loss", "-0.1000 ± 0.0020")
+
     def test_runs_from_before_say_that_they_have_none(self, tmp_path: Path) -> None:
         runs = [make_run(tmp_path / "one", [1.0]), make_run(tmp_path / "two", [1.0], records=False)]
         (note,) = compare.compare([str(run) for run in runs]).notes

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from ebft.method import student_t
 from ebft.method.ratios import SumsAndCounts, paired_difference, ratio_of_sums
-from ebft.studies import student_t
 from ebft.studies.statistics import (
     Measured,
     difference,

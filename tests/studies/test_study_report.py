@@ -136,6 +136,16 @@ class TestVerdicts:
         study = make_study(tmp_path / "one", ebft=0.5, sft=1.0)
         assert not any(verdict.question.startswith("Of ") for verdict in study_report.write(str(study)).verdicts)
 
+    def test_a_row_that_started_from_another_had_more_training(self, study: Path) -> None:
+        words = "ebft started from the final models of sft, so it had more training."
+        manifest = json.loads((study / "study.json").read_text())
+        assert not any(words in str(verdict) for verdict in study_report.write(str(study)).verdicts)
+        for row in manifest["rows"]:
+            row["after"] = "sft" if row["name"] == "ebft" else None
+        (study / "study.json").write_text(json.dumps(manifest))
+        found = {verdict.question: verdict.answer for verdict in study_report.write(str(study)).verdicts}
+        assert found["Which has the lowest feature-matching loss on the test data?"].endswith(f"). {words}")
+
     def test_one_seed_says_nothing_of_training_again(self, study: Path) -> None:
         manifest = json.loads((study / "study.json").read_text())
         for row in manifest["rows"]:
@@ -184,6 +194,10 @@ class TestWhatIsMissing:
         assert note.startswith("sft, seed 0: broken: ")
         assert "results.json is not valid JSON" in note
         assert float(self.main(study)["sft"]) == pytest.approx(1.0, abs=0.1)  # by the other seed
+
+    def test_a_run_that_has_just_started(self, study: Path) -> None:
+        self.change(study, "runs/sft,seed=0", "metrics.jsonl", None)
+        assert study_report.write(str(study)).notes == ["sft, seed 0: has started, nothing is logged yet"]
 
     @pytest.mark.parametrize(
         ("file", "text", "words"),

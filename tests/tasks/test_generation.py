@@ -238,7 +238,7 @@ def test_context_is_never_overrun() -> None:
     assert (long.finish, long.tokens) == ("context", 5)
     assert (short.finish, short.tokens) == ("length", 12)
     assert [long, short] == [only(model, tokenizer, GREEDY, (p,))[0] for p in prompts]
-    with pytest.raises(ConfigError, match=r"the prompt of z{32} has 32 tokens .* context of 32; use too_long=truncate"):
+    with pytest.raises(ConfigError, match=r"prompt z{32}, .* has 32 tokens .* context of 32; use too_long=truncate"):
         only(model, tokenizer, GREEDY, ("z" * 32,))
     cut = GenerationSettings(max_new_tokens=12, too_long="truncate")
     found = only(model, tokenizer, cut, ("0123456789" * 5,))[0]
@@ -326,5 +326,5 @@ def test_bad_settings(settings: dict[str, Any], message: str) -> None:
 
 
 def test_empty_prompts_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="the prompt of task-7 is empty"):
+    with pytest.raises(ConfigError, match="prompt task-7 is empty"):
         TransformersGenerator(model_of(), byte_tokenizer()).generate([""], GREEDY, ["task-7"])

@@ -61,13 +61,17 @@ def test_weights_may_be_read_by_whom_the_umask_lets(finished: Path, tmp_path: Pa
         assert weights.stat().st_mode == config.stat().st_mode
 
 
-def test_of_a_run_that_is_not_finished_the_last_whole_checkpoint(finished: Path, tmp_path: Path) -> None:
+def test_of_a_run_that_is_not_finished_the_last_whole_checkpoint(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     unfinished = tmp_path / "unfinished"
     shutil.copytree(finished, unfinished)
     shutil.rmtree(unfinished / "final")
     assert cli.main(["export", str(unfinished), "--output", str(tmp_path / "out")]) == 0
-    last = "checkpoint-3" if (finished / "checkpoint-3").exists() else "checkpoint-2"
-    found, expected = weights(tmp_path / "out"), weights(finished / last)
+    step = 3 if (finished / "checkpoint-3").exists() else 2
+    said = f"note: {unfinished} is not finished: this is its last checkpoint, after {step} steps\n"
+    assert said in capsys.readouterr().err
+    found, expected = weights(tmp_path / "out"), weights(finished / f"checkpoint-{step}")
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 

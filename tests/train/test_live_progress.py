@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ebft.runtime import progress
 from ebft.train import live_progress
 from ebft.train.live_progress import LiveProgress, StepLines, step_lines
 from tests.baselines.runs import needs_trl, run, write_recipe
@@ -57,35 +58,43 @@ def test_only_the_first_process_says_how_it_goes(logged: list[str]) -> None:
     assert logged == ["step 1: reward 1.000"]
 
 
-@pytest.mark.parametrize("in_terminal", [False, True])
-def test_the_bar_of_a_resumed_run_begins_there(in_terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    progress = LiveProgress(SHOWN)
-    progress.in_terminal = in_terminal
-    progress.on_train_begin(None, State(global_step=40, max_steps=50), None)
-    bar = progress.training_bar
+def test_the_bar_of_a_resumed_run_begins_there(capsys: pytest.CaptureFixture[str]) -> None:
+    live = LiveProgress(SHOWN)
+    live.on_train_begin(None, State(global_step=40, max_steps=50), None)
+    bar = live.training_bar
     assert bar is not None
     assert (bar.n, bar.initial) == (40, 40)
-    progress.on_step_end(None, State(global_step=41, max_steps=50), None)
+    live.on_step_end(None, State(global_step=41, max_steps=50), None)
     assert bar.n == 41
-    assert ("40/50" in capsys.readouterr().err) == in_terminal
+    assert "40/50" in capsys.readouterr().err
     bar.close()
 
 
-@pytest.mark.parametrize("in_terminal", [False, True])
-def test_a_bar_shows_the_terms_and_a_file_gets_lines(
-    in_terminal: bool, logged: list[str], capsys: pytest.CaptureFixture[str]
+def test_a_file_gets_no_bar_but_a_line_a_minute(
+    logged: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    progress = LiveProgress(SHOWN)
-    progress.in_terminal = in_terminal
-    progress.on_train_begin(None, State(), None)
+    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    monkeypatch.setattr(progress.logger, "info", logged.append)
+    lines = StepLines(SHOWN)
+    lines.on_train_begin(None, State(global_step=40, max_steps=50), None)
+    lines.on_step_end(None, State(global_step=41, max_steps=50), None)
+    lines.on_log(None, State(global_step=41), None, logs={"reward": 1.0})
+    lines.on_train_end(None, State(), None)
+    assert logged[0].startswith("training: 41 of 50, ")
+    assert logged[1] == "step 41: reward 1.000"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bar_shows_the_terms(logged: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    live = LiveProgress(SHOWN)
+    live.on_train_begin(None, State(), None)
     logs = {"reward": 1.0, "eval_cfm": 0.5}
-    progress.on_log(None, State(), None, logs=logs)
-    bar = progress.training_bar
+    live.on_log(None, State(), None, logs=logs)
+    bar = live.training_bar
     assert bar is not None
     assert bar.postfix == "reward=1.000"
-    lines = ["step 1: reward 1.000", "step 1: cfm 0.5000"]
-    assert logged == ([] if in_terminal else ["\n".join(lines)])
+    assert logged == []
     printed = capsys.readouterr().err
-    assert (lines[1] in printed) == in_terminal
-    assert lines[0] not in printed, "the bar says it"
+    assert "step 1: cfm 0.5000" in printed
+    assert "step 1: reward 1.000" not in printed, "the bar says it"
     bar.close()

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ebft import fetch
 from ebft.data.row_format import with_escapes
@@ -20,6 +20,7 @@ from ebft.evaluate.prompt_format import PromptFormat, format_of_runs
 from ebft.evaluate.tables import labels
 from ebft.runtime.files import write_jsonl
 from ebft.runtime.messages import printable
+from ebft.runtime.progress import progress
 
 if TYPE_CHECKING:  # they bring in torch, which an error in the options does not wait for
     from ebft.tasks.generation import Completion, GenerationSettings, TransformersGenerator
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 Prompt = str | list[dict[str, str]]  # a text to continue, or the turns of a conversation
 STYLES = ("raw", "chat")
+TOO_LONG = ("error", "truncate")
+LONGEST_SHOWN, BEGINNING = 240, 80  # characters of a prompt above its answers; the rest of it is its end
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="auto", help="float32, bfloat16 or float16 [float32 on a CPU, bfloat16 on a GPU]")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... [auto]")
     add("--trust-remote-code", action="store_true", help="run code that comes with a model from the hub")
+    add("--too-long", choices=TOO_LONG, default="error", help="a prompt longer than the model's context [error]")
     add("--output", default=None, help="also write the answers to this JSONL file")
 
 
@@ -93,7 +97,9 @@ def run(options: argparse.Namespace) -> None:
     _check_models(options)
     answers = {}
     for label, name in zip(labels(options.model), options.model, strict=True):
-        answers[label] = answer(load(name, options), prompts, _settings(options))  # one in memory at a time
+        with progress(label, len(prompts) * options.samples, leave=False) as advance:
+            # One in memory at a time.
+            answers[label] = answer(load(name, options), prompts, _settings(options, options.too_long), advance)
     _note_unfinished([one for found in answers.values() for samples in found for one in samples], options)
     if options.output:
         write_jsonl(Path(options.output).expanduser(), list(_rows(prompts, answers)))
@@ -147,11 +153,11 @@ def _prompts_of_file(options: argparse.Namespace, made: PromptFormat) -> list[Pr
     return prompts
 
 
-def _settings(options: argparse.Namespace) -> GenerationSettings:
+def _settings(options: argparse.Namespace, too_long: Literal["error", "truncate"]) -> GenerationSettings:
     from ebft.tasks.generation import GenerationSettings
 
     names = ("max_new_tokens", "temperature", "top_p", "samples", "system_prompt", "seed")
-    return GenerationSettings(**{name: getattr(options, name) for name in names}, too_long="truncate")
+    return GenerationSettings(**{name: getattr(options, name) for name in names}, too_long=too_long)
 
 
 def load(name: str, options: argparse.Namespace) -> TransformersGenerator:
@@ -176,15 +182,18 @@ def load(name: str, options: argparse.Namespace) -> TransformersGenerator:
 
 
 def answer(
-    generator: TransformersGenerator, prompts: Sequence[Prompt], settings: GenerationSettings
+    generator: TransformersGenerator,
+    prompts: Sequence[Prompt],
+    settings: GenerationSettings,
+    advance: Callable[[int], None] = lambda made: None,
 ) -> list[list[Completion]]:
     """`settings.samples` answers to every prompt."""
     from ebft.tasks.generation import chat_text
 
     if all(isinstance(prompt, str) for prompt in prompts):
-        return generator.complete([str(prompt) for prompt in prompts], settings)
+        return generator.complete([str(prompt) for prompt in prompts], settings, advance=advance)
     texts = [chat_text(list(turns), generator.tokenizer, settings.system_prompt) for turns in prompts]  # type: ignore[arg-type]
-    return generator.complete(texts, replace(settings, prompt_style="rendered"))
+    return generator.complete(texts, replace(settings, prompt_style="rendered"), advance=advance)
 
 
 def chat(options: argparse.Namespace) -> None:
@@ -215,7 +224,8 @@ def chat(options: argparse.Namespace) -> None:
             mine = [*turns[label], {"role": "user", "content": said}]
             if len(speakers) == 1:  # several stand beside each other when all are there
                 generator.streamer = LiveAnswer(generator.tokenizer, generator.end_token_ids)
-            [found] = answer(generator, [mine if talks[label] else made.of_text(said)], _settings(options))
+            settings = _settings(options, "truncate")  # a long chat loses its beginning
+            [found] = answer(generator, [mine if talks[label] else made.of_text(said)], settings)
             answers[label] = [one.text for one in found]
             turns[label] = [*mine, {"role": "assistant", "content": answers[label][0]}]
         if len(speakers) > 1:
@@ -235,6 +245,8 @@ def _note_unfinished(completions: Sequence[Completion], options: argparse.Namesp
     cut = sum(one.finish in ("length", "context") for one in completions)
     at_once = sum(not one.text and one.finish == "end" for one in completions)
     blank = sum(not one.text.strip() for one in completions) - at_once
+    if shortened := sum(one.prompt_truncated for one in completions):
+        logger.warning(f"{shortened} of {len(completions)} answers are to prompts without their beginning")
     if cut:
         where = f"--max-new-tokens {options.max_new_tokens}, or at the end of the model's context"
         logger.info(f"{cut} of {len(completions)} answers are cut off, at {where}")
@@ -244,10 +256,17 @@ def _note_unfinished(completions: Sequence[Completion], options: argparse.Namesp
         logger.info(f"answers of nothing but white space: {blank} of {len(completions)}")
 
 
+def _shortened(prompt: str) -> str:
+    """What tells prompts apart is mostly near the end: a template comes before it."""
+    if len(prompt) <= LONGEST_SHOWN:
+        return prompt
+    return f"{prompt[:BEGINNING].rstrip()} ... {prompt[BEGINNING - LONGEST_SHOWN :].lstrip()}"
+
+
 def _show(prompt: Prompt | None, answers: dict[str, list[str]]) -> None:
     """One model's answers as they are; those of several as columns of a table."""
     if prompt is not None:
-        print(f"\n> {printable(prompt if isinstance(prompt, str) else prompt[-1]['content'])}")
+        print(f"\n> {printable(_shortened(prompt if isinstance(prompt, str) else prompt[-1]['content']))}")
     if len(answers) == 1:
         print("\n---\n".join(map(printable, next(iter(answers.values())))))
         return

@@ -56,7 +56,7 @@ def _calibration(first: Evaluated, mine: Evaluated) -> dict[str, Estimate]:
     found = differences(_sequences(mine), _sequences(first))
     if not same_profile(mine[0], first[0]):
         found = {metric: difference for metric, difference in found.items() if not metric.startswith("cfm_at_")}
-    return {re.sub(r"^cfm_at_(\d+)$", r"cfm at length \1", metric): estimate for metric, estimate in found.items()}
+    return found
 
 
 def _sequences(evaluated: Evaluated) -> list[Record]:

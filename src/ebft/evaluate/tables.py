@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.errors import ConfigError
+from ebft.method.metric_names import title
 from ebft.method.ratios import Estimate, with_error
 from ebft.runtime.messages import plot_label
 
@@ -31,8 +32,10 @@ def read_results(folder: str | Path) -> Results:
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Short names that tell models apart: as many last parts of their paths as it takes."""
+    """Short names that tell models apart: as many last parts of their paths as it takes. The final model of a run has
+    the run's name."""
     parts = [Path(name).parts or (name,) for name in names]
+    parts = [p[:-1] if len(p) > 1 and p[-1] == "final" else p for p in parts]
     for count in range(1, max(map(len, parts), default=1) + 1):
         short = ["/".join(p[-count:]) for p in parts]
         if len(set(short)) == len(short):
@@ -51,17 +54,17 @@ def table(results: Mapping[str, Results], differences: Mapping[str, Differences]
     for found in results.values():
         for task, entry in found["tasks"].items():
             metrics |= {(task, name): None for name in entry["metrics"]}
-            metrics |= {(task, f"cfm at length {point['length']}"): None for point in entry.get("profile", ())}
+            metrics |= {(task, f"cfm_at_{point['length']}"): None for point in entry.get("profile", ())}
     rows: list[tuple[str, ...]] = [("task", "metric", *results, *(f"{label} - {first}" for label in differences))]
     for task, name in sorted(metrics, key=lambda row: list(dict.fromkeys(t for t, _ in metrics)).index(row[0])):
         cells = []
         for found in results.values():
             entry = found["tasks"].get(task, {"metrics": {}})
             values = dict(entry["metrics"])
-            values |= {f"cfm at length {point['length']}": point for point in entry.get("profile", ())}
+            values |= {f"cfm_at_{point['length']}": point for point in entry.get("profile", ())}
             cells.append(_cell(values.get(name)))
         cells += [_difference_cell(found.get((task, name))) for found in differences.values()]
-        rows.append((task, name, *cells))
+        rows.append((task, title(name), *cells))
     skipped = {label: _skipped(found) for label, found in results.items()}
     for task, name in dict.fromkeys(key for reasons in skipped.values() for key in reasons):
         cells = [f"skipped: {reasons[task, name]}" if (task, name) in reasons else "" for reasons in skipped.values()]

@@ -191,11 +191,13 @@ def _model_config(recipe: Recipe, field: str, name: str) -> Any:
 def table(found: Plan) -> list[tuple[str, ...]]:
     """GiB on each GPU, or MiB if nothing needs a GiB: the recipe as given, and every strategy with the settings that
     fit best, or where none fit, with those that need least."""
+    gpus = found.hardware.gpus
     columns: dict[str, Recommendation | StrategyPlan] = {}
     if (mine := found.strategies.get(found.chosen)) is not None:
-        columns[f"{found.chosen.name} (as given)"] = mine
+        columns[f"{found.chosen.title(gpus)} (as given)"] = mine
     for strategy, best in found.best.items():
-        columns[f"{strategy.name} (recommended)" if best is found.recommended else strategy.name] = best
+        name = strategy.title(gpus)
+        columns[f"{name} (recommended)" if best is found.recommended else name] = best
     works, memories = [c.work for c in columns.values()], [c.memory for c in columns.values()]
     unit, size = ("MiB", 2**20) if max(m.peak for m in memories) < GIB else ("GiB", GIB)
 
@@ -253,7 +255,8 @@ def recommendation(
         lines.append(f"Nothing fits on {gpus}: a shorter context_length, fewer samples, more or larger GPUs.")
     else:
         needs = f"{advised.memory.peak / GIB:.1f} of {hardware.gpu_memory_gib:g} GiB on each GPU"
-        lines.append(f"Recommended for {gpus}: {advised.strategy.name}, {needs}{_times(found, advised, tokens)}.")
+        strategy = advised.strategy.title(hardware.gpus)
+        lines.append(f"Recommended for {gpus}: {strategy}, {needs}{_times(found, advised, tokens)}.")
         launch = f" --launch {hardware.gpus}" if hardware.gpus > 1 else ""
         lines += ["", *recipe_lines(found, to_replace), ""]
         place = shlex.quote(file or "recipe.yaml")
@@ -266,7 +269,7 @@ def recommendation(
     if mine is not None:
         verdict = "fits" if mine.fits else "does not fit"
         peak = f"{mine.memory.peak / GIB:.1f} GiB on each GPU at its peak"
-        lines += ["", f"As given ({found.chosen.name}), it {verdict}: {peak}."]
+        lines += ["", f"As given ({found.chosen.title(hardware.gpus)}), it {verdict}: {peak}."]
     return lines
 
 

@@ -16,6 +16,10 @@ class Strategy:
     sharded: bool = False  # weights, gradients and optimiser state sharded over the GPUs
     four_bit: bool = False  # the base model in 4 bits
 
+    def title(self, gpus: int) -> str:
+        """What people read: on one GPU nothing is parallel."""
+        return "whole model" if gpus == 1 and self == DDP else self.name
+
 
 DDP = Strategy("ddp")
 FSDP2 = Strategy("fsdp2", sharded=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -61,7 +61,6 @@ def show_messages(level: str = "info") -> None:
 @contextmanager
 def notes_if_it_succeeds() -> Iterator[None]:
     """Notes wait for the end of the block, and are dropped where it fails: an error stands alone."""
-    handlers = [handler for handler in logging.getLogger("ebft").handlers if isinstance(handler, _Stderr)]
     held: list[logging.LogRecord] = []
 
     def hold(record: logging.LogRecord) -> bool:
@@ -69,13 +68,35 @@ def notes_if_it_succeeds() -> Iterator[None]:
             held.append(record)
         return record.levelno < logging.WARNING
 
-    for handler in handlers:
-        handler.addFilter(hold)
-    try:
+    with _filtered(hold) as handlers:
         yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(hold)
     for record in held:
         for handler in handlers:
             handler.handle(record)
+
+
+@contextmanager
+def each_message_once() -> Iterator[None]:
+    """What has been said in the block is not said there again."""
+    said: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        before = len(said)
+        said.add(record.getMessage())
+        return len(said) > before
+
+    with _filtered(is_new):
+        yield
+
+
+@contextmanager
+def _filtered(wanted: Callable[[logging.LogRecord], bool]) -> Iterator[list[_Stderr]]:
+    """The handlers of commands, which show only what is wanted in the block."""
+    handlers = [handler for handler in logging.getLogger("ebft").handlers if isinstance(handler, _Stderr)]
+    for handler in handlers:
+        handler.addFilter(wanted)
+    try:
+        yield handlers
+    finally:
+        for handler in handlers:
+            handler.removeFilter(wanted)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.errors import ConfigError
+from ebft.method.metric_names import NAMES
 from ebft.method.ratios import with_error
 from ebft.runtime.files import json_ready, read_json, write_json, write_text
 from ebft.studies import paired
@@ -25,7 +26,6 @@ from ebft.studies.report.settings_table import settings_of, settings_table
 from ebft.studies.report.tables import Column, Table, cell
 from ebft.studies.run_reader import COSTS, METRICS_FILE, Measurement, Run, read_run
 from ebft.studies.same_measurement import what_differs
-from ebft.train.metric_names import NAMES
 
 PNG, HTML, TABLE = "compare.png", "compare.html", "compare.json"
 FOLDER = "compare"  # the default output folder

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ebft.train.metric_names import NAMES
+from ebft.method.metric_names import NAMES, title
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,7 @@ def facts(metric: str) -> MetricFacts:
         return _FACTS[name]
     if found := re.fullmatch(r"cfm_at_(\d+)", name):
         meaning = f"{_FACTS['cfm'].meaning} Here of completions of {found[1]} tokens."
-        tokens = f"{found[1]} token{'s' * (found[1] != '1')}"
-        return MetricFacts(f"feature-matching loss at {tokens}", meaning, smaller_is_better=True)
+        return MetricFacts(title(name), meaning, smaller_is_better=True)
     if name == "greedy_pass@1":
         return MetricFacts(f"{task} greedy", f"{_PASS}, with one answer at temperature 0 to each.", is_rate=True)
     if found := re.fullmatch(r"(?:greedy_)?pass@(\d+)", name):

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ebft.method.metric_names import NAMES
 from ebft.method.ratios import Estimate, with_error
 from ebft.method.sequence_records import differences
 from ebft.studies.run_reader import Run
 from ebft.studies.same_measurement import compares, settings_that_differ
-from ebft.train.metric_names import NAMES
 
 
 def change(run: Run) -> dict[str, Estimate]:
@@ -44,9 +44,9 @@ def differences_table(runs: Sequence[Run], metrics: Sequence[str]) -> list[tuple
         for run, changed, differs in columns
         if metric in changed or metric in differs
     ]
-    return (
-        [("run", "method", "paired difference", "last - first", f"last - last of {first.name}"), *rows] if rows else []
-    )
+    titles = ("run", "method", "paired difference", "last - first", f"last - last of {first.name}")
+    shown = len(titles) if any(differs for _, _, differs in columns) else len(titles) - 1
+    return [row[:shown] for row in (titles, *rows)] if rows else []
 
 
 def without_records(runs: Sequence[Run]) -> list[str]:

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean
 from typing import Protocol
 
+from ebft.method import student_t
 from ebft.method.ratios import SumsAndCounts, linearized
-from ebft.studies import student_t
 
 LEVEL = 0.95
 _ENUMERATED = 12  # with so few items, signs are enumerated

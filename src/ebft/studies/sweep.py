@@ -9,13 +9,13 @@ import argparse
 import logging
 from collections.abc import Sequence
 
+from ebft.method.metric_names import NAMES
 from ebft.method.ratios import with_error
 from ebft.runtime.locks import Lock
 from ebft.studies import compare, launchers
 from ebft.studies.launchers import Launcher
 from ebft.studies.points import Point
 from ebft.studies.run_reader import METRICS_FILE
-from ebft.train.metric_names import NAMES
 
 logger = logging.getLogger(__name__)
 

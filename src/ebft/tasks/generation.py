@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -102,11 +102,17 @@ class Generator(ABC):
         return [[found.text for found in samples] for samples in self.complete(prompts, settings, keys)]
 
     def complete(
-        self, prompts: Sequence[str], settings: GenerationSettings, keys: Sequence[str] | None = None
+        self,
+        prompts: Sequence[str],
+        settings: GenerationSettings,
+        keys: Sequence[str] | None = None,
+        advance: Callable[[int], None] = lambda made: None,
     ) -> list[list[Completion]]:
         """`settings.samples` completions of every prompt, in the order of the prompts.
 
-        keys: what tells the prompts' random numbers apart; by default their places in the list.
+        Args:
+            keys: what tells the prompts' random numbers apart; by default their places in the list.
+            advance: called with the number of completions made since its last call.
         """
         keys = [str(place) for place in range(len(prompts))] if keys is None else keys
         wanted = [(place, sample) for place in range(len(prompts)) for sample in range(settings.samples)]
@@ -114,6 +120,7 @@ class Generator(ABC):
         for batch in self.stream(prompts, settings, wanted, keys):
             for place, sample, completion in batch:
                 completions[place][sample] = completion
+            advance(len(batch))
         return completions
 
     def fit(self, prompt: str, key: str, settings: GenerationSettings) -> Fitted:
@@ -121,14 +128,15 @@ class Generator(ABC):
         whitespace = trailing_whitespace(prompt) if settings.prompt_style == "raw" else ""
         tokens = tokenize(prompt.removesuffix(whitespace), self.tokenizer, settings)
         if not tokens:
-            raise ConfigError(f"the prompt of {key} is empty; give the model at least one token")
+            raise ConfigError(f"prompt {key} is empty; give the model at least one token")
         if self.context is None:
             return Fitted(tokens, settings.max_new_tokens, False, whitespace)
         too_long = len(tokens) >= self.context
         if too_long and settings.too_long == "error":
             raise ConfigError(
-                f"the prompt of {key} has {len(tokens)} tokens and leaves no room in the model's context of "
-                f"{self.context}; use too_long=truncate to drop its beginning, or a model with a longer context"
+                f"prompt {key}, which begins with {prompt[:40]!r}, has {len(tokens)} tokens and leaves no room in the "
+                f"model's context of {self.context}; use too_long=truncate to drop its beginning, or a model with a "
+                "longer context"
             )
         if too_long:  # leave the room that was asked for, up to half of the context
             tokens = tokens[-max(1, self.context - min(settings.max_new_tokens, self.context // 2)) :]

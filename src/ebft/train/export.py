@@ -45,7 +45,11 @@ def export(source: str, output: str, dtype: str = "float32", trust_remote_code: 
     from ebft.loading import Checkpoint
 
     folder = Path(output).expanduser()
-    found = Checkpoint.find(_inside_run(source))
+    inside = _inside_run(source)
+    if inside != source:
+        step = checkpoints.step_of(Path(inside))
+        logger.warning(f"{source} is not finished: this is its last checkpoint, after {step:,} steps")
+    found = Checkpoint.find(inside)
     tokenizer = found.load_tokenizer(trust_remote_code)
     logger.info(f"loading {found.adapter or found.base}")
     model = _load(found, trust_remote_code).to(getattr(torch, dtype))

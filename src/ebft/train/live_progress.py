@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from transformers import ProgressCallback, TrainerCallback
 
-logger = logging.getLogger(__name__)
+from ebft.runtime.progress import progress
 
-# Seconds between two drawings of the progress bar where it is not redrawn in place; lines tell of the steps.
-_BAR_IN_A_FILE = 60
+logger = logging.getLogger(__name__)
 
 
 def step_lines(step: int, logs: Mapping[str, Any], shown: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -31,12 +31,11 @@ def _number(value: Any) -> str:
 
 
 class LiveProgress(ProgressCallback):
-    """One progress bar with the terms that matter beside it, instead of a dictionary per line."""
+    """In a terminal: one progress bar with the terms that matter beside it, instead of a dictionary per line."""
 
     def __init__(self, shown: Mapping[str, str]) -> None:
         super().__init__()
         self.shown = shown
-        self.in_terminal = sys.stderr.isatty()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control, **kwargs)
@@ -44,30 +43,36 @@ class LiveProgress(ProgressCallback):
             return
         # A run that resumes begins there; else its speed would count steps that it did not take.
         self.training_bar.initial = self.training_bar.n = self.current_step = state.global_step
-        if self.in_terminal:
-            self.training_bar.refresh()
-        else:
-            self.training_bar.mininterval = _BAR_IN_A_FILE
+        self.training_bar.refresh()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or self.training_bar is None or not logs:
             return
         shown, lines = step_lines(state.global_step, logs, self.shown)
         if shown:
-            self.training_bar.set_postfix(shown, refresh=self.in_terminal)
-        if self.in_terminal:
-            for line in lines[1:] if shown else lines:  # the bar says the first
-                self.training_bar.write(line, file=sys.stderr)
-        elif lines:
-            self.training_bar.clear()
-            logger.info("\n".join(lines))
+            self.training_bar.set_postfix(shown)
+        for line in lines[1:] if shown else lines:  # the bar says the first
+            self.training_bar.write(line, file=sys.stderr)
 
 
 class StepLines(TrainerCallback):
-    """Without a progress bar: a short line for every log entry."""
+    """Without a progress bar: a short line for every log entry, and in a log file how far it is, once a minute."""
 
     def __init__(self, shown: Mapping[str, str]) -> None:
         self.shown = shown
+        self.minutes = ExitStack()
+        self.advance: Callable[[int], None] = lambda steps: None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero and not sys.stderr.isatty():
+            steps = progress("training", state.max_steps, state.global_step, leave=False)
+            self.advance = self.minutes.enter_context(steps)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.advance(1)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.minutes.close()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if state.is_world_process_zero:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +15,10 @@ import yaml
 
 from ebft.config.recipe import Recipe
 from ebft.config.training import LARGER_IS_BETTER
+from ebft.method.metric_names import NAMES, along_training
 from ebft.method.ratios import with_error
+from ebft.method.student_t import two_sided_p
 from ebft.train import answers_before_after
-from ebft.train.metric_names import NAMES, along_training
 from ebft.train.training_method import TrainingMethod
 from ebft.version import __version__
 
@@ -108,17 +110,23 @@ def before_and_after(results: dict[str, Any]) -> list[tuple[str, str, str, str]]
 
 
 def verdict(results: dict[str, Any]) -> list[str]:
-    """What the paired changes are evidence of, in words; nothing where no change was measured."""
-    better, worse = (f"{word} by more than two standard errors" for word in ("better", "worse"))
+    """What the paired changes are evidence of, in words: by Student's t, since sequences may be few.
+
+    Nothing where no change was measured.
+    """
+    better, worse = (f"{word} by more than chance would explain (p < 0.05)" for word in ("better", "worse"))
     unclear = "no evidence of a change"
     found: dict[str, list[str]] = {better: [], worse: [], unclear: []}
-    change = results.get("change", {})
+    change, sequences = results.get("change", {}), (results.get("ruler") or {}).get("validation_sequences", 0)
+    if sequences < 2:
+        return []
     for key, name in NAMES.items():
         value, error = change.get(f"eval_{key}"), change.get(f"eval_{key}_se")
-        if value is None or error is None:
+        if value is None or error is None or math.isnan(error):
             continue
         improved = (value > 0) == (key in LARGER_IS_BETTER)
-        reading = unclear if abs(value) <= 2 * error else better if improved else worse
+        by_chance = two_sided_p(value / error, sequences - 1) >= 0.05 if error else value == 0
+        reading = unclear if by_chance else better if improved else worse
         found[reading].append(name.partition(" (")[0])
     return [f"{reading}: {'; '.join(names)}" for reading, names in found.items() if names]
 
@@ -177,7 +185,8 @@ def write(folder: Path, title: str, recipe: Recipe, results: dict[str, Any], met
             "",
             *table,
             "",
-            "± is the standard error over sequences; that of a change is of the differences sequence by sequence.",
+            "± is the standard error over sequences; that of a change is of the differences sequence by sequence, "
+            "which p tests by Student's t.",
             "",
             *(f"- {line}" for line in verdict(results)),
             "",

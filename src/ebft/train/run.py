@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 from typing import Any
 
 import torch
@@ -168,5 +169,6 @@ def _build(loaded: Loaded, method: TrainingMethod) -> Any:
     trainer.add_callback(Advice())
     if args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStopping(args.early_stopping_patience, args.early_stopping_threshold))
-    trainer.add_callback(StepLines(method.shown) if args.disable_tqdm else LiveProgress(method.shown))
+    shows_bar = sys.stderr.isatty() and not args.disable_tqdm
+    trainer.add_callback(LiveProgress(method.shown) if shows_bar else StepLines(method.shown))
     return trainer

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from ebft.method.metric_names import along_training
 from ebft.studies.metric_facts import facts
 from ebft.studies.report.evidence import Evidence, ReportRow
 from ebft.studies.report.study_tables import column_title, summary_of
 from ebft.studies.run_reader import Run
 from ebft.studies.same_measurement import compares
-from ebft.train.metric_names import along_training
 
 # Names of horizontal axes: the key in metrics.jsonl, and the label.
 AXES = {

@@ -20,7 +20,7 @@ from ebft.method.sequence_records import sums_by_metric
 from ebft.runtime.files import read_json, read_jsonl
 from ebft.studies import jobs
 from ebft.studies.corpus_scores import Corpus, Metric
-from ebft.studies.run_reader import Run, read_run
+from ebft.studies.run_reader import METRICS_FILE, Run, read_run
 from ebft.studies.same_measurement import compares, settings_that_differ
 from ebft.studies.statistics import Measured, measured
 
@@ -59,6 +59,7 @@ class ReportRow:
     method: str = ""
     models: list[Model] = field(default_factory=list)
     chosen: dict[str, Any] = field(default_factory=dict)
+    after: str | None = None  # the method whose final models it started from
 
     def scores(self, metric: str) -> list[Score]:
         return [model.scores[metric] for model in self.models if metric in model.scores]
@@ -89,7 +90,7 @@ def read_study_folder(folder: Path) -> Evidence:
         models = [_model(folder, one) for one in row["models"]]
         if not models:
             models = [Model(None, problem="waits for a search to choose its settings")]
-        evidence.rows.append(ReportRow(**fields, models=models))
+        evidence.rows.append(ReportRow(**fields, models=models, after=row.get("after")))
     tested = any(model.results for row in evidence.rows for model in row.models)
     for model in (model for row in evidence.rows for model in row.models if tested):
         model.scores = {name: one for name, one in model.scores.items() if not name.startswith(f"{VALIDATION} ")}
@@ -110,6 +111,9 @@ def _model(folder: Path, given: dict[str, Any]) -> Model:
         error = jobs.last_error(folder / given["log"])
         if not place.is_dir():
             model.problem = f"failed: {error}" if error else "has not started"
+            return model
+        if not error and not (place / METRICS_FILE).exists():
+            model.problem = "has started, nothing is logged yet"
             return model
         try:
             model.run = read_run(place)

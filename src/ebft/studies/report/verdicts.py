@@ -23,13 +23,23 @@ class Verdict:
 
 def verdicts(ranked: Sequence[Ranking], of_kinds: Sequence[Ranking] = ()) -> list[Verdict]:
     return [
-        *(Verdict(_question(one.metric), _answer(one, _tests(ranked))) for one in ranked),
-        *(Verdict(_question_of_kinds(one), _answer(one, _tests(of_kinds))) for one in of_kinds),
+        *(Verdict(_question(one.metric), _answer(one, _tests(ranked)) + _head_starts(one)) for one in ranked),
+        *(Verdict(_question_of_kinds(one), _answer(one, _tests(of_kinds)) + _head_starts(one)) for one in of_kinds),
     ]
 
 
 def _tests(ranked: Sequence[Ranking]) -> int:
     return sum(not math.isnan(one.p) for one in ranked)
+
+
+def _head_starts(one: Ranking) -> str:
+    """What was trained before counts for a row that started from there, and not for the other."""
+    if one.best.after == one.second.after:
+        return ""
+    warm = [row for row in (one.best, one.second) if row.after is not None]
+    return "".join(
+        f" {row.title} started from the final models of {row.after}, so it had more training." for row in warm
+    )
 
 
 def _question_of_kinds(one: Ranking) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,13 @@ NAMES = {
     "cfm": "feature-matching loss",
     "whitened_proxy": "whitened proxy (larger is better)",
 }
+
+
+def title(metric: str) -> str:
+    """What a metric is called in a table; `cfm_at_8` is of completions of 8 tokens."""
+    if found := re.fullmatch(r"cfm_at_(\d+)", metric):
+        return f"{NAMES['cfm']} at {found[1]} token{'s' * (found[1] != '1')}"
+    return NAMES.get(metric, metric)
 
 
 def along_training(entries: Iterable[dict[str, Any]], key: str) -> dict[int, dict[str, Any]]:
