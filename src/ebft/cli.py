@@ -200,6 +200,8 @@ def _training_failed(error: BaseException, output: Path | None) -> int:
     if isinstance(error, KeyboardInterrupt):
         return _print_error("stopped", INTERRUPTED, output, once=True)
     if isinstance(error, Preempted):
+        if os.environ.get(LAUNCHED) and error.__cause__ is not None and processes.lost_another(error.__cause__):
+            return PREEMPTED  # ended by the launcher because another process had died, which it says
         return _print_error(f"stopped by {error}", PREEMPTED, output, once=True)
     if processes.lost_another(error):
         if os.environ.get(LAUNCHED):

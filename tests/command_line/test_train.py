@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from torch.distributed import DistNetworkError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ebft import cli
+from ebft.errors import Preempted
+from ebft.runtime.launch import LAUNCHED, PREEMPTED
 from tests.command_line.commands import Finished, Refused, contents
 
 
@@ -176,3 +179,15 @@ class TestTrain:
         output = tmp_path / "out"
         assert cli.main(["train", "--config", str(recipe), "--output_dir", str(output), *arguments]) == 0
         assert (output / "final" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_who_says_that_another_process_died(
+    launched: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher ends the others with a signal, which may come before they notice, and says why itself."""
+    stopped = Preempted("SIGTERM")
+    stopped.__cause__ = DistNetworkError("no answer")
+    monkeypatch.setenv(LAUNCHED, "1" if launched else "")
+    assert cli._training_failed(stopped, None) == PREEMPTED
+    assert ("stopped by SIGTERM" in capsys.readouterr().err) == (not launched)
