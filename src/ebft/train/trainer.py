@@ -123,8 +123,7 @@ class EBFTTrainer(ShardedTrainer):
             callbacks=[*standard_callbacks.standard(self, args), PythonRun(self), *(callbacks or [])],
             **kwargs,
         )
-        self._check_validation(given=eval_dataset)
-        self._check_positions()
+        self._note_on_data(given_validation=eval_dataset)
         self.keep_unwrapped()
         check_gradients(self, _WAY_OUT)
         standard_callbacks.keep_tensorboard_here(self)
@@ -333,19 +332,17 @@ class EBFTTrainer(ShardedTrainer):
         except DataError as error:
             raise DataError(f"the validation data: {error}; or hold out other or more documents") from None
 
-    def _check_validation(self, given: Any) -> None:
-        """Of rows given in Python; who brings sequences has looked at them before."""
-        train, validation = self.train_dataset, self.eval_dataset
-        if validation is given or not isinstance(train, SequenceDataset) or not isinstance(validation, SequenceDataset):
+    def _note_on_data(self, given_validation: Any) -> None:
+        train, validation, notes = self.train_dataset, self.eval_dataset, []
+        if not isinstance(train, SequenceDataset) or self.args.process_index != 0:
             return
-        if (warning := also_trained_on(train.index, validation.index)) is not None:
-            logger.warning(warning)
-
-    def _check_positions(self) -> None:
-        if not isinstance(self.train_dataset, SequenceDataset) or self.args.process_index != 0:
-            return
-        if (warning := beyond_positions(self.model, self.train_dataset, self.args)) is not None:
-            logger.warning(warning)
+        # Of rows given in Python; who brings sequences has looked at them before.
+        if isinstance(validation, SequenceDataset) and validation is not given_validation:
+            notes.append(also_trained_on(train.index, validation.index))
+        notes.append(beyond_positions(self.model, train, self.args))
+        for note in notes:
+            if note is not None:
+                logger.warning(note)
 
     def _sequences(self, dataset: Any, args: EBFTConfig, tokenizer: Any) -> SequenceDataset | None:
         if dataset is None or isinstance(dataset, SequenceDataset):
