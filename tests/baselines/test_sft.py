@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,47 @@ class TestMasks:
                 assert text.endswith(", and that is all" + END)
                 assert answer == (text.split("=")[1] if answer_only else text)
         assert documents == len(train_set.index)
+
+    @pytest.mark.parametrize("answer_only", [False, True])
+    def test_packed_documents_apart_are_documents_alone(
+        self, tiny: Path, sums: Path, tmp_path: Path, answer_only: bool
+    ) -> None:
+        """The loss of every batch against plain sequences of one document each; without masks it is another."""
+        losses: dict[bool, list[float]] = {}
+        for masks in (True, False):
+            settings = {"pack_training": True, "max_length": 50, "document_masks": masks, "answer_only": answer_only}
+            file = write_recipe(tmp_path, tiny, sums, **settings)
+            recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, "sft")
+            tokenizer = load_tokenizer(recipe)
+            train_set, validation_set = load_data(recipe, tokenizer)
+            model = load_model(recipe)
+            trainer = sft.build(Loaded(recipe, train_set, validation_set, model, tokenizer))
+            losses[masks] = []
+            for batch in trainer.get_train_dataloader():
+                labels = batch["labels"]
+                with torch.no_grad():
+                    losses[masks].append(trainer.compute_loss(model, dict(batch)).item())
+                if not masks:
+                    assert "position_ids" not in batch
+                    continue
+                total, count = 0.0, 0
+                for ids, wanted, positions in zip(
+                    *(x.split(1) for x in (batch["input_ids"], labels, batch["position_ids"])), strict=True
+                ):
+                    begins = [*torch.nonzero(positions[0] == 0)[:, 0].tolist(), ids.shape[1]]
+                    for begin, end in pairwise(begins):
+                        if (wanted[:, begin:end] == sft.IGNORED).all():
+                            continue
+                        with torch.no_grad():
+                            logits = model(ids[:, begin:end]).logits[0, :-1]
+                        chosen = wanted[0, begin + 1 : end]
+                        total += torch.nn.functional.cross_entropy(
+                            logits, chosen, ignore_index=sft.IGNORED, reduction="sum"
+                        ).item()
+                        count += int((chosen != sft.IGNORED).sum())
+                assert count == (labels != sft.IGNORED).sum()
+                assert losses[masks][-1] == pytest.approx(total / count, rel=1e-5)
+        assert losses[True][0] != pytest.approx(losses[False][0], rel=1e-4)
 
     def test_documents_without_an_answer_within_reach(self) -> None:
         rows = [{"prompt": "a long prompt " * 4, "completion": "x"}, {"prompt": "p", "completion": "yes"}]
@@ -235,6 +277,7 @@ def test_an_adapter_is_trained_and_can_be_a_start(tiny: Path, sums: Path, tmp_pa
     [
         {"bf16": True},
         {"pack_training": True, "max_length": 40},
+        {"pack_training": True, "max_length": 40, "document_masks": True},
         {"trl_options": {"loss_type": "dft"}},
         {"lora": True, "bf16": True},
         {"gradient_accumulation_steps": 2, "gradient_checkpointing": True},

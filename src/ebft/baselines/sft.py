@@ -16,6 +16,7 @@ import pyarrow
 from datasets import Dataset
 from torch import Tensor
 from trl import SFTConfig, SFTTrainer
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from ebft.adapters import peft_config
 from ebft.baselines import trl_trainers
@@ -52,20 +53,39 @@ class MeasuredSFT(trl_trainers.Measured, SFTTrainer):
         self.costs.add(tokens=tokens, flops=self.flops.over(wide(tokens), wide(targets)) * self.flops.update)
         return super().training_step(model, inputs, num_items_in_batch)
 
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Rows with several documents apart have `position_ids` that begin anew with each. transformers takes that for
+        their masks if it is given no other; padding is on the right, where no token of a document sees it."""
+        if "position_ids" not in inputs:
+            return super().compute_loss(model, inputs, *args, **kwargs)
 
-def token_rows(dataset: SequenceDataset, answer_only: bool) -> Dataset:
-    """`input_ids` and `labels` of every sequence, without padding; sequences without a target are left out."""
-    tokens, labels, lengths = [], [], []
+        def without_mask(attention_mask: Tensor, **given: Any) -> Any:
+            return model(**given)
+
+        return super().compute_loss(without_mask, inputs, *args, **kwargs)
+
+
+def token_rows(dataset: SequenceDataset, answer_only: bool, apart: bool = False) -> Dataset:
+    """`input_ids` and `labels` of every sequence, without padding; sequences without a target are left out.
+
+    apart: the documents of a sequence do not see each other, and `seq_lengths` says where each ends.
+    """
+    tokens, labels, lengths, parts = [], [], [], []
     for row in range(len(dataset)):
         sequence = dataset[row]
-        real = (sequence["document_ids"] != PADDING).numpy()
+        documents = sequence["document_ids"].numpy()
+        real = documents != PADDING
         ids = sequence["input_ids"].numpy()[real]
         counted = sequence["answer_mask"].numpy()[real] if answer_only else np.ones(len(ids), bool)
-        if not counted[1:].any():  # nothing predicts the first token
+        begins = np.flatnonzero(np.diff(documents[real], prepend=PADDING)) if apart else np.zeros(1, int)
+        predicted = counted.copy()
+        predicted[begins] = False  # nothing predicts the first token
+        if not predicted.any():
             continue
         tokens.append(ids.astype(np.int32))
-        labels.append(np.where(counted, ids, IGNORED).astype(np.int32))
+        labels.append(np.where(predicted if apart else counted, ids, IGNORED).astype(np.int32))
         lengths.append(len(ids))
+        parts.append(np.diff(begins, append=len(ids)))
     if not tokens:
         raise DataError(
             "no token to train on: no answer lies within the first max_length tokens of a document; raise max_length, "
@@ -73,9 +93,11 @@ def token_rows(dataset: SequenceDataset, answer_only: bool) -> Dataset:
         )
     offsets = pyarrow.array(np.cumsum([0, *lengths]), pyarrow.int64())
     columns = {
-        name: pyarrow.LargeListArray.from_arrays(offsets, pyarrow.array(np.concatenate(parts)))
-        for name, parts in (("input_ids", tokens), ("labels", labels))
+        name: pyarrow.LargeListArray.from_arrays(offsets, pyarrow.array(np.concatenate(values)))
+        for name, values in (("input_ids", tokens), ("labels", labels))
     }
+    if apart:
+        columns["seq_lengths"] = pyarrow.array(parts)
     return Dataset(pyarrow.table(columns))
 
 
@@ -84,7 +106,7 @@ def training_rows(recipe: Recipe, dataset: SequenceDataset) -> Dataset:
     settings = recipe.training
     assert isinstance(settings, SFTSettings)
     sequences = SequenceDataset(dataset.index, settings.max_length, settings.pack_training, dataset.pad_token_id)
-    rows = token_rows(sequences, settings.trains_on_answers)
+    rows = token_rows(sequences, settings.trains_on_answers, _apart(settings))
     if (left_out := len(sequences) - len(rows)) and processes.rank() == 0:
         logger.warning(
             f"{left_out} of {len(sequences)} training sequences are left out: no token to train on within "
@@ -95,6 +117,11 @@ def training_rows(recipe: Recipe, dataset: SequenceDataset) -> Dataset:
             f"{cut}; ebft train would use these, so for a fair comparison raise it, or set pack_training=true"
         )
     return rows
+
+
+def _apart(settings: Any) -> bool:
+    """Whether several documents of a sequence are kept from seeing each other, as EBFT's are."""
+    return settings.pack_training and settings.document_masks
 
 
 def build(loaded: Loaded) -> MeasuredSFT:
@@ -112,6 +139,9 @@ def build(loaded: Loaded) -> MeasuredSFT:
         save_log_spaced=settings.save_log_spaced,
         eval_tasks_every=settings.eval_tasks_every,
     )
+    collator = None  # TRL's own
+    if _apart(settings):
+        collator = DataCollatorForLanguageModeling(tokenizer.pad_token_id, return_position_ids=True)
     trainer = MeasuredSFT(
         model=loaded.model,
         args=arguments,
@@ -119,6 +149,7 @@ def build(loaded: Loaded) -> MeasuredSFT:
         # Never looked at: `evaluate` validates as EBFT does. transformers wants one where evaluation is asked for.
         eval_dataset=None if validation_set is None else token_rows(validation_set, False),
         processing_class=tokenizer,
+        data_collator=collator,
         peft_config=peft_config(recipe),
     )
     trl_trainers.equip(trainer, recipe, validation_set, tokenizer)

@@ -18,8 +18,8 @@ class SFTOptions:
     )
     pack_training: bool = option(
         False,
-        "fill training sequences with documents one after the other, without masks between them; otherwise one "
-        "document a row, as TRL does",
+        "fill training sequences with documents one after the other, which see each other unless document_masks is "
+        "set; otherwise one document a row, as TRL does",
         "sft",
     )
     loss_on_answers: bool | None = option(
