@@ -52,9 +52,11 @@ except KeyboardInterrupt:
 if how == "diverge" and recipe["learning_rate"] > 1:
     print("ebft: the loss is nan at step 3; try a lower learning_rate", file=sys.stderr)
     sys.exit(1)
-value = float(recipe.get("learning_rate", 0))
+value, steps = float(recipe.get("learning_rate", 0)), recipe.get("max_steps", 1)
 metrics = {"eval_cross_entropy": value, "eval_cross_entropy_se": 0.25}
 (output / "metrics.jsonl").write_text(json.dumps({"step": 1, **metrics, "spent/seconds": 1.0}) + "\n")
 with (output / "attempts.jsonl").open("a") as file:
     file.write(json.dumps({"end": time.time()}) + "\n")
-(output / "results.json").write_text(json.dumps({"method": "ebft", "steps": 1, "before": metrics, "after": metrics}))
+(output / "results.json").write_text(
+    json.dumps({"method": "ebft", "steps": steps, "before": metrics, "after": metrics})
+)

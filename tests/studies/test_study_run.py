@@ -144,10 +144,22 @@ class TestAgain:
 
     def test_a_model_that_was_trained_further_is_evaluated_again(self, study: Any, tmp_path: Path) -> None:
         assert run(study({"sft": {}}, seeds=[0])) == 0
+        place = tmp_path / "out" / "evaluations" / "sft,seed=0"
+        (place / "of-the-old-model").touch()
         assert run(study({"sft": {}}, seeds=[0], settings={"max_steps": 9})) == 0
         assert started(tmp_path / "out") == {"sft,seed=0": 2}
-        place = tmp_path / "out" / "evaluations" / "sft,seed=0" / "attempts.jsonl"
-        assert len(place.read_text().splitlines()) == 1  # the folder of the old model is gone
+        assert not (place / "of-the-old-model").exists()
+        assert (place / "results.json").exists()
+
+    def test_a_copy_of_a_study_is_as_finished_as_the_study(self, study: Any, tmp_path: Path) -> None:
+        """Whatever the times of its files are by then: here, runs look newer than what was measured of them."""
+        file = study({"sft": {}}, seeds=[0])
+        assert run(file) == 0
+        out = tmp_path / "out"
+        for result in (out / "evaluations").rglob("*"):
+            os.utime(result, (0, 0))
+        assert run(file) == 0
+        assert len((out / "evaluations" / "sft,seed=0" / "attempts.jsonl").read_text().splitlines()) == 1
 
     def test_two_at_once_do_not_meet(self, study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         file = study({"sft": {}}, seeds=[0])

@@ -17,12 +17,13 @@ from typing import Any
 import yaml
 
 from ebft.config.evaluation import EvalOptions
-from ebft.runtime.files import json_ready, read_json, write_text
+from ebft.runtime.files import json_ready, read_json, sha256_of, write_text
 from ebft.studies.metric_facts import better
 from ebft.studies.points import has_run, load_for_elsewhere, name_of
 from ebft.studies.study_file import Row, Study
 
 RUNS, RECIPES, LOGS, EVALUATIONS = "runs", "recipes", "logs", "evaluations"
+_MODEL_MARK = "of-model.sha256"  # what training the evaluated model ended with
 BASE = "base"  # the name of the model that everything starts from
 
 
@@ -145,14 +146,20 @@ class Evaluation:
 
     @property
     def _is_older(self) -> bool:
-        """Whether the model was trained further since."""
-        mine = self.output / "results.json"
-        trained = None if self.run is None else self.run.run / "results.json"
-        return trained is not None and mine.exists() and mine.stat().st_mtime < trained.stat().st_mtime
+        """Whether the model was trained further since. Times of files would not tell: copies of a study have others."""
+        mark = self.output / _MODEL_MARK
+        return mark.exists() and mark.read_text(encoding="utf-8") != self._model_mark
+
+    @property
+    def _model_mark(self) -> str:
+        results = None if self.run is None else self.run.run / "results.json"
+        return sha256_of(results) if results is not None and results.exists() else ""
 
     def write(self) -> None:
         if self._is_older:  # of a model that is no more
             shutil.rmtree(self.output)
+        self.output.mkdir(parents=True, exist_ok=True)
+        write_text(self.output / _MODEL_MARK, self._model_mark)
 
 
 def as_flags(given: dict[str, Any]) -> list[str]:
