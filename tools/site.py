@@ -31,6 +31,7 @@ FROM_ROOT = {
     "study-little-data.md": "results/replication/little-1000/report.md",
     "study-little-data-gamma.md": "results/replication/little-1000-gamma/report.md",
     "study-little-data-300.md": "results/replication/little-300/report.md",
+    "study-little-data-3000.md": "results/replication/little-3000/report.md",
     "study-small.md": "results/study-small/report.md",
 }
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")

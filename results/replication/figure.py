@@ -40,18 +40,27 @@ FIGURES = {
         ("little-300", "ebft,gamma=1,learning_rate=5e-05"): ("EBFT, gamma 1", "#0072b2"),
         ("little-300", "ebft,gamma=0.3,learning_rate=5e-05"): ("EBFT, gamma 0.3", "#d55e00"),
     },
+    "little-data-3000": {
+        ("little-3000", "sft,learning_rate=5e-05"): ("SFT, a document a row", "#e69f00"),
+        ("little-3000", "sft-packed,learning_rate=0.0001"): ("SFT, EBFT's sequences", "#009e73"),
+        ("little-3000", "ebft,gamma=1"): ("EBFT, gamma 1", "#0072b2"),
+        ("little-3000", "ebft,gamma=0.3"): ("EBFT, gamma 0.3", "#d55e00"),
+        ("little-3000", "ebft-faster"): ("EBFT, gamma 1, 1e-4", "#000000"),
+    },
 }
+
+WITHOUT_START = ("little-data-3000",)  # where all begin far above what differs between them
 
 
 def main(folder: Path) -> None:
     for name, shown in FIGURES.items():
-        _draw(shown, folder / f"{name}.png")
+        _draw(shown, int(name in WITHOUT_START), folder / f"{name}.png")
 
 
-def _draw(shown: dict[tuple[str, str], tuple[str, str]], target: Path) -> None:
+def _draw(shown: dict[tuple[str, str], tuple[str, str]], first: int, target: Path) -> None:
     figure, axes = plt.subplots(1, len(PANELS), figsize=(12, 3.6))
     for (study, method), (label, color) in shown.items():
-        seeds = _validations(study)[method]
+        seeds = [points[first:] for points in _validations(study)[method]]
         epochs = [point["epoch"] for point in seeds[0]]
         for panel, metric in zip(axes, PANELS, strict=True):
             values = [[points[place][metric] for points in seeds] for place in range(len(epochs))]
@@ -61,17 +70,18 @@ def _draw(shown: dict[tuple[str, str], tuple[str, str]], target: Path) -> None:
         panel.set_title(title, fontsize=10)
         panel.set_xlabel("epochs")
         panel.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="upper center", ncols=4, fontsize=9)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="upper center", ncols=5, fontsize=9)
     figure.tight_layout(rect=(0, 0, 1, 0.92))
     figure.savefig(target, dpi=110)
 
 
 def _validations(study: str) -> dict[str, list[list[dict[str, Any]]]]:
-    """By method: the validations of every seed."""
+    """By method: the validations of every seed that has finished."""
     runs = json.loads((Path(__file__).parent / study / "validation.json").read_text())
     found = defaultdict(list)
     for name, run in runs.items():
-        found[name.rpartition(",seed=")[0]].append(run["validations"])
+        if run["kept_step"] is not None:
+            found[name.rpartition(",seed=")[0]].append(run["validations"])
     return found
 
 
