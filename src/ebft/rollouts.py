@@ -68,7 +68,7 @@ def roll_out_with_context(
 
 def _sharing_pays(model: nn.Module, samples: int, device: torch.device, config: MethodConfig) -> bool:
     """A small step on a GPU takes the latency of its kernels, however few samples it computes (SmolLM2-135M, 1984
-    samples: 33 ms a rollout either way). All of them are always of one shape, and so always the same graph: a rollout of
-    128 tokens takes 0.7 s, where sharing, with another shape for every batch, took 6 to 12."""
+    samples: 33 ms a rollout either way). All of them are always of one shape, and so always the same graph: a rollout
+    of 128 tokens takes 0.7 s, where sharing, with another shape for every batch, took 6 to 12."""
     backend = resolve_backend(config.attention_backend, device)
     return not is_launch_bound(base_model(model), 10 * samples, backend)
