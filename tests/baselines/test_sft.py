@@ -154,6 +154,25 @@ class TestMasks:
                 assert losses[masks][-1] == pytest.approx(total / count, rel=1e-5)
         assert losses[True][0] != pytest.approx(losses[False][0], rel=1e-4)
 
+    def test_what_is_minimised_on_packed_documents_is_what_validation_measures(
+        self, tiny: Path, sums: Path, tmp_path: Path
+    ) -> None:
+        settings = {"pack_training": True, "max_length": 48, "context_length": 48, "document_masks": True}
+        file = write_recipe(tmp_path, tiny, sums, **settings)
+        recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, "sft")
+        tokenizer = load_tokenizer(recipe)
+        train_set, validation_set = load_data(recipe, tokenizer)
+        assert validation_set is not None
+        trainer = sft.build(Loaded(recipe, train_set, validation_set, load_model(recipe), tokenizer))
+        total = count = 0.0
+        for row in sft.token_rows(validation_set, answer_only=False, apart=True):
+            batch = trainer.data_collator([row])
+            targets = int((batch["labels"] != sft.IGNORED).sum())
+            with torch.no_grad():
+                total += trainer.compute_loss(trainer.model, batch).item() * targets
+            count += targets
+        assert trainer.evaluate()["eval_cross_entropy"] == pytest.approx(total / count, rel=1e-5)
+
     def test_documents_without_an_answer_within_reach(self) -> None:
         rows = [{"prompt": "a long prompt " * 4, "completion": "x"}, {"prompt": "p", "completion": "yes"}]
         (found,) = sft.token_rows(sequences(rows, 10), answer_only=True)
