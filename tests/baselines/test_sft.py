@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("trl")
@@ -32,9 +33,29 @@ def sequences(rows: list[dict[str, Any]], length: int = 200, packing: bool = Fal
     return SequenceDataset(DocumentIndex.of(store), length, packing, tokenizer.eos_token_id)
 
 
+def load(folder: Path, model: Path, data: Path, **changes: Any) -> Loaded:
+    """What `ebft sft` loads before it builds its trainer."""
+    file = write_recipe(folder, model, data, **changes)
+    recipe = load_recipe(file, {"output_dir": str(folder / "out")}, "sft")
+    tokenizer = load_tokenizer(recipe)
+    return Loaded(recipe, *load_data(recipe, tokenizer), load_model(recipe), tokenizer)
+
+
 def counted_text(row: dict[str, Any]) -> str:
     """What the labels of a row say, as text; a token is a byte, so that it can be read."""
     return byte_tokenizer().decode([label for label in row["labels"] if label != sft.IGNORED])
+
+
+def loss_of_documents_alone(model: Any, batch: dict[str, torch.Tensor]) -> float:
+    """The mean over all targets, each document in a sequence of its own; they begin where positions do."""
+    losses = []
+    for ids, labels, positions in zip(batch["input_ids"], batch["labels"], batch["position_ids"], strict=True):
+        begins = torch.nonzero(positions == 0)[:, 0].tolist()
+        for begin, end in pairwise([*begins, len(ids)]):
+            logits = model(ids[None, begin:end]).logits[0, :-1]
+            losses.append(F.cross_entropy(logits, labels[begin + 1 : end], ignore_index=sft.IGNORED, reduction="none"))
+    targets = (batch["labels"] != sft.IGNORED).sum()
+    return float(torch.cat(losses).sum() / targets)
 
 
 class TestMasks:
@@ -98,11 +119,8 @@ class TestMasks:
         self, tiny: Path, sums: Path, tmp_path: Path, changes: dict[str, Any], answer_only: bool
     ) -> None:
         """After everything TRL does to them: the labels in the batches of the trainer itself."""
-        file = write_recipe(tmp_path, tiny, sums, **changes)
-        recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, "sft")
-        tokenizer = load_tokenizer(recipe)
-        train_set, validation_set = load_data(recipe, tokenizer)
-        trainer = sft.build(Loaded(recipe, train_set, validation_set, load_model(recipe), tokenizer))
+        loaded = load(tmp_path, tiny, sums, **changes)
+        trainer, tokenizer, train_set = sft.build(loaded), loaded.tokenizer, loaded.train_set
         documents = 0
         for batch in trainer.get_train_dataloader():
             for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
@@ -118,54 +136,28 @@ class TestMasks:
         self, tiny: Path, sums: Path, tmp_path: Path, answer_only: bool
     ) -> None:
         """The loss of every batch against plain sequences of one document each; without masks it is another."""
-        losses: dict[bool, list[float]] = {}
+        first: dict[bool, float] = {}
         for masks in (True, False):
             settings = {"pack_training": True, "max_length": 50, "document_masks": masks, "answer_only": answer_only}
-            file = write_recipe(tmp_path, tiny, sums, **settings)
-            recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, "sft")
-            tokenizer = load_tokenizer(recipe)
-            train_set, validation_set = load_data(recipe, tokenizer)
-            model = load_model(recipe)
-            trainer = sft.build(Loaded(recipe, train_set, validation_set, model, tokenizer))
-            losses[masks] = []
+            loaded = load(tmp_path, tiny, sums, **settings)
+            trainer = sft.build(loaded)
             for batch in trainer.get_train_dataloader():
-                labels = batch["labels"]
                 with torch.no_grad():
-                    losses[masks].append(trainer.compute_loss(model, dict(batch)).item())
-                if not masks:
-                    assert "position_ids" not in batch
-                    continue
-                total, count = 0.0, 0
-                for ids, wanted, positions in zip(
-                    *(x.split(1) for x in (batch["input_ids"], labels, batch["position_ids"])), strict=True
-                ):
-                    begins = [*torch.nonzero(positions[0] == 0)[:, 0].tolist(), ids.shape[1]]
-                    for begin, end in pairwise(begins):
-                        if (wanted[:, begin:end] == sft.IGNORED).all():
-                            continue
-                        with torch.no_grad():
-                            logits = model(ids[:, begin:end]).logits[0, :-1]
-                        chosen = wanted[0, begin + 1 : end]
-                        total += torch.nn.functional.cross_entropy(
-                            logits, chosen, ignore_index=sft.IGNORED, reduction="sum"
-                        ).item()
-                        count += int((chosen != sft.IGNORED).sum())
-                assert count == (labels != sft.IGNORED).sum()
-                assert losses[masks][-1] == pytest.approx(total / count, rel=1e-5)
-        assert losses[True][0] != pytest.approx(losses[False][0], rel=1e-4)
+                    loss = trainer.compute_loss(loaded.model, dict(batch)).item()
+                    first.setdefault(masks, loss)
+                    if masks:
+                        assert loss == pytest.approx(loss_of_documents_alone(loaded.model, batch), rel=1e-5)
+        assert first[True] != pytest.approx(first[False], rel=1e-4)
 
     def test_what_is_minimised_on_packed_documents_is_what_validation_measures(
         self, tiny: Path, sums: Path, tmp_path: Path
     ) -> None:
         settings = {"pack_training": True, "max_length": 48, "context_length": 48, "document_masks": True}
-        file = write_recipe(tmp_path, tiny, sums, **settings)
-        recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, "sft")
-        tokenizer = load_tokenizer(recipe)
-        train_set, validation_set = load_data(recipe, tokenizer)
-        assert validation_set is not None
-        trainer = sft.build(Loaded(recipe, train_set, validation_set, load_model(recipe), tokenizer))
+        loaded = load(tmp_path, tiny, sums, **settings)
+        assert loaded.validation_set is not None
+        trainer = sft.build(loaded)
         total = count = 0.0
-        for row in sft.token_rows(validation_set, answer_only=False, apart=True):
+        for row in sft.token_rows(loaded.validation_set, answer_only=False, apart=True):
             batch = trainer.data_collator([row])
             targets = int((batch["labels"] != sft.IGNORED).sum())
             with torch.no_grad():
