@@ -11,7 +11,7 @@ import json
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -98,25 +98,25 @@ def add(model: Any, config: Any) -> Any:
     return adapted
 
 
-def count_parameters(meta_model: nn.Module, config: Any) -> int:
-    """How many parameters the adapter would have, on a model of the meta device, which is left as it is."""
-    return sum(p.numel() for p in _adapted(meta_model, config).parameters() if p.requires_grad)
+class Counted(NamedTuple):
+    """Weights that matter with an adapter."""
+
+    trained: int  # of the adapter itself
+    rebuilt: int  # of the model, built anew in every pass with the adapter's part added
 
 
-def count_rebuilt(meta_model: nn.Module, config: Any) -> int:
-    """How many of the model's weights are built anew in every pass, with the adapter's part added: stacked experts have
-    no layer of their own that an adapter could stand beside."""
+def count_weights(meta_model: nn.Module, config: Any) -> Counted:
+    """Of the adapter on a model of the meta device, which is left as it is."""
+    from peft import get_peft_model
     from peft.tuners.lora.layer import ParamWrapper
 
-    wrapped = [m.get_param() for m in _adapted(meta_model, config).modules() if isinstance(m, ParamWrapper)]
-    return sum(p.numel() for p in wrapped if p.dim() == 3)
-
-
-def _adapted(meta_model: nn.Module, config: Any) -> Any:
-    from peft import get_peft_model
-
     # peft writes what it has found out into the configuration, and its layers into the model.
-    return get_peft_model(copy.deepcopy(meta_model), copy.deepcopy(config), low_cpu_mem_usage=True)
+    adapted: Any = get_peft_model(copy.deepcopy(meta_model), copy.deepcopy(config), low_cpu_mem_usage=True)
+    # Stacked experts have no layer of their own that an adapter could stand beside.
+    wrapped = [module.get_param() for module in adapted.modules() if isinstance(module, ParamWrapper)]
+    return Counted(
+        sum(p.numel() for p in adapted.parameters() if p.requires_grad), sum(p.numel() for p in wrapped if p.dim() == 3)
+    )
 
 
 def four_bit(device: torch.device) -> dict[str, Any]:

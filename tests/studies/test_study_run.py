@@ -12,6 +12,8 @@ import yaml
 
 from ebft import cli
 from ebft.runtime.locks import Lock
+from ebft.studies import study_estimate
+from ebft.studies.study_estimate import Estimate
 from ebft.studies.study_file import read_study
 from ebft.studies.study_jobs import StudyPlan
 from tests.baselines.runs import SETTINGS as REAL
@@ -209,6 +211,23 @@ def test_dry_run_starts_nothing(
     assert "measured now with a matrix product" in printed
     assert "not known" not in printed
     assert not (tmp_path / "out").exists()
+
+
+def test_the_estimate_of_a_grid_is_that_of_its_points(study: Any, tiny: Path, sums: Path) -> None:
+    settings = {**REAL, "model": str(tiny), "dataset": [str(sums)]}
+
+    def found(grid: dict[str, Any], **more: Any) -> Estimate:
+        file = study({"ebft": {"grid": grid}}, settings={**settings, **more})
+        read = read_study(str(file))
+        plan = StudyPlan(read)
+        return Estimate.of_all([study_estimate._estimate(read, plan, row, 5e8) for row in read.rows])
+
+    points = [found({"gamma": [0]}, samples=n) for n in (2, 8)]
+    together = found({"samples": [2, 8]})
+    assert together.runs == sum(point.runs for point in points)
+    assert together.seconds == pytest.approx(sum(point.seconds for point in points))
+    assert together.disk == pytest.approx(sum(point.disk for point in points))
+    assert together.memory == max(point.memory for point in points) > min(point.memory for point in points)
 
 
 def test_dry_run_says_what_it_does_not_know(study: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,8 +123,7 @@ def plan(recipe: Recipe, hardware: Hardware) -> Plan:
     adapter = rebuilt = 0
     if find_spec("peft") is not None:
         asked = recipe if recipe.model.adapted else replace(recipe, model=replace(recipe.model, lora=True))
-        adapter = adapters.count_parameters(model, adapters.peft_config(asked))
-        rebuilt = adapters.count_rebuilt(model, adapters.peft_config(asked))
+        adapter, rebuilt = adapters.count_weights(model, adapters.peft_config(asked))
     works: dict[Strategy, Workload] = {}
     for strategy in STRATEGIES:
         if adapter or not strategy.adapter:  # else peft, which knows the adapter's size, is not installed

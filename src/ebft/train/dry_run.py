@@ -152,9 +152,8 @@ def memory_of(recipe: Recipe, model: Any, anchors: int) -> Memory:
     empty, config = meta_model(model.config), recipe.training
     work = Workload.of(recipe, config.world_size, anchors, "cuda" if config.device.type == "cuda" else "cpu")
     if recipe.model.adapted:
-        adapter = adapters.peft_config(recipe)
-        added = adapters.count_parameters(empty, adapter)
-        work = replace(work, adapter=added, rebuilt=adapters.count_rebuilt(empty, adapter))
+        counted = adapters.count_weights(empty, adapters.peft_config(recipe))
+        work = replace(work, adapter=counted.trained, rebuilt=counted.rebuilt)
     return estimate(ModelShape.of(empty, config.feature_taps), work, strategy_of(recipe))
 
 
