@@ -22,6 +22,7 @@ from ebft.loading import load_model, load_tokenizer
 from ebft.train.sequences import load_data
 from ebft.train.training_method import Loaded
 from tests.baselines.runs import contents, metrics_of, results_of, run, write_recipe, write_rows
+from tests.models import FAMILIES, tiny_model
 from tests.tiny_tokenizer import END, byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -148,6 +149,16 @@ class TestMasks:
                     if masks:
                         assert loss == pytest.approx(loss_of_documents_alone(loaded.model, batch), rel=1e-5)
         assert first[True] != pytest.approx(first[False], rel=1e-4)
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_positions_alone_keep_documents_apart(self, family: str) -> None:
+        """What this rests on is transformers' doing, in every family."""
+        model, ids, lengths = tiny_model(family), torch.randint(5, 40, (2, 30)), (7, 12, 11)
+        positions = torch.cat([torch.arange(n) for n in lengths]).expand(2, -1)
+        with torch.no_grad():
+            together = model(ids, position_ids=positions, use_cache=False).logits
+            alone = torch.cat([model(part, use_cache=False).logits for part in ids.split(lengths, 1)], 1)
+        torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
 
     def test_what_is_minimised_on_packed_documents_is_what_validation_measures(
         self, tiny: Path, sums: Path, tmp_path: Path
