@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -62,11 +63,12 @@ def test_a_refreshed_copy_computes_with_the_new_weights() -> None:
     torch.testing.assert_close(some_loss(working.model, some_packed()), some_loss(model, some_packed()))
 
 
-def test_features_and_their_fingerprint_stay() -> None:
-    plain, fused = (FeatureNetwork(prepared("qwen2")) for _ in range(2))
-    fused.fuse_projections()
-    assert weight_fingerprint(fused.decoder) == weight_fingerprint(plain.decoder)
-    for found, expected in zip(fused(some_packed(), LAYOUT), plain(some_packed(), LAYOUT), strict=True):
+@pytest.mark.parametrize("change", [FeatureNetwork.fuse_projections, FeatureNetwork.turn_weights])
+def test_features_and_their_fingerprint_stay(change: Callable[[FeatureNetwork], None]) -> None:
+    plain, changed = (FeatureNetwork(prepared("qwen2")) for _ in range(2))
+    change(changed)
+    assert weight_fingerprint(changed.decoder) == weight_fingerprint(plain.decoder)
+    for found, expected in zip(changed(some_packed(), LAYOUT), plain(some_packed(), LAYOUT), strict=True):
         torch.testing.assert_close(found, expected)
 
 
@@ -88,8 +90,11 @@ def test_a_family_that_uses_the_names_otherwise_is_left_alone(change: str, monke
 def test_weights_that_belong_to_somebody_else_are_left_alone() -> None:
     model = prepared("llama")
     for source in ("shared", "average"):
-        FeatureNetwork(model, source=source).fuse_projections()  # type: ignore[arg-type]
-    assert all(type(m) is nn.Linear for m in model.modules() if isinstance(m, nn.Linear))
+        features = FeatureNetwork(model, source=source)  # type: ignore[arg-type]
+        features.fuse_projections()
+        features.turn_weights()
+        linears = [m for m in features.decoder.modules() if isinstance(m, nn.Linear)]
+        assert all(type(m) is nn.Linear and m.weight.is_contiguous() for m in linears)
 
 
 def test_gradients_of_bf16_products_add_up_in_float32() -> None:

@@ -126,16 +126,18 @@ class PackedPass(_Pass):
         if self._use_flex(q):
             mask = self._flex_mask("packed", flex.packed_mask, q, rule.window)
             return flex.attend(q, k, v, mask, rule, layout.context_length)
-        context = self._attend_context(q[:, :, :T], k[:, :, :T], v[:, :, :T], rule)
-        parts = [
-            self._attend_part(part, q, k, v, rule) for part in self._mask(("parts", rule.window), parts_of, rule.window)
-        ]
-        return torch.cat([context, *parts], 2)
+        parts: list[Part] = self._mask(("parts", rule.window), parts_of, rule.window)
+        # Split first: the gradient of a slice is as large as what it is cut from.
+        q_context, *q_parts = q.split([T, *(part.length for part in parts)], 2)
+        (k_context, k_own), (v_context, v_own) = (x.split([T, x.shape[2] - T], 2) for x in (k, v))
+        attended = [self._attend_context(q_context, k_context, v_context, rule)]
+        for part, queries in zip(parts, q_parts, strict=True):
+            keys, values = part.seen(k_context, k_own), part.seen(v_context, v_own)
+            attended.append(self._attend_part(part, queries, keys, values, rule))
+        return torch.cat(attended, 2)
 
     def _attend_part(self, part: Part, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
         """Some tokens of completions over what they look at: the context up to their anchors, and their ancestors."""
-        q = q[:, :, part.queries]
-        k, v = (torch.cat([x[:, :, : part.context], x[:, :, part.own]], 2) for x in (k, v))
         if rule.softcap is None:
             grouped = q.shape[1] != k.shape[1]
             return F.scaled_dot_product_attention(q, k, v, attn_mask=part.mask, scale=rule.scale, enable_gqa=grouped)
@@ -186,10 +188,13 @@ class CachedPass(_Pass):
 class Part:
     """Consecutive tokens of completions, and what any of them looks at."""
 
-    queries: slice
+    length: int
     context: int  # how many leading context tokens
-    own: slice  # from the first ancestor on
+    own: slice  # of the completions' tokens, from the first ancestor on
     mask: Tensor  # bool [rows, 1, queries, keys]
+
+    def seen(self, of_context: Tensor, of_completions: Tensor) -> Tensor:
+        return torch.cat([of_context[:, :, : self.context], of_completions[:, :, self.own]], 2)
 
 
 def parts_of(layout: PackedLayout, window: int | None) -> list[Part]:
@@ -202,10 +207,10 @@ def parts_of(layout: PackedLayout, window: int | None) -> list[Part]:
         seen = int(layout.visible_context[:, queries].max())
         # A token before the first query that ends after it is its ancestor.
         ancestors = (layout.subtree_end[:, T:start] > start).any(0).nonzero()
-        own = slice(T + int(ancestors[0]) if len(ancestors) else start, queries.stop)
-        keys = torch.cat([tokens[:seen], tokens[own]])
+        own = slice(int(ancestors[0]) if len(ancestors) else start - T, queries.stop - T)
+        keys = torch.cat([tokens[:seen], tokens[T:][own]])
         mask = layout.allowed(rows, tokens[queries, None], keys, window)[:, None]
-        parts.append(Part(queries, seen, own, mask))
+        parts.append(Part(queries.stop - start, seen, own, mask))
     return parts
 
 

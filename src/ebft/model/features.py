@@ -237,6 +237,14 @@ class FeatureNetwork(nn.Module):
         if self.source in ("copy", "random"):
             fuse_projections(self.network)
 
+    def turn_weights(self) -> None:
+        """Let weights lie input by input, in a copy that stays as it is: on a CPU, float32 products with these are a
+        tenth faster (OpenBLAS)."""
+        if self.source in ("copy", "random"):
+            for module in self.network.modules():
+                if type(module) is nn.Linear and module.weight.dtype == torch.float32:
+                    module.weight.data = module.weight.data.t().contiguous().t()
+
     @torch.no_grad()
     def update_average(self, model: nn.Module) -> None:
         """Move the weights towards the trained model's: w <- decay * w + (1 - decay) * model's."""

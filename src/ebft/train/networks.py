@@ -97,8 +97,11 @@ class Networks:
             sharding.shard_model(self.reference, decoder, decoder_layers(decoder)[1], group, reshard=True)
 
     def compile(self) -> None:
-        """Compile the layers of what computes, on a GPU or where the settings ask for it."""
+        """Compile the layers of what computes, on a GPU or where the settings ask for it, and bring weights into the
+        form that is fastest there."""
         on_gpu = self.args.device.type == "cuda"
+        if self.args.device.type == "cpu" and not self.sharded:
+            self.features.turn_weights()
         if on_gpu and not self.sharded:
             self.features.fuse_projections()
             if self.working is not None:
