@@ -419,7 +419,10 @@ def _study_run(arguments: list[str]) -> int:
         return 0
     _print_table(runner.table())
     if failed:
-        return _print_error(f"{len(failed)} jobs failed; the same command tries them again", FAILED)
+        what = "1 job failed; the same command tries it again"
+        if len(failed) > 1:
+            what = f"{len(failed)} jobs failed; the same command tries them again"
+        return _print_error(what, FAILED)
     print(f"\n{study.folder}: ebft study report {study.folder}")
     return 0
 

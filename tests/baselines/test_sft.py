@@ -255,7 +255,7 @@ class TestBadInput:
         [
             (["--max_length", "1"], "max_length=1 must be at least 2"),
             (["--max_lenght", "8"], "did you mean 'max_length'?"),
-            (["--rewards", "bleu"], "unknown setting 'rewards'"),
+            (["--rewards", "bleu"], "unknown setting 'rewards' of `ebft sft`: it is one of `ebft rlvr`"),
             (["--feature_source", "average"], "cannot measure baselines"),
             (["--model", "./nowhere"], "no such folder"),
             (["--feature_layers", "99"], "holds 99"),
@@ -320,6 +320,37 @@ def test_every_option_trains(tiny: Path, sums: Path, tmp_path: Path, changes: di
         assert logged[-1]["learning_rate"] >= 1e-4
     if "save_log_spaced" in changes:
         assert {p.parent.name for p in (tmp_path / "out").glob("*/COMPLETE")} == {"checkpoint-1", "checkpoint-2"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--max_length", 300], ["max_length=300 is longer than the model was made for"]),
+        (["--max_length", 300, "--document_masks", "true"], ["max_length=300 is not context_length=48"]),
+        (["--max_length", 48], []),
+        (["--context_length", 300, "--max_length", 300], ["context_length=300 is longer than the model was made for"]),
+    ],
+)
+def test_a_dry_run_says_what_is_odd_about_lengths(
+    tiny: Path, sums: Path, tmp_path: Path, capsys: Any, arguments: list[Any], said: list[str]
+) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums, context_length=48, pack_training=True)
+    assert run("sft", recipe, tmp_path / "out", *arguments, "--dry-run") == 0
+    printed = capsys.readouterr()
+    apart = "--document_masks" in arguments
+    assert f"filled with documents that {'do not see' if apart else 'see'} " in printed.out
+    assert all(words in printed.err for words in said)
+    assert ("longer than the model" in printed.err or "is not context_length" in printed.err) == bool(said)
+
+
+@pytest.mark.parametrize("option", ["packing", "padding_free", "max_length", "paddng_free"])
+def test_a_dry_run_looks_at_the_options_of_trl(
+    tiny: Path, sums: Path, tmp_path: Path, capsys: Any, option: str
+) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums, trl_options={option: True})
+    assert run("sft", recipe, tmp_path / "out", "--dry-run") == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert f"trl_options holds {option!r}" in line
 
 
 def test_what_is_left_out_is_said(tiny: Path, tmp_path: Path, capsys: Any) -> None:

@@ -46,3 +46,6 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
         read_run(tmp_path / "nothing")
     with pytest.raises(ConfigError, match=r"holds no metrics\.jsonl"):
         read_run(tmp_path)
+    (tmp_path / "study.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is a study; look at it with `ebft study report"):
+        read_run(tmp_path)

@@ -66,6 +66,15 @@ def test_the_test_measures_as_validation_does(tmp_path: Path) -> None:
         ({"methods": None}, "no methods"),
         ({"method": {}}, "unknown key 'method' in the study; there is .*; did you mean 'methods'"),
         ({"methods": {"mine": {}}}, "the method mine is none of ebft, sft, rlvr; say which with `method: ebft`"),
+        ({"methods": {"stf": {}}}, "the method stf is none of ebft, sft, rlvr; did you mean 'sft'"),
+        (
+            {"methods": {"sft": {"search": {"learning_rate": ["fast"]}}}},
+            "`search` of the method sft: learning_rate='fast' is not a number",
+        ),
+        (
+            {"methods": {"ebft": {"settings": {"pack_training": True}}}},
+            "unknown setting 'pack_training' of `ebft train`: it is one of `ebft sft`; .* put it under that method",
+        ),
         ({"methods": {"a": {"method": "stf"}}}, "is not one of ebft, sft, rlvr; did you mean 'sft'"),
         (
             {"methods": {"ebft": {"serach": {}}}},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,19 @@ class TestAgain:
             os.utime(result, (0, 0))
         assert run(file) == 0
         assert len((out / "evaluations" / "sft,seed=0" / "attempts.jsonl").read_text().splitlines()) == 1
+
+    @pytest.mark.parametrize("place", ["elsewhere/copy", "elsewhere/out"])
+    def test_a_copy_elsewhere_is_finished_too(self, study: Any, tmp_path: Path, place: str) -> None:
+        """Also where one run starts from another of the study: a path that moves with it."""
+        methods = {"sft": {}, "warm": {"method": "ebft", "after": "sft"}}
+        assert run(study(methods, seeds=[0])) == 0
+        copied = tmp_path / place
+        shutil.copytree(tmp_path / "out", copied)
+        assert run(study(methods, seeds=[0], output_dir=str(copied))) == 0
+        assert started(copied) == {"sft,seed=0": 1, "warm,seed=0": 1}
+        assert len((copied / "evaluations" / "warm,seed=0" / "attempts.jsonl").read_text().splitlines()) == 1
+        assert run(study({**methods, "sft": {"settings": {"max_steps": 7}}}, seeds=[0], output_dir=str(copied))) == 0
+        assert started(copied)["sft,seed=0"] == 2
 
     def test_two_at_once_do_not_meet(self, study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         file = study({"sft": {}}, seeds=[0])

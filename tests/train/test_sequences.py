@@ -11,7 +11,7 @@ import pytest
 from ebft.config.recipe import load_recipe
 from ebft.data.packing import SequenceDataset
 from ebft.data.store import tokenize_rows
-from ebft.errors import DataError
+from ebft.errors import ConfigError, DataError
 from ebft.train.sequences import beyond_positions, check_answers, glued_rows, load_data, warnings_about
 from tests.models import tiny_model
 from tests.test_iteration import dataset, method
@@ -160,6 +160,15 @@ def test_sequences_longer_than_the_model_was_made_for(lengths: list[int], change
     assert (
         "context_length=257 is longer than the model was made for (max_position_embeddings=256)" in str(words)
     ) == said
+
+
+def test_learnt_positions_end() -> None:
+    """Where a rotary model only computes something strange, a table of positions would be read beyond its end."""
+    model = tiny_model("gpt2")
+    known = model.config.max_position_embeddings
+    assert beyond_positions(model, dataset([30]), method(context_length=known)) is None
+    with pytest.raises(ConfigError, match=f"which has {known} positions; use context_length<={known}"):
+        beyond_positions(model, dataset([30]), method(context_length=known + 1))
 
 
 def write(file: Path, rows: list[dict[str, Any]]) -> str:

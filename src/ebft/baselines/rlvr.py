@@ -207,18 +207,8 @@ def _prepare(loaded: Loaded) -> Judge:
     return Judge(rewards, load_prompts(recipe, loaded.train_set.index, rewards, loaded.tokenizer), settings)
 
 
-def build(loaded: Loaded) -> MeasuredRLVR:
-    recipe, tokenizer, validation_set = loaded.recipe, loaded.tokenizer, loaded.validation_set
-    settings: Any = recipe.training
-    if settings.use_vllm:
-        from importlib.util import find_spec
-
-        if find_spec("vllm") is None:
-            raise ConfigError("use_vllm=true needs vllm; install it with `pip install trl[vllm]`, or leave it out")
-    judge = _prepare(loaded)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token  # what TRL would take; padding is masked by length
-    arguments = trl_trainers.trl_arguments(
+def _arguments(settings: Any) -> Any:
+    return trl_trainers.trl_arguments(
         RLVRArguments,
         settings,
         num_generations=settings.generations,
@@ -231,6 +221,20 @@ def build(loaded: Loaded) -> MeasuredRLVR:
         save_log_spaced=settings.save_log_spaced,
         eval_tasks_every=settings.eval_tasks_every,
     )
+
+
+def build(loaded: Loaded) -> MeasuredRLVR:
+    recipe, tokenizer, validation_set = loaded.recipe, loaded.tokenizer, loaded.validation_set
+    settings: Any = recipe.training
+    if settings.use_vllm:
+        from importlib.util import find_spec
+
+        if find_spec("vllm") is None:
+            raise ConfigError("use_vllm=true needs vllm; install it with `pip install trl[vllm]`, or leave it out")
+    judge = _prepare(loaded)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token  # what TRL would take; padding is masked by length
+    arguments = _arguments(settings)
     prompts = judge.prompts.dataset()
     _check_enough(len(prompts), arguments.generation_batch_size // arguments.num_generations, settings)
     trainer = MeasuredRLVR(
@@ -262,6 +266,7 @@ def _check_enough(prompts: int, needed: int, settings: Any) -> None:
 
 def plan(loaded: Loaded) -> list[str]:
     settings: Any = loaded.recipe.training
+    _arguments(settings)  # for its errors
     prompts = _prepare(loaded).prompts
     per_step = settings.rows_per_step // settings.generations
     _check_enough(len(prompts.rows), per_step, settings)

@@ -26,8 +26,8 @@ from ebft.data.packing import PADDING, SequenceDataset
 from ebft.errors import DataError
 from ebft.runtime import processes
 from ebft.train.costs import CostTracker, wide
-from ebft.train.dry_run import columns, steps_of
-from ebft.train.sequences import cut_documents
+from ebft.train.dry_run import columns, in_a_sequence, steps_of
+from ebft.train.sequences import beyond_positions, cut_documents, more_than_known
 from ebft.train.training_method import Loaded, TrainingMethod
 
 logger = logging.getLogger(__name__)
@@ -119,9 +119,42 @@ def training_rows(recipe: Recipe, dataset: SequenceDataset) -> Dataset:
     return rows
 
 
+def _checked_rows(loaded: Loaded) -> Dataset:
+    """What is trained on, with notes on what is odd about it."""
+    settings: Any = loaded.recipe.training
+    rows = training_rows(loaded.recipe, loaded.train_set)
+    parts = rows["seq_lengths"] if _apart(settings) else [[len(ids)] for ids in rows["input_ids"]]
+    longest = max(max(lengths) for lengths in parts)
+    notes = [more_than_known(loaded.model, longest, f"max_length={settings.max_length}")]
+    if loaded.validation_set is not None:
+        notes.append(beyond_positions(loaded.model, loaded.validation_set, settings))
+    if settings.pack_training and settings.max_length != settings.context_length:
+        notes.append(
+            f"max_length={settings.max_length} is not context_length={settings.context_length}: these are not the "
+            "sequences of ebft train; to compare with it, set both alike"
+        )
+    for note in notes if processes.rank() == 0 else ():
+        if note is not None:
+            logger.warning(note)
+    return rows
+
+
 def _apart(settings: Any) -> bool:
     """Whether several documents of a sequence are kept from seeing each other, as EBFT's are."""
     return settings.pack_training and settings.document_masks
+
+
+def _arguments(settings: Any) -> Any:
+    return trl_trainers.trl_arguments(
+        SFTArguments,
+        settings,
+        max_length=settings.max_length,
+        packing=False,
+        padding_free=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        save_log_spaced=settings.save_log_spaced,
+        eval_tasks_every=settings.eval_tasks_every,
+    )
 
 
 def build(loaded: Loaded) -> MeasuredSFT:
@@ -130,22 +163,14 @@ def build(loaded: Loaded) -> MeasuredSFT:
     trl_trainers.check(recipe)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # what TRL would take; padding is masked by length
-    arguments = trl_trainers.trl_arguments(
-        SFTArguments,
-        settings,
-        max_length=settings.max_length,
-        packing=False,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        save_log_spaced=settings.save_log_spaced,
-        eval_tasks_every=settings.eval_tasks_every,
-    )
+    arguments = _arguments(settings)
     collator = None  # TRL's own
     if _apart(settings):
         collator = DataCollatorForLanguageModeling(tokenizer.pad_token_id, return_position_ids=True)
     trainer = MeasuredSFT(
         model=loaded.model,
         args=arguments,
-        train_dataset=training_rows(recipe, loaded.train_set),
+        train_dataset=_checked_rows(loaded),
         # Never looked at: `evaluate` validates as EBFT does. transformers wants one where evaluation is asked for.
         eval_dataset=None if validation_set is None else token_rows(validation_set, False),
         processing_class=tokenizer,
@@ -159,7 +184,8 @@ def build(loaded: Loaded) -> MeasuredSFT:
 
 def plan(loaded: Loaded) -> list[str]:
     settings: Any = loaded.recipe.training
-    rows = training_rows(loaded.recipe, loaded.train_set)
+    _arguments(settings)  # for its errors
+    rows = _checked_rows(loaded)
     per_step = settings.rows_per_step
     an_epoch = math.ceil(len(rows) / per_step)
     first = rows[0]
@@ -169,7 +195,8 @@ def plan(loaded: Loaded) -> list[str]:
         {
             "model": f"{loaded.recipe.model.model}, {sum(p.numel() for p in loaded.model.parameters()):,} parameters",
             "documents": f"{len(loaded.train_set.index):,}",
-            "training sequences": f"{len(rows):,} of at most {settings.max_length} tokens, {tokens:,} tokens in all",
+            "training sequences": f"{len(rows):,} of at most {settings.max_length} tokens, "
+            f"{in_a_sequence(settings.pack_training, settings.document_masks)}, {tokens:,} tokens in all",
             "tokens with a loss": f"{targets:,}",
             "validation sequences": "none" if loaded.validation_set is None else f"{len(loaded.validation_set):,}",
             "steps": f"{steps_of(settings, an_epoch):,} ({an_epoch:,} an epoch) of {per_step} sequences",

@@ -94,6 +94,12 @@ def check_values(values: dict[str, Any], command: str = "train") -> None:
     checked: dict[str, Any] = {}
     for name, value in values.items():
         if name not in types:
+            for other in ("sft", "rlvr"):
+                if name in _own_types(other):
+                    raise ConfigError(
+                        f"unknown setting {name!r} of `ebft {command}`: it is one of `ebft {other}`; leave it out "
+                        "here, or in a study put it under that method"
+                    )
             raise ConfigError(f"unknown setting {name!r}{suggestion(str(name), types)}")
         if types[name] is not None:
             checked[name] = convert(name, value, types[name])

@@ -77,8 +77,28 @@ def has_run(run: Path, given: dict[str, Any]) -> bool:
     recipe = run / "recipe.yaml"
     if "steps" not in (read_json(run / "results.json") or {}) or not recipe.is_file():
         return False
-    before, now = recipe.read_text(encoding="utf-8"), yaml.safe_dump(given)
-    return _load_yaml(before) == _load_yaml(now)
+    before, now = (_load_yaml(text) for text in (recipe.read_text(encoding="utf-8"), yaml.safe_dump(given)))
+    return isinstance(before, dict) and _moved(before, now) == now
+
+
+def _moved(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run as they would be if it had been made where it is now: its folder may have been copied,
+    alone or with the study or the whole project around it, and paths into what was copied went along."""
+    old, new = (list(Path(str(given.get("output_dir"))).parts) for given in (before, now))
+    while old and new and old[-1] == new[-1]:
+        old.pop()
+        new.pop()
+    if not old or not new:
+        return before
+    was, is_now = (str(Path(*parts)) for parts in (old, new))
+
+    def there(value: Any) -> Any:
+        if isinstance(value, list):
+            return [there(item) for item in value]
+        inside = isinstance(value, str) and (value == was or value.startswith(f"{was}/"))
+        return is_now + value[len(was) :] if inside else value
+
+    return {name: there(value) for name, value in before.items()}
 
 
 def _load_yaml(text: str) -> Any:

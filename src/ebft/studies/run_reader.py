@@ -75,7 +75,9 @@ def read_run(folder: Path) -> Run:
         raise ConfigError(f"{folder}: no such run")
     if not (folder / METRICS_FILE).is_file():
         raise ConfigError(
-            f"{folder} holds no {METRICS_FILE}, so it is not the output folder of a run, or nothing is logged yet"
+            f"{folder} is a study; look at it with `ebft study report {folder}`, or name its runs in {folder}/runs"
+            if (folder / "study.json").is_file()
+            else f"{folder} holds no {METRICS_FILE}, so it is not the output folder of a run, or nothing is logged yet"
         )
     results = {}
     if (folder / "results.json").is_file():

@@ -31,8 +31,8 @@ class Estimate:
     """What the runs of a method, or of one row of it, need."""
 
     runs: int
-    seconds: float
-    disk: float  # bytes
+    seconds: float  # of those that are not finished
+    disk: float  # bytes, of all
     memory: float  # bytes, at the peak of one run
     unknown: str = ""  # why nothing could be said
 
@@ -68,8 +68,8 @@ def estimate_lines(study: Study, jobs: int | None, per_gpu: int) -> list[str]:
     lines += [
         "",
         f"{whole.runs} training runs ({done} finished) and {tests} evaluations, {places} at once",
-        f"about {duration(whole.seconds / places)} of training and {_gigabytes(whole.disk)} GB of disk, without "
-        "evaluations",
+        f"about {duration(whole.seconds / places)} of training to do and {_gigabytes(whole.disk)} GB of disk in all, "
+        "without evaluations",
         f"Times rest on {speed / 1e12:.3g} TFLOP/s, measured now with a matrix product, of which training is taken to "
         f"reach {share:.0%}; where a run of the same settings is finished, on its own seconds.",
     ]
@@ -107,7 +107,8 @@ def _estimate(study: Study, plan: StudyPlan, row: Row, speed: float) -> Estimate
         steps, tokens = _steps_and_tokens(recipe, method.kind)
     except Exception as error:  # data or a model that is not here: the rest can still be said
         return Estimate(runs, 0.0, 0.0, 0.0, first_line(error))
-    seconds = _measured_seconds([run for run in plan.runs if run.row == row])
+    finished = [run for run in plan.runs if run.row == row and run.finished]
+    seconds = _measured_seconds(finished)
     if seconds is None:
         seconds = steps * 2 * needs.active * tokens / speed
     training = recipe.training
@@ -115,11 +116,11 @@ def _estimate(study: Study, plan: StudyPlan, row: Row, speed: float) -> Estimate
     kept = min(kept, training.save_total_limit or kept)
     # Weights in 4 bytes; a checkpoint also has the two moments of Adam.
     disk = needs.parameters * 4 * (1 + 3 * kept)
-    return Estimate(runs, runs * seconds, runs * disk, needs.strategies[needs.chosen].memory.peak)
+    return Estimate(runs, (runs - len(finished)) * seconds, runs * disk, needs.strategies[needs.chosen].memory.peak)
 
 
 def _measured_seconds(runs: Sequence[TrainingRun]) -> float | None:
-    done = [float(run.results()["spent"]["seconds"]) for run in runs if run.finished and run.results().get("spent")]
+    done = [float(run.results()["spent"]["seconds"]) for run in runs if run.results().get("spent")]
     return sum(done) / len(done) if done else None
 
 
@@ -144,7 +145,7 @@ def _steps_and_tokens(recipe: Recipe, kind: str) -> tuple[int, float]:
     elif kind == "sft":
         length = training.max_length if training.pack_training else min(mean_length, training.max_length)
         packs = train_set.total_tokens / training.max_length if training.pack_training else documents
-        an_epoch, tokens = math.ceil(packs / rows), rows * length * 3
+        an_epoch, tokens = math.ceil(packs / rows), min(rows * length, train_set.total_tokens) * 3
     else:
         an_epoch, tokens = documents * training.generations // rows, rows * (mean_length + training.max_new_tokens) * 4
     steps = training.max_steps if training.max_steps > 0 else math.ceil(an_epoch * training.num_train_epochs)

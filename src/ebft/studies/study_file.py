@@ -181,7 +181,7 @@ def _method(name: str, given: Any, study: dict[str, Any], common: dict[str, Any]
     kind = given.get("method", name)
     if kind not in COMMANDS:
         raise ConfigError(
-            f"{where} is none of {', '.join(COMMANDS)}; say which with `method: ebft`"
+            f"{where} is none of {', '.join(COMMANDS)}{nearest(name, COMMANDS) or '; say which with `method: ebft`'}"
             if "method" not in given
             else f"`method: {kind}` of {where} is not one of {', '.join(COMMANDS)}{nearest(str(kind), COMMANDS)}"
         )
@@ -214,7 +214,11 @@ def _lists(given: dict[str, Any], key: str, where: str, kind: str) -> dict[str, 
             raise ConfigError(f"unknown setting {name!r} in `{key}` of {where}{suggestion(str(name), known)}")
         if not isinstance(listed, list) or not listed:
             raise ConfigError(f"`{key}` of {where}: {name} is a list of values, such as [0, 0.1], not {listed!r}")
-        if len({repr(convert(name, value, types[name])) for value in listed}) < len(listed):
+        try:
+            distinct = {repr(convert(name, value, types[name])) for value in listed}
+        except ConfigError as error:
+            raise ConfigError(f"`{key}` of {where}: {error}") from None
+        if len(distinct) < len(listed):
             raise ConfigError(f"`{key}` of {where}: {name} has a value twice")
     return {name: [convert(name, value, types[name]) for value in listed] for name, listed in values.items()}
 

@@ -50,7 +50,7 @@ class StudyRunner:
 
     def _run(self, launcher: Launcher) -> list[jobs.Job] | None:
         done = sum(self.plan.is_finished(job) for job in self.plan.jobs)
-        logger.info(f"{len(self.plan.jobs) + self.plan.unknown} jobs, {done} of them finished")
+        logger.info(f"jobs: {len(self.plan.jobs) + self.plan.unknown}, {done} of them finished")
         if not self._ready([]):
             return []
         table = LiveTable(lambda: self.table(self.running), _TABLE_EVERY)

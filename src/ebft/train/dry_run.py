@@ -53,7 +53,8 @@ def describe(
     lines = {
         "model": f"{recipe.model.model}, {parameters:,} parameters in {recipe.model.model_dtype}",
         "documents": f"{len(train_set.index):,} with {train_set.total_tokens:,} tokens",
-        "training sequences": f"{len(train_set):,} of {config.context_length} tokens, {_in_a_sequence(config)}",
+        "training sequences": f"{len(train_set):,} of {config.context_length} tokens, "
+        f"{in_a_sequence(config.packing, config.document_masks)}",
         "validation sequences": f"{len(validation_set):,}" if validation_set is not None else "none",
         "anchors per sequence": f"{anchors:.1f} of at most "
         f"{layout.num_anchors}, {config.samples} rollouts of {config.horizon} tokens from each",
@@ -77,10 +78,10 @@ def describe(
     return shown if valid else [*shown, "  (no anchor in this sequence)"]
 
 
-def _in_a_sequence(config: Any) -> str:
-    if not config.packing:
+def in_a_sequence(packing: bool, document_masks: bool) -> str:
+    if not packing:
         return "one document each"
-    if config.document_masks:
+    if document_masks:
         return "filled with documents that do not see each other"
     return "filled with documents that see those before them (document_masks: true keeps them apart)"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from ebft.config.method import MethodConfig
 from ebft.config.model_and_data import DataConfig
@@ -17,14 +18,15 @@ from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, mix
 from ebft.data.row_format import Row, RowFormat, is_glued
 from ebft.data.rows import read_rows
 from ebft.data.store import TokenStore, tokenize_source
-from ebft.errors import DataError
+from ebft.errors import ConfigError, DataError
 from ebft.iteration import check_sequences
-from ebft.model.backbone import text_config
+from ebft.model.backbone import base_model, decoder_of, text_config
 
 logger = logging.getLogger(__name__)
 
 LOOKED_AT = 20  # rows of each dataset
 FEW = 20  # validation sequences that tell little
+_LEARNT_POSITIONS = ("wpe", "embed_positions")  # GPT-2 and its kin, OPT
 LONGEST_BLANK = 8  # tokens of an answer that is looked at for being whitespace, its end token among them
 
 
@@ -155,15 +157,26 @@ def cut_documents(dataset: SequenceDataset, setting: str) -> str | None:
 
 
 def beyond_positions(model: Any, dataset: SequenceDataset, config: MethodConfig) -> str | None:
-    """That sequences are longer than the model says it was made for. Rotary positions have no end, and no error."""
-    known, longest = getattr(text_config(model), "max_position_embeddings", None), config.context_length
+    """That the sequences of EBFT, or of a validation, are longer than the model says it was made for."""
+    longest = config.context_length
     if config.document_masks or not config.packing:  # positions begin anew with every document
         longest = min(longest, int(dataset.lengths.max()))
+    return more_than_known(model, longest, f"context_length={config.context_length}")
+
+
+def more_than_known(model: Any, longest: int, given: str) -> str | None:
+    """That a sequence has more tokens than the model was made for, because of what was given. Rotary positions have no
+    end, and no error; of those that are learnt there are no more."""
+    known = getattr(text_config(model), "max_position_embeddings", None)
     if not isinstance(known, int) or longest <= known:
         return None
+    name = given.partition("=")[0]
+    decoder = decoder_of(base_model(model))
+    if any(isinstance(getattr(decoder, table, None), nn.Embedding) for table in _LEARNT_POSITIONS):
+        raise ConfigError(f"{given} is longer than the model, which has {known} positions; use {name}<={known}")
     return (
-        f"context_length={config.context_length} is longer than the model was made for (max_position_embeddings="
-        f"{known}), and what it computes beyond may be of little use; use context_length<={known}"
+        f"{given} is longer than the model was made for (max_position_embeddings={known}), and what it computes beyond "
+        f"may be of little use; use {name}<={known}"
     )
 
 

@@ -333,13 +333,15 @@ class EBFTTrainer(ShardedTrainer):
             raise DataError(f"the validation data: {error}; or hold out other or more documents") from None
 
     def _note_on_data(self, given_validation: Any) -> None:
-        train, validation, notes = self.train_dataset, self.eval_dataset, []
-        if not isinstance(train, SequenceDataset) or self.args.process_index != 0:
+        train, validation = self.train_dataset, self.eval_dataset
+        if not isinstance(train, SequenceDataset):
+            return
+        notes = [beyond_positions(self.model, train, self.args)]  # may be an error, in every process
+        if self.args.process_index != 0:
             return
         # Of rows given in Python; who brings sequences has looked at them before.
         if isinstance(validation, SequenceDataset) and validation is not given_validation:
             notes.append(also_trained_on(train.index, validation.index))
-        notes.append(beyond_positions(self.model, train, self.args))
         for note in notes:
             if note is not None:
                 logger.warning(note)
