@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow
 from datasets import Dataset
+from pyarrow.compute import list_flatten, list_value_length
+from pyarrow.compute import max as arrow_max
 from torch import Tensor
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
@@ -123,9 +125,9 @@ def _checked_rows(loaded: Loaded) -> Dataset:
     """What is trained on, with notes on what is odd about it."""
     settings: Any = loaded.recipe.training
     rows = training_rows(loaded.recipe, loaded.train_set)
-    parts = rows["seq_lengths"] if _apart(settings) else [[len(ids)] for ids in rows["input_ids"]]
-    longest = max(max(lengths) for lengths in parts)
-    notes = [more_than_known(loaded.model, longest, f"max_length={settings.max_length}")]
+    table = rows.data
+    lengths = list_flatten(table["seq_lengths"]) if _apart(settings) else list_value_length(table["input_ids"])
+    notes = [more_than_known(loaded.model, arrow_max(lengths).as_py(), f"max_length={settings.max_length}")]
     if loaded.validation_set is not None:
         notes.append(beyond_positions(loaded.model, loaded.validation_set, settings))
     if settings.pack_training and settings.max_length != settings.context_length:
