@@ -18,9 +18,8 @@ from ebft.config.recipe import load_recipe
 from ebft.data.formats import encode
 from ebft.data.packing import DocumentIndex, SequenceDataset
 from ebft.data.store import TokenStore
-from ebft.loading import load_model, load_tokenizer
-from ebft.train.sequences import load_data
 from ebft.train.training_method import Loaded
+from tests.baselines.all_trainers import load_all
 from tests.baselines.runs import contents, metrics_of, results_of, run, write_recipe, write_rows
 from tests.models import FAMILIES, tiny_model
 from tests.tiny_tokenizer import END, byte_tokenizer
@@ -37,9 +36,7 @@ def sequences(rows: list[dict[str, Any]], length: int = 200, packing: bool = Fal
 def load(folder: Path, model: Path, data: Path, **changes: Any) -> Loaded:
     """What `ebft sft` loads before it builds its trainer."""
     file = write_recipe(folder, model, data, **changes)
-    recipe = load_recipe(file, {"output_dir": str(folder / "out")}, "sft")
-    tokenizer = load_tokenizer(recipe)
-    return Loaded(recipe, *load_data(recipe, tokenizer), load_model(recipe), tokenizer)
+    return load_all(load_recipe(file, {"output_dir": str(folder / "out")}, "sft"))
 
 
 def counted_text(row: dict[str, Any]) -> str:

@@ -13,10 +13,11 @@ pytest.importorskip("trl")
 from ebft.baselines import sft, trl_trainers
 from ebft.config.recipe import load_recipe
 from ebft.errors import ConfigError
-from ebft.loading import load_model, load_tokenizer
+from ebft.loading import load_tokenizer
 from ebft.train.sequences import load_data
 from ebft.train.trainer import TrainingDiverged
 from ebft.train.training_method import Loaded
+from tests.baselines.all_trainers import load_all
 from tests.baselines.runs import metrics_of, results_of, run, write_recipe
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -31,9 +32,7 @@ def test_settings_of_ebft_alone_are_named(tiny: Path, sums: Path, tmp_path: Path
 def test_evaluation_without_validation_data(tiny: Path, sums: Path, tmp_path: Path) -> None:
     file = write_recipe(tmp_path, tiny, sums, validation_split=0, eval_strategy="no")
     recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, "sft")
-    tokenizer = load_tokenizer(recipe)
-    train_set, validation_set = load_data(recipe, tokenizer)
-    trainer = sft.build(Loaded(recipe, train_set, validation_set, load_model(recipe), tokenizer))
+    trainer = sft.build(load_all(recipe))
     with pytest.raises(ConfigError, match="evaluation needs validation data"):
         trainer.evaluate()
 

@@ -127,7 +127,7 @@ def _checked_rows(loaded: Loaded) -> Dataset:
     rows = training_rows(loaded.recipe, loaded.train_set)
     table = rows.data
     lengths = list_flatten(table["seq_lengths"]) if _apart(settings) else list_value_length(table["input_ids"])
-    notes = [more_than_known(loaded.model, arrow_max(lengths).as_py(), f"max_length={settings.max_length}")]
+    notes = [more_than_known(loaded.model, arrow_max(lengths).as_py(), "max_length", settings.max_length)]
     if loaded.validation_set is not None:
         notes.append(beyond_positions(loaded.model, loaded.validation_set, settings))
     if settings.pack_training and settings.max_length != settings.context_length:

@@ -43,9 +43,9 @@ class Estimate:
         return cls(*totals, max((row.memory for row in rows), default=0.0), unknown)
 
     def line(self, name: str) -> str:
-        said = (duration(self.seconds), _gigabytes(self.disk), _gigabytes(self.memory))
-        time, disk, memory = ("?", "?", "?") if self.unknown else said
-        return f"{name:<16}{self.runs:>6}{time:>10}{disk:>10}{memory:>12}"
+        known = (duration(self.seconds), _gigabytes(self.disk), _gigabytes(self.memory))
+        took, disk, memory = ("?", "?", "?") if self.unknown else known
+        return f"{name:<16}{self.runs:>6}{took:>10}{disk:>10}{memory:>12}"
 
 
 def estimate_lines(study: Study, jobs: int | None, per_gpu: int) -> list[str]:
@@ -64,7 +64,7 @@ def estimate_lines(study: Study, jobs: int | None, per_gpu: int) -> list[str]:
     gpus = [] if plan.runs and plan.runs[0].on_cpu else visible_gpus()
     places = min(jobs or 10**9, len(gpus) * per_gpu) if gpus else jobs or 1
     tests = _evaluations(study, plan)
-    done = sum(run.finished for run in plan.runs)
+    done = sum(plan.is_finished(run) for run in plan.runs)
     lines += [
         "",
         f"{whole.runs} training runs ({done} finished) and {tests} evaluations, {places} at once",
@@ -107,7 +107,7 @@ def _estimate(study: Study, plan: StudyPlan, row: Row, speed: float) -> Estimate
         steps, tokens = _steps_and_tokens(recipe, method.kind)
     except Exception as error:  # data or a model that is not here: the rest can still be said
         return Estimate(runs, 0.0, 0.0, 0.0, first_line(error))
-    finished = [run for run in plan.runs if run.row == row and run.finished]
+    finished = [run for run in plan.runs if run.row == row and plan.is_finished(run)]
     seconds = _measured_seconds(finished)
     if seconds is None:
         seconds = steps * 2 * needs.active * tokens / speed

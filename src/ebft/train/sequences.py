@@ -161,22 +161,23 @@ def beyond_positions(model: Any, dataset: SequenceDataset, config: MethodConfig)
     longest = config.context_length
     if config.document_masks or not config.packing:  # positions begin anew with every document
         longest = min(longest, int(dataset.lengths.max()))
-    return more_than_known(model, longest, f"context_length={config.context_length}")
+    return more_than_known(model, longest, "context_length", config.context_length)
 
 
-def more_than_known(model: Any, longest: int, given: str) -> str | None:
-    """That a sequence has more tokens than the model was made for, because of what was given. Rotary positions have no
-    end, and no error; of those that are learnt there are no more."""
+def more_than_known(model: Any, longest: int, setting: str, value: int) -> str | None:
+    """That a sequence has more tokens than the model was made for, because of what a setting allows. Rotary positions
+    have no end, and no error; of those that are learnt there are no more."""
     known = getattr(text_config(model), "max_position_embeddings", None)
     if not isinstance(known, int) or longest <= known:
         return None
-    name = given.partition("=")[0]
     decoder = decoder_of(base_model(model))
     if any(isinstance(getattr(decoder, table, None), nn.Embedding) for table in _LEARNT_POSITIONS):
-        raise ConfigError(f"{given} is longer than the model, which has {known} positions; use {name}<={known}")
+        raise ConfigError(
+            f"{setting}={value} is longer than the model, which has {known} positions; use {setting}<={known}"
+        )
     return (
-        f"{given} is longer than the model was made for (max_position_embeddings={known}), and what it computes beyond "
-        f"may be of little use; use {name}<={known}"
+        f"{setting}={value} is longer than the model was made for (max_position_embeddings={known}), and what it "
+        f"computes beyond may be of little use; use {setting}<={known}"
     )
 
 
