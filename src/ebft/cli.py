@@ -521,6 +521,11 @@ def _score(arguments: list[str]) -> int:
     parser = _Parser(prog="ebft score", description=description)
     score_command.add_arguments(parser)
     options = parser.parse_args(arguments)
+    if options.task not in score_command.TASKS and Path(options.task).expanduser().is_dir():
+        from ebft.evaluate.score_later import score_folder
+
+        _print_table(score_folder(options))
+        return 0
     results = score_command.score(options)
     for note in results.get("notes", []):
         logger.warning(note)

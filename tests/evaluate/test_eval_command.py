@@ -391,6 +391,52 @@ class TestCode:
         assert "multipl-e-js  skipped: no compiler for js" in printed.out
         assert "note: multipl-e: multipl-e-rs is skipped: no compiler for rs" in printed.err
 
+    @needs_sandbox
+    def test_generated_where_there_is_no_sandbox_and_scored_where_there_is_no_model(
+        self, run: Run, model: Path, problems: Path, answering: list[Any], tmp_path: Path, monkeypatch: Any, capfd: Any
+    ) -> None:
+        def no_sandbox(self: Any) -> None:
+            raise SandboxError("the sandbox needs `bwrap`")
+
+        at_once = run(tmp_path / "at-once", "humaneval", "--humaneval", problems, "--samples", 4)["tasks"]["humaneval"]
+        with monkeypatch.context() as patched:
+            patched.setattr(Sandbox, "check", no_sandbox)
+            arguments = ("humaneval", "--humaneval", problems, "--samples", 4)
+            found = run(tmp_path / "all" / "later", *arguments, "--no-score")["tasks"]["humaneval"]
+            assert found["metrics"] == {}
+            assert found["generations"] == at_once["generations"]
+            assert f"not scored yet; run `ebft score {tmp_path / 'all' / 'later'}`" in capfd.readouterr().out
+            generated = len(answering)
+            run(tmp_path / "all" / "later", *arguments, "--no-score")
+            assert len(answering) == generated  # nothing to do
+        monkeypatch.setattr(loading.Checkpoint, "load", lambda *_: pytest.fail("no model is needed"))
+        assert cli.main(["score", str(tmp_path / "all")]) == 0
+        assert "0.666" in capfd.readouterr().out
+        later = json.loads((tmp_path / "all" / "later" / "results.json").read_text())["tasks"]["humaneval"]
+        different = {"greedy", "samples"}  # how long the programs took, and where the files are
+        assert {k: v for k, v in later.items() if k not in different} == {
+            k: v for k, v in at_once.items() if k not in different
+        }
+        assert later["samples"]["statuses"] == at_once["samples"]["statuses"]
+        run(tmp_path / "all" / "later", *arguments)  # scored: nothing to do, with scores wanted either
+        assert len(answering) == generated
+
+    def test_what_was_not_all_generated_is_not_scored(
+        self, run: Run, problems: Path, answering: list[Any], tmp_path: Path, monkeypatch: Any, capfd: Any
+    ) -> None:
+        run(tmp_path / "out", "humaneval", "--humaneval", problems, "--samples", 4, "--no-greedy", "--no-score")
+        file = tmp_path / "out" / "humaneval.samples.jsonl"
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:5]))
+        monkeypatch.setattr(Sandbox, "check", lambda self: None)
+        monkeypatch.setattr("ebft.tasks.code_task.score_samples", lambda *_: pytest.fail("some are missing"))
+        assert cli.main(["score", str(tmp_path / "out")]) == 2
+        assert "holds 5 completions, not 4 of each of the 3 problems" in capfd.readouterr().err
+        assert cli.main(["score", str(tmp_path / "out"), "--timeout", "3"]) == 2
+        assert "--timeout is not for a folder" in capfd.readouterr().err
+        (tmp_path / "empty").mkdir()
+        assert cli.main(["score", str(tmp_path / "empty")]) == 2
+        assert "holds no results of `ebft eval`" in capfd.readouterr().err
+
     def test_without_a_sandbox_nothing_is_generated(
         self, run: Run, problems: Path, answering: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

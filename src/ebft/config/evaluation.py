@@ -95,6 +95,9 @@ class EvalOptions:
     languages: list[str] = _code(list(LANGUAGES), "languages of MultiPL-E")
     workers: int | None = _code(None, "programs run at once; default: one per core")
     timeout: float | None = _code(None, "seconds a program may run; default: each task's own")
+    score: bool = _code(
+        True, "run the programs; --no-score only generates, for `ebft score OUTPUT` where there is a sandbox"
+    )
     unsafe_exec: bool = _code(False, "run programs without a sandbox if there is none: at your own risk")
 
     translation_data: str | None = _translation(None, "file, folder or hub name (name:configuration)")

@@ -39,10 +39,12 @@ TASKS = (*BENCHMARKS, "translation")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("task", metavar="TASK", help=", ".join(TASKS))
-    add("--problems", required=True, help="JSONL (or .jsonl.gz) in the dataset's own fields, or a hub name")
-    add("--samples", required=True, help="JSONL with task_id (or name) and completion; several per task give pass@k")
-    add("--output", required=True, help="results as JSON; FILE.samples.jsonl beside it has each sample's outcome")
+    add(
+        "task", metavar="TASK", help=f"{', '.join(TASKS)}; or a folder of `ebft eval --no-score`, or of a study of them"
+    )
+    add("--problems", default=None, help="JSONL (or .jsonl.gz) in the dataset's own fields, or a hub name")
+    add("--samples", default=None, help="JSONL with task_id (or name) and completion; several per task give pass@k")
+    add("--output", default=None, help="results as JSON; FILE.samples.jsonl beside it has each sample's outcome")
     add("--workers", type=int, default=None, help="programs at a time [the number of cores]")
     add("--timeout", type=float, default=TIMEOUT, help="seconds for each program [10]; compiling has its own limit")
     add("--memory", type=int, default=MEMORY_MIB, help="MiB for each program [1024]")
@@ -60,7 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def score(options: argparse.Namespace) -> dict[str, Any]:
     """Scores as the command line says, writes the results and returns them."""
     if options.task not in TASKS:
-        raise DataError(f"unknown task {options.task!r}; there is {', '.join(TASKS)}{nearest(options.task, TASKS)}")
+        raise DataError(
+            f"unknown task {options.task!r}, and no such folder; there is {', '.join(TASKS)}"
+            f"{nearest(options.task, TASKS)}"
+        )
+    for name in ("problems", "samples", "output"):
+        if getattr(options, name) is None:
+            raise DataError(f"`ebft score {options.task}` needs --{name} FILE")
     output = Path(options.output).expanduser()
     if output.is_dir():
         raise DataError(f"--output {output} is a folder; give the name of a file")

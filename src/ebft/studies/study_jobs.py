@@ -136,13 +136,17 @@ class Evaluation:
     @property
     def finished(self) -> bool:
         """Whether every task has results with these settings, of the model as it is now."""
-        from ebft.evaluate.eval_command import task_settings
+        from ebft.evaluate.eval_command import is_scored, task_settings
 
         results = read_json(self.output / "results.json") or {}
         options = EvalOptions.from_values(self.options)
         tasks = results.get("tasks", {})
         asked = {task: json_ready(task_settings(task, options)) for task in options.tasks}
-        return all(tasks.get(task, {}).get("settings") == asked[task] for task in asked) and not self._is_older
+        found = all(
+            task in tasks and tasks[task].get("settings") == asked[task] and is_scored(tasks[task], options)
+            for task in asked
+        )
+        return found and not self._is_older
 
     @property
     def _is_older(self) -> bool:

@@ -61,8 +61,8 @@ def _set(task: str, source: str, language: str | None, options: EvalOptions, san
     problems = problems[: options.limit]
     if not problems:
         raise DataError(f"{source}: no problems" + ("" if language is None else f" in {language}"))
-    skipped = problems[0].unavailable()
-    if skipped is None:
+    skipped = problems[0].unavailable() if options.score else None
+    if options.score and skipped is None:
         try:  # before hours of generation, not after
             sandbox.check()
         except SandboxError as error:
@@ -91,6 +91,6 @@ def _set(task: str, source: str, language: str | None, options: EvalOptions, san
         [problem.prompt("instruct" if chat else "raw") for problem in problems],
         () if chat else tuple(dict.fromkeys(stop for problem in problems for stop in problem.stop_strings)),
         MAX_NEW_TOKENS,
-        score,
+        score if options.score else None,
         skipped,
     )

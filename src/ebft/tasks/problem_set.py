@@ -19,7 +19,8 @@ class ProblemSet:
         prompts: a prompt for each problem.
         stop: strings that end a completion.
         max_new_tokens: the default for its completions.
-        score: from the completions of each problem, the file they are in and how each ended to metrics.
+        score: from the completions of each problem, the file they are in and how each ended to metrics; None: later,
+            by `ebft score`.
         skipped: why its answers cannot be scored on this machine; None if they can.
     """
 
@@ -28,7 +29,7 @@ class ProblemSet:
     prompts: Sequence[str]
     stop: tuple[str, ...]
     max_new_tokens: int
-    score: Callable[[list[list[str]], Path, list[list[str]]], Scored]
+    score: Callable[[list[list[str]], Path, list[list[str]]], Scored] | None
     skipped: str | None = None
 
     def prompt_format(self, style: str) -> dict[str, str]:

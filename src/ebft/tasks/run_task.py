@@ -2,18 +2,19 @@
 
 Calibration measures sequences (`calibration_task.py`). The others generate text: completions are made for each set of
 problems greedily and by sampling (`<set>.greedy.jsonl`, `<set>.samples.jsonl`, the format `ebft score` takes), and the
-set's own `score` turns completions into metrics.
+set's own `score` turns completions into metrics, at once or where there is a sandbox (`score_sets`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ebft.config.evaluation import EvalOptions
-from ebft.runtime.files import write_jsonl
+from ebft.errors import DataError
+from ebft.runtime.files import read_jsonl, write_jsonl
 from ebft.runtime.progress import progress
 from ebft.tasks.answer_counts import is_empty, note_on_empty, why_zero
 from ebft.tasks.calibration_task import run_calibration
@@ -22,6 +23,8 @@ from ebft.tasks.problem_set import ProblemSet, Scored
 from ebft.tasks.resumable_records import ResumableRecords, fingerprint
 from ebft.tasks.subject import Subject
 
+RowsOf = Callable[[str, GenerationSettings], list[dict[str, Any]]]  # the completions of one decoding
+
 
 def run_task(
     task: str, options: EvalOptions, subject: Subject, folder: Path, sets: Sequence[ProblemSet] = ()
@@ -29,11 +32,37 @@ def run_task(
     """One task, from the start or from where it was stopped. `sets` are its problems, from `problem_sets`."""
     if task == "calibration":
         return run_calibration(options, subject, folder)
-    parts = [run_set(problems, options, subject, folder) for problems in sets]
-    return parts[0] if len(parts) == 1 else joined(parts)
+    return joined([run_set(problems, options, subject, folder) for problems in sets])
+
+
+def score_sets(options: EvalOptions, folder: Path, sets: Sequence[ProblemSet]) -> Scored:
+    """The scores of completions that are all in the folder: no model is needed."""
+
+    def made(problems: ProblemSet) -> RowsOf:
+        def rows_of(name: str, settings: GenerationSettings) -> list[dict[str, Any]]:
+            rows = read_jsonl(folder / f"{name}.jsonl")
+            if len(rows) != len(problems.keys) * settings.samples or {row["task_id"] for row in rows} - {
+                *problems.keys
+            }:
+                raise DataError(
+                    f"{folder / name}.jsonl holds {len(rows)} completions, not {settings.samples} of each of the "
+                    f"{len(problems.keys)} problems; generate the others first, with the same `ebft eval` as before"
+                )
+            return rows
+
+        return rows_of
+
+    return joined([scored_set(problems, options, made(problems), folder) for problems in sets])
 
 
 def run_set(problems: ProblemSet, options: EvalOptions, subject: Subject, folder: Path) -> Scored:
+    def rows_of(name: str, settings: GenerationSettings) -> list[dict[str, Any]]:
+        return completions(problems, name, settings, options, subject, folder)
+
+    return scored_set(problems, options, rows_of, folder)
+
+
+def scored_set(problems: ProblemSet, options: EvalOptions, rows_of: RowsOf, folder: Path) -> Scored:
     result: Scored = {"name": problems.name, "metrics": {}, "problems": len(problems.keys), "generations": {}}
     result["notes"] = []
     if problems.skipped is not None:  # nothing could be run, so nothing is generated either
@@ -42,7 +71,16 @@ def run_set(problems: ProblemSet, options: EvalOptions, subject: Subject, folder
     asked = [{"task_id": key, "prompt": text} for key, text in zip(problems.keys, problems.prompts, strict=True)]
     write_jsonl(folder / f"{problems.name}.prompts.jsonl", asked)
     for decoding, settings in _decodings(problems, options).items():
-        rows = completions(problems, f"{problems.name}.{decoding}", settings, options, subject, folder)
+        rows = rows_of(f"{problems.name}.{decoding}", settings)
+        summary = _summary(rows)
+        result["generations"][decoding] = {**asdict(settings), **summary}
+        for name, text in _WORTH_A_NOTE.items():
+            if number := summary[name]:
+                result["notes"].append(f"{problems.name}, {decoding}: {number} {text}")
+        if note := note_on_empty(summary["empty"], len(rows)):
+            result["notes"].append(f"{problems.name}, {decoding}: {note}")
+        if problems.score is None:
+            continue
         texts = [[""] * settings.samples for _ in problems.keys]
         finishes = [[""] * settings.samples for _ in problems.keys]
         place_of = {key: place for place, key in enumerate(problems.keys)}
@@ -54,18 +92,14 @@ def run_set(problems: ProblemSet, options: EvalOptions, subject: Subject, folder
         prefix = "greedy_" if decoding == "greedy" else ""
         result["metrics"] |= {f"{prefix}{name}": value for name, value in metrics.items()}
         notes = scored.pop("notes", [])
-        summary = _summary(rows)
         if metrics and not any(entry["value"] for entry in metrics.values()) and "example" not in scored:
             scored["example"] = _example(rows, problems)
             notes = [*notes, why_zero(_kinds(summary), len(rows), scored["example"])]
         result["notes"] += [f"{problems.name}, {decoding}: {note}" for note in notes]
         result[decoding] = scored
-        result["generations"][decoding] = {**asdict(settings), **summary}
-        for name, text in _WORTH_A_NOTE.items():
-            if number := summary[name]:
-                result["notes"].append(f"{problems.name}, {decoding}: {number} {text}")
-        if note := note_on_empty(summary["empty"], len(rows)):
-            result["notes"].append(f"{problems.name}, {decoding}: {note}")
+    if problems.score is None:
+        later = f"not scored yet; run `ebft score {folder}` where there is a sandbox"
+        result |= {"skipped": later, "unscored": True, "notes": [*result["notes"], f"{problems.name} is {later}"]}
     return result
 
 
@@ -150,7 +184,9 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def joined(parts: list[Scored]) -> Scored:
-    """Sets of one task, such as languages: the plain mean over them, and each under its own name."""
+    """Sets of one task, such as languages: the plain mean over them, and each under its own name. One is itself."""
+    if len(parts) == 1:
+        return parts[0]
     skipped = [part for part in parts if part.get("skipped")]
     parts = [part for part in parts if not part.get("skipped")]
     metrics: dict[str, Any] = {}
