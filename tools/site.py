@@ -32,6 +32,8 @@ FROM_ROOT = {
     "study-little-data-gamma.md": "results/replication/little-1000-gamma/report.md",
     "study-little-data-300.md": "results/replication/little-300/report.md",
     "study-little-data-3000.md": "results/replication/little-3000/report.md",
+    "study-little-data-packed.md": "results/replication/little-1000-packed/report.md",
+    "study-plenty.md": "results/replication/plenty/report.md",
     "study-small.md": "results/study-small/report.md",
 }
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")

@@ -29,6 +29,13 @@ FIGURES = {
         ("little-1000", "ebft-none,learning_rate=5e-05"): ("EBFT, no whitening", "#d55e00"),
         ("little-1000", "ebft-both,learning_rate=5e-05"): ("EBFT, whitening both", "#009e73"),
     },
+    "little-data-packed": {
+        ("little-1000-packed", "sft-packed,learning_rate=0.0001"): ("SFT, 1e-4 (chosen)", "#e69f00"),
+        ("little-1000-packed", "sft-packed,learning_rate=5e-05"): ("SFT, 5e-5", "#cc79a7"),
+        ("little-1000-packed", "sft-packed,learning_rate=2e-05"): ("SFT, 2e-5", "#009e73"),
+        ("little-1000-packed", "ebft,gamma=1"): ("EBFT, gamma 1, 5e-5", "#0072b2"),
+        ("little-1000-packed", "ebft,gamma=0.3"): ("EBFT, gamma 0.3, 5e-5", "#d55e00"),
+    },
     "little-data-gamma": {
         ("little-1000", "sft-all,learning_rate=5e-05"): ("SFT on all tokens", "#e69f00"),
         ("little-1000-gamma", "ebft-none,gamma=1,learning_rate=5e-05"): ("EBFT, gamma 1", "#0072b2"),
@@ -47,9 +54,14 @@ FIGURES = {
         ("little-3000", "ebft,gamma=0.3"): ("EBFT, gamma 0.3", "#d55e00"),
         ("little-3000", "ebft-faster"): ("EBFT, gamma 1, 1e-4", "#000000"),
     },
+    "plenty": {
+        ("plenty", "sft-packed,learning_rate=0.0001"): ("SFT, EBFT's sequences, 1e-4", "#e69f00"),
+        ("plenty", "sft-packed,learning_rate=5e-05"): ("SFT, EBFT's sequences, 5e-5", "#cc79a7"),
+        ("plenty", "ebft"): ("EBFT, gamma 1, 1e-4", "#0072b2"),
+    },
 }
 
-WITHOUT_START = ("little-data-3000",)  # where all begin far above what differs between them
+WITHOUT_START = ("little-data-3000", "plenty")  # where all begin far above what differs between them
 
 
 def main(folder: Path) -> None:

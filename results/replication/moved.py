@@ -1,6 +1,6 @@
 """How far training moved the weights of final models: ||after - before|| / ||before||, over all parameters.
 
-    python results/replication/moved.py smollm2-135m moved.json runs/replication/little-1000-packed/runs/*
+python results/replication/moved.py smollm2-135m moved.json runs/replication/little-1000-packed/runs/*
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(before: str, target: Path, runs: list[Path]) -> None:
         if final.is_file():
             after = load_file(final)
             squares = [(after[name].double() - weight.double()).square().sum() for name, weight in start.items()]
-            found[run.name] = round(float(sum(squares).sqrt() / size), 6)
+            found[f"{run.parent.parent.name}/{run.name}"] = round(float(sum(squares).sqrt() / size), 6)
     target.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -229,6 +229,26 @@ class TestWhatIsMissing:
         assert len(ebft.scores("calibration cfm")) == 1  # the other seed
         assert len(ebft.scores("humaneval pass@1")) == 2
 
+    def test_a_task_of_some_models_only(self, study: Path) -> None:
+        for place in (study / "evaluations").iterdir():
+            if place.name not in ("base", "ebft,seed=0"):
+                results = json.loads((place / "results.json").read_text())
+                if place.name == "sft,seed=1":
+                    results["tasks"]["humaneval"] |= {"metrics": {}, "unscored": True, "skipped": "not scored yet"}
+                else:
+                    del results["tasks"]["humaneval"]
+                (place / "results.json").write_text(json.dumps(results))
+        (note,) = study_report.write(str(study)).notes
+        assert note.startswith(
+            "humaneval was measured on some of the final models only: 0 of 2 of sft, 1 of 2 of ebft, "
+        )
+        for place in (study / "evaluations").iterdir():
+            results = json.loads((place / "results.json").read_text())
+            results["tasks"]["humaneval"] = {"metrics": {}, "unscored": True, "skipped": "not scored yet"}
+            (place / "results.json").write_text(json.dumps(results))
+        (note,) = study_report.write(str(study)).notes
+        assert note.startswith("humaneval is not scored yet: run `ebft score`")
+
     def test_nothing_at_all_yet(self, study: Path) -> None:
         manifest = json.loads((study / "study.json").read_text())
         for row in manifest["rows"]:

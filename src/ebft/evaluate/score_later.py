@@ -24,7 +24,7 @@ _USUAL |= {"bleu_tokenize": None, "comet_model": None, "comet_python": None, "ti
 
 
 def score_folder(options: argparse.Namespace) -> list[tuple[str, ...]]:
-    """Scores what is left to score and returns the table of all evaluations in the folder."""
+    """Scores what is left to score; returns a table with a row for every metric of every evaluation in the folder."""
     folder = Path(options.task).expanduser()
     if given := [name for name, usual in _USUAL.items() if getattr(options, name) != usual]:
         raise DataError(f"--{given[0].replace('_', '-')} is not for a folder: its settings are those of its evaluation")
@@ -38,8 +38,10 @@ def score_folder(options: argparse.Namespace) -> list[tuple[str, ...]]:
             for task in _unscored(place):
                 _score(place, task, options)
             eval_command.present({place.name: tables.read_results(place)}, {place.name: place}, place)
-    names = tables.labels([str(place) for place in places])
-    return tables.table({name: tables.read_results(place) for name, place in zip(names, places, strict=True)}, {})
+    rows: list[tuple[str, ...]] = [("evaluation", "task", "metric", "value")]
+    for name, place in zip(tables.labels([str(place) for place in places]), places, strict=True):
+        rows += [(name, *row) for row in tables.table({name: tables.read_results(place)}, {})[1:]]
+    return rows
 
 
 def _unscored(place: Path) -> list[str]:

@@ -94,6 +94,7 @@ def read_study_folder(folder: Path) -> Evidence:
     tested = any(model.results for row in evidence.rows for model in row.models)
     for model in (model for row in evidence.rows for model in row.models if tested):
         model.scores = {name: one for name, one in model.scores.items() if not name.startswith(f"{VALIDATION} ")}
+    evidence.notes += _tasks_of_some(evidence)
     _drop_what_was_measured_otherwise(evidence)
     _drop_validation_that_does_not_compare(evidence)
     for row in evidence.rows:
@@ -102,6 +103,26 @@ def read_study_folder(folder: Path) -> Evidence:
                 seed = "" if model.seed is None else f", seed {model.seed}"
                 evidence.notes.append(f"{row.title}{seed}: {model.problem}")
     return evidence
+
+
+def _tasks_of_some(evidence: Evidence) -> list[str]:
+    """Which tasks were measured on some of the models only: a row's number of seeds is not that of such a column."""
+    notes = []
+    evaluated = {row.title: [model for model in row.models if model.results] for row in evidence.rows}
+    for task in dict.fromkeys(task for models in evaluated.values() for model in models for task in model.results):
+        have = {title: sum(_has(model, task) for model in models) for title, models in evaluated.items() if models}
+        lacking = {title: count for title, count in have.items() if count < len(evaluated[title])}
+        if lacking and any(have.values()):
+            counts = ", ".join(f"{count} of {len(evaluated[title])} of {title}" for title, count in lacking.items())
+            notes.append(f"{task} was measured on some of the final models only: {counts}")
+        elif lacking:
+            notes.append(f"{task} is not scored yet: run `ebft score` on the study's folder, where there is a sandbox")
+    return notes
+
+
+def _has(model: Model, task: str) -> bool:
+    entry = model.results.get(task, {"unscored": True})
+    return not any(part.get("unscored") for part in entry.get("parts", [entry]))
 
 
 def _model(folder: Path, given: dict[str, Any]) -> Model:
