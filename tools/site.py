@@ -34,6 +34,7 @@ FROM_ROOT = {
     "study-little-data-3000.md": "results/replication/little-3000/report.md",
     "study-little-data-packed.md": "results/replication/little-1000-packed/report.md",
     "study-plenty.md": "results/replication/plenty/report.md",
+    "study-prose.md": "results/replication/prose/compared.md",
     "study-small.md": "results/study-small/report.md",
 }
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
