@@ -160,6 +160,19 @@ def test_a_row_that_stops_early_is_not_changed_by_those_that_continue() -> None:
     assert stopped[1] == free[1]
 
 
+def test_many_rows_are_looked_through_less_often_and_end_after_the_same_token() -> None:
+    tokenizer = byte_tokenizer(pad=END)
+    model = model_of()
+    stop = (*"abcdefgh", "\n", "~~")
+    settings = GenerationSettings(max_new_tokens=61, temperature=2.5, samples=65, stop=stop)
+    prompts = ["one", "def f(x):\n"]
+    few, many = (TransformersGenerator(model, tokenizer, size).complete(prompts, settings) for size in (13, 130))
+    assert many == few  # 13 rows are looked at after every token, 130 after eight
+    finishes = {found.finish for completions in many for found in completions}
+    assert finishes >= {"stop", "length"}
+    assert len({found.tokens % 8 for completions in many for found in completions if found.finish == "stop"}) == 8
+
+
 def test_several_byte_stop_strings_are_found() -> None:
     model, tokenizer = scripted("größe…ende und so weiter")
     settings = GenerationSettings(max_new_tokens=20, stop=("…",))

@@ -252,6 +252,7 @@ class TransformersGenerator(Generator):
                 )
         finally:
             base.generation_config = own_settings
+        stopping.look(output)  # what has come since the last time
         return [
             # After its own end a row holds padding for as long as others continue.
             self._read(prompt, row[longest : longest + length].tolist(), settings)
@@ -286,7 +287,11 @@ class _Sampling(LogitsProcessor):
 
 
 class _Stopping(StoppingCriteria):
-    """Ends rows that have shown a stop string, and keeps their `lengths`. The text itself is cut afterwards."""
+    """Ends rows that have shown a stop string, and keeps their `lengths`. The text itself is cut afterwards.
+
+    Decoding many rows after every token takes longer than a small model's step. So the more rows, the more tokens go by
+    between two looks; after which of them a string was there is found out then.
+    """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str], prompts: Sequence[Fitted], prompt_length: int) -> None:
         self.tokenizer, self.stop, self.prompts, self.prompt_length = tokenizer, stop, prompts, prompt_length
@@ -295,22 +300,34 @@ class _Stopping(StoppingCriteria):
         self.look_back = 8 + max((len(s.encode()) for s in stop), default=0)
         # Until here, what is looked at may begin with the whitespace of a prompt.
         self.start = self.look_back + 8 + max(len(prompt.whitespace.encode()) for prompt in prompts)
+        self.every = min(8, 1 + len(prompts) // 16)  # tokens between two looks
+        self.looked = 0  # tokens of the completions that have been looked at
         self.done = torch.zeros(len(prompts), dtype=torch.bool)
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        generated = input_ids.shape[1] - self.prompt_length
-        if self.stop:
-            tails = input_ids[:, -generated if generated <= self.start else -self.look_back :].tolist()
-            for row, (prompt, tail) in enumerate(zip(self.prompts, tails, strict=True)):
-                if self.done[row]:
-                    continue
-                if generated <= self.start:
-                    cut = prompt.cut(continuation(self.tokenizer, prompt.tokens, tail), self.stop)
-                else:
-                    cut = cut_at_stop(_decode(self.tokenizer, tail), self.stop)
-                if cut is not None:
-                    self.done[row], self.lengths[row] = True, generated
+        if input_ids.shape[1] - self.prompt_length >= self.looked + self.every:
+            self.look(input_ids)
         return self.done.to(input_ids.device)
+
+    def look(self, input_ids: Tensor) -> None:
+        """At what has come since it looked last; also once at the end."""
+        if not self.stop:
+            return
+        generated = input_ids.shape[1] - self.prompt_length
+        first = 0 if self.looked < self.start else self.looked - self.look_back
+        tails = input_ids[:, self.prompt_length + first :].tolist()
+        for row, (prompt, tail) in enumerate(zip(self.prompts, tails, strict=True)):
+            if not self.done[row] and self._shows(prompt, tail, first):
+                lengths = range(self.looked + 1, generated + 1)
+                self.lengths[row] = next(n for n in lengths if self._shows(prompt, tail[: n - first], first))
+                self.done[row] = True
+        self.looked = generated
+
+    def _shows(self, prompt: Fitted, tail: list[int], first: int) -> bool:
+        """Whether a stop string is in a completion, of which these are the tokens from the first one looked at."""
+        if first == 0:
+            return prompt.cut(continuation(self.tokenizer, prompt.tokens, tail), self.stop) is not None
+        return cut_at_stop(_decode(self.tokenizer, tail), self.stop) is not None
 
 
 def tokenize(prompt: str, tokenizer: Any, settings: GenerationSettings) -> list[int]:
