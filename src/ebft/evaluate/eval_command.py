@@ -32,6 +32,7 @@ LOCK_FILE = "eval.lock"  # while a process writes here
 # Which options a task's numbers depend on: its groups' and the seed and limit, but not how fast it is made.
 _GROUPS = {"calibration": ("calibration",), "translation": ("generation", "translation")}
 _CODE_GROUPS = ("generation", "code")
+_SOURCES = {"humaneval": ("humaneval",), "mbpp": ("mbpp",), "multipl-e": ("multipl_e", "languages")}
 _NOT_OF_NUMBERS = ("workers", "calibration_batch_size", "score")  # what is scored later has the same scores
 
 
@@ -122,7 +123,7 @@ def evaluate(
     }
     for task in options.tasks:
         mark = task_mark(task, options, subject, sets[task])
-        if finished.get(task, {}).get("mark") == mark and is_scored(finished[task], options):
+        if finished.get(task, {}).get("mark") == mark and (is_scored(finished[task]) or not options.score):
             logger.info(f"{task}: already in {folder / tables.RESULTS_FILE}")
             continue
         results["tasks"][task] = {
@@ -139,16 +140,17 @@ def evaluate(
 
 def task_settings(task: str, options: EvalOptions) -> dict[str, Any]:
     groups = _GROUPS.get(task, _CODE_GROUPS)
-    found = {name: value for name, value in options.values(*groups).items() if name not in _NOT_OF_NUMBERS}
+    others = {name for other, names in _SOURCES.items() if other != task for name in names}
+    found = {name: value for name, value in options.values(*groups).items() if name not in {*_NOT_OF_NUMBERS, *others}}
     found = {name: value for name, value in found.items() if name not in ONLY_IF_SET or value}
     if task == "calibration":
         found["means_over"] = "contexts"  # they were over sequences once: such results do not compare with these
     return {"seed": options.seed, "limit": options.limit, **found}
 
 
-def is_scored(entry: dict[str, Any], options: EvalOptions) -> bool:
-    """Whether a task that was run has all that the options ask for: its programs may have been left for later."""
-    return not options.score or not any(part.get("unscored") for part in entry.get("parts", [entry]))
+def is_scored(entry: dict[str, Any]) -> bool:
+    """Whether a task that was run has its scores: they may have been left for later."""
+    return not any(part.get("unscored") for part in entry.get("parts", [entry]))
 
 
 def task_mark(task: str, options: EvalOptions, subject: Subject, sets: Sequence[ProblemSet]) -> str:

@@ -33,12 +33,18 @@ def without(results: Mapping[str, Results], found: Mapping[str, Differences]) ->
     """A note on each task of which there should be differences and are none."""
     first = next(iter(results))
     return [
-        f"{task}: no paired differences of {label} from {first}; the folders do not hold records of the same "
-        f"{'sequences' if task == 'calibration' else 'problems'}"
+        f"{task}: no paired differences of {label} from {first}; {_why(task, results[label], results[first])}"
         for label, of_model in found.items()
         for task in results[label]["tasks"]
         if task in results[first]["tasks"] and task != "translation" and not any(key[0] == task for key in of_model)
     ]
+
+
+def _why(task: str, *results: Results) -> str:
+    entries = [found["tasks"][task] for found in results]
+    if any(part.get("unscored") for entry in entries for part in entry.get("parts", [entry])):
+        return "not both are scored yet"
+    return f"the folders do not hold records of the same {'sequences' if task == 'calibration' else 'problems'}"
 
 
 def _against(first: Evaluated, mine: Evaluated) -> Differences:

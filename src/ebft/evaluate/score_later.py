@@ -1,65 +1,132 @@
 """`ebft score FOLDER`: programs that `ebft eval --no-score` has generated elsewhere, scored where there is a sandbox.
 
-The folder is an evaluation's or one with many of them, such as a study's. Their results.json is completed as if they
-had been scored at once; no model is needed.
+The folder is an evaluation's or one with many of them, such as a study's. Their results are completed as if they had
+been scored at once; no model is needed.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ebft.config.evaluation import EvalOptions
-from ebft.errors import DataError
+from ebft.errors import ConfigError, DataError
 from ebft.evaluate import eval_command, tables
+from ebft.problems.catalog import BENCHMARKS
 from ebft.runtime.files import read_json, write_json
 from ebft.runtime.locks import Lock
 from ebft.tasks.registry import problem_sets
 from ebft.tasks.scoring import MEMORY_MIB, TIMEOUT
+
+logger = logging.getLogger(__name__)
 
 # What a folder has settings of its own for, or no use for.
 _USUAL = dict.fromkeys(("samples", "output", "k", "language", "source_field", "target_field", "target_language"))
 _USUAL |= {"bleu_tokenize": None, "comet_model": None, "comet_python": None, "timeout": TIMEOUT, "memory": MEMORY_MIB}
 
 
-def score_folder(options: argparse.Namespace) -> list[tuple[str, ...]]:
-    """Scores what is left to score; returns a table with a row for every metric of every evaluation in the folder."""
+class ScoredFolder(NamedTuple):
+    table: list[tuple[str, ...]]  # a row for every metric of every evaluation
+    errors: list[str]  # of evaluations that could not be scored
+
+
+def score_folder(options: argparse.Namespace) -> ScoredFolder:
+    """Scores what is left to score in all evaluations of the folder; one that cannot be scored stops no other."""
     folder = Path(options.task).expanduser()
     if given := [name for name, usual in _USUAL.items() if getattr(options, name) != usual]:
         raise DataError(f"--{given[0].replace('_', '-')} is not for a folder: its settings are those of its evaluation")
     places = [file.parent for file in sorted(folder.rglob(tables.RESULTS_FILE)) if "tasks" in (read_json(file) or {})]
+    begun = _half_generated(folder, places)
+    if begun and not places:
+        raise DataError(begun[0])
+    for note in begun:
+        logger.warning(note)
     if not places:
         raise DataError(f"{folder} holds no results of `ebft eval`; score a file with `ebft score TASK --samples FILE`")
-    if options.problems is not None and len(tasks := {task for place in places for task in _unscored(place)}) > 1:
-        raise DataError(f"--problems is for one task, and {folder} has {', '.join(sorted(tasks))} to score")
-    for place in places:
+    left = {place: _unscored(place) for place in places}
+    problems = _problems(options.problems, {task for tasks in left.values() for task in tasks})
+    errors = []
+    for place in (place for place, tasks in left.items() if tasks):
         with Lock(place / eval_command.LOCK_FILE):
-            for task in _unscored(place):
-                _score(place, task, options)
-            eval_command.present({place.name: tables.read_results(place)}, {place.name: place}, place)
+            for task in left[place]:
+                logger.info(f"{place}: {task}")
+                try:
+                    _score(place, task, problems.get(task), options)
+                except DataError as error:
+                    errors.append(f"{place}, {task}: {error}")
+            _present(place, [place])
+    if not any(left.values()):
+        logger.info("nothing to score: all of it is scored already")
+    elif len(places) > 1 and all(place.parent == folder for place in places):  # of several models, compared
+        _present(folder, places)
     rows: list[tuple[str, ...]] = [("evaluation", "task", "metric", "value")]
     for name, place in zip(tables.labels([str(place) for place in places]), places, strict=True):
         rows += [(name, *row) for row in tables.table({name: tables.read_results(place)}, {})[1:]]
-    return rows
+    return ScoredFolder(rows, errors)
+
+
+def _half_generated(folder: Path, places: list[Path]) -> list[str]:
+    """What `ebft eval` has begun and not finished: it has no results yet."""
+    notes = []
+    for file in sorted(folder.rglob("*.settings.json")):
+        name, decoding = (file.name.removesuffix(".settings.json").rpartition(".")[part] for part in (0, 2))
+        finished = tables.read_results(file.parent)["tasks"] if file.parent in places else {}
+        if decoding in ("greedy", "samples") and not any(name.startswith(task) for task in finished):
+            notes.append(f"{file.parent}: {name} is not all generated; run the same `ebft eval` again first")
+    return list(dict.fromkeys(notes))
+
+
+def _problems(given: str | None, tasks: set[str]) -> dict[str, str]:
+    """By task, where its problems are now: `FILE`, or `humaneval=FILE,mbpp=FILE`."""
+    if given is None:
+        return {}
+    if given.partition("=")[0] in BENCHMARKS:
+        return dict(pair.split("=", 1) for pair in given.split(",") if "=" in pair)
+    if len(tasks) > 1:
+        named = ",".join(f"{task}=FILE" for task in sorted(tasks))
+        raise DataError(f"--problems {given} is for one task, and there are several to score: use --problems {named}")
+    return dict.fromkeys(tasks, given)
 
 
 def _unscored(place: Path) -> list[str]:
     entries = tables.read_results(place)["tasks"]
-    return [task for task, entry in entries.items() if not eval_command.is_scored(entry, EvalOptions())]
+    return [task for task, entry in entries.items() if not eval_command.is_scored(entry)]
 
 
-def _score(place: Path, task: str, options: argparse.Namespace) -> None:
+def _score(place: Path, task: str, problems: str | None, options: argparse.Namespace) -> None:
     from ebft.tasks.run_task import score_sets  # brings in torch
 
     results = tables.read_results(place)
     entry = results["tasks"][task]
-    asked: dict[str, Any] = {name: value for name, value in entry["settings"].items() if value is not None}
-    asked["tasks"] = [task]
-    if options.problems is not None:
-        asked[task.replace("-", "_")] = options.problems
-    asked |= {"workers": options.workers, "unsafe_exec": options.unsafe_exec}
+    asked: dict[str, Any] = {**entry["settings"], "tasks": [task], "workers": options.workers}
+    asked |= {"unsafe_exec": options.unsafe_exec}
+    if problems is not None:
+        asked[task.replace("-", "_")] = problems
     found = EvalOptions.from_values({name: value for name, value in asked.items() if value is not None})
-    scored = score_sets(found, place, problem_sets(task, found))
+    try:
+        sets = problem_sets(task, found)
+    except DataError as error:
+        raise DataError(f"{error}; say where its problems are: --problems {task}=FILE") from None
+    except ConfigError as error:  # no sandbox
+        raise DataError(str(error)) from None
+    scored = score_sets(found, place, sets)
+    for note in scored.get("notes", ()):
+        logger.warning(f"{task}: {note}")
     results["tasks"][task] = {**scored, "settings": entry["settings"], "mark": entry["mark"]}
     write_json(place / tables.RESULTS_FILE, results)
+
+
+def _present(folder: Path, places: list[Path]) -> None:
+    """The tables of `ebft eval`, of one model or of several in the order in which they were given."""
+
+    def order(results: Mapping[str, Any]) -> int:
+        command = results.get("command", [])
+        return command.index(results["model"]) if results["model"] in command else 0
+
+    evaluated = sorted(((tables.read_results(place), place) for place in places), key=lambda one: order(one[0]))
+    names = tables.labels([results["model"] for results, _ in evaluated])
+    results = {name: found for name, (found, _) in zip(names, evaluated, strict=True)}
+    eval_command.present(results, {name: place for name, (_, place) in zip(names, evaluated, strict=True)}, folder)

@@ -22,7 +22,7 @@ def read_results(folder: str | Path) -> Results:
     file = Path(folder).expanduser() / RESULTS_FILE
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{file}: no such file; give folders that `ebft eval` wrote") from None
     except json.JSONDecodeError:
         raise ConfigError(f"{file} is not valid JSON") from None

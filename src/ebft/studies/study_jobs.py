@@ -12,7 +12,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -126,6 +126,8 @@ class Evaluation:
 
     @property
     def arguments(self) -> list[str]:
+        if self._found == "unscored":  # no model is needed, and a copy of a study may have none
+            return ["score", str(self.output.resolve())]
         return ["eval", *as_flags({"model": [self.model], "output": str(self.output.resolve()), **self.options})]
 
     @property
@@ -136,17 +138,19 @@ class Evaluation:
     @property
     def finished(self) -> bool:
         """Whether every task has results with these settings, of the model as it is now."""
+        return self._found == "all"
+
+    @property
+    def _found(self) -> Literal["all", "unscored", "none"]:
         from ebft.evaluate.eval_command import is_scored, task_settings
 
         results = read_json(self.output / "results.json") or {}
         options = EvalOptions.from_values(self.options)
         tasks = results.get("tasks", {})
         asked = {task: json_ready(task_settings(task, options)) for task in options.tasks}
-        found = all(
-            task in tasks and tasks[task].get("settings") == asked[task] and is_scored(tasks[task], options)
-            for task in asked
-        )
-        return found and not self._is_older
+        if self._is_older or not all(_has(tasks.get(task, {}).get("settings"), asked[task]) for task in asked):
+            return "none"
+        return "unscored" if options.score and not all(is_scored(tasks[task]) for task in asked) else "all"
 
     @property
     def _is_older(self) -> bool:
@@ -164,6 +168,11 @@ class Evaluation:
             shutil.rmtree(self.output)
         self.output.mkdir(parents=True, exist_ok=True)
         write_text(self.output / _MODEL_MARK, self._model_mark)
+
+
+def _has(settings: dict[str, Any] | None, asked: dict[str, Any]) -> bool:
+    """Results of older versions also hold settings of other tasks."""
+    return settings is not None and {name: settings.get(name) for name in asked} == asked
 
 
 def as_flags(given: dict[str, Any]) -> list[str]:

@@ -40,6 +40,12 @@ def score_sets(options: EvalOptions, folder: Path, sets: Sequence[ProblemSet]) -
 
     def made(problems: ProblemSet) -> RowsOf:
         def rows_of(name: str, settings: GenerationSettings) -> list[dict[str, Any]]:
+            given = read_jsonl(folder / f"{problems.name}.prompts.jsonl")
+            if given != _asked(problems):
+                raise DataError(
+                    f"{folder / problems.name}.prompts.jsonl has other prompts than the problems: they are not those "
+                    "that the model was given"
+                )
             rows = read_jsonl(folder / f"{name}.jsonl")
             if len(rows) != len(problems.keys) * settings.samples or {row["task_id"] for row in rows} - {
                 *problems.keys
@@ -57,6 +63,7 @@ def score_sets(options: EvalOptions, folder: Path, sets: Sequence[ProblemSet]) -
 
 def run_set(problems: ProblemSet, options: EvalOptions, subject: Subject, folder: Path) -> Scored:
     def rows_of(name: str, settings: GenerationSettings) -> list[dict[str, Any]]:
+        write_jsonl(folder / f"{problems.name}.prompts.jsonl", _asked(problems))
         return completions(problems, name, settings, options, subject, folder)
 
     return scored_set(problems, options, rows_of, folder)
@@ -68,8 +75,6 @@ def scored_set(problems: ProblemSet, options: EvalOptions, rows_of: RowsOf, fold
     if problems.skipped is not None:  # nothing could be run, so nothing is generated either
         return result | {"skipped": problems.skipped, "notes": [f"{problems.name} is skipped: {problems.skipped}"]}
     folder.mkdir(parents=True, exist_ok=True)
-    asked = [{"task_id": key, "prompt": text} for key, text in zip(problems.keys, problems.prompts, strict=True)]
-    write_jsonl(folder / f"{problems.name}.prompts.jsonl", asked)
     for decoding, settings in _decodings(problems, options).items():
         rows = rows_of(f"{problems.name}.{decoding}", settings)
         summary = _summary(rows)
@@ -98,9 +103,13 @@ def scored_set(problems: ProblemSet, options: EvalOptions, rows_of: RowsOf, fold
         result["notes"] += [f"{problems.name}, {decoding}: {note}" for note in notes]
         result[decoding] = scored
     if problems.score is None:
-        later = f"not scored yet; run `ebft score {folder}` where there is a sandbox"
+        later = "not scored yet; run `ebft score` on its folder, where there is a sandbox"
         result |= {"skipped": later, "unscored": True, "notes": [*result["notes"], f"{problems.name} is {later}"]}
     return result
+
+
+def _asked(problems: ProblemSet) -> list[dict[str, str]]:
+    return [{"task_id": key, "prompt": text} for key, text in zip(problems.keys, problems.prompts, strict=True)]
 
 
 def _kinds(summary: dict[str, Any]) -> dict[str, int]:

@@ -94,7 +94,7 @@ def read_study_folder(folder: Path) -> Evidence:
     tested = any(model.results for row in evidence.rows for model in row.models)
     for model in (model for row in evidence.rows for model in row.models if tested):
         model.scores = {name: one for name, one in model.scores.items() if not name.startswith(f"{VALIDATION} ")}
-    evidence.notes += _tasks_of_some(evidence)
+    evidence.notes += _tasks_of_some(evidence, folder)
     _drop_what_was_measured_otherwise(evidence)
     _drop_validation_that_does_not_compare(evidence)
     for row in evidence.rows:
@@ -105,7 +105,7 @@ def read_study_folder(folder: Path) -> Evidence:
     return evidence
 
 
-def _tasks_of_some(evidence: Evidence) -> list[str]:
+def _tasks_of_some(evidence: Evidence, folder: Path) -> list[str]:
     """Which tasks were measured on some of the models only: a row's number of seeds is not that of such a column."""
     notes = []
     evaluated = {row.title: [model for model in row.models if model.results] for row in evidence.rows}
@@ -115,14 +115,18 @@ def _tasks_of_some(evidence: Evidence) -> list[str]:
         if lacking and any(have.values()):
             counts = ", ".join(f"{count} of {len(evaluated[title])} of {title}" for title, count in lacking.items())
             notes.append(f"{task} was measured on some of the final models only: {counts}")
-        elif lacking:
-            notes.append(f"{task} is not scored yet: run `ebft score` on the study's folder, where there is a sandbox")
+        if any(_is_unscored(model, task) for models in evaluated.values() for model in models):
+            notes.append(f"{task} is not all scored yet: run `ebft score {folder}`, where there is a sandbox")
     return notes
 
 
 def _has(model: Model, task: str) -> bool:
-    entry = model.results.get(task, {"unscored": True})
-    return not any(part.get("unscored") for part in entry.get("parts", [entry]))
+    return task in model.results and not _is_unscored(model, task)
+
+
+def _is_unscored(model: Model, task: str) -> bool:
+    entry = model.results.get(task, {})
+    return any(part.get("unscored") for part in entry.get("parts", [entry]))
 
 
 def _model(folder: Path, given: dict[str, Any]) -> Model:
