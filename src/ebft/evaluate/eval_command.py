@@ -123,7 +123,7 @@ def evaluate(
     }
     for task in options.tasks:
         mark = task_mark(task, options, subject, sets[task])
-        if finished.get(task, {}).get("mark") == mark and (is_scored(finished[task]) or not options.score):
+        if finished.get(task, {}).get("mark") == mark and (tables.is_scored(finished[task]) or not options.score):
             logger.info(f"{task}: already in {folder / tables.RESULTS_FILE}")
             continue
         results["tasks"][task] = {
@@ -146,11 +146,6 @@ def task_settings(task: str, options: EvalOptions) -> dict[str, Any]:
     if task == "calibration":
         found["means_over"] = "contexts"  # they were over sequences once: such results do not compare with these
     return {"seed": options.seed, "limit": options.limit, **found}
-
-
-def is_scored(entry: dict[str, Any]) -> bool:
-    """Whether a task that was run has its scores: they may have been left for later."""
-    return not any(part.get("unscored") for part in entry.get("parts", [entry]))
 
 
 def task_mark(task: str, options: EvalOptions, subject: Subject, sets: Sequence[ProblemSet]) -> str:

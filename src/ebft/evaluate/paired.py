@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from ebft.evaluate.tables import Differences, Results, same_profile
+from ebft.evaluate.tables import Differences, Results, is_scored, same_profile
 from ebft.method.ratios import Estimate, SumsAndCounts, paired_difference
 from ebft.method.sequence_records import Record, differences
 from ebft.runtime.files import read_jsonl
@@ -41,8 +41,7 @@ def without(results: Mapping[str, Results], found: Mapping[str, Differences]) ->
 
 
 def _why(task: str, *results: Results) -> str:
-    entries = [found["tasks"][task] for found in results]
-    if any(part.get("unscored") for entry in entries for part in entry.get("parts", [entry])):
+    if not all(is_scored(found["tasks"][task]) for found in results):
         return "not both are scored yet"
     return f"the folders do not hold records of the same {'sequences' if task == 'calibration' else 'problems'}"
 

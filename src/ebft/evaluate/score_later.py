@@ -93,7 +93,7 @@ def _problems(given: str | None, tasks: set[str]) -> dict[str, str]:
 
 def _unscored(place: Path) -> list[str]:
     entries = tables.read_results(place)["tasks"]
-    return [task for task, entry in entries.items() if not eval_command.is_scored(entry)]
+    return [task for task, entry in entries.items() if not tables.is_scored(entry)]
 
 
 def _score(place: Path, task: str, problems: str | None, options: argparse.Namespace) -> None:

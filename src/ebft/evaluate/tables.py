@@ -31,6 +31,11 @@ def read_results(folder: str | Path) -> Results:
     return found
 
 
+def is_scored(entry: Mapping[str, Any]) -> bool:
+    """Whether a task has its scores: `ebft eval --no-score` leaves them for later."""
+    return not any(part.get("unscored") for part in entry.get("parts", [entry]))
+
+
 def labels(names: Sequence[str]) -> list[str]:
     """Short names that tell models apart: as many last parts of their paths as it takes. The final model of a run has
     the run's name."""

@@ -142,7 +142,8 @@ class Evaluation:
 
     @property
     def _found(self) -> Literal["all", "unscored", "none"]:
-        from ebft.evaluate.eval_command import is_scored, task_settings
+        from ebft.evaluate.eval_command import task_settings
+        from ebft.evaluate.tables import is_scored
 
         results = read_json(self.output / "results.json") or {}
         options = EvalOptions.from_values(self.options)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,28 +39,23 @@ def run_task(
 
 def score_sets(options: EvalOptions, folder: Path, sets: Sequence[ProblemSet]) -> Scored:
     """The scores of completions that are all in the folder: no model is needed."""
+    return joined([scored_set(problems, options, partial(_made, problems, folder), folder) for problems in sets])
 
-    def made(problems: ProblemSet) -> RowsOf:
-        def rows_of(name: str, settings: GenerationSettings) -> list[dict[str, Any]]:
-            given = read_jsonl(folder / f"{problems.name}.prompts.jsonl")
-            if given != _asked(problems):
-                raise DataError(
-                    f"{folder / problems.name}.prompts.jsonl has other prompts than the problems: they are not those "
-                    "that the model was given"
-                )
-            rows = read_jsonl(folder / f"{name}.jsonl")
-            if len(rows) != len(problems.keys) * settings.samples or {row["task_id"] for row in rows} - {
-                *problems.keys
-            }:
-                raise DataError(
-                    f"{folder / name}.jsonl holds {len(rows)} completions, not {settings.samples} of each of the "
-                    f"{len(problems.keys)} problems; generate the others first, with the same `ebft eval` as before"
-                )
-            return rows
 
-        return rows_of
-
-    return joined([scored_set(problems, options, made(problems), folder) for problems in sets])
+def _made(problems: ProblemSet, folder: Path, name: str, settings: GenerationSettings) -> list[dict[str, Any]]:
+    """The completions in the folder, if they are what these problems and settings ask for."""
+    if read_jsonl(folder / f"{problems.name}.prompts.jsonl") != _asked(problems):
+        raise DataError(
+            f"{folder / problems.name}.prompts.jsonl has other prompts than the problems: they are not those that the "
+            "model was given"
+        )
+    rows = read_jsonl(folder / f"{name}.jsonl")
+    if {(row["task_id"], row["sample"]) for row in rows} != {*product(problems.keys, range(settings.samples))}:
+        raise DataError(
+            f"{folder / name}.jsonl holds {len(rows)} completions, not {settings.samples} of each of the "
+            f"{len(problems.keys)} problems; generate the others first, with the same `ebft eval` as before"
+        )
+    return rows
 
 
 def run_set(problems: ProblemSet, options: EvalOptions, subject: Subject, folder: Path) -> Scored:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ebft.errors import ConfigError
 from ebft.evaluate.paired import pass_rates
+from ebft.evaluate.tables import is_scored
 from ebft.method.ratios import SumsAndCounts
 from ebft.method.sequence_records import sums_by_metric
 from ebft.runtime.files import read_json, read_jsonl
@@ -115,18 +116,14 @@ def _tasks_of_some(evidence: Evidence, folder: Path) -> list[str]:
         if lacking and any(have.values()):
             counts = ", ".join(f"{count} of {len(evaluated[title])} of {title}" for title, count in lacking.items())
             notes.append(f"{task} was measured on some of the final models only: {counts}")
-        if any(_is_unscored(model, task) for models in evaluated.values() for model in models):
+        entries = [model.results.get(task, {}) for models in evaluated.values() for model in models]
+        if not all(is_scored(entry) for entry in entries):
             notes.append(f"{task} is not all scored yet: run `ebft score {folder}`, where there is a sandbox")
     return notes
 
 
 def _has(model: Model, task: str) -> bool:
-    return task in model.results and not _is_unscored(model, task)
-
-
-def _is_unscored(model: Model, task: str) -> bool:
-    entry = model.results.get(task, {})
-    return any(part.get("unscored") for part in entry.get("parts", [entry]))
+    return task in model.results and is_scored(model.results[task])
 
 
 def _model(folder: Path, given: dict[str, Any]) -> Model:
