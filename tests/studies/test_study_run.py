@@ -164,6 +164,22 @@ class TestAgain:
         assert run(file) == 0
         assert len((out / "evaluations" / "sft,seed=0" / "attempts.jsonl").read_text().splitlines()) == 1
 
+    def test_what_was_only_generated_is_scored_without_its_model(self, study: Any, tmp_path: Path) -> None:
+        later = {**EVALUATION, "score": False}
+        assert run(study({"sft": {}}, seeds=[0], evaluation=later)) == 0
+        for place in (tmp_path / "out" / "evaluations").iterdir():
+            results = json.loads((place / "results.json").read_text())
+            results["tasks"]["humaneval"]["unscored"] = True
+            (place / "results.json").write_text(json.dumps(results))
+
+        def evaluation_of(file: Path) -> Any:
+            return next(job for job in StudyPlan(read_study(str(file))).jobs if job.name == "evaluate sft,seed=0")
+
+        evaluation = evaluation_of(study({"sft": {}}, seeds=[0]))
+        assert not evaluation.finished
+        assert evaluation.arguments == ["score", str((tmp_path / "out" / "evaluations" / "sft,seed=0").resolve())]
+        assert evaluation_of(study({"sft": {}}, seeds=[0], evaluation=later)).finished
+
     @pytest.mark.parametrize("place", ["elsewhere/copy", "elsewhere/out"])
     def test_a_copy_elsewhere_is_finished_too(self, study: Any, tmp_path: Path, place: str) -> None:
         """Also where one run starts from another of the study: a path that moves with it."""
