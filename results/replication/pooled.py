@@ -1,0 +1,63 @@
+"""EBFT with gamma 1 against SFT on the same sequences, over the studies that have both, with their seeds as the draws.
+
+    python results/replication/pooled.py
+
+The models of all studies were measured on the same test sequences. A study's seed is a draw of its own, so that what
+differs between studies (data, learning rate) counts as spread.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ebft.method.sequence_records import sums_by_metric
+from ebft.studies.statistics import Measured, Summary, difference, holm, measured
+
+# By study, the names of runs without their seeds: EBFT and SFT.
+PAIRS = {
+    "little-1000-packed": ("ebft,gamma=1", "sft-packed,learning_rate=0.0001"),
+    "little-3000": ("ebft,gamma=1", "sft-packed,learning_rate=0.0001"),
+    "plenty": ("ebft", "sft-packed,learning_rate=0.0001"),
+}
+METRICS = ("cross_entropy", "answer_cross_entropy", "cfm", *(f"cfm_at_{2**power}" for power in range(8)))
+
+
+def main() -> None:
+    found: dict[str, Summary] = {}
+    pairs = [pair for study in PAIRS for pair in _pairs(study)]
+    for metric in METRICS:
+        sides = [[_of(pair[side], metric, draw) for draw, pair in enumerate(pairs)] for side in (0, 1)]
+        found[metric] = difference(*sides)
+    lengths = [metric for metric in found if metric.startswith("cfm_at_")]
+    for family in ([metric for metric in found if metric not in lengths], lengths):
+        for metric, p in zip(family, holm([found[metric].p for metric in family]), strict=True):
+            one = found[metric]
+            assert one.interval is not None
+            print(
+                f"{metric}: {one.value:+.4f} [{one.interval.low:+.4f}, {one.interval.high:+.4f}], p = {one.p:.4f}, "
+                f"{p:.4f} after correction for {len(family)} tests, {one.seeds} pairs of runs"
+            )
+
+
+def _pairs(study: str) -> list[tuple[dict[str, Measured], dict[str, Measured]]]:
+    """EBFT and SFT of every seed that both have."""
+    models = json.loads((Path(__file__).parent / study / "sequences.json").read_text())
+    ebft, sft = PAIRS[study]
+    seeds = [seed for seed in range(3) if f"{ebft},seed={seed}" in models and f"{sft},seed={seed}" in models]
+    return [(_metrics(models[f"{ebft},seed={seed}"]), _metrics(models[f"{sft},seed={seed}"])) for seed in seeds]
+
+
+def _metrics(columns: dict[str, list[float | None]]) -> dict[str, Measured]:
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    records = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    return {name: measured(sums) for name, sums in sums_by_metric(records).items()}
+
+
+def _of(metrics: dict[str, Measured], metric: str, draw: int) -> Measured:
+    one = metrics[metric]
+    return Measured(one.value, one.pulls, draw, one.count)
+
+
+if __name__ == "__main__":
+    main()
