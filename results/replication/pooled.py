@@ -35,9 +35,13 @@ def main() -> None:
             one = found[metric]
             assert one.interval is not None
             print(
-                f"{metric}: {one.value:+.4f} [{one.interval.low:+.4f}, {one.interval.high:+.4f}], p = {one.p:.4f}, "
-                f"{p:.4f} after correction for {len(family)} tests, {one.seeds} pairs of runs"
+                f"{metric}: {one.value:+.4f} [{one.interval.low:+.4f}, {one.interval.high:+.4f}], p {_shown(one.p)}, "
+                f"{_shown(p)} after correction for {len(family)} tests, {one.seeds} pairs of runs"
             )
+
+
+def _shown(p: float) -> str:
+    return "< 0.0001" if p < 1e-4 else f"= {p:.4f}"
 
 
 def _pairs(study: str) -> list[tuple[dict[str, Measured], dict[str, Measured]]]:
