@@ -67,11 +67,18 @@ class Window:
 
 
 def make_layout(
-    on_host: OnHost, config: MethodConfig, samples: int, end_token_ids: Tensor | None, round_up: bool = False
+    on_host: OnHost,
+    config: MethodConfig,
+    samples: int,
+    end_token_ids: Tensor | None,
+    round_up: bool = False,
+    short_truths: bool = False,
 ) -> PackedLayout:
     """The layout of a batch under the method's settings. Shapes do not depend on the data with strided anchors.
 
     round_up: few different shapes also with anchors at answer starts, for code that is compiled for each of them.
+    short_truths: keep strided anchors from which the text ends sooner than a rollout. Training may have it, validation
+        has not: methods are measured on the same anchors.
     """
     documents, answers = on_host.document_ids, on_host.answer_mask
     padding = documents == PADDING
@@ -83,16 +90,15 @@ def make_layout(
         "lengths": lengths,
         "allow_empty": True,
     }
+    ends = torch.zeros_like(answers) if end_token_ids is None else torch.isin(on_host.input_ids, end_token_ids)
     if config.anchors == "answer_start":
-        ends = torch.zeros_like(answers)
-        if end_token_ids is not None:
-            ends = torch.isin(on_host.input_ids, end_token_ids)
         whole = whole_answers(answers, documents, ends, config.horizon)
         targets = answers if config.answer_only else torch.ones_like(answers)
         return PackedLayout.at_answer_starts(
             whole, config.horizon, samples, round_up=round_up, target_mask=targets, **given
         )
     given["answer_mask"] = answers if config.answer_only else None
+    given["ends"] = ends if short_truths else None
     return StridedLayout(config.context_length, config.horizon, config.stride, samples, fixed_shape=True, **given)
 
 
@@ -194,7 +200,7 @@ def prepare_window(
     seeds = sequence_seeds(config.seed, step, torch.cat([batch["sequence_id"] for batch in batches]))
     on_host = OnHost.joined([batch["on_host"] for batch in batches])
     round_up = device.type == "cuda"
-    layout = make_layout(on_host, config, config.samples, end_token_ids, round_up).to(device)
+    layout = make_layout(on_host, config, config.samples, end_token_ids, round_up, config.short_truths).to(device)
     at_once = config.rollout_batch_size or rows
     parts = [slice(start, min(start + at_once, rows)) for start in range(0, rows, at_once)]
     with clock.phase("rollout"):

@@ -119,9 +119,9 @@ def test_waiting_for_the_holder_to_leave(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(locks.LOCK_WAIT, "30")
     first = Lock(tmp_path / "lock")
     first.take()
-    threading.Timer(0.3, lambda: first.file.unlink()).start()
+    threading.Timer(0.3, first.release).start()
     with Lock(tmp_path / "lock"):
-        first._ended.set()
+        pass
     monkeypatch.setenv(locks.LOCK_WAIT, "long")
     with pytest.raises(ConfigError, match="EBFT_LOCK_WAIT=long is not a number of seconds"):
         Lock(tmp_path / "lock").take()

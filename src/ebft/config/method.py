@@ -49,6 +49,11 @@ class MethodConfig:
         "do); the released runs went without",
         changes="text",
     )
+    short_truths: bool = _method(
+        False,
+        "with document_masks, train also from anchors whose text ends before a rollout does; without them nothing but "
+        "cross-entropy shows the model where to end",
+    )
 
     # ---- the frozen feature network
     feature_layers: list[int | float] = _features(
@@ -106,6 +111,11 @@ class MethodConfig:
             raise ConfigError(
                 f"horizon={self.horizon} with stride={self.stride} does not fit in context_length="
                 f"{self.context_length}; {way_out} or a longer context"
+            )
+        if self.short_truths and not (self.document_masks and self.anchors == "strided"):
+            raise ConfigError(
+                "short_truths=true needs document_masks=true and strided anchors: without masks, texts run on into the "
+                "next document, and whole answers (anchors=answer_start) have their ends already"
             )
         if not self.temperature > 0:
             raise ConfigError(

@@ -23,6 +23,7 @@ def common_batch_size(
     answer_mask: Tensor | None,
     lengths: Tensor | None,
     target_mask: Tensor | None = None,
+    ends: Tensor | None = None,
 ) -> int | None:
     """The number of rows that the arguments given per row agree on; None if nothing differs by row."""
     sizes = {}
@@ -30,7 +31,7 @@ def common_batch_size(
         if lengths.dim() != 1:
             raise ValueError(f"lengths must have 1 dimension, one number per sequence, not {lengths.dim()}")
         sizes["lengths"] = lengths.shape[0]
-    masks = {"document_ids": document_ids, "answer_mask": answer_mask, "target_mask": target_mask}
+    masks = {"document_ids": document_ids, "answer_mask": answer_mask, "target_mask": target_mask, "ends": ends}
     for name, value in {"anchors": anchors, **masks}.items():
         if value is None:
             continue

@@ -78,6 +78,7 @@ class PackedLayout:
         lengths: LongTensor [b], real tokens per row of a right-padded batch.
         whole_truth: True drops an anchor whose truth is shorter than G; False keeps it, with the truth ending
             where its document, its answer or the sequence ends (`truth_lengths`).
+        ends: BoolTensor [T] or [b, T], end tokens; if given, a short truth that ends with one is kept all the same.
         drop_unused: leave out anchors that no row keeps.
         allow_empty: let a batch pass in which no row keeps any anchor, instead of raising an error.
 
@@ -110,11 +111,12 @@ class PackedLayout:
         drop_unused: bool = False,
         allow_empty: bool = False,
         target_mask: Tensor | None = None,
+        ends: Tensor | None = None,
     ) -> None:
         self.context_length = T = at_least_one("context_length", context_length)
         self.horizon = at_least_one("horizon", horizon)
         self.samples = at_least_one("samples", samples)
-        self.batch_size = common_batch_size(T, anchors, document_ids, answer_mask, lengths, target_mask)
+        self.batch_size = common_batch_size(T, anchors, document_ids, answer_mask, lengths, target_mask, ends)
         # Inside, every tensor has a row dimension R: one row if nothing differs by row, else the batch's.
         R = self.batch_size or 1
         documents_RT, padding_RT = documents_and_padding(R, T, document_ids, lengths)
@@ -129,7 +131,11 @@ class PackedLayout:
         anchors_RB = torch.where(inside_RB, anchors_RB, 1).clamp(max=T - 1)
         truth_RB = truth_lengths(starts_RT, padding_RT | ~answers_RT).gather(1, anchors_RB).clamp(max=horizon)
         has_context_RB = ~starts_RT.gather(1, anchors_RB)
-        valid_RB = inside_RB & has_context_RB & (truth_RB >= (horizon if whole_truth else 1))
+        enough_RB = truth_RB >= (horizon if whole_truth else 1)
+        if ends is not None:
+            last_RB = (anchors_RB + truth_RB - 1).clamp(min=0, max=T - 1)
+            enough_RB |= (truth_RB >= 1) & ends.bool().cpu().expand(R, T).gather(1, last_RB)
+        valid_RB = inside_RB & has_context_RB & enough_RB
         if not allow_empty and not bool(valid_RB.any()):
             raise ValueError(why_no_anchor(document_ids, answer_mask, lengths))
         used = valid_RB.any(0) if drop_unused else torch.ones(anchors_RB.shape[1], dtype=torch.bool)
@@ -450,6 +456,9 @@ class StridedLayout(PackedLayout):
     crosses a document boundary, leaves the answer or reaches padding. Anchors that no row of the batch keeps are
     left out of `anchors`; where only some rows drop one, `anchor_mask` says so. `fixed_shape=True` leaves none
     out, so that shapes are the same for every batch.
+
+    Dropping them drops every place from which the text would end sooner than a rollout does: nothing shows the model
+    that ending is right there. With `ends` (True at end tokens) a truth that ends with such a token is kept, short.
     """
 
     def __init__(
@@ -463,6 +472,7 @@ class StridedLayout(PackedLayout):
         lengths: Tensor | None = None,
         fixed_shape: bool = False,
         allow_empty: bool = False,
+        ends: Tensor | None = None,
     ) -> None:
         at_least_one("context_length", context_length)
         at_least_one("horizon", horizon)
@@ -486,6 +496,7 @@ class StridedLayout(PackedLayout):
             whole_truth=True,
             drop_unused=not fixed_shape,
             allow_empty=allow_empty,
+            ends=ends,
         )
 
     @property

@@ -1,0 +1,108 @@
+"""`short_truths`: strided anchors from which a document ends sooner than a rollout, against plain lists of tokens."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebft.config.method import MethodConfig
+from ebft.data.formats import Document
+from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token_ids
+from ebft.data.store import TokenStore
+from ebft.errors import ConfigError
+from ebft.iteration import make_layout, score
+from ebft.method.layout import PackedLayout
+from ebft.method.sampling import sequence_seeds
+from ebft.model.features import FeatureNetwork
+from ebft.rollouts import roll_out
+from ebft.trees import pack_to_score
+from tests.model.plain_features import brute_force
+from tests.models import VOCABULARY, tiny_model
+from tests.plain import untouched
+
+T, G, STRIDE, END = 24, 6, 4, 7
+TOKENIZER = SimpleNamespace(eos_token_id=END, pad_token_id=END)
+LENGTHS = [9, 5, 2, 13, 30, 7, 3, 11, 24, 6]
+
+
+def batch_of(lengths: list[int], packing: bool = True) -> dict[str, Any]:
+    """Documents of these lengths, each of which ends with an end token."""
+    generator = torch.Generator().manual_seed(5)
+    words = [torch.randint(END + 1, VOCABULARY, (n - 1,), generator=generator).tolist() for n in lengths]
+    documents = [Document([*tokens, END], [True] * (len(tokens) + 1)) for tokens in words]
+    dataset = SequenceDataset(DocumentIndex.of(TokenStore.from_documents(documents)), T, packing, END)
+    return collate([dataset[row] for row in range(len(dataset))])
+
+
+def method(**changes: Any) -> MethodConfig:
+    given = {"context_length": T, "horizon": G, "stride": STRIDE, "samples": 2, "temperature": 1.0}
+    return MethodConfig(**{**given, "whitening": "none", "document_masks": True, "short_truths": True, **changes})
+
+
+def layout_of(batch: dict[str, Any], config: MethodConfig) -> PackedLayout:
+    ends = end_token_ids(TOKENIZER, config.completions_end)
+    return make_layout(batch["on_host"], config, 2, ends, short_truths=config.short_truths)
+
+
+def by_hand(batch: dict[str, Any], short: bool) -> list[tuple[int, int, int, list[int]]]:
+    """Row, beginning of the document, anchor and truth, by walking through every row."""
+    found = []
+    for row, (ids, documents) in enumerate(zip(batch["input_ids"], batch["document_ids"], strict=True)):
+        for anchor in range(STRIDE, T - G + 1, STRIDE):
+            document = int(documents[anchor])
+            if document < 0 or int(documents[anchor - 1]) != document:
+                continue  # padding, or no context
+            inside = (documents == document).nonzero().flatten().tolist()
+            truth = [int(ids[place]) for place in inside if anchor <= place < anchor + G]
+            if len(truth) == G or (short and truth[-1] == END):
+                found.append((row, inside[0], anchor, truth))
+    return found
+
+
+@given(st.lists(st.integers(2, 40), min_size=1, max_size=8), st.booleans(), st.booleans())
+def test_anchors_and_truths(lengths: list[int], packing: bool, short: bool) -> None:
+    batch = batch_of(lengths, packing)
+    layout = layout_of(batch, method(short_truths=short, packing=packing))
+    mask, truths = layout.anchor_mask.expand(len(batch["input_ids"]), -1), layout.truth_lengths
+    found = []
+    for row, place in mask.nonzero().tolist():
+        anchor, length = int(layout.anchors[place]), int(truths.expand_as(mask)[row, place])
+        found.append((row, anchor, batch["input_ids"][row, anchor : anchor + length].tolist()))
+    assert found == [(row, anchor, truth) for row, _, anchor, truth in by_hand(batch, short)]
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("trees", [True, False])
+def test_both_sides_are_pooled_at_their_own_end(pooling: Any, trees: bool) -> None:
+    model = tiny_model()
+    plain = untouched(model)
+    batch, config = batch_of(LENGTHS), method(trees=trees)
+    ends = end_token_ids(TOKENIZER, config.completions_end)
+    layout = layout_of(batch, config)
+    rollouts = roll_out(model, batch["input_ids"], layout, sequence_seeds(0, 0, batch["sequence_id"]), config, ends)
+    packed = pack_to_score(layout, batch["input_ids"], rollouts, config)
+    found = score(FeatureNetwork(model, pooling=pooling), batch["input_ids"], packed, rollouts, config)
+    short = 0
+    for row, begin, anchor, truth in by_hand(batch, short=True):
+        place = (anchor - STRIDE) // STRIDE
+        sides = []
+        for own in [*rollouts.completions[row, place].tolist(), truth]:
+            own = own[: own.index(END) + 1] if END in own else own
+            sequence = torch.tensor([*batch["input_ids"][row, begin:anchor].tolist(), *own])
+            sides.append(brute_force(plain, sequence, len(own), (1, 2, 3), pooling, "per_layer"))
+        first, second, real = sides
+        alignment = torch.stack([2 * first @ real, 2 * second @ real])
+        assert (found.alignment[row, place] - alignment).abs().max() < 1e-4
+        short += len(truth) < G
+    assert short > 3, "some truths must be short, or this shows nothing"
+
+
+def test_needs_documents_that_end() -> None:
+    for changes in ({"document_masks": False}, {"anchors": "answer_start"}):
+        with pytest.raises(ConfigError, match="short_truths=true needs document_masks=true and strided anchors"):
+            method(**changes)
