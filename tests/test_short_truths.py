@@ -46,7 +46,7 @@ def method(**changes: Any) -> MethodConfig:
 
 def layout_of(batch: dict[str, Any], config: MethodConfig) -> PackedLayout:
     ends = end_token_ids(TOKENIZER, config.completions_end)
-    return make_layout(batch["on_host"], config, 2, ends, short_truths=config.short_truths)
+    return make_layout(batch["on_host"], config, 2, ends)
 
 
 def by_hand(batch: dict[str, Any], short: bool) -> list[tuple[int, int, int, list[int]]]:

@@ -67,18 +67,11 @@ class Window:
 
 
 def make_layout(
-    on_host: OnHost,
-    config: MethodConfig,
-    samples: int,
-    end_token_ids: Tensor | None,
-    round_up: bool = False,
-    short_truths: bool = False,
+    on_host: OnHost, config: MethodConfig, samples: int, end_token_ids: Tensor | None, round_up: bool = False
 ) -> PackedLayout:
     """The layout of a batch under the method's settings. Shapes do not depend on the data with strided anchors.
 
     round_up: few different shapes also with anchors at answer starts, for code that is compiled for each of them.
-    short_truths: keep strided anchors from which the text ends sooner than a rollout. Training may have it, validation
-        has not: methods are measured on the same anchors.
     """
     documents, answers = on_host.document_ids, on_host.answer_mask
     padding = documents == PADDING
@@ -98,7 +91,7 @@ def make_layout(
             whole, config.horizon, samples, round_up=round_up, target_mask=targets, **given
         )
     given["answer_mask"] = answers if config.answer_only else None
-    given["ends"] = ends if short_truths else None
+    given["ends"] = ends if config.short_truths else None
     return StridedLayout(config.context_length, config.horizon, config.stride, samples, fixed_shape=True, **given)
 
 
@@ -200,7 +193,7 @@ def prepare_window(
     seeds = sequence_seeds(config.seed, step, torch.cat([batch["sequence_id"] for batch in batches]))
     on_host = OnHost.joined([batch["on_host"] for batch in batches])
     round_up = device.type == "cuda"
-    layout = make_layout(on_host, config, config.samples, end_token_ids, round_up, config.short_truths).to(device)
+    layout = make_layout(on_host, config, config.samples, end_token_ids, round_up).to(device)
     at_once = config.rollout_batch_size or rows
     parts = [slice(start, min(start + at_once, rows)) for start in range(0, rows, at_once)]
     with clock.phase("rollout"):

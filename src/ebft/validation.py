@@ -140,6 +140,8 @@ def text_checksum(dataset: SequenceDataset, rows: Iterable[int]) -> str:
 def identity(config: EBFTConfig, features: FeatureNetwork, dataset: SequenceDataset) -> dict[str, Any]:
     """What the validation numbers of a run depend on, beside the model; `ebft compare` looks at it."""
     settings = {name: getattr(config, name) for name in settings_that_change("text", "features", "proxy")}
+    if not config.short_truths:  # runs from before there was such a setting compare with those without it
+        del settings["short_truths"]
     settings["eval_samples"] = settings["eval_samples"] or settings["samples"]
     return {
         **settings,

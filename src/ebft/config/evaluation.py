@@ -56,7 +56,7 @@ BORROWED: dict[str, tuple[str, type]] = {
 # Translation has a template of its own.
 BORROWED["calibration_prompt_template"] = ("prompt_template", DataConfig)
 # Options that results from before there were any do not have: left out where they are not set, so that these compare.
-ONLY_IF_SET = ("test_split", "prompt_separator", "calibration_prompt_template")
+ONLY_IF_SET = ("test_split", "prompt_separator", "calibration_prompt_template", "short_truths")
 
 
 @dataclass

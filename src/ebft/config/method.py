@@ -51,8 +51,9 @@ class MethodConfig:
     )
     short_truths: bool = _method(
         False,
-        "with document_masks, train also from anchors whose text ends before a rollout does; without them nothing but "
-        "cross-entropy shows the model where to end",
+        "with document_masks, also use anchors whose text ends before a rollout does, in training and in validation; "
+        "without them feature matching teaches a model not to end",
+        changes="features",
     )
 
     # ---- the frozen feature network

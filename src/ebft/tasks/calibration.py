@@ -71,9 +71,11 @@ def profile_of(
     on_gpu = input_ids.device.type == "cuda"
     samples = config.eval_samples or config.samples
     layout = make_layout(batch["on_host"], settings, samples, end_token_ids, on_gpu).to(input_ids.device)
-    # Anchors at answer starts may have a shorter truth; a profile needs one that is whole at every length.
-    whole = layout.anchor_mask & (layout.truth_lengths == settings.horizon)
-    valid = whole.expand(input_ids.shape[0], -1)
+    used = layout.anchor_mask
+    if not config.short_truths:
+        # Anchors at answer starts may have a shorter truth; a profile needs one that is whole at every length.
+        used = used & (layout.truth_lengths == settings.horizon)
+    valid = used.expand(input_ids.shape[0], -1)
     seeds = sequence_seeds(config.eval_seed, 1, batch["sequence_id"])
     rollouts = roll_out(model, input_ids, layout, seeds, config, end_token_ids)
     packed = pack_to_score(layout, input_ids, rollouts, config)

@@ -35,8 +35,7 @@ def describe(
     """The lines that `--dry-run` prints."""
     config = recipe.training
     end_tokens = end_token_ids(tokenizer, config.completions_end)
-    on_host = collate([train_set[0]])["on_host"]
-    layout = make_layout(on_host, config, config.samples, end_tokens, short_truths=config.short_truths)
+    layout = make_layout(collate([train_set[0]])["on_host"], config, config.samples, end_tokens)
     per_step = config.rows_per_step
     steps_per_epoch, in_step = math.ceil(len(train_set) / per_step), min(per_step, len(train_set))
     parameters = sum(p.numel() for p in model.parameters())
@@ -125,8 +124,7 @@ def anchors_per_sequence(
 ) -> float:
     """The mean over some sequences, spread over the dataset."""
     rows = range(0, len(dataset), max(1, len(dataset) // looked_at))
-    batches = (collate([dataset[row]])["on_host"] for row in rows)
-    layouts = (make_layout(batch, config, 1, end_tokens, short_truths=config.short_truths) for batch in batches)
+    layouts = (make_layout(collate([dataset[row]])["on_host"], config, 1, end_tokens) for row in rows)
     return sum(int(layout.anchor_mask.sum()) for layout in layouts) / len(rows)
 
 
