@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ebft.config.evaluation import ONLY_IF_SET
 from ebft.config.method import MethodConfig, settings_that_change
 from ebft.config.training import EBFTConfig
 from ebft.data.packing import PADDING, SequenceDataset, to_device
@@ -140,8 +141,7 @@ def text_checksum(dataset: SequenceDataset, rows: Iterable[int]) -> str:
 def identity(config: EBFTConfig, features: FeatureNetwork, dataset: SequenceDataset) -> dict[str, Any]:
     """What the validation numbers of a run depend on, beside the model; `ebft compare` looks at it."""
     settings = {name: getattr(config, name) for name in settings_that_change("text", "features", "proxy")}
-    if not config.short_truths:  # runs from before there was such a setting compare with those without it
-        del settings["short_truths"]
+    settings = {name: value for name, value in settings.items() if name not in ONLY_IF_SET or value}
     settings["eval_samples"] = settings["eval_samples"] or settings["samples"]
     return {
         **settings,

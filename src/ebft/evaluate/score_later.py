@@ -14,18 +14,15 @@ from typing import Any, NamedTuple
 
 from ebft.config.evaluation import EvalOptions
 from ebft.errors import ConfigError, DataError
-from ebft.evaluate import eval_command, tables
+from ebft.evaluate import eval_command, score_command, tables
 from ebft.problems.catalog import BENCHMARKS
 from ebft.runtime.files import read_json, write_json
 from ebft.runtime.locks import Lock
 from ebft.tasks.registry import problem_sets
-from ebft.tasks.scoring import MEMORY_MIB, TIMEOUT
 
 logger = logging.getLogger(__name__)
 
-# What a folder has settings of its own for, or no use for.
-_USUAL = dict.fromkeys(("samples", "output", "k", "language", "source_field", "target_field", "target_language"))
-_USUAL |= {"bleu_tokenize": None, "comet_model": None, "comet_python": None, "timeout": TIMEOUT, "memory": MEMORY_MIB}
+_OF_A_FOLDER = ("task", "problems", "workers", "unsafe_exec")  # for the other options it has settings of its own
 
 
 class ScoredFolder(NamedTuple):
@@ -36,17 +33,20 @@ class ScoredFolder(NamedTuple):
 def score_folder(options: argparse.Namespace) -> ScoredFolder:
     """Scores what is left to score in all evaluations of the folder; one that cannot be scored stops no other."""
     folder = Path(options.task).expanduser()
-    if given := [name for name, usual in _USUAL.items() if getattr(options, name) != usual]:
-        raise DataError(f"--{given[0].replace('_', '-')} is not for a folder: its settings are those of its evaluation")
-    places = [file.parent for file in sorted(folder.rglob(tables.RESULTS_FILE)) if "tasks" in (read_json(file) or {})]
-    begun = _half_generated(folder, places)
+    _check_options(options)
+    found = {file.parent: read_json(file) or {} for file in sorted(folder.rglob(tables.RESULTS_FILE))}
+    entries = {place: results["tasks"] for place, results in found.items() if "tasks" in results}
+    places = list(entries)
+    begun = _half_generated(folder, entries)
     if begun and not places:
         raise DataError(begun[0])
     for note in begun:
         logger.warning(note)
     if not places:
         raise DataError(f"{folder} holds no results of `ebft eval`; score a file with `ebft score TASK --samples FILE`")
-    left = {place: _unscored(place) for place in places}
+    left = {
+        place: [task for task, one in tasks.items() if not tables.is_scored(one)] for place, tasks in entries.items()
+    }
     problems = _problems(options.problems, {task for tasks in left.values() for task in tasks})
     errors = []
     for place in (place for place, tasks in left.items() if tasks):
@@ -68,12 +68,20 @@ def score_folder(options: argparse.Namespace) -> ScoredFolder:
     return ScoredFolder(rows, errors)
 
 
-def _half_generated(folder: Path, places: list[Path]) -> list[str]:
+def _check_options(options: argparse.Namespace) -> None:
+    parser = argparse.ArgumentParser()
+    score_command.add_arguments(parser)
+    for name, value in vars(options).items():
+        if name not in _OF_A_FOLDER and value != parser.get_default(name):
+            raise DataError(f"--{name.replace('_', '-')} is not for a folder: its settings are those of its evaluation")
+
+
+def _half_generated(folder: Path, entries: Mapping[Path, Mapping[str, Any]]) -> list[str]:
     """What `ebft eval` has begun and not finished: it has no results yet."""
     notes = []
     for file in sorted(folder.rglob("*.settings.json")):
         name, decoding = (file.name.removesuffix(".settings.json").rpartition(".")[part] for part in (0, 2))
-        finished = tables.read_results(file.parent)["tasks"] if file.parent in places else {}
+        finished = entries.get(file.parent, {})
         if decoding in ("greedy", "samples") and not any(name.startswith(task) for task in finished):
             notes.append(f"{file.parent}: {name} is not all generated; run the same `ebft eval` again first")
     return list(dict.fromkeys(notes))
@@ -89,11 +97,6 @@ def _problems(given: str | None, tasks: set[str]) -> dict[str, str]:
         named = ",".join(f"{task}=FILE" for task in sorted(tasks))
         raise DataError(f"--problems {given} is for one task, and there are several to score: use --problems {named}")
     return dict.fromkeys(tasks, given)
-
-
-def _unscored(place: Path) -> list[str]:
-    entries = tables.read_results(place)["tasks"]
-    return [task for task, entry in entries.items() if not tables.is_scored(entry)]
 
 
 def _score(place: Path, task: str, problems: str | None, options: argparse.Namespace) -> None:

@@ -39,16 +39,17 @@ def run_task(
 
 def score_sets(options: EvalOptions, folder: Path, sets: Sequence[ProblemSet]) -> Scored:
     """The scores of completions that are all in the folder: no model is needed."""
+    for problems in sets:
+        if problems.skipped is None and read_jsonl(_prompts_file(problems, folder)) != _asked(problems):
+            raise DataError(
+                f"{_prompts_file(problems, folder)} has other prompts than the problems: they are not those that the "
+                "model was given"
+            )
     return joined([scored_set(problems, options, partial(_made, problems, folder), folder) for problems in sets])
 
 
 def _made(problems: ProblemSet, folder: Path, name: str, settings: GenerationSettings) -> list[dict[str, Any]]:
-    """The completions in the folder, if they are what these problems and settings ask for."""
-    if read_jsonl(folder / f"{problems.name}.prompts.jsonl") != _asked(problems):
-        raise DataError(
-            f"{folder / problems.name}.prompts.jsonl has other prompts than the problems: they are not those that the "
-            "model was given"
-        )
+    """The completions in the folder, if they are all that these problems and settings ask for."""
     rows = read_jsonl(folder / f"{name}.jsonl")
     if {(row["task_id"], row["sample"]) for row in rows} != {*product(problems.keys, range(settings.samples))}:
         raise DataError(
@@ -60,9 +61,11 @@ def _made(problems: ProblemSet, folder: Path, name: str, settings: GenerationSet
 
 def run_set(problems: ProblemSet, options: EvalOptions, subject: Subject, folder: Path) -> Scored:
     def rows_of(name: str, settings: GenerationSettings) -> list[dict[str, Any]]:
-        write_jsonl(folder / f"{problems.name}.prompts.jsonl", _asked(problems))
         return completions(problems, name, settings, options, subject, folder)
 
+    if problems.skipped is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_jsonl(_prompts_file(problems, folder), _asked(problems))
     return scored_set(problems, options, rows_of, folder)
 
 
@@ -71,7 +74,6 @@ def scored_set(problems: ProblemSet, options: EvalOptions, rows_of: RowsOf, fold
     result["notes"] = []
     if problems.skipped is not None:  # nothing could be run, so nothing is generated either
         return result | {"skipped": problems.skipped, "notes": [f"{problems.name} is skipped: {problems.skipped}"]}
-    folder.mkdir(parents=True, exist_ok=True)
     for decoding, settings in _decodings(problems, options).items():
         rows = rows_of(f"{problems.name}.{decoding}", settings)
         summary = _summary(rows)
@@ -103,6 +105,10 @@ def scored_set(problems: ProblemSet, options: EvalOptions, rows_of: RowsOf, fold
         later = "not scored yet; run `ebft score` on its folder, where there is a sandbox"
         result |= {"skipped": later, "unscored": True, "notes": [*result["notes"], f"{problems.name} is {later}"]}
     return result
+
+
+def _prompts_file(problems: ProblemSet, folder: Path) -> Path:
+    return folder / f"{problems.name}.prompts.jsonl"
 
 
 def _asked(problems: ProblemSet) -> list[dict[str, str]]:
