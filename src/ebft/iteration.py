@@ -103,14 +103,16 @@ def check_sequences(dataset: SequenceDataset, config: MethodConfig, end_token_id
         )
     if len(dataset) == 0:
         raise DataError("the dataset holds no tokens")
-    needed = 2 if config.anchors == "answer_start" else config.horizon + 1
+    short = config.anchors == "answer_start" or config.short_truths  # truths may be shorter than rollouts
+    needed = 2 if short else config.horizon + 1
     longest = int(dataset.lengths.max())
     if config.packing and not config.document_masks:
         longest = min(dataset.total_tokens, config.context_length)
     if longest < needed:
+        way_out = "short_truths=true, " if config.document_masks and not short else ""
         raise DataError(
             f"all documents are shorter than one anchor needs: the longest has {longest} tokens, "
-            f"horizon={config.horizon} needs {needed}; use a smaller horizon, longer documents, or "
+            f"horizon={config.horizon} needs {needed}; use {way_out}a smaller horizon, longer documents, or "
             "packing without document_masks"
         )
     for row in range(min(len(dataset), LOOKED_AT)):

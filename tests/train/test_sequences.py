@@ -234,6 +234,10 @@ class TestWarnings:
             ({"messages": [{"role": "user", "content": "a"}]}, {"answer_only": False}, []),
             ({"text": "a"}, {}, []),
             ({"text": "a"}, {"answer_only": True}, ["answer_only has no effect"]),
+            ({"text": "a"}, {"document_masks": True}, ["teaches the model not to end"]),
+            ({"text": "a"}, {"document_masks": True, "short_truths": True}, []),
+            ({"text": "a"}, {"document_masks": True, "short_truths": False}, []),
+            ({"text": "a"}, {"document_masks": True, "anchors": "answer_start"}, []),
         ],
     )
     def test_what_is_often_not_meant(self, row: dict[str, Any], settings: dict[str, Any], expected: list[str]) -> None:

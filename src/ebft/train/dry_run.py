@@ -132,14 +132,17 @@ def short_texts(dataset: SequenceDataset, config: Any) -> str | None:
     """That most documents, or answers, have no anchor because they are shorter than a rollout."""
     if config.anchors != "strided" or not (config.answer_only or config.document_masks or not config.packing):
         return None
+    if config.short_truths:  # shorter ones have their anchors too
+        return None
     what, lengths = ("answers", dataset.index.answer_counts) if config.answer_only else ("documents", dataset.lengths)
     needed = config.horizon if config.answer_only else config.horizon + 1  # a document has the context as well
     short = int((lengths < needed).sum())
     if short < len(lengths) / 2:
         return None
+    way_out = ", or short_truths=true" if config.document_masks else ""
     return (
         f"most anchors are dropped: {short:,} of {len(lengths):,} {what} have fewer than {needed} tokens, and no "
-        f"rollout of horizon={config.horizon} tokens begins in them; use a smaller horizon"
+        f"rollout of horizon={config.horizon} tokens begins in them; use a smaller horizon{way_out}"
     )
 
 
