@@ -29,6 +29,11 @@ FIGURES = {
         ("little-1000", "ebft-none,learning_rate=5e-05"): ("EBFT, no whitening", "#d55e00"),
         ("little-1000", "ebft-both,learning_rate=5e-05"): ("EBFT, whitening both", "#009e73"),
     },
+    "little-data-ends": {  # without ebft-whole, whose own validation leaves the ends out
+        ("little-1000-ends", "sft-packed"): ("SFT, 1e-4", "#e69f00"),
+        ("little-1000-ends", "ebft,gamma=1"): ("EBFT, gamma 1, 5e-5", "#0072b2"),
+        ("little-1000-ends", "ebft,gamma=0.3"): ("EBFT, gamma 0.3, 5e-5", "#d55e00"),
+    },
     "little-data-packed": {
         ("little-1000-packed", "sft-packed,learning_rate=0.0001"): ("SFT, 1e-4 (chosen)", "#e69f00"),
         ("little-1000-packed", "sft-packed,learning_rate=5e-05"): ("SFT, 5e-5", "#cc79a7"),
@@ -59,9 +64,13 @@ FIGURES = {
         ("plenty", "sft-packed,learning_rate=5e-05"): ("SFT, EBFT's sequences, 5e-5", "#cc79a7"),
         ("plenty", "ebft"): ("EBFT, gamma 1, 1e-4", "#0072b2"),
     },
+    "raw-code": {
+        ("raw-code", "sft-packed"): ("SFT, EBFT's sequences", "#e69f00"),
+        ("raw-code", "ebft"): ("EBFT, gamma 1", "#0072b2"),
+    },
 }
 
-WITHOUT_START = ("little-data-3000", "plenty")  # where all begin far above what differs between them
+WITHOUT_START = ("little-data-3000", "plenty", "raw-code")  # where all begin far above what differs between them
 
 
 def main(folder: Path) -> None:
