@@ -128,7 +128,7 @@ class TestNotes:
                 {"network": "cc"},
                 "measured differently (the frozen feature network); only their cross-entropies can be compared",
             ),
-            ({"horizon": 5}, "(horizon 5 and None); only their cross-entropies can be compared"),
+            ({"horizon": 5}, "(horizon 5 and not set); only their cross-entropies can be compared"),
             ({"network": "cc", "validation": "cc"}, "do not compare their numbers"),
             ({"validation": "cc"}, "measured differently (the validation text)"),
             (
@@ -136,6 +136,7 @@ class TestNotes:
                 "over sequences instead of contexts); only their cross-entropies can be compared",
             ),
             ({"context_length": 64}, "measured differently (context_length 64 and 48)"),
+            ({"short_truths": True}, "measured differently (short_truths True and not set); only their cross-entropies"),
             ({"samples": 8}, "differ in samples 8 and 4; their whitened proxy"),
         ],
     )

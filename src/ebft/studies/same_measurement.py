@@ -7,6 +7,9 @@ from typing import Any
 from ebft.config.method import settings_that_change
 
 
+UNSET = "not set"  # of what is left out in results where it is not set
+
+
 def settings_that_differ(mine: dict[str, Any], other: dict[str, Any]) -> list[str]:
     differ = {key for key in {**other, **mine} if other.get(key) != mine.get(key)}
     if mine.get("network") == "moving average":  # of the run's own weights: two runs never have the same
@@ -32,7 +35,9 @@ def what_differs(name: str, mine: dict[str, Any], other_name: str, other: dict[s
     serious = [key for key in differ if key not in settings_that_change("proxy")]
     words = {"network": "the frozen feature network", "validation": "the validation text"}
     words["means_over"] = "one by an older version, whose means were over sequences instead of contexts"
-    shown = ", ".join(words.get(key, f"{key} {mine.get(key)} and {other.get(key)}") for key in serious or differ)
+    shown = ", ".join(
+        words.get(key, f"{key} {mine.get(key, UNSET)} and {other.get(key, UNSET)}") for key in serious or differ
+    )
     if not serious:
         return [f"{name} and {other_name} differ in {shown}; their whitened proxy and reward do not compare"]
     only = "only their cross-entropies can be compared"
