@@ -23,7 +23,7 @@ from ebft.rollouts import roll_out
 from ebft.train.dry_run import short_texts
 from ebft.trees import pack_to_score
 from tests.model.plain_features import brute_force
-from tests.models import VOCABULARY, tiny_model
+from tests.models import tiny_model
 from tests.plain import untouched
 
 T, G, STRIDE, END = 24, 6, 4, 7
@@ -32,9 +32,9 @@ LENGTHS = [9, 5, 2, 13, 30, 7, 3, 11, 24, 6]
 
 
 def dataset_of(lengths: list[int], packing: bool = True) -> SequenceDataset:
-    """Documents of these lengths, each of which ends with an end token."""
+    """Documents of these lengths, each of which ends with an end token; some have others inside, as turns of a chat."""
     generator = torch.Generator().manual_seed(5)
-    words = [torch.randint(END + 1, VOCABULARY, (n - 1,), generator=generator).tolist() for n in lengths]
+    words = [torch.randint(END, END + 12, (n - 1,), generator=generator).tolist() for n in lengths]
     documents = [Document([*tokens, END], [True] * (len(tokens) + 1)) for tokens in words]
     return SequenceDataset(DocumentIndex.of(TokenStore.from_documents(documents)), T, packing, END)
 
@@ -64,6 +64,8 @@ def by_hand(batch: dict[str, Any], short: bool) -> list[tuple[int, int, int, lis
                 continue  # padding, or no context
             inside = (documents == document).nonzero().flatten().tolist()
             truth = [int(ids[place]) for place in inside if anchor <= place < anchor + G]
+            if short and END in truth:  # as a rollout, it ends there
+                truth = truth[: truth.index(END) + 1]
             if len(truth) == G or (short and truth[-1] == END):
                 found.append((row, inside[0], anchor, truth))
     return found

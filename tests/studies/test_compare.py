@@ -136,7 +136,7 @@ class TestNotes:
                 "over sequences instead of contexts); only their cross-entropies can be compared",
             ),
             ({"context_length": 64}, "measured differently (context_length 64 and 48)"),
-            ({"short_truths": True}, "measured differently (short_truths True and not set); only their cross-entropies"),
+            ({"short_truths": True}, "measured differently (short_truths True and not set); only their"),
             ({"samples": 8}, "differ in samples 8 and 4; their whitened proxy"),
         ],
     )

@@ -78,7 +78,8 @@ class PackedLayout:
         lengths: LongTensor [b], real tokens per row of a right-padded batch.
         whole_truth: True drops an anchor whose truth is shorter than G; False keeps it, with the truth ending
             where its document, its answer or the sequence ends (`truth_lengths`).
-        ends: BoolTensor [T] or [b, T], end tokens; if given, a short truth that ends with one is kept all the same.
+        ends: BoolTensor [T] or [b, T], end tokens; if given, a truth ends with its first one, and is then kept although
+            it is short.
         drop_unused: leave out anchors that no row keeps.
         allow_empty: let a batch pass in which no row keeps any anchor, instead of raising an error.
 
@@ -129,12 +130,16 @@ class PackedLayout:
 
         inside_RB = (anchors_RB >= 1) & (anchors_RB < T)
         anchors_RB = torch.where(inside_RB, anchors_RB, 1).clamp(max=T - 1)
-        truth_RB = truth_lengths(starts_RT, padding_RT | ~answers_RT).gather(1, anchors_RB).clamp(max=horizon)
+        breaks_RT = starts_RT
+        if ends is not None:  # as a rollout does, a truth ends with its first end token: the next one begins another
+            ends_RT = ends.bool().cpu().expand(R, T)
+            breaks_RT = starts_RT | ends_RT.roll(1, 1)  # the first token begins a document anyway
+        truth_RB = truth_lengths(breaks_RT, padding_RT | ~answers_RT).gather(1, anchors_RB).clamp(max=horizon)
         has_context_RB = ~starts_RT.gather(1, anchors_RB)
         enough_RB = truth_RB >= (horizon if whole_truth else 1)
         if ends is not None:
             last_RB = (anchors_RB + truth_RB - 1).clamp(min=0, max=T - 1)
-            enough_RB |= (truth_RB >= 1) & ends.bool().cpu().expand(R, T).gather(1, last_RB)
+            enough_RB |= (truth_RB >= 1) & ends_RT.gather(1, last_RB)
         valid_RB = inside_RB & has_context_RB & enough_RB
         if not allow_empty and not bool(valid_RB.any()):
             raise ValueError(why_no_anchor(document_ids, answer_mask, lengths))
@@ -458,7 +463,8 @@ class StridedLayout(PackedLayout):
     out, so that shapes are the same for every batch.
 
     Dropping them drops every place from which the text would end sooner than a rollout does: nothing shows the model
-    that ending is right there. With `ends` (True at end tokens) a truth that ends with such a token is kept, short.
+    that ending is right there. With `ends` (True at end tokens) a truth ends with the first of them, as a rollout does,
+    and is kept, short.
     """
 
     def __init__(

@@ -6,7 +6,6 @@ from typing import Any
 
 from ebft.config.method import settings_that_change
 
-
 UNSET = "not set"  # of what is left out in results where it is not set
 
 
