@@ -276,15 +276,20 @@ def _metric_sums(rollouts: Rollouts, scores: Scores, layout: PackedLayout, alpha
         return torch.where(valid, per_context, 0.0).sum()
 
     reward = scores.alignment - alpha * scores.diversity
-    firsts = (rollouts.groups == torch.arange(n, device=reward.device)).sum(-1)
     sums = {
         "reward": total(reward.mean(-1)),
         "reward_std": total(reward.std(-1) if n > 1 else torch.zeros_like(reward[..., 0])),
         "ebft/alignment": total(scores.alignment.mean(-1)),
         "ebft/diversity": total(scores.diversity.mean(-1)),
-        "ebft/distinct": total(firsts / n),
+        "ebft/distinct": total(distinct_share(rollouts.groups)),
     }
     return sums if scores.cfm is None else sums | {"ebft/cfm": total(scores.cfm)}
+
+
+def distinct_share(groups: Tensor) -> Tensor:
+    """Distinct completions among the n of each anchor, divided by n: [b, B, n] -> [b, B]."""
+    n = groups.shape[-1]
+    return (groups == torch.arange(n, device=groups.device)).sum(-1) / n
 
 
 def micro_batches(

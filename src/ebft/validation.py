@@ -19,15 +19,17 @@ from ebft.config.evaluation import ONLY_IF_SET
 from ebft.config.method import MethodConfig, settings_that_change
 from ebft.config.training import EBFTConfig
 from ebft.data.packing import PADDING, SequenceDataset, to_device
-from ebft.iteration import make_layout, score
+from ebft.iteration import distinct_share, make_layout, score
 from ebft.method.cross_entropy import Rows, weighted_cross_entropy
+from ebft.method.layout import PackedLayout
+from ebft.method.losses import counted_tokens
 from ebft.method.metrics import whitened_proxy
 from ebft.method.sampling import sequence_seeds
-from ebft.method.sequence_records import Record
+from ebft.method.sequence_records import OF_ROLLOUTS, Record
 from ebft.model.backbone import evaluating, output_head
 from ebft.model.features import FeatureNetwork
 from ebft.model.fingerprint import weight_fingerprint
-from ebft.rollouts import roll_out_with_context
+from ebft.rollouts import Rollouts, roll_out_with_context
 from ebft.runtime.processes import count, join_rows, rank
 from ebft.runtime.progress import progress
 from ebft.trees import pack_to_score
@@ -69,16 +71,28 @@ def measure(
         found[f"{name}log_probs"] = torch.where(counted, log_probs, 0.0).sum(1)
         found[f"{name}tokens"] = counted.sum(1)
 
+    found["contexts"] = layout.anchor_mask.expand(input_ids.shape[0], -1).sum(1)
+    return found | of_rollouts(features, input_ids, layout, rollouts, config)
+
+
+def of_rollouts(
+    features: FeatureNetwork, input_ids: Tensor, layout: PackedLayout, rollouts: Rollouts, config: MethodConfig
+) -> dict[str, Tensor]:
+    """Means over the contexts of each sequence, [b] each, of what the rollouts are like."""
+    rows = input_ids.shape[0]
     scores = score(features, input_ids, pack_to_score(layout, input_ids, rollouts, config), rollouts, config)
     assert scores.cfm is not None  # the settings ask for at least two samples
-    valid = layout.anchor_mask.expand(input_ids.shape[0], -1)
-    found["contexts"] = valid.sum(1)
+    counted = counted_tokens(layout, rows, rollouts.lengths)
+    entropies = torch.where(counted, rollouts.entropy.double(), 0.0).sum((-2, -1))
     per_context = {
         "cfm": scores.cfm,
         "whitened_proxy": whitened_proxy(scores.alignment, scores.diversity),
         "reward": (scores.alignment - config.alpha * scores.diversity).mean(-1),
+        "distinct": distinct_share(rollouts.groups),
+        "entropy": entropies / counted.sum((-2, -1)).clamp(min=1),
     }
-    return found | {name: mean_over_contexts(values, valid) for name, values in per_context.items()}
+    valid = layout.anchor_mask.expand(rows, -1)
+    return {name: mean_over_contexts(values, valid) for name, values in per_context.items()}
 
 
 def mean_over_contexts(values: Tensor, valid: Tensor) -> Tensor:
@@ -114,7 +128,8 @@ def validate(
             for batch in batches:
                 batch = to_device(batch, device)
                 for name, values in measure(model, features, batch, config, end_token_ids).items():
-                    found[name].append(values.cpu())
+                    if name not in OF_ROLLOUTS:
+                        found[name].append(values.cpu())
                 if advance is not None:
                     advance(len(batch["input_ids"]))
     joined = join_rows({name: torch.cat(values) for name, values in found.items()}, device)

@@ -65,3 +65,8 @@ class TestWhatCompares:
         assert note in tables.markdown(results, {}, [note])
         assert not tables.same_profile(*results.values())
         assert tables.check_same_space({"a": calibrated(), "b": calibrated()}) == []
+
+    def test_losses_at_more_temperatures_change_nothing_else(self) -> None:
+        more = calibrated()
+        more["tasks"]["calibration"]["settings"]["also_at_temperatures"] = [1.0]
+        assert tables.check_same_space({"a": calibrated(), "b": more}) == []

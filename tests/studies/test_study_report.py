@@ -410,3 +410,29 @@ class TestBadInput:
 
     def test_reporting_is_quick(self, study: Path) -> None:
         assert not imports_torch("study", "report", str(study))
+
+
+def test_what_rollouts_are_like_is_shown_and_other_temperatures_are_tested(study: Path) -> None:
+    for folder in (study / "evaluations").iterdir():
+        results = json.loads((folder / "results.json").read_text())
+        found = results["tasks"]["calibration"]
+        entry = found["metrics"]["cfm"]
+        found["metrics"]["cfm_temperature_1"] = entry
+        found["rollouts"] = {"distinct": entry, "entropy": entry}
+        (folder / "results.json").write_text(json.dumps(results))
+        records = [json.loads(line) for line in (folder / "calibration.jsonl").read_text().splitlines()]
+        more = [{**r, "distinct": 0.5, "entropy": 2.0, "cfm_temperature_1": 3 * r["cfm"]} for r in records]
+        write_jsonl(folder / "calibration.jsonl", more)
+    evidence = read_study_folder(study)
+    metrics = study_tables.main_metrics(evidence)
+    assert [m.rpartition(" ")[2] for m in metrics[2:4]] == ["cfm", "cfm_temperature_1"]
+    (sft,) = [row for row in evidence.rows if row.name == "sft"]
+    plain, other = (study_tables.summary_of(sft, metric) for metric in metrics[2:4])
+    assert plain is not None
+    assert other is not None
+    assert other.value == pytest.approx(3 * plain.value)
+    table = study_tables.all_metrics_table(evidence, metrics)
+    assert table is not None
+    titles = ["method", "whitened proxy (larger is better)", "distinct rollouts", "entropy of rollouts"]
+    assert [column.title for column in table.columns] == titles
+    assert {row[2].text for row in table.rows} == {"0.5000"}

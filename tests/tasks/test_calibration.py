@@ -50,7 +50,10 @@ def measured(
     config, profile = chosen.method, chosen.profile
     ends = torch.tensor([END]) if config.document_masks else None
     rows = [range(start, min(start + 2, len(dataset))) for start in range(0, len(dataset), 2)]
-    return [r for batch in measure_sequences(model, features, dataset, rows, config, profile, ends) for r in batch]
+    more = chosen.also_at_temperatures
+    return [
+        r for batch in measure_sequences(model, features, dataset, rows, config, profile, ends, more) for r in batch
+    ]
 
 
 def plain_feature(network: Any, sequence: Tensor, context: int, length: int, pooling: str) -> Tensor:
@@ -135,6 +138,52 @@ def test_cross_entropy_equals_plain_sequences(document_masks: bool) -> None:
         assert [record[f"{name}tokens"] for record in records] == counts[name]
         assert [record[f"{name}log_probs"] for record in records] == pytest.approx(sums[name], rel=1e-4)
         assert float(metrics[metric].mean) == pytest.approx(-sum(sums[name]) / sum(counts[name]), rel=1e-4)
+
+
+@pytest.mark.parametrize("document_masks", [False, True], ids=["no-masks", "masks"])
+def test_what_rollouts_are_like_by_hand(document_masks: bool) -> None:
+    model = tiny_model("llama")
+    dataset = sequences([15, 20, 22, 15])
+    chosen = options(document_masks=document_masks, rollout_temperature=0.2, profile_lengths=[])
+    records = measured(model, FeatureNetwork(model, source="shared"), dataset, chosen)
+    batch = collate([dataset[row] for row in range(len(dataset))])
+    ends = torch.tensor([END]) if document_masks else None
+    layout = make_layout(batch["on_host"], chosen.method, 3, ends)
+    seeds = sequence_seeds(3, 0, batch["sequence_id"])
+    completions = rollout(model, batch["input_ids"], layout, 0.2, seeds=seeds, end_token_ids=ends)
+    plain = untouched(model)
+    shares: dict[int, list[float]] = {}
+    entropies: dict[int, list[float]] = {}
+    found = places(batch["input_ids"], completions, layout, batch["document_ids"] if document_masks else None)
+    for (row, _), group in itertools.groupby(found, key=lambda place: (place.row, place.anchor_index)):
+        texts, of_tokens = set(), []
+        for place in group:
+            context = len(place.sequence) - 4
+            own = place.sequence[context:].tolist()
+            own = own[: own.index(END) + 1] if document_masks and END in own else own
+            texts.add(tuple(own))
+            log_probs = (plain_logits(plain, place.sequence)[context - 1 :].double() / 0.2).log_softmax(-1)
+            of_tokens += [float(-(row.exp() * row).sum()) for row in log_probs[: len(own)]]
+        shares.setdefault(row, []).append(len(texts) / 3)
+        entropies.setdefault(row, []).append(sum(of_tokens) / len(of_tokens))
+    assert len({share for row in shares.values() for share in row}) > 1, "some are equal, or this shows nothing"
+    for record in records:
+        for name, by_hand in ("distinct", shares), ("entropy", entropies):
+            mine = by_hand[record["sequence"]]
+            assert record[name] == pytest.approx(sum(mine) / len(mine), rel=1e-4), name
+
+
+def test_another_temperature_is_as_if_measured_at_it() -> None:
+    model, features = tiny_model("llama"), FeatureNetwork(tiny_model("llama", seed=9))
+    dataset = sequences([15, 20, 22, 15, 30])
+    both = measured(model, features, dataset, options(also_at_temperatures=[1.5]))
+    alone = measured(model, features, dataset, options(rollout_temperature=1.5))
+    assert [record["cfm_temperature_1.5"] for record in both] == [record["cfm"] for record in alone]
+    assert [record["cfm"] for record in both] != [record["cfm"] for record in alone]
+    metrics, _ = estimates(both, LENGTHS)
+    assert metrics["cfm_temperature_1.5"] == estimates(alone, LENGTHS)[0]["cfm"]
+    with pytest.raises(ConfigError, match=r"also_at_temperatures=\[0.0\] must be above 0"):
+        options(also_at_temperatures=[0])
 
 
 def test_numbers_do_not_depend_on_the_batch() -> None:

@@ -56,7 +56,13 @@ BORROWED: dict[str, tuple[str, type]] = {
 # Translation has a template of its own.
 BORROWED["calibration_prompt_template"] = ("prompt_template", DataConfig)
 # Options that results from before there were any do not have: left out where they are not set, so that these compare.
-ONLY_IF_SET = ("test_split", "prompt_separator", "calibration_prompt_template", "short_truths")
+ONLY_IF_SET = (
+    "test_split",
+    "prompt_separator",
+    "calibration_prompt_template",
+    "short_truths",
+    "also_at_temperatures",
+)
 
 
 @dataclass
@@ -134,6 +140,9 @@ class EvalOptions:
     profile_stride: int = _calibration(
         STRIDE, "tokens between the profile's anchors; by default at most half a context"
     )
+    also_at_temperatures: list[float] = _calibration(
+        [], "further temperatures at which the feature-matching loss is measured, such as 1.0"
+    )
     calibration_batch_size: int = _calibration(4, "sequences at once")
 
     batch_size: int = _running(16, "completions generated at once")
@@ -168,6 +177,10 @@ class EvalOptions:
             raise ConfigError(f"samples={self.samples} must be 0 (greedy only) or more")
         if self.samples and not self.temperature > 0:
             raise ConfigError(f"temperature={self.temperature} must be above 0 for samples; for greedy, use samples=0")
+        if any(not temperature > 0 for temperature in self.also_at_temperatures):
+            raise ConfigError(
+                f"also_at_temperatures={self.also_at_temperatures} must be above 0, as rollouts are sampled"
+            )
         if not self.samples and not self.greedy:
             raise ConfigError("samples=0 without greedy leaves nothing to generate")
         if "calibration" in self.tasks:

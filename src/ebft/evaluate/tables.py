@@ -139,7 +139,8 @@ def check_same_space(results: Mapping[str, Results]) -> list[str]:
             )
         pairs = [found[one]["settings"] for one in (first, label)]
         settings = {name: tuple(one.get(name) for one in pairs) for name in {**pairs[0], **pairs[1]}}
-        settings.pop("feature_model", None)
+        for harmless in ("feature_model", "also_at_temperatures"):  # told apart above; losses that one of them may lack
+            settings.pop(harmless, None)
         differ_in = {name: (other, value) for name, (other, value) in settings.items() if other != value}
         shown = ", ".join(f"{name}: {other} and {value}" for name, (other, value) in differ_in.items())
         if any(name not in _PROFILE for name in differ_in):

@@ -13,13 +13,17 @@ NAMES = {
     "cfm": "feature-matching loss",
     "whitened_proxy": "whitened proxy (larger is better)",
 }
+# What rollouts are like: nothing to be improved.
+OF_ROLLOUTS = {"distinct": "distinct rollouts", "entropy": "entropy of rollouts"}
 
 
 def title(metric: str) -> str:
-    """What a metric is called in a table; `cfm_at_8` is of completions of 8 tokens."""
+    """What a metric is called in a table; `cfm_at_8` is of 8 tokens, `cfm_temperature_1` of samples at 1."""
     if found := re.fullmatch(r"cfm_at_(\d+)", metric):
         return f"{NAMES['cfm']} at {found[1]} token{'s' * (found[1] != '1')}"
-    return NAMES.get(metric, metric)
+    if found := re.fullmatch(r"cfm_temperature_(.+)", metric):
+        return f"{NAMES['cfm']} at temperature {found[1]}"
+    return (NAMES | OF_ROLLOUTS).get(metric, metric)
 
 
 def along_training(entries: Iterable[dict[str, Any]], key: str) -> dict[int, dict[str, Any]]:

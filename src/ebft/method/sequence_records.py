@@ -8,7 +8,7 @@ contexts, of whichever sequence.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ebft.method.ratios import Estimate, SumsAndCounts, paired_difference, ratio_of_sums
@@ -23,6 +23,8 @@ METRICS = {
     "whitened_proxy": "contexts",
     "reward": "contexts",
 }
+# What rollouts are like: measured in evaluation alone, and neither larger nor smaller is better.
+OF_ROLLOUTS = {"distinct": "contexts", "entropy": "contexts"}
 _LOG_PROBS = {"cross_entropy": "log_probs", "answer_cross_entropy": "answer_log_probs"}
 
 
@@ -55,14 +57,27 @@ def as_logged(found: Mapping[str, Estimate], prefix: str = "eval") -> dict[str, 
 
 def sums_by_metric(records: Sequence[Record]) -> dict[str, SumsAndCounts]:
     """What each sequence gives to each metric, of those that anything was counted for."""
-    profile = {name: "profile_contexts" for record in records for name in record if name.startswith("cfm_at_")}
     found = {}
-    for metric, counted in (METRICS | profile).items():
+    for metric, counted in (METRICS | {name: per for record in records for name, per in _further(record)}).items():
         counts = [record.get(counted, 0) for record in records]
         if any(counts):
             sums = [_sum(record, metric, count) for record, count in zip(records, counts, strict=True)]
             found[metric] = SumsAndCounts(sums, counts)
     return found
+
+
+def _further(record: Record) -> Iterator[tuple[str, str]]:
+    """Metrics that only some records have, and what they are per."""
+    for name in record:
+        if name in OF_ROLLOUTS or name.startswith("cfm_temperature_"):
+            yield name, "contexts"
+        elif name.startswith("cfm_at_"):
+            yield name, "profile_contexts"
+
+
+def per_what(metric: str) -> str:
+    """The count that a metric of records is per."""
+    return METRICS[metric] if metric in METRICS else dict(_further({metric: None}))[metric]
 
 
 def _sum(record: Record, metric: str, count: int) -> float:

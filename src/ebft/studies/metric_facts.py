@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ebft.method.metric_names import NAMES, title
+from ebft.method.metric_names import NAMES, OF_ROLLOUTS, title
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,15 @@ _FACTS = {
         "Mean of alignment minus half the diversity term, in whitened features: close to what EBFT optimises. The "
         "paper calls it a loss, but larger is better.",
     ),
+    "distinct": MetricFacts(
+        OF_ROLLOUTS["distinct"],
+        "Share of the rollouts from one place that differ from each other: 1 if all do. Neither way is better.",
+    ),
+    "entropy": MetricFacts(
+        OF_ROLLOUTS["entropy"],
+        "Mean entropy of the distributions that the tokens of rollouts were drawn from, at their temperature, in nats. "
+        "Neither way is better.",
+    ),
     "reward": MetricFacts(
         "training reward",
         "RLVR's own reward: mean over the answers that it drew in the last tenth of its training, on training "
@@ -66,6 +75,9 @@ def facts(metric: str) -> MetricFacts:
         return _FACTS[name]
     if found := re.fullmatch(r"cfm_at_(\d+)", name):
         meaning = f"{_FACTS['cfm'].meaning} Here of completions of {found[1]} tokens."
+        return MetricFacts(title(name), meaning, smaller_is_better=True)
+    if found := re.fullmatch(r"cfm_temperature_(.+)", name):
+        meaning = f"{_FACTS['cfm'].meaning} Here of completions at temperature {found[1]}."
         return MetricFacts(title(name), meaning, smaller_is_better=True)
     if name == "greedy_pass@1":
         return MetricFacts(f"{task} greedy", f"{_PASS}, with one answer at temperature 0 to each.", is_rate=True)

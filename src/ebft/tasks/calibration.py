@@ -23,15 +23,16 @@ from ebft.config.profile import Profile
 from ebft.data.packing import SequenceDataset, collate, to_device
 from ebft.iteration import make_layout
 from ebft.method import sequence_records
+from ebft.method.layout import PackedLayout
 from ebft.method.metrics import conditional_feature_matching_loss
 from ebft.method.ratios import Estimate
 from ebft.method.sampling import sequence_seeds
 from ebft.method.sequence_records import Record
 from ebft.model.backbone import base_model, evaluating, input_embeddings, text_config
 from ebft.model.features import FeatureNetwork
-from ebft.rollouts import roll_out
+from ebft.rollouts import Rollouts, roll_out
 from ebft.trees import pack_to_score
-from ebft.validation import mean_over_contexts, measure, records_of
+from ebft.validation import mean_over_contexts, measure, of_rollouts, records_of
 
 
 def measure_sequences(
@@ -42,8 +43,9 @@ def measure_sequences(
     config: MethodConfig,
     profile: Profile,
     end_token_ids: Tensor | None,
+    temperatures: Sequence[float] = (),
 ) -> Iterator[list[Record]]:
-    """A record of each sequence, for batches of rows of the dataset."""
+    """A record of each sequence, for batches of rows of the dataset. temperatures: of further rollouts."""
     profile.check(config.context_length)
     device = input_embeddings(model).device
     with attention_restored(model):
@@ -51,9 +53,40 @@ def measure_sequences(
             batch = to_device(collate([dataset[row] for row in rows]), device)
             with torch.no_grad(), evaluating(model):
                 found = measure(model, features, batch, config, end_token_ids)
+                for temperature in temperatures:
+                    found[f"cfm_temperature_{temperature:g}"] = cfm_at_temperature(
+                        model, features, batch, config, temperature, end_token_ids
+                    )
                 if profile.lengths:
                     found |= profile_of(model, features, batch, config, profile, end_token_ids)
             yield records_of(found)
+
+
+def cfm_at_temperature(
+    model: nn.Module,
+    features: FeatureNetwork,
+    batch: dict[str, Any],
+    config: MethodConfig,
+    temperature: float,
+    end_token_ids: Tensor | None,
+) -> Tensor:
+    """The feature-matching loss of each sequence with rollouts at another temperature, [b]."""
+    settings = copy.copy(config)
+    settings.temperature = temperature
+    layout, rollouts = _rolled_out(model, batch, settings, end_token_ids, turn=0)
+    return of_rollouts(features, batch["input_ids"], layout, rollouts, settings)["cfm"]
+
+
+def _rolled_out(
+    model: nn.Module, batch: dict[str, Any], config: MethodConfig, end_token_ids: Tensor | None, turn: int
+) -> tuple[PackedLayout, Rollouts]:
+    """turn: other random numbers for each."""
+    input_ids = batch["input_ids"]
+    on_gpu = input_ids.device.type == "cuda"
+    samples = config.eval_samples or config.samples
+    layout = make_layout(batch["on_host"], config, samples, end_token_ids, on_gpu).to(input_ids.device)
+    seeds = sequence_seeds(config.eval_seed, turn, batch["sequence_id"])
+    return layout, roll_out(model, input_ids, layout, seeds, config, end_token_ids)
 
 
 def profile_of(
@@ -68,16 +101,12 @@ def profile_of(
     settings = copy.copy(config)
     settings.horizon, settings.stride = max(profile.lengths), profile.stride
     input_ids = batch["input_ids"]
-    on_gpu = input_ids.device.type == "cuda"
-    samples = config.eval_samples or config.samples
-    layout = make_layout(batch["on_host"], settings, samples, end_token_ids, on_gpu).to(input_ids.device)
+    layout, rollouts = _rolled_out(model, batch, settings, end_token_ids, turn=1)
     used = layout.anchor_mask
     if not config.short_truths:
         # Anchors at answer starts may have a shorter truth; a profile needs one that is whole at every length.
         used = used & (layout.truth_lengths == settings.horizon)
     valid = used.expand(input_ids.shape[0], -1)
-    seeds = sequence_seeds(config.eval_seed, 1, batch["sequence_id"])
-    rollouts = roll_out(model, input_ids, layout, seeds, config, end_token_ids)
     packed = pack_to_score(layout, input_ids, rollouts, config)
     packed_ids = packed.pack(input_ids, rollouts.completions)
     at_lengths = features.at_lengths(packed_ids, packed, profile.lengths, rollouts.lengths)
@@ -90,7 +119,7 @@ def profile_of(
 def estimates(records: Sequence[Record], lengths: Sequence[int]) -> tuple[dict[str, Estimate], list[Any]]:
     """Metrics over all sequences, and the profile as (length, estimate) where any sequence has a context for it."""
     found = sequence_records.estimates(records)
-    metrics = {name: found[name] for name in sequence_records.METRICS if name in found and name != "reward"}
+    metrics = {name: value for name, value in found.items() if name != "reward" and not name.startswith("cfm_at_")}
     return metrics, [(length, found[name]) for length in lengths if (name := f"cfm_at_{length}") in found]
 
 

@@ -13,7 +13,7 @@ from ebft.data.store import tokenize_source
 from ebft.errors import ConfigError, DataError
 from ebft.iteration import check_sequences
 from ebft.method.ratios import Estimate
-from ebft.method.sequence_records import METRICS, Record
+from ebft.method.sequence_records import OF_ROLLOUTS, Record, per_what
 from ebft.model.fingerprint import feature_space
 from ebft.runtime.progress import progress
 from ebft.tasks import calibration
@@ -48,14 +48,23 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
                 for start in range(0, len(wanted), options.calibration_batch_size)
             ]
             for batch in calibration.measure_sequences(
-                subject.model, subject.features, dataset, batches, config, profile, end_tokens
+                subject.model,
+                subject.features,
+                dataset,
+                batches,
+                config,
+                profile,
+                end_tokens,
+                options.also_at_temperatures,
             ):
                 records.append(batch)
                 advance(len(batch))
     counted = [record for record in records.rows if record["sequence"] < len(rows)]
     metrics, points = calibration.estimates(counted, profile.lengths)
+    entries = {name: _entry(estimate, counted, per_what(name)) for name, estimate in metrics.items()}
     return {
-        "metrics": {name: _entry(estimate, counted, METRICS[name]) for name, estimate in metrics.items()},
+        "metrics": {name: entry for name, entry in entries.items() if name not in OF_ROLLOUTS},
+        "rollouts": {name: entry for name, entry in entries.items() if name in OF_ROLLOUTS},
         "profile": [{"length": length, **_entry(estimate, counted, "profile_contexts")} for length, estimate in points],
         "sequences": len(counted),
         "tokens": int(sum(record["tokens"] for record in counted)),

@@ -183,7 +183,8 @@ def _read_evaluation(model: Model, folder: Path, log: Path) -> None:
 
 
 def _scores_of_task(task: str, entry: dict[str, Any], folder: Path, seed: int | None) -> dict[str, Score]:
-    values = {f"{task} {name}": _plain(one) for name, one in entry["metrics"].items() if one["value"] is not None}
+    entries = entry["metrics"] | entry.get("rollouts", {})
+    values = {f"{task} {name}": _plain(one) for name, one in entries.items() if one["value"] is not None}
     if task == "calibration":
         records = [r for r in read_jsonl(folder / "calibration.jsonl") if r["sequence"] < entry["sequences"]]
         if len(records) < entry["sequences"]:
@@ -311,7 +312,8 @@ def _drop_validation_that_does_not_compare(evidence: Evidence) -> None:
 
 def how_measured(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What the numbers of a task depend on, beside the model."""
-    found = {name: value for name, value in entry.get("settings", {}).items() if name != "feature_model"}
+    harmless = ("feature_model", "also_at_temperatures")
+    found = {name: value for name, value in entry.get("settings", {}).items() if name not in harmless}
     if "text" in entry:
         found["text"] = entry["text"]
     for name in ("weights", "taps", "pooling", "normalize"):

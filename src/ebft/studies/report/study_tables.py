@@ -50,10 +50,17 @@ def main_metrics(evidence: Evidence) -> list[str]:
     by_task: dict[str, list[str]] = {}
     for metric in evidence.metrics:
         task, _, name = metric.rpartition(" ")
-        if name in _MAIN and " " not in task:  # a task as a whole, not one of its languages
+        if _column(name) in _MAIN and " " not in task:  # a task as a whole, not one of its languages
             by_task.setdefault(task, []).append(metric)
     order = sorted(by_task, key=lambda task: (task not in ("calibration", VALIDATION), task == "", task))
-    return [m for task in order for m in sorted(by_task[task], key=lambda m: _MAIN.index(m.rpartition(" ")[2]))]
+    return [
+        m for task in order for m in sorted(by_task[task], key=lambda m: _MAIN.index(_column(m.rpartition(" ")[2])))
+    ]
+
+
+def _column(name: str) -> str:
+    """Where a metric stands: the loss at another temperature beside its own."""
+    return "cfm" if name.startswith("cfm_temperature_") else name
 
 
 def summary_of(row: ReportRow, metric: str) -> Summary | None:
