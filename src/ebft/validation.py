@@ -23,9 +23,10 @@ from ebft.iteration import distinct_share, make_layout, score
 from ebft.method.cross_entropy import Rows, weighted_cross_entropy
 from ebft.method.layout import PackedLayout
 from ebft.method.losses import counted_tokens
+from ebft.method.metric_names import OF_ROLLOUTS
 from ebft.method.metrics import whitened_proxy
 from ebft.method.sampling import sequence_seeds
-from ebft.method.sequence_records import OF_ROLLOUTS, Record
+from ebft.method.sequence_records import Record
 from ebft.model.backbone import evaluating, output_head
 from ebft.model.features import FeatureNetwork
 from ebft.model.fingerprint import weight_fingerprint

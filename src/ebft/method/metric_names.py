@@ -13,7 +13,7 @@ NAMES = {
     "cfm": "feature-matching loss",
     "whitened_proxy": "whitened proxy (larger is better)",
 }
-# What rollouts are like: nothing to be improved.
+# What rollouts are like: measured in evaluation alone, and neither larger nor smaller is better.
 OF_ROLLOUTS = {"distinct": "distinct rollouts", "entropy": "entropy of rollouts"}
 
 

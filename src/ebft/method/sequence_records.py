@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ebft.method.metric_names import OF_ROLLOUTS
 from ebft.method.ratios import Estimate, SumsAndCounts, paired_difference, ratio_of_sums
 
 Record = dict[str, Any]
@@ -23,8 +24,6 @@ METRICS = {
     "whitened_proxy": "contexts",
     "reward": "contexts",
 }
-# What rollouts are like: measured in evaluation alone, and neither larger nor smaller is better.
-OF_ROLLOUTS = {"distinct": "contexts", "entropy": "contexts"}
 _LOG_PROBS = {"cross_entropy": "log_probs", "answer_cross_entropy": "answer_log_probs"}
 
 

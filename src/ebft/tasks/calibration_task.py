@@ -12,8 +12,9 @@ from ebft.data.rows import contents
 from ebft.data.store import tokenize_source
 from ebft.errors import ConfigError, DataError
 from ebft.iteration import check_sequences
+from ebft.method.metric_names import OF_ROLLOUTS
 from ebft.method.ratios import Estimate
-from ebft.method.sequence_records import OF_ROLLOUTS, Record, per_what
+from ebft.method.sequence_records import Record, per_what
 from ebft.model.fingerprint import feature_space
 from ebft.runtime.progress import progress
 from ebft.tasks import calibration
