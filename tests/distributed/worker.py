@@ -25,7 +25,7 @@ T, VOCABULARY, PER_STEP = 32, 24, 8
 # epoch: 4 processes then have 2, 2, 1 and none.
 SETTINGS: dict[str, dict[str, Any]] = {
     "feature_matching": {"whitening": "both"},
-    "documents": {"gamma": 0.1, "kl_weight": 0.05, "document_masks": True},
+    "documents": {"gamma": 0.1, "kl_weight": 0.05, "document_masks": True, "short_truths": True},
     "answers": {
         "gamma": 0.1,
         "answer_only": True,

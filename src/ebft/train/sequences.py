@@ -123,8 +123,8 @@ def warnings_about(recipe: Recipe, rows: Sequence[Row]) -> list[str]:
     ends_left_out = training.document_masks and training.anchors == "strided" and not training.short_truths
     if recipe.command == "train" and ends_left_out and "short_truths" not in recipe.given:
         found.append(
-            "anchors from which a text ends within a rollout are left out, so feature matching teaches the model not to "
-            "end; set short_truths=true, or short_truths=false if this is intended"
+            "anchors from which a text ends within a rollout are left out, so feature matching teaches the model not "
+            "to end; set short_truths=true, or short_truths=false if this is intended"
         )
     if standard and not shown and recipe.given.get("answer_only"):
         found.append("answer_only has no effect: the rows are plain text, all of which is trained on")
