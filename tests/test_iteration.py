@@ -272,7 +272,7 @@ class TestSequences:
                 dataset([5, 2] * 4),
                 {"document_masks": True, "stride": 7},
                 DataError,
-                "the longest document has 5 tokens, horizon is 3, .* stride=7 tokens; use a smaller horizon or stride$",
+                "the longest document has 5 tokens, horizon is 3, .* smaller horizon or stride, or short_truths=true$",
             ),
             (dataset([1, 1]), {"anchors": "answer_start"}, DataError, "no answer starts after a prompt"),
         ],

@@ -126,6 +126,8 @@ def check_sequences(dataset: SequenceDataset, config: MethodConfig, end_token_id
             "horizon"
         )
     what, or_all = ("answer", ", or answer_only=false") if config.answer_only else ("document", "")
+    if config.document_masks and not config.short_truths:
+        or_all = f", or short_truths=true{or_all}"
     raise DataError(
         f"no rollout can begin in the data: the longest {what} has {_longest(dataset, config.answer_only)} tokens, "
         f"horizon is {config.horizon}, and rollouts begin every stride={config.stride} tokens; use a smaller horizon "

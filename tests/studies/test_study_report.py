@@ -216,6 +216,13 @@ class TestWhatIsMissing:
         assert all(words in note for note in notes)
         assert self.main(study)["sft"] == "missing"
 
+    def test_an_evaluation_that_failed_after_one_that_did_not(self, study: Path) -> None:
+        (study / "logs").mkdir(exist_ok=True)
+        (study / "logs" / "evaluate-sft,seed=0.log").write_text("$ ebft eval\nebft: the disk is full: runs/x\n")
+        (note,) = study_report.write(str(study)).notes
+        assert note == "sft, seed 0: its evaluation failed, and the numbers are of one before: the disk is full: runs/x"
+        assert float(self.main(study)["sft"]) == pytest.approx(1.0, abs=0.1)
+
     def test_other_data_are_not_put_together(self, study: Path) -> None:
         place = study / "evaluations" / "ebft,seed=0" / "results.json"
         results = json.loads(place.read_text())

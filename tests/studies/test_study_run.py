@@ -285,3 +285,9 @@ def test_real_runs_and_their_report(
     assert cli.main(["study", "report", str(tmp_path / "out")]) == 0
     assert "Which has the lowest feature-matching loss on the test data?" in capsys.readouterr().out
     assert (tmp_path / "out" / "report" / "report.html").exists()
+
+    evaluation["also_at_temperatures"] = "0.3,1.0"  # tests whose options have changed are made again
+    file = study({"ebft": {}}, seeds=[0], settings=settings, evaluation=evaluation)
+    assert run(file, "--jobs", 2) == 0
+    results = json.loads((tmp_path / "out" / "evaluations" / "base" / "results.json").read_text())
+    assert {"cfm_temperature_0.3", "cfm_temperature_1"} < results["tasks"]["calibration"]["metrics"].keys()

@@ -173,6 +173,12 @@ def test_what_rollouts_are_like_by_hand(document_masks: bool) -> None:
             assert record[name] == pytest.approx(sum(mine) / len(mine), rel=1e-4), name
 
 
+@pytest.mark.parametrize("wrong", [0, -1, math.inf, math.nan])
+def test_temperatures_that_are_none(wrong: float) -> None:
+    with pytest.raises(ConfigError, match=r"also_at_temperatures=\[.*\] must be finite and above 0"):
+        options(also_at_temperatures=[wrong])
+
+
 def test_another_temperature_is_as_if_measured_at_it() -> None:
     model, features = tiny_model("llama"), FeatureNetwork(tiny_model("llama", seed=9))
     dataset = sequences([15, 20, 22, 15, 30])
@@ -182,8 +188,6 @@ def test_another_temperature_is_as_if_measured_at_it() -> None:
     assert [record["cfm"] for record in both] != [record["cfm"] for record in alone]
     metrics, _ = estimates(both, LENGTHS)
     assert metrics["cfm_temperature_1.5"] == estimates(alone, LENGTHS)[0]["cfm"]
-    with pytest.raises(ConfigError, match=r"also_at_temperatures=\[0.0\] must be above 0"):
-        options(also_at_temperatures=[0])
 
 
 def test_numbers_do_not_depend_on_the_batch() -> None:

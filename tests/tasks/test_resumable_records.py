@@ -18,3 +18,11 @@ def test_records_without_settings_are_nobodys(tmp_path: Path) -> None:
     (tmp_path / "y.jsonl").write_text("nonsense\n")
     with pytest.raises(ConfigError, match=r"y.jsonl is damaged"):
         ResumableRecords(tmp_path, "y", {"a": [1, 2]})
+
+
+def test_studies_replace_what_other_settings_made(tmp_path: Path) -> None:
+    ResumableRecords(tmp_path, "x", {"a": 1}).append([{"row": 1}])
+    with pytest.raises(ConfigError, match="was made with a=1, not 2"):
+        ResumableRecords(tmp_path, "x", {"a": 2})
+    assert ResumableRecords(tmp_path, "x", {"a": 1}, replace_changed=True).rows == [{"row": 1}], "nothing has changed"
+    assert ResumableRecords(tmp_path, "x", {"a": 2}, replace_changed=True).rows == []

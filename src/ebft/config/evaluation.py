@@ -7,6 +7,7 @@ a second time, but taken from `MethodConfig` and `DataConfig` (`BORROWED`).
 from __future__ import annotations
 
 import argparse
+import math
 import typing
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
@@ -152,6 +153,7 @@ class EvalOptions:
     device: str = _running("auto", "auto, cpu, cuda, cuda:1, ...")
     trust_remote_code: bool = _running(False, "run code that comes with a model from the hub")
     overwrite: bool = _running(False, "make everything again, also what another setting made")
+    replace_changed: bool = _running(False, "make again what other settings or another model made, and nothing else")
 
     # ---- borrowed: given by their flags, kept as the objects that the method and the data are read by
     method: MethodConfig = field(default_factory=MethodConfig)
@@ -177,10 +179,8 @@ class EvalOptions:
             raise ConfigError(f"samples={self.samples} must be 0 (greedy only) or more")
         if self.samples and not self.temperature > 0:
             raise ConfigError(f"temperature={self.temperature} must be above 0 for samples; for greedy, use samples=0")
-        if any(not temperature > 0 for temperature in self.also_at_temperatures):
-            raise ConfigError(
-                f"also_at_temperatures={self.also_at_temperatures} must be above 0, as rollouts are sampled"
-            )
+        if not all(0 < temperature < math.inf for temperature in self.also_at_temperatures):
+            raise ConfigError(f"also_at_temperatures={self.also_at_temperatures} must be finite and above 0")
         if not self.samples and not self.greedy:
             raise ConfigError("samples=0 without greedy leaves nothing to generate")
         if "calibration" in self.tasks:
@@ -247,7 +247,7 @@ def parse(arguments: list[str], parser: argparse.ArgumentParser) -> EvalOptions:
     for name, f, _ in options():
         groups[group_of(name, f)].add_argument("--" + name.replace("_", "-"), **_argument(name, f))
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
-    for name in ("tasks", "languages", "profile_lengths", "feature_layers"):
+    for name in ("tasks", "languages", "profile_lengths", "also_at_temperatures", "feature_layers"):
         if name in given:
             given[name] = [item for value in given[name] for item in value.split(",") if item not in ("", "none")]
     return EvalOptions.from_values(given)

@@ -138,7 +138,7 @@ def check_same_space(results: Mapping[str, Results]) -> list[str]:
                 f"{mine['model']}); evaluate both with the same --feature-model"
             )
         pairs = [found[one]["settings"] for one in (first, label)]
-        settings = {name: tuple(one.get(name) for one in pairs) for name in {**pairs[0], **pairs[1]}}
+        settings = {name: tuple(one.get(name, "not set") for one in pairs) for name in {**pairs[0], **pairs[1]}}
         for harmless in ("feature_model", "also_at_temperatures"):  # told apart above; losses that one of them may lack
             settings.pop(harmless, None)
         differ_in = {name: (other, value) for name, (other, value) in settings.items() if other != value}

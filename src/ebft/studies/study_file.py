@@ -278,7 +278,7 @@ def _evaluation(given: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]
         return {}
     if not isinstance(options, dict):
         raise ConfigError(f"`evaluation` is a mapping of options of `ebft eval`, not {options!r}")
-    for name in ("model", "output", "compare", "overwrite"):
+    for name in ("model", "output", "compare", "overwrite", "replace_changed"):
         if name in options:
             raise ConfigError(f"{name} in `evaluation` is decided by the study; take it out")
     options = {"tasks": ["calibration"], **options}

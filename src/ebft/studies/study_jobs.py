@@ -128,7 +128,8 @@ class Evaluation:
     def arguments(self) -> list[str]:
         if self._found == "unscored":  # no model is needed, and a copy of a study may have none
             return ["score", str(self.output.resolve())]
-        return ["eval", *as_flags({"model": [self.model], "output": str(self.output.resolve()), **self.options})]
+        where = {"model": [self.model], "output": str(self.output.resolve())}
+        return ["eval", *as_flags({**where, **self.options, "replace_changed": True})]
 
     @property
     def options(self) -> dict[str, Any]:

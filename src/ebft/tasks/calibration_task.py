@@ -38,7 +38,7 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
         "seed": options.seed,
         **{k: v for k, v in calibration_settings(options).items() if k not in _NOT_OF_A_SEQUENCE},
     }
-    records = ResumableRecords(folder, "calibration", made_with, options.overwrite)
+    records = ResumableRecords(folder, "calibration", made_with, options.overwrite, options.replace_changed)
     made = {row["sequence"] for row in records.rows}
     wanted = [row for row in rows if row not in made]
     features = feature_space(subject.features, subject.feature_name)

@@ -1,7 +1,8 @@
 """Records that an evaluation leaves on disk as JSONL, so that it can be stopped and resumed.
 
 Records are appended as they are made. Beside them is a file with the settings that made them; resuming with other
-settings is an error that says what differs, because the file would hold two things under one name.
+settings is an error that says what differs, because the file would hold two things under one name. Studies, whose
+options may change, replace such records instead.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ def fingerprint(value: Any) -> str:
 class ResumableRecords:
     """An append-only JSONL file `<name>.jsonl`, made under the settings in `<name>.settings.json`."""
 
-    def __init__(self, folder: Path, name: str, settings: dict[str, Any], overwrite: bool = False) -> None:
+    def __init__(
+        self, folder: Path, name: str, settings: dict[str, Any], overwrite: bool = False, replace_changed: bool = False
+    ) -> None:
         self.file = folder / f"{name}.jsonl"
         settings_file = folder / f"{name}.settings.json"
         settings = json.loads(json.dumps(settings))  # as they will be read back
         folder.mkdir(parents=True, exist_ok=True)
-        if overwrite:
+        before = read_json(settings_file)
+        if overwrite or (replace_changed and before != settings):
             self.file.unlink(missing_ok=True)
             settings_file.unlink(missing_ok=True)
-        before = read_json(settings_file)
+            before = None
         if before is not None and self.file.exists():
             _check_same(self.file, before, settings)
         elif self.file.exists():

@@ -153,7 +153,7 @@ def completions(
         "problems": fingerprint([problems.keys, problems.prompts]),
         **problems.prompt_format(settings.prompt_style),
     }
-    records = ResumableRecords(folder, name, made_with, options.overwrite)
+    records = ResumableRecords(folder, name, made_with, options.overwrite, options.replace_changed)
     place_of = {key: place for place, key in enumerate(problems.keys)}
     made = {(place_of[row["task_id"]], row["sample"]) for row in records.rows}
     every = [(place, sample) for place in range(len(problems.keys)) for sample in range(settings.samples)]

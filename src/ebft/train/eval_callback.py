@@ -21,7 +21,18 @@ from ebft.runtime import processes
 logger = logging.getLogger(__name__)
 
 # Options that training itself decides.
-_TAKEN = ("model", "tasks", "output", "compare", "feature_model", "backend", "dtype", "device", "overwrite")
+_TAKEN = (
+    "model",
+    "tasks",
+    "output",
+    "compare",
+    "feature_model",
+    "backend",
+    "dtype",
+    "device",
+    "overwrite",
+    "replace_changed",
+)
 
 
 class EvalTasks(TrainerCallback):

@@ -175,6 +175,8 @@ def _read_evaluation(model: Model, folder: Path, log: Path) -> None:
         )
         return
     model.evaluation, model.results = folder, tasks
+    if error := jobs.last_error(log):
+        model.problem = f"its evaluation failed, and the numbers are of one before: {error}"
     for task, entry in tasks.items():
         try:
             model.scores |= _scores_of_task(task, entry, folder, model.seed)
