@@ -53,7 +53,7 @@ def _point(row: dict[str, Any]) -> dict[str, Any]:
 
 def _sequences(file: Path) -> dict[str, list[float | None]]:
     rows = sorted(_lines(file), key=lambda row: row["sequence"])
-    names = [*SUMS, *(name for name in rows[0] if name.startswith("cfm_at_"))]
+    names = [*SUMS, *(name for name in rows[0] if name.startswith(("cfm_at_", "cfm_temperature_")))]
     return {name: [_rounded(row.get(name)) for row in rows] for name in names}
 
 

@@ -109,7 +109,7 @@ def check_sequences(dataset: SequenceDataset, config: MethodConfig, end_token_id
     if config.packing and not config.document_masks:
         longest = min(dataset.total_tokens, config.context_length)
     if longest < needed:
-        way_out = "short_truths=true, " if config.document_masks and not short else ""
+        way_out = "short_truths=true, " if config.leaves_ends_out else ""
         raise DataError(
             f"all documents are shorter than one anchor needs: the longest has {longest} tokens, "
             f"horizon={config.horizon} needs {needed}; use {way_out}a smaller horizon, longer documents, or "
@@ -126,7 +126,7 @@ def check_sequences(dataset: SequenceDataset, config: MethodConfig, end_token_id
             "horizon"
         )
     what, or_all = ("answer", ", or answer_only=false") if config.answer_only else ("document", "")
-    if config.document_masks and not config.short_truths:
+    if config.leaves_ends_out:
         or_all = f", or short_truths=true{or_all}"
     raise DataError(
         f"no rollout can begin in the data: the longest {what} has {_longest(dataset, config.answer_only)} tokens, "

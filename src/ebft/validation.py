@@ -57,12 +57,8 @@ def measure(
     """What each sequence of a batch contributes, [b] each: its number, sums and counts of its tokens' log-probs, and
     means over its contexts, NaN for a sequence without any."""
     input_ids, document_ids = batch["input_ids"], batch["document_ids"]
-    on_gpu = input_ids.device.type == "cuda"
-    samples = config.eval_samples or config.samples
-    layout = make_layout(batch["on_host"], config, samples, end_token_ids, on_gpu).to(input_ids.device)
     found: dict[str, Tensor] = {"sequence": batch["sequence_id"]}
-    seeds = sequence_seeds(config.eval_seed, 0, batch["sequence_id"])
-    rollouts, context = roll_out_with_context(model, input_ids, layout, seeds, config, end_token_ids)
+    layout, rollouts, context = rolled_out(model, batch, config, end_token_ids, turn=0)
     log_probs = truth_log_probs(model, input_ids, context).double()
     real = document_ids != PADDING
     if config.document_masks:  # the first token of a document has nothing to be predicted from
@@ -74,6 +70,18 @@ def measure(
 
     found["contexts"] = layout.anchor_mask.expand(input_ids.shape[0], -1).sum(1)
     return found | of_rollouts(features, input_ids, layout, rollouts, config)
+
+
+def rolled_out(
+    model: nn.Module, batch: dict[str, Any], config: MethodConfig, end_token_ids: Tensor | None, turn: int
+) -> tuple[PackedLayout, Rollouts, Tensor]:
+    """A batch's layout, rollouts, and the hidden states of its text. turn: other random numbers for each."""
+    input_ids = batch["input_ids"]
+    on_gpu = input_ids.device.type == "cuda"
+    samples = config.eval_samples or config.samples
+    layout = make_layout(batch["on_host"], config, samples, end_token_ids, on_gpu).to(input_ids.device)
+    seeds = sequence_seeds(config.eval_seed, turn, batch["sequence_id"])
+    return layout, *roll_out_with_context(model, input_ids, layout, seeds, config, end_token_ids)
 
 
 def of_rollouts(

@@ -64,6 +64,9 @@ ONLY_IF_SET = (
     "short_truths",
     "also_at_temperatures",
 )
+NOT_SET = "not set"  # what messages call these then
+# Options of calibration that change no other number, or are told apart in another way.
+HARMLESS = ("feature_model", "also_at_temperatures")
 
 
 @dataclass

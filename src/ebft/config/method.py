@@ -143,6 +143,11 @@ class MethodConfig:
         return self.document_masks or self.anchors == "answer_start"
 
     @property
+    def leaves_ends_out(self) -> bool:
+        """Whether no anchor is where a text ends within a rollout, so that rollouts that end are never right."""
+        return self.document_masks and self.anchors == "strided" and not self.short_truths
+
+    @property
     def feature_taps(self) -> list[float | int]:
         """`feature_layers` as the feature network takes them: 1 is the first layer, 1.0 the whole depth."""
         return [int(layer) if layer > 1 else layer for layer in self.feature_layers]

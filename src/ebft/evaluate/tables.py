@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ebft.config.evaluation import HARMLESS, NOT_SET
 from ebft.errors import ConfigError
 from ebft.method.metric_names import title
 from ebft.method.ratios import Estimate, with_error
@@ -138,10 +139,10 @@ def check_same_space(results: Mapping[str, Results]) -> list[str]:
                 f"{mine['model']}); evaluate both with the same --feature-model"
             )
         pairs = [found[one]["settings"] for one in (first, label)]
-        settings = {name: tuple(one.get(name, "not set") for one in pairs) for name in {**pairs[0], **pairs[1]}}
-        for harmless in ("feature_model", "also_at_temperatures"):  # told apart above; losses that one of them may lack
-            settings.pop(harmless, None)
-        differ_in = {name: (other, value) for name, (other, value) in settings.items() if other != value}
+        settings = {name: tuple(one.get(name, NOT_SET) for one in pairs) for name in {**pairs[0], **pairs[1]}}
+        differ_in = {
+            n: (other, value) for n, (other, value) in settings.items() if other != value and n not in HARMLESS
+        }
         shown = ", ".join(f"{name}: {other} and {value}" for name, (other, value) in differ_in.items())
         if any(name not in _PROFILE for name in differ_in):
             raise ConfigError(

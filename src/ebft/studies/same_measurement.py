@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ebft.config.evaluation import NOT_SET
 from ebft.config.method import settings_that_change
-
-UNSET = "not set"  # of what is left out in results where it is not set
 
 
 def settings_that_differ(mine: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -35,7 +34,7 @@ def what_differs(name: str, mine: dict[str, Any], other_name: str, other: dict[s
     words = {"network": "the frozen feature network", "validation": "the validation text"}
     words["means_over"] = "one by an older version, whose means were over sequences instead of contexts"
     shown = ", ".join(
-        words.get(key, f"{key} {mine.get(key, UNSET)} and {other.get(key, UNSET)}") for key in serious or differ
+        words.get(key, f"{key} {mine.get(key, NOT_SET)} and {other.get(key, NOT_SET)}") for key in serious or differ
     )
     if not serious:
         return [f"{name} and {other_name} differ in {shown}; their whitened proxy and reward do not compare"]

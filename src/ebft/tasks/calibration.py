@@ -21,18 +21,14 @@ from torch import Tensor, nn
 from ebft.config.method import MethodConfig
 from ebft.config.profile import Profile
 from ebft.data.packing import SequenceDataset, collate, to_device
-from ebft.iteration import make_layout
 from ebft.method import sequence_records
-from ebft.method.layout import PackedLayout
 from ebft.method.metrics import conditional_feature_matching_loss
 from ebft.method.ratios import Estimate
-from ebft.method.sampling import sequence_seeds
 from ebft.method.sequence_records import Record
 from ebft.model.backbone import base_model, evaluating, input_embeddings, text_config
 from ebft.model.features import FeatureNetwork
-from ebft.rollouts import Rollouts, roll_out
 from ebft.trees import pack_to_score
-from ebft.validation import mean_over_contexts, measure, of_rollouts, records_of
+from ebft.validation import mean_over_contexts, measure, of_rollouts, records_of, rolled_out
 
 
 def measure_sequences(
@@ -73,20 +69,8 @@ def cfm_at_temperature(
     """The feature-matching loss of each sequence with rollouts at another temperature, [b]."""
     settings = copy.copy(config)
     settings.temperature = temperature
-    layout, rollouts = _rolled_out(model, batch, settings, end_token_ids, turn=0)
+    layout, rollouts, _ = rolled_out(model, batch, settings, end_token_ids, turn=0)
     return of_rollouts(features, batch["input_ids"], layout, rollouts, settings)["cfm"]
-
-
-def _rolled_out(
-    model: nn.Module, batch: dict[str, Any], config: MethodConfig, end_token_ids: Tensor | None, turn: int
-) -> tuple[PackedLayout, Rollouts]:
-    """turn: other random numbers for each."""
-    input_ids = batch["input_ids"]
-    on_gpu = input_ids.device.type == "cuda"
-    samples = config.eval_samples or config.samples
-    layout = make_layout(batch["on_host"], config, samples, end_token_ids, on_gpu).to(input_ids.device)
-    seeds = sequence_seeds(config.eval_seed, turn, batch["sequence_id"])
-    return layout, roll_out(model, input_ids, layout, seeds, config, end_token_ids)
 
 
 def profile_of(
@@ -101,7 +85,7 @@ def profile_of(
     settings = copy.copy(config)
     settings.horizon, settings.stride = max(profile.lengths), profile.stride
     input_ids = batch["input_ids"]
-    layout, rollouts = _rolled_out(model, batch, settings, end_token_ids, turn=1)
+    layout, rollouts, _ = rolled_out(model, batch, settings, end_token_ids, turn=1)
     used = layout.anchor_mask
     if not config.short_truths:
         # Anchors at answer starts may have a shorter truth; a profile needs one that is whole at every length.

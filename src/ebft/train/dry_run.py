@@ -139,7 +139,7 @@ def short_texts(dataset: SequenceDataset, config: Any) -> str | None:
     short = int((lengths < needed).sum())
     if short < len(lengths) / 2:
         return None
-    way_out = ", or short_truths=true" if config.document_masks else ""
+    way_out = ", or short_truths=true" if config.leaves_ends_out else ""
     return (
         f"most anchors are dropped: {short:,} of {len(lengths):,} {what} have fewer than {needed} tokens, and no "
         f"rollout of horizon={config.horizon} tokens begins in them; use a smaller horizon{way_out}"

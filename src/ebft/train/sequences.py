@@ -120,8 +120,7 @@ def warnings_about(recipe: Recipe, rows: Sequence[Row]) -> list[str]:
             f"{shown[0]} trained on too, which is the default; set answer_only=true to train on answers only, "
             "or answer_only=false if this is intended"
         )
-    ends_left_out = training.document_masks and training.anchors == "strided" and not training.short_truths
-    if recipe.command == "train" and ends_left_out and "short_truths" not in recipe.given:
+    if recipe.command == "train" and training.leaves_ends_out and "short_truths" not in recipe.given:
         found.append(
             "anchors from which a text ends within a rollout are left out, so feature matching teaches the model not "
             "to end; set short_truths=true, or short_truths=false if this is intended"

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ebft.config.evaluation import HARMLESS
 from ebft.errors import ConfigError
 from ebft.evaluate.paired import pass_rates
 from ebft.evaluate.tables import is_scored
@@ -314,8 +315,7 @@ def _drop_validation_that_does_not_compare(evidence: Evidence) -> None:
 
 def how_measured(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What the numbers of a task depend on, beside the model."""
-    harmless = ("feature_model", "also_at_temperatures")
-    found = {name: value for name, value in entry.get("settings", {}).items() if name not in harmless}
+    found = {name: value for name, value in entry.get("settings", {}).items() if name not in HARMLESS}
     if "text" in entry:
         found["text"] = entry["text"]
     for name in ("weights", "taps", "pooling", "normalize"):
