@@ -140,7 +140,16 @@ class TestSeparator:
         assert plain == {"prompt": prompt, "completion": completion}
 
     def test_prompts_of_rlvr_get_it_too(self) -> None:
-        assert RowFormat(prompt_separator=" ").prompt_of({"prompt": "a"}) == "a "
+        assert RowFormat(prompt_separator="\n").prompt_of({"prompt": "a"}) == "a\n"
+
+    @pytest.mark.parametrize("spaces", [" ", "  "])
+    def test_a_space_begins_the_answer(self, spaces: str) -> None:
+        """In training, and so where a model is to answer."""
+        made = RowFormat(prompt_separator=spaces)
+        assert made.standard({"prompt": "a:", "completion": "b"}) == {"prompt": "a:", "completion": f"{spaces}b"}
+        assert made.prompt_of({"prompt": "a:"}) == "a:"
+        assert made.standard({"prompt": "a: ", "completion": "b"}) == {"prompt": "a: ", "completion": "b"}
+        assert made.standard({"prompt": "a:", "completion": " b"}) == {"prompt": "a:", "completion": " b"}
 
 
 @pytest.mark.parametrize(

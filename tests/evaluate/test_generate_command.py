@@ -133,7 +133,7 @@ FINE = Completion("fine", "end", 2)
         ({"prompt_kinds": ["prompt"], "prompt_separator": "\n"}, [], "hi\n"),
         ({"prompt_kinds": ["prompt"], "prompt_separator": "\n"}, ["--prompt-style", "raw"], "hi"),
         ({"prompt_kinds": ["prompt"], "prompt_separator": "\n"}, ["--prompt-separator", ""], "hi"),
-        ({"prompt_kinds": ["prompt"], "prompt_template": "Q: {q}\nA:", "prompt_separator": " "}, [], "Q: hi\nA: "),
+        ({"prompt_kinds": ["prompt"], "prompt_template": "Q: {q}\nA:", "prompt_separator": " "}, [], "Q: hi\nA:"),
         ({"prompt_kinds": ["prompt"], "prompt_template": "{a} {b}"}, [], "hi"),
         ({"prompt_kinds": ["alpaca"]}, [], ALPACA.format(instruction="hi")),
         ({"prompt_kinds": ["messages"]}, [], CHAT),
@@ -172,9 +172,9 @@ def test_prompts_are_made_as_in_the_run(
 
 def test_prompts_of_rows_and_prompts_that_are_whole_already(tmp_path: Path) -> None:
     made = PromptFormat("prompt", RowFormat(prompt_template="Q: {q}\nA:", prompt_separator=" "))
-    assert made.of_row({"q": "one", "completion": "two"}) == "Q: one\nA: "
-    assert made.of_row({"prompt": "one"}) == "Q: one\nA: "
-    assert made.of_text("Q: one\nA:") == made.of_text("Q: one\nA: ") == "Q: one\nA: "
+    assert made.of_row({"q": "one", "completion": "two"}) == "Q: one\nA:"
+    assert made.of_row({"prompt": "one"}) == "Q: one\nA:"
+    assert made.of_text("Q: one\nA:") == made.of_text("Q: one\nA: ") == "Q: one\nA:"
     alpaca = PromptFormat("alpaca")
     assert alpaca.of_row({"instruction": "add", "input": "1 2"}) == ALPACA_WITH_INPUT.format(
         instruction="add", input="1 2"
@@ -270,10 +270,10 @@ def test_a_chat_with_a_model_that_was_not_trained_on_any(
     monkeypatch.setattr(
         TransformersGenerator, "complete", lambda self, prompts, settings, **_: seen.extend(prompts) or [[FINE]]
     )
-    run = of_run(model, tmp_path / "run", prompt_kinds=["prompt"], prompt_separator=" ")
+    run = of_run(model, tmp_path / "run", prompt_kinds=["prompt"], prompt_separator="\n")
     said(monkeypatch, "hi", "again")
     assert cli.main(["generate", "--model", str(run), *SHORT]) == 0
-    assert seen == ["hi ", "again "]
+    assert seen == ["hi\n", "again\n"]
     assert "Not trained on conversations" in capsys.readouterr().out
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from ebft import EBFTTrainer
 from ebft.errors import TrainingDiverged
-from ebft.train.divergence import avoid_broken_kernels
+from ebft.train.divergence import GradientNorms, avoid_broken_kernels
 from tests.train.small_runs import config, counting_text, small_model
 
 
@@ -57,3 +57,29 @@ def test_gradients_of_torchs_attention_where_cudnn_returns_nan() -> None:
     for tensor in (q, k, v):
         assert tensor.grad is not None
         assert bool(tensor.grad.isfinite().all())
+
+
+class TestGradientNorms:
+    def said(self, norms: list[float], caplog: pytest.LogCaptureFixture) -> list[str]:
+        seen = GradientNorms()
+        for step, norm in enumerate(norms, 1):
+            seen.see(norm, step)
+        return [record.message for record in caplog.records]
+
+    @pytest.mark.parametrize(
+        "norms",
+        [
+            [20.0, 8.0, 5.0, 3.0, 2.0, 1.0, 900.0, 1.0],
+            [0.0, 0.0, 0.0, 0.0, 0.0, 5.0, 0.0, 4.0],  # GRPO, where most answers get the same reward
+            [1e6, 1e6, 1e6, 1e6, 2e6],
+        ],
+    )
+    def test_what_is_usual(self, norms: list[float], caplog: pytest.LogCaptureFixture) -> None:
+        assert self.said(norms, caplog) == []
+
+    def test_noise_is_told_of_once_though_most_steps_are(self, caplog: pytest.LogCaptureFixture) -> None:
+        """Seen in a run on a GPU whose memory was full: most steps, and the first of them, were noise."""
+        norms = [617022.0, 8.6, 312191.0, 310704.0, 18.0, 321590.0, 272152.0, 412630.0]
+        told = self.said(norms, caplog)
+        assert len(told) == 1
+        assert "the gradient's norm is 3.22e+05 at step 6, where it is usually about 18" in told[0]

@@ -215,7 +215,7 @@ class TestAnswers:
 
 class TestWarnings:
     GLUED, CHAT = "nothing stands between prompts and answers", "what users say is trained on too"
-    PROMPTS = "prompts are trained on too"
+    PROMPTS, SPACE = "prompts are trained on too", "prompts end with a space"
 
     @pytest.mark.parametrize(
         ("row", "settings", "expected"),
@@ -223,6 +223,8 @@ class TestWarnings:
             ({"prompt": "a", "completion": "b"}, {}, [GLUED, PROMPTS]),
             ({"prompt": "a", "completion": "b"}, {"prompt_separator": ""}, [PROMPTS]),
             ({"prompt": "a", "completion": "b"}, {"prompt_separator": " ", "answer_only": True}, []),
+            ({"prompt": "a ", "completion": "b"}, {}, [SPACE, PROMPTS]),
+            ({"prompt": "a ", "completion": "b"}, {"prompt_separator": " "}, [SPACE, PROMPTS]),
             ({"prompt": "a\n", "completion": "b"}, {"answer_only": False}, []),
             ({"prompt": "a\n", "completion": "b"}, {"anchors": "answer_start"}, []),
             ({"prompt": "a\n", "completion": "b"}, {"anchors": "answer_start", "gamma": 0.1}, [PROMPTS]),

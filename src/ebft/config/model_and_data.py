@@ -91,8 +91,8 @@ class DataConfig:
     )
     prompt_separator: str | None = option(
         None,
-        "what comes between a prompt and a completion that have no whitespace there, such as ' ' or '\\n'; default: "
-        "nothing, with a warning",
+        "what comes between a prompt and a completion that have no whitespace there: '\\n' ends the prompt, ' ' begins "
+        "the answer; default: nothing, with a warning",
         "data",
     )
 

@@ -53,8 +53,17 @@ class RowFormat:
         if kind == "messages":
             return {"messages": as_messages(row[self._messages_column(row)])}
         if kind == "pair":
-            return {"prompt": self.prompt_of(row), "completion": as_messages(row[self.completion_column(row)])}
+            prompt, completion = self.prompt_of(row), as_messages(row[self.completion_column(row)])
+            if self.separator_begins_answer and is_glued(prompt, completion):
+                completion = f"{self.prompt_separator}{completion}"
+            return {"prompt": prompt, "completion": completion}
         return {"text": row[self.text]}
+
+    @property
+    def separator_begins_answer(self) -> bool:
+        """Tokenizers make a space part of the word after it. At the end of a prompt it would be a token of its own, and
+        the word another one than in any other text."""
+        return bool(self.prompt_separator) and not str(self.prompt_separator).strip(" ")
 
     def kind(self, row: Row) -> Kind:
         answered = self.completion_column(row) in row
@@ -84,7 +93,8 @@ class RowFormat:
         )
 
     def prompt_of(self, row: Row) -> Any:
-        """The prompt of a row with or without an answer: a text, the messages before the last answer, or None."""
+        """The prompt of a row with or without an answer: a text, the messages before the last answer, or None. What a
+        model is given to answer is this, too."""
         if self.prompt_template:
             prompt: Any = _fill(self.prompt_template, row)
         elif self._messages_column(row) in row:
@@ -95,8 +105,9 @@ class RowFormat:
             prompt = _fill(ALPACA_WITH_INPUT if row.get("input") else ALPACA, row)
         else:
             return None
-        if self.prompt_separator and is_glued(prompt, row.get(self.completion_column(row), "")):
-            prompt += self.prompt_separator
+        behind = "" if self.separator_begins_answer else self.prompt_separator or ""
+        if behind and is_glued(prompt, row.get(self.completion_column(row), "")):
+            prompt += behind
         return prompt
 
     def prompt_kind(self, row: Row) -> PromptKind:

@@ -29,7 +29,7 @@ from ebft.errors import DataError
 from ebft.runtime.files import cache_directory
 from ebft.runtime.progress import tracked
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class EBFTTrainer(ShardedTrainer):
             disable_dropout(model)
         resolve_backend(args.attention_backend, args.device)  # an error here costs nothing yet
         if (glued := glued_rows(train_dataset)) is not None:
-            logger.warning(f"{glued}; end the prompts with a space or a line break if this is not intended")
+            logger.warning(f"{glued}; begin answers with a space or end prompts with a line break if it should")
         self.pad_token_id = pad_token_id(processing_class)
         self.end_token_ids = end_token_ids(processing_class, args.completions_end)
         self.clock, self.deferred_checks, self.costs = Clock(args.device), DeferredChecks(), CostTracker()
