@@ -1,4 +1,4 @@
-"""The little-data figures: validation over epochs, from `validation.json` of the studies.
+"""The figures of docs/results.md: validation over epochs, from `validation.json` of the studies.
 
 python results/replication/figure.py docs/pictures
 """
@@ -64,13 +64,29 @@ FIGURES = {
         ("plenty", "sft-packed,learning_rate=5e-05"): ("SFT, EBFT's sequences, 5e-5", "#cc79a7"),
         ("plenty", "ebft"): ("EBFT, gamma 1, 1e-4", "#0072b2"),
     },
+    "little-data-more": {
+        ("little-1000-more", "sft-packed,learning_rate=0.0001"): ("SFT", "#e69f00"),
+        ("little-1000-more", "sft-linear,learning_rate=0.0002"): ("SFT, linear decay", "#009e73"),
+        ("little-1000-more", "sft-neftune"): ("SFT, NEFTune", "#cc79a7"),
+        ("little-1000-more", "sft-lora,learning_rate=0.001"): ("SFT, LoRA", "#000000"),
+        ("little-1000-more", "ebft-linear,learning_rate=0.0001"): ("EBFT, linear decay", "#0072b2"),
+    },
+    "mbpp": {
+        ("mbpp", "sft-packed,learning_rate=0.0001"): ("SFT", "#e69f00"),
+        ("mbpp", "ebft,gamma=1"): ("EBFT, gamma 1", "#0072b2"),
+        ("mbpp", "ebft,gamma=0.3"): ("EBFT, gamma 0.3", "#d55e00"),
+    },
+    "translation": {
+        ("translation", "sft-packed,learning_rate=2e-05"): ("SFT, EBFT's sequences", "#e69f00"),
+        ("translation", "ebft,gamma=0.3"): ("EBFT, gamma 0.3", "#d55e00"),
+    },
     "raw-code": {
         ("raw-code", "sft-packed"): ("SFT, EBFT's sequences", "#e69f00"),
         ("raw-code", "ebft"): ("EBFT, gamma 1", "#0072b2"),
     },
 }
 
-WITHOUT_START = ("little-data-3000", "plenty", "raw-code")  # where all begin far above what differs between them
+WITHOUT_START = ("little-data-3000", "little-data-more", "mbpp", "translation", "plenty", "raw-code")  # where all begin far above what differs between them
 
 
 def main(folder: Path) -> None:
@@ -82,6 +98,7 @@ def _draw(shown: dict[tuple[str, str], tuple[str, str]], first: int, target: Pat
     figure, axes = plt.subplots(1, len(PANELS), figsize=(12, 3.6))
     for (study, method), (label, color) in shown.items():
         seeds = [points[first:] for points in _validations(study)[method]]
+        seeds = [points[: min(map(len, seeds))] for points in seeds]  # early stopping may end one sooner
         epochs = [point["epoch"] for point in seeds[0]]
         for panel, metric in zip(axes, PANELS, strict=True):
             values = [[points[place][metric] for points in seeds] for place in range(len(epochs))]
