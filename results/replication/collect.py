@@ -3,12 +3,13 @@
     python results/replication/collect.py runs/replication/little-1000-gamma results/replication/little-1000-gamma
 
 `validation.json` has the curves, `sequences.json` the sums of every test sequence, so that models of different studies
-can be compared in pairs later. Paths of the machine are left out, if this runs where the study ran.
+can be compared in pairs later. Paths of the machine that it ran on are left out.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -62,9 +63,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _without_machine(text: str) -> str:
-    for folder in (f"{Path.cwd()}/", f"{Path.home()}/.cache/ebft/models/"):
-        text = text.replace(folder, "")
-    return text
+    return re.sub(r"""/[^\s"'`<>]*?/(?=runs/replication/|data/)|/[^\s"'`<>]*?/\.cache/ebft/models/""", "", text)
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

@@ -86,7 +86,14 @@ FIGURES = {
     },
 }
 
-WITHOUT_START = ("little-data-3000", "little-data-more", "mbpp", "translation", "plenty", "raw-code")  # where all begin far above what differs between them
+WITHOUT_START = (
+    "little-data-3000",
+    "little-data-more",
+    "mbpp",
+    "translation",
+    "plenty",
+    "raw-code",
+)  # where all begin far above what differs between them
 
 
 def main(folder: Path) -> None:
