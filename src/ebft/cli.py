@@ -18,6 +18,7 @@ from ebft.config.synonyms import suggestion
 from ebft.config.usage import PLAN, STUDY, USAGE
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
 from ebft.runtime.launch import PREEMPTED, end_with_launcher, stop_on_notice
+from ebft.runtime.machine_memory import lack_of_gpu_memory
 from ebft.runtime.messages import LEVELS, each_message_once, printable, show_messages
 from ebft.version import __version__
 
@@ -25,6 +26,10 @@ logger = logging.getLogger("ebft.cli")  # by this name also where the module is 
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 TRAINING = ("train", "sft", "rlvr")
+_LESS_MEMORY = (
+    "halve per_device_train_batch_size and double gradient_accumulation_steps, which leaves a step as it is, lower "
+    "per_device_eval_batch_size, or set gradient_checkpointing=true; ebft plan says what fits"
+)
 RESUMING = ("sweep", "study run", "eval", "score")  # what they have done is on disk at any moment
 
 
@@ -75,6 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _print_error(f"stopped by {notice}{_how_to_go_on(command)}", PREEMPTED)
     except OSError as error:
         return _print_error(": ".join(str(part) for part in (error.filename, error.strerror or error) if part), FAILED)
+    except RuntimeError as error:
+        if (lack := lack_of_gpu_memory(error)) is None:
+            raise
+        smaller = "--batch-size or --calibration-batch-size" if name == "eval" else "--batch-size"
+        return _print_error(f"{lack}; give a smaller {smaller}{_how_to_go_on(command)}", FAILED)
 
 
 def _how_to_go_on(command: Sequence[str]) -> str:
@@ -213,6 +223,8 @@ def _training_failed(error: BaseException, output: Path | None) -> int:
         return _print_error(f"the disk is full: {getattr(error, 'filename', None) or output}", FAILED, output)
     if isinstance(error, PermissionError):
         return _print_error(f"{error.filename}: permission denied", FAILED, output)
+    if (lack := lack_of_gpu_memory(error)) is not None:
+        return _print_error(f"{lack}; {_LESS_MEMORY}", FAILED, output)
     raise error
 
 

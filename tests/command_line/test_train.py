@@ -191,3 +191,59 @@ def test_who_says_that_another_process_died(
     monkeypatch.setenv(LAUNCHED, "1" if launched else "")
     assert cli._training_failed(stopped, None) == PREEMPTED
     assert ("stopped by SIGTERM" in capsys.readouterr().err) == (not launched)
+
+
+# As torch says it.
+FULL = (
+    "CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 159.19 MiB "
+    "is free. Process 857 has 66.00 MiB memory in use. Including non-PyTorch memory, this process has 23.01 GiB memory in "
+    "use. Of the allocated memory 21.40 GiB is allocated by PyTorch, and 531.75 MiB is reserved by PyTorch but "
+    "unallocated. If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=..."
+)
+LACK = "out of GPU memory: no 1024.00 MiB left of 139.80 GiB, 23.01 GiB of which this process has, and other processes"
+
+
+class TestMemoryRunsOut:
+    def test_of_training(
+        self,
+        recipe: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        def train(*_: object) -> None:
+            raise torch.OutOfMemoryError(FULL)
+
+        monkeypatch.setattr("ebft.train.run.train", train)
+        assert cli.main(["train", "--config", str(recipe), "--output_dir", str(tmp_path / "out")]) == cli.FAILED
+        said = capsys.readouterr().err
+        assert f"ebft: {LACK}" in said
+        assert "halve per_device_train_batch_size and double gradient_accumulation_steps" in said
+        assert "Traceback" not in said
+
+    @pytest.mark.parametrize(
+        ("command", "remedy"),
+        [
+            ("eval", "a smaller --batch-size or --calibration-batch-size; the same command resumes from here"),
+            ("generate", "a smaller --batch-size\n"),
+        ],
+    )
+    def test_of_other_commands(
+        self, command: str, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def run(_: list[str]) -> int:
+            raise torch.OutOfMemoryError(FULL)
+
+        monkeypatch.setattr(cli, f"_{command}", run)
+        assert cli.main([command]) == cli.FAILED
+        said = capsys.readouterr().err
+        assert LACK in said
+        assert remedy in said
+
+    def test_other_errors_stay_what_they_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def run(_: list[str]) -> int:
+            raise RuntimeError("something else")
+
+        monkeypatch.setattr(cli, "_eval", run)
+        with pytest.raises(RuntimeError, match="something else"):
+            cli.main(["eval"])

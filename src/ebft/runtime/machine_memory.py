@@ -25,6 +25,23 @@ def memory_for(device: Any, proc: Path = Path("/proc"), limits: tuple[Path, ...]
     )
 
 
+def lack_of_gpu_memory(error: BaseException) -> str | None:
+    """What there was when a GPU's memory ran out, in one line; None if this is another error. Torch's own words name
+    every process, and go on about fragmentation."""
+    if type(error).__name__ != "OutOfMemoryError":  # torch.OutOfMemoryError; torch may not be imported
+        return None
+    said = str(error)
+    wanted = re.search(r"Tried to allocate ([\d.]+ \w+)", said)
+    capacity = re.search(r"total capacity of ([\d.]+ \w+)", said)
+    own = re.search(r"this process has ([\d.]+ \w+) memory in use", said)
+    line = f"out of GPU memory: no {wanted[1] if wanted else 'more'} left"
+    if capacity:
+        line += f" of {capacity[1]}"
+    if own:
+        line += f", {own[1]} of which this process has"
+    return line + (", and other processes use the GPU as well" if re.search(r"Process \d+ has", said) else "")
+
+
 def _kib(file: Path, name: str) -> int:
     found = re.search(rf"^{name}:\s*(\d+) kB", file.read_text(), flags=re.MULTILINE)
     if found is None:
