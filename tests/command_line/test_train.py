@@ -196,8 +196,8 @@ def test_who_says_that_another_process_died(
 # As torch says it.
 FULL = (
     "CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 159.19 MiB "
-    "is free. Process 857 has 66.00 MiB memory in use. Including non-PyTorch memory, this process has 23.01 GiB memory in "
-    "use. Of the allocated memory 21.40 GiB is allocated by PyTorch, and 531.75 MiB is reserved by PyTorch but "
+    "is free. Process 857 has 66.00 MiB memory in use. Including non-PyTorch memory, this process has 23.01 GiB memory "
+    "in use. Of the allocated memory 21.40 GiB is allocated by PyTorch, and 531.75 MiB is reserved by PyTorch but "
     "unallocated. If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=..."
 )
 LACK = "out of GPU memory: no 1024.00 MiB left of 139.80 GiB, 23.01 GiB of which this process has, and other processes"

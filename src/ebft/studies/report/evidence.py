@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from ebft.studies.same_measurement import compares, settings_that_differ
 from ebft.studies.statistics import Measured, measured
 
 TEST, VALIDATION = "test", "validation"
+_LONGEST_ERROR = 160  # characters, in notes and tables
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,8 @@ def _model(folder: Path, given: dict[str, Any]) -> Model:
             return model
         if not model.run.finished:
             steps = model.run.total_costs().get("step", 0)
-            model.problem = f"failed after {steps:,} steps: {error}" if error else f"not finished: {steps:,} steps"
+            why = textwrap.shorten(error or "", _LONGEST_ERROR, placeholder=" ...")  # all of it is in the log
+            model.problem = f"failed after {steps:,} steps: {why}" if error else f"not finished: {steps:,} steps"
             return model
         for trouble in model.run.problems:
             model.problem = f"broken: {trouble}"
