@@ -108,15 +108,22 @@ class Graphs:
                 torch.cuda.memory_allocated(),
                 torch.cuda.max_memory_allocated(),
             ):
-                self._failed.add(key)
+                self._do_without(key, "too little memory is free")
                 return function(*tensors)
+            captured = None
             try:
-                self._captured[key] = Captured(function, tensors if rehearsal is None else rehearsal)
+                captured = Captured(function, tensors if rehearsal is None else rehearsal)
             except RuntimeError as error:
-                logger.warning(f"running without a CUDA graph: {first_line(error)}")
-                self._failed.add(key)
+                self._do_without(key, first_line(error))
+            if captured is None:  # not above: an error holds on to what the capture had, and memory may be short
                 return function(*tensors)
+            self._captured[key] = captured
             while len(self._captured) > _KEPT:
                 self._captured.popitem(last=False)
         self._captured.move_to_end(key)
         return self._captured[key](tensors)
+
+    def _do_without(self, key: Hashable, reason: str) -> None:
+        if not self._failed:  # once is enough
+            logger.warning(f"running without a CUDA graph: {reason}")
+        self._failed.add(key)
