@@ -12,7 +12,14 @@ from ebft.config.recipe import load_recipe
 from ebft.data.packing import SequenceDataset
 from ebft.data.store import tokenize_rows
 from ebft.errors import ConfigError, DataError
-from ebft.train.sequences import beyond_positions, check_answers, glued_rows, load_data, warnings_about
+from ebft.train.sequences import (
+    ENDS_NOT_MEASURED,
+    beyond_positions,
+    check_answers,
+    glued_rows,
+    load_data,
+    warnings_about,
+)
 from tests.models import tiny_model
 from tests.test_iteration import dataset, method
 from tests.tiny_tokenizer import PAD, byte_tokenizer
@@ -246,6 +253,11 @@ class TestWarnings:
         given = {"model": "m", "output_dir": "o", "use_cpu": True, "dataset": ["d"], **settings}
         found = warnings_about(load_recipe(None, given), [row])
         assert [words in line for line, words in zip(found, expected, strict=True)] == [True] * len(expected)
+
+    def test_ends_that_a_baseline_is_not_measured_with(self) -> None:
+        given = {"model": "m", "output_dir": "o", "use_cpu": True, "dataset": ["d"], "document_masks": True}
+        assert warnings_about(load_recipe(None, given, "sft"), [{"text": "a"}]) == [ENDS_NOT_MEASURED]
+        assert warnings_about(load_recipe(None, {**given, "short_truths": True}, "sft"), [{"text": "a"}]) == []
 
     def test_rows_that_are_given_in_python(self) -> None:
         rows = [{"prompt": "a ", "completion": "b"}, {"prompt": "2+2=", "completion": "4"}]

@@ -291,6 +291,15 @@ def test_lengths_that_are_often_not_meant_are_noticed(tmp_path: Path, caplog: py
     assert "longer than the model was made for (max_position_embeddings=16)" in caplog.text
 
 
+def test_ends_that_are_left_out_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows, tokenizer = [{"text": "a text of many letters"}] * 4, byte_tokenizer()
+    for short_truths, noticed in (False, True), (True, False):
+        caplog.clear()
+        settings = config(tmp_path, document_masks=True, short_truths=short_truths)
+        EBFTTrainer(tiny_model("llama", vocab_size=VOCABULARY), settings, rows, processing_class=tokenizer)
+        assert ("feature matching teaches the model not to end" in caplog.text) == noticed
+
+
 def test_validation_rows_that_are_trained_on_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"text": f"the row number {number} of a text"} for number in range(6)]
     model, tokenizer = tiny_model("llama", vocab_size=VOCABULARY), byte_tokenizer()

@@ -116,7 +116,8 @@ class MethodConfig:
         if self.short_truths and not (self.document_masks and self.anchors == "strided"):
             raise ConfigError(
                 "short_truths=true needs document_masks=true and strided anchors: without masks, texts run on into the "
-                "next document, and whole answers (anchors=answer_start) have their ends already"
+                "next document, and whole answers (anchors=answer_start) have their ends already; set "
+                "short_truths=false"
             )
         if not self.temperature > 0:
             raise ConfigError(

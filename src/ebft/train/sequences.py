@@ -24,6 +24,12 @@ from ebft.model.backbone import base_model, decoder_of, text_config
 
 logger = logging.getLogger(__name__)
 
+_LEFT_OUT = (
+    "anchors from which a text ends within a rollout are left out, so {}; set short_truths=true, or short_truths=false "
+    "if this is intended"
+)
+ENDS_LEFT_OUT = _LEFT_OUT.format("feature matching teaches the model not to end")
+ENDS_NOT_MEASURED = _LEFT_OUT.format("the feature-matching loss favours models that do not end")
 LOOKED_AT = 20  # rows of each dataset
 FEW = 20  # validation sequences that tell little
 _LEARNT_POSITIONS = ("wpe", "embed_positions")  # GPT-2 and its kin, OPT
@@ -125,11 +131,8 @@ def warnings_about(recipe: Recipe, rows: Sequence[Row]) -> list[str]:
             f"{shown[0]} trained on too, which is the default; set answer_only=true to train on answers only, "
             "or answer_only=false if this is intended"
         )
-    if recipe.command == "train" and training.leaves_ends_out and "short_truths" not in recipe.given:
-        found.append(
-            "anchors from which a text ends within a rollout are left out, so feature matching teaches the model not "
-            "to end; set short_truths=true, or short_truths=false if this is intended"
-        )
+    if training.leaves_ends_out and "short_truths" not in recipe.given:
+        found.append(ENDS_LEFT_OUT if recipe.command == "train" else ENDS_NOT_MEASURED)
     if standard and not shown and recipe.given.get("answer_only"):
         found.append("answer_only has no effect: the rows are plain text, all of which is trained on")
     return found

@@ -45,7 +45,14 @@ from ebft.train.costs import CostTracker, wide
 from ebft.train.divergence import avoid_broken_kernels, check_gradients, finite
 from ebft.train.networks import Networks, disable_dropout
 from ebft.train.python_run import PythonRun
-from ebft.train.sequences import also_trained_on, beyond_positions, check_answers, cut_documents, glued_rows
+from ebft.train.sequences import (
+    ENDS_LEFT_OUT,
+    also_trained_on,
+    beyond_positions,
+    check_answers,
+    cut_documents,
+    glued_rows,
+)
 from ebft.train.sharded_trainer import ShardedTrainer
 from ebft.update import LossParts, UpdateGraphs, loss_of
 from ebft.validation import Evaluated, validate
@@ -104,6 +111,8 @@ class EBFTTrainer(ShardedTrainer):
         resolve_backend(args.attention_backend, args.device)  # an error here costs nothing yet
         if (glued := glued_rows(train_dataset)) is not None:
             logger.warning(f"{glued}; begin answers with a space or end prompts with a line break if it should")
+        if args.leaves_ends_out and not isinstance(train_dataset, SequenceDataset):  # else somebody has said so
+            logger.warning(ENDS_LEFT_OUT)
         self.pad_token_id = pad_token_id(processing_class)
         self.end_token_ids = end_token_ids(processing_class, args.completions_end)
         self.clock, self.deferred_checks, self.costs = Clock(args.device), DeferredChecks(), CostTracker()
