@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ebft.baselines.prompts import prompt_of
-from ebft.data.row_format import RowFormat
+from ebft.baselines.prompts import Prompts, prompt_of
+from ebft.config.baseline_settings import RLVRSettings
+from ebft.data.row_format import Row, RowFormat
 from ebft.errors import DataError
 
 pytest.importorskip("trl")
-from ebft.baselines.verifiable_rewards import make_rewards
+from ebft.baselines.rlvr import Judge
+from ebft.baselines.verifiable_rewards import RewardFunction, make_rewards
 from tests.baselines.runs import results_of, run, write_recipe, write_rows
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -77,3 +80,21 @@ def test_a_row_without_a_prompt_is_refused() -> None:
         DataError, match=r"rlvr needs a prompt in the column 'prompt' or 'messages'; the row has .*text"
     ):
         prompt_of({"text": "1+1=2"}, RowFormat())
+
+
+def test_rewards_do_not_see_the_space_that_answers_begin_with() -> None:
+    seen: list[str] = []
+
+    class Spy(RewardFunction):
+        name = "spy"
+
+        def score(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
+            seen.extend(texts)
+            return [0.0] * len(texts)
+
+    prompts = Prompts(answers_begin_with=" ")
+    prompts.rows.append({"prompt": "a:"})
+    judge = Judge([Spy(Counter())], prompts, RLVRSettings(rewards=["bleu"]))
+    judge._count = lambda *_: None  # type: ignore[method-assign]
+    judge.functions()[0]([" def f():", "  b", "c"], [[1], [1], [1]], [0, 0, 0])
+    assert seen == ["def f():", " b", "c"]

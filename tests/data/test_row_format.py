@@ -151,6 +151,13 @@ class TestSeparator:
         assert made.standard({"prompt": "a: ", "completion": "b"}) == {"prompt": "a: ", "completion": "b"}
         assert made.standard({"prompt": "a:", "completion": " b"}) == {"prompt": "a:", "completion": " b"}
 
+    def test_only_the_spaces_that_it_ends_with(self) -> None:
+        made = RowFormat(prompt_separator=" => ")
+        assert made.standard({"prompt": "a", "completion": "b"}) == {"prompt": "a =>", "completion": " b"}
+        assert made.prompt_of({"prompt": "a"}) == "a =>"
+        indented = RowFormat(prompt_separator="\n ").standard({"prompt": "a", "completion": "b"})
+        assert indented == {"prompt": "a\n", "completion": " b"}
+
 
 @pytest.mark.parametrize(
     ("row", "kind"),

@@ -222,7 +222,7 @@ class TestAnswers:
 
 class TestWarnings:
     GLUED, CHAT = "nothing stands between prompts and answers", "what users say is trained on too"
-    PROMPTS, SPACE = "prompts are trained on too", "prompts end with a space"
+    PROMPTS, SPACE = "prompts are trained on too", "1 of the first 1 prompts end with a space"
 
     @pytest.mark.parametrize(
         ("row", "settings", "expected"),
@@ -253,6 +253,13 @@ class TestWarnings:
         given = {"model": "m", "output_dir": "o", "use_cpu": True, "dataset": ["d"], **settings}
         found = warnings_about(load_recipe(None, given), [row])
         assert [words in line for line, words in zip(found, expected, strict=True)] == [True] * len(expected)
+
+    def test_prompts_of_rlvr_that_end_with_a_space(self) -> None:
+        """Where a model would learn to answer after a token that it will not be shown."""
+        given = {"model": "m", "output_dir": "o", "use_cpu": True, "dataset": ["d"], "rewards": ["bleu"]}
+        for prompt, expected in ("a: ", True), ("a:", False):
+            found = warnings_about(load_recipe(None, given, "rlvr"), [{"prompt": prompt, "completion": "b"}])
+            assert any(self.SPACE in line for line in found) == expected
 
     def test_ends_that_a_baseline_is_not_measured_with(self) -> None:
         given = {"model": "m", "output_dir": "o", "use_cpu": True, "dataset": ["d"], "document_masks": True}

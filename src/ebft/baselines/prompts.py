@@ -56,6 +56,7 @@ class Prompts:
     rows: StoredRows = field(default_factory=StoredRows)
     prompts: list[Any] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
+    answers_begin_with: str = ""  # by prompt_separator; rewards do not see it
 
     def reorder(self, order: Sequence[int]) -> None:
         self.rows.reorder(order)
@@ -96,7 +97,7 @@ def rows_of(recipe: Recipe, index: DocumentIndex) -> Iterator[tuple[int, str, Ro
 def load_prompts(recipe: Recipe, index: DocumentIndex, rewards: Sequence[RewardFunction], tokenizer: Any) -> Prompts:
     """Prompts that can be rewarded and are not too long; says how many are left out, and why."""
     settings: Any = recipe.training
-    found = Prompts()
+    found = Prompts(answers_begin_with=recipe.data.row_format.answers_begin_with)
     places: list[int] = []
     too_long, unusable = 0, []
     for place, where, row in rows_of(recipe, index):

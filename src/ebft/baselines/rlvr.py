@@ -105,7 +105,8 @@ class Judge:
 
     def _function(self, place: int, reward: RewardFunction) -> Callable[..., list[float]]:
         def score(completions: list[Any], completion_ids: list[Any], row: list[int], **_: Any) -> list[float]:
-            texts = [text_of(completion) for completion in completions]
+            begin = self.prompts.answers_begin_with
+            texts = [text_of(completion).removeprefix(begin) for completion in completions]
             if place == 0:
                 self._count(row, completion_ids)
                 self.last = {"row": row, "texts": texts, "rewards": {}}

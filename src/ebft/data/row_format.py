@@ -53,17 +53,18 @@ class RowFormat:
         if kind == "messages":
             return {"messages": as_messages(row[self._messages_column(row)])}
         if kind == "pair":
-            prompt, completion = self.prompt_of(row), as_messages(row[self.completion_column(row)])
-            if self.separator_begins_answer and is_glued(prompt, completion):
-                completion = f"{self.prompt_separator}{completion}"
-            return {"prompt": prompt, "completion": completion}
+            completion = as_messages(row[self.completion_column(row)])
+            if is_glued(self._bare_prompt(row), completion):
+                completion = self.answers_begin_with + completion
+            return {"prompt": self.prompt_of(row), "completion": completion}
         return {"text": row[self.text]}
 
     @property
-    def separator_begins_answer(self) -> bool:
-        """Tokenizers make a space part of the word after it. At the end of a prompt it would be a token of its own, and
-        the word another one than in any other text."""
-        return bool(self.prompt_separator) and not str(self.prompt_separator).strip(" ")
+    def answers_begin_with(self) -> str:
+        """The spaces that the separator ends with. Tokenizers make a space part of the word after it: at the end of a
+        prompt it would be a token of its own, and the word another one than in any other text."""
+        separator = self.prompt_separator or ""
+        return separator[len(separator.rstrip(" ")) :]
 
     def kind(self, row: Row) -> Kind:
         answered = self.completion_column(row) in row
@@ -95,20 +96,21 @@ class RowFormat:
     def prompt_of(self, row: Row) -> Any:
         """The prompt of a row with or without an answer: a text, the messages before the last answer, or None. What a
         model is given to answer is this, too."""
-        if self.prompt_template:
-            prompt: Any = _fill(self.prompt_template, row)
-        elif self._messages_column(row) in row:
-            return _before_last_answer(as_messages(row[self._messages_column(row)]))
-        elif self.prompt in row:
-            prompt = as_messages(row[self.prompt])
-        elif "instruction" in row:
-            prompt = _fill(ALPACA_WITH_INPUT if row.get("input") else ALPACA, row)
-        else:
-            return None
-        behind = "" if self.separator_begins_answer else self.prompt_separator or ""
-        if behind and is_glued(prompt, row.get(self.completion_column(row), "")):
-            prompt += behind
+        prompt = self._bare_prompt(row)
+        if self.prompt_separator and is_glued(prompt, row.get(self.completion_column(row), "")):
+            prompt += self.prompt_separator.rstrip(" ")
         return prompt
+
+    def _bare_prompt(self, row: Row) -> Any:
+        if self.prompt_template:
+            return _fill(self.prompt_template, row)
+        if self._messages_column(row) in row:
+            return _before_last_answer(as_messages(row[self._messages_column(row)]))
+        if self.prompt in row:
+            return as_messages(row[self.prompt])
+        if "instruction" in row:
+            return _fill(ALPACA_WITH_INPUT if row.get("input") else ALPACA, row)
+        return None
 
     def prompt_kind(self, row: Row) -> PromptKind:
         """How a row would have its prompt made of what somebody types."""

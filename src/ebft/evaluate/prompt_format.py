@@ -30,14 +30,13 @@ class PromptFormat:
         if self.kind == "alpaca" and self.rows.prompt_template is None:
             return "an instruction of Alpaca's template"
         template = self._template or "{prompt}"
-        separated = not self.rows.separator_begins_answer and not template[-1].isspace()
-        made = template + (self.rows.prompt_separator or "") * separated
+        made = template + (self.rows.prompt_separator or "").rstrip(" ") * (not template[-1].isspace())
         return "" if made == "{prompt}" else repr(made)
 
     def of_text(self, text: str) -> str:
         """A text that somebody typed, as the prompt of a row. One that follows the template already is left so."""
         template, name = self._template, self.rows.prompt
-        if self.rows.separator_begins_answer:
+        if self.rows.answers_begin_with:
             text = text.rstrip(" ")
         if template is not None:
             template, name = (None, name) if _follows(template, text) else (template, fields_of(template)[0])

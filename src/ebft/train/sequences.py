@@ -118,10 +118,11 @@ def warnings_about(recipe: Recipe, rows: Sequence[Row]) -> list[str]:
     standard = [row_format.standard(row) for row in rows] if recipe.command != "rlvr" else []
     if recipe.data.prompt_separator is None and (glued := glued_prompt(standard)) is not None:
         found.append(f"{glued}; set prompt_separator to ' ' or '\\n', or to '' if this is intended")
-    if any(isinstance(prompt := row.get("prompt"), str) and prompt.endswith(" ") for row in standard):
+    asked = [row_format.prompt_of(row) for row in rows]
+    if number := sum(isinstance(prompt, str) and prompt.endswith(" ") for prompt in asked):
         found.append(
-            "prompts end with a space, which most tokenizers would make part of the word after it; leave it out and "
-            "set prompt_separator to ' ', which begins the answers with it"
+            f"{number} of the first {len(rows)} prompts end with a space, which most tokenizers would make part of the "
+            "word after it; end them without, and set prompt_separator to ' ', which begins the answers with it"
         )
     prompts = {"messages": "chat data: what users say is", "prompt": "prompts are"}
     shown = [words for column, words in prompts.items() if any(column in row for row in standard)]
