@@ -4,13 +4,16 @@
         --test mbpp_test.jsonl --out data/mbpp
 
 MBPP (https://github.com/google-research/google-research/tree/master/mbpp; rows with text, code, test_list and
-test_setup_code) is not part of this project: see its licence.
+task_id) is not part of this project: see its licence. Its own split by task_id: 601 to 974 for training, 511
+to 600 for validation, 11 to 510 for the test.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import sys
 from pathlib import Path
 
 from ebft.problems.mbpp import mbpp_problem
@@ -24,21 +27,26 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     for name in ("train", "validation", "test"):
-        rows = [json.loads(line) for line in getattr(args, name).read_text().splitlines()]
-        (args.out / f"{name}.jsonl").write_text("".join(json.dumps(_as_document(row)) + "\n" for row in rows))
-        print(f"{name}: {len(rows)} problems")
+        documents = [_document(record) for record in records(getattr(args, name))]
+        (args.out / f"{name}.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
+        print(f"{name}: {len(documents)} problems")
+    shutil.copy(args.test, args.out / "problems.jsonl")  # as `ebft eval` reads them
 
 
-def _as_document(row: dict[str, object]) -> dict[str, object]:
-    problem = mbpp_problem(Record("a row", row))
+def records(file: Path) -> list[Record]:
+    lines = file.read_text().splitlines()
+    return [Record(f"{file}, line {number}", json.loads(line)) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _document(record: Record) -> dict[str, object]:
+    problem = mbpp_problem(record)
     code = problem.reference.replace("\r\n", "\n").replace("\t", "    ").strip()
-    return {
-        "prompt": problem.prompt("raw"),
-        "completion": code,
-        "test_list": row["test_list"],
-        "test_setup_code": row["test_setup_code"],
-    }
+    tests = {"test_list": list(problem.tests), "test_setup_code": problem.setup}
+    return {"prompt": problem.prompt("raw"), "completion": code, **tests}
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (OSError, ValueError) as error:
+        sys.exit(f"mbpp.py: {error}")
