@@ -24,12 +24,14 @@ from ebft.model.backbone import base_model, decoder_of, text_config
 
 logger = logging.getLogger(__name__)
 
-_LEFT_OUT = (
-    "anchors from which a text ends within a rollout are left out, so {}; set short_truths=true, or short_truths=false "
-    "if this is intended"
+ENDS_LEFT_OUT = (
+    "anchors from which a text ends within a rollout are left out, so feature matching teaches the model not to end; set "
+    "short_truths=true, or short_truths=false if this is intended"
 )
-ENDS_LEFT_OUT = _LEFT_OUT.format("feature matching teaches the model not to end")
-ENDS_NOT_MEASURED = _LEFT_OUT.format("the feature-matching loss favours models that do not end")
+ENDS_NOT_MEASURED = (
+    "anchors from which a text ends within a rollout are left out, so the feature-matching loss favours models that do "
+    "not end; set short_truths=true, or short_truths=false if this is intended"
+)
 LOOKED_AT = 20  # rows of each dataset
 FEW = 20  # validation sequences that tell little
 _LEARNT_POSITIONS = ("wpe", "embed_positions")  # GPT-2 and its kin, OPT
