@@ -25,8 +25,8 @@ from ebft.model.backbone import base_model, decoder_of, text_config
 logger = logging.getLogger(__name__)
 
 ENDS_LEFT_OUT = (
-    "anchors from which a text ends within a rollout are left out, so feature matching teaches the model not to end; set "
-    "short_truths=true, or short_truths=false if this is intended"
+    "anchors from which a text ends within a rollout are left out, so feature matching teaches the model not to end; "
+    "set short_truths=true, or short_truths=false if this is intended"
 )
 ENDS_NOT_MEASURED = (
     "anchors from which a text ends within a rollout are left out, so the feature-matching loss favours models that do "
