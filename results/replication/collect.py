@@ -63,7 +63,8 @@ def _rounded(value: Any) -> Any:
 
 
 def _without_machine(text: str) -> str:
-    return re.sub(r"""/[^\s"'`<>]*?/(?=runs/replication/|data/)|/[^\s"'`<>]*?/\.cache/ebft/models/""", "", text)
+    """Only whole paths: neither addresses nor what is relative."""
+    return re.sub(r"""(?<![\w:/.])/[^\s"'`<>]*?/((?=runs/replication/|data/)|\.cache/ebft/models/)""", "", text)
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

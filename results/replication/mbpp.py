@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from ebft.problems.mbpp import mbpp_problem
-from ebft.problems.records import Record
+from ebft.problems.records import Record, read_records
 
 
 def main() -> None:
@@ -27,15 +27,10 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     for name in ("train", "validation", "test"):
-        documents = [_document(record) for record in records(getattr(args, name))]
+        documents = [_document(record) for record in read_records(str(getattr(args, name)))]
         (args.out / f"{name}.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
         print(f"{name}: {len(documents)} problems")
     shutil.copy(args.test, args.out / "problems.jsonl")  # as `ebft eval` reads them
-
-
-def records(file: Path) -> list[Record]:
-    lines = file.read_text().splitlines()
-    return [Record(f"{file}, line {number}", json.loads(line)) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _document(record: Record) -> dict[str, object]:

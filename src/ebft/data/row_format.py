@@ -54,17 +54,21 @@ class RowFormat:
             return {"messages": as_messages(row[self._messages_column(row)])}
         if kind == "pair":
             completion = as_messages(row[self.completion_column(row)])
-            if is_glued(self._bare_prompt(row), completion):
+            if self.answers_begin_with and is_glued(self._bare_prompt(row), completion):
                 completion = self.answers_begin_with + completion
             return {"prompt": self.prompt_of(row), "completion": completion}
         return {"text": row[self.text]}
 
     @property
+    def prompts_end_with(self) -> str:
+        """The separator without the spaces that it ends with. Tokenizers make a space part of the word after it: at the
+        end of a prompt it would be a token of its own, and the word another one than in any other text."""
+        return (self.prompt_separator or "").rstrip(" ")
+
+    @property
     def answers_begin_with(self) -> str:
-        """The spaces that the separator ends with. Tokenizers make a space part of the word after it: at the end of a
-        prompt it would be a token of its own, and the word another one than in any other text."""
-        separator = self.prompt_separator or ""
-        return separator[len(separator.rstrip(" ")) :]
+        """These spaces."""
+        return (self.prompt_separator or "").removeprefix(self.prompts_end_with)
 
     def kind(self, row: Row) -> Kind:
         answered = self.completion_column(row) in row
@@ -97,8 +101,8 @@ class RowFormat:
         """The prompt of a row with or without an answer: a text, the messages before the last answer, or None. What a
         model is given to answer is this, too."""
         prompt = self._bare_prompt(row)
-        if self.prompt_separator and is_glued(prompt, row.get(self.completion_column(row), "")):
-            prompt += self.prompt_separator.rstrip(" ")
+        if self.prompts_end_with and is_glued(prompt, row.get(self.completion_column(row), "")):
+            prompt += self.prompts_end_with
         return prompt
 
     def _bare_prompt(self, row: Row) -> Any:

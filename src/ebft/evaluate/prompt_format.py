@@ -30,7 +30,7 @@ class PromptFormat:
         if self.kind == "alpaca" and self.rows.prompt_template is None:
             return "an instruction of Alpaca's template"
         template = self._template or "{prompt}"
-        made = template + (self.rows.prompt_separator or "").rstrip(" ") * (not template[-1].isspace())
+        made = template + self.rows.prompts_end_with * (not template[-1].isspace())
         return "" if made == "{prompt}" else repr(made)
 
     def of_text(self, text: str) -> str:

@@ -14,7 +14,7 @@ from ebft.errors import TrainingDiverged
 
 logger = logging.getLogger(__name__)
 
-# A gradient is told of beyond so many times a quarter of those before: steep places of a loss stay far below.
+# A gradient is told of beyond so many times the lower quartile of those before: steep places of a loss stay far below.
 OUTLYING = 1000
 
 
@@ -70,8 +70,13 @@ def check_gradients(trainer: Any, advice: str) -> None:
     def clip_and_check(*args: Any, **kwargs: Any) -> Any:
         norm, step = clip(*args, **kwargs), trainer.state.global_step + 1
         if norm is not None:  # DeepSpeed has its own
-            trainer.deferred_checks.add(torch.as_tensor(norm), finite("gradient's norm", step, advice))
-            trainer.deferred_checks.add(torch.as_tensor(norm), lambda value: norms.see(value, step))
+            is_number = finite("gradient's norm", step, advice)
+
+            def check(value: float) -> None:
+                is_number(value)
+                norms.see(value, step)
+
+            trainer.deferred_checks.add(torch.as_tensor(norm), check)
         return norm
 
     trainer.accelerator.clip_grad_norm_ = clip_and_check

@@ -120,7 +120,7 @@ def warnings_about(recipe: Recipe, rows: Sequence[Row]) -> list[str]:
     standard = [row_format.standard(row) for row in rows] if recipe.command != "rlvr" else []
     if recipe.data.prompt_separator is None and (glued := glued_prompt(standard)) is not None:
         found.append(f"{glued}; set prompt_separator to ' ' or '\\n', or to '' if this is intended")
-    asked = [row_format.prompt_of(row) for row in rows]
+    asked = [row.get("prompt") for row in standard] or [row_format.prompt_of(row) for row in rows]
     if number := sum(isinstance(prompt, str) and prompt.endswith(" ") for prompt in asked):
         found.append(
             f"{number} of the first {len(rows)} prompts end with a space, which most tokenizers would make part of the "

@@ -133,7 +133,7 @@ def _model(folder: Path, given: dict[str, Any]) -> Model:
     model = Model(given["seed"])
     if given["run"] is not None:
         place = folder / given["run"]
-        error = jobs.last_error(folder / given["log"])
+        error = _last_error(folder / given["log"])
         if not place.is_dir():
             model.problem = f"failed: {error}" if error else "has not started"
             return model
@@ -147,8 +147,7 @@ def _model(folder: Path, given: dict[str, Any]) -> Model:
             return model
         if not model.run.finished:
             steps = model.run.total_costs().get("step", 0)
-            why = textwrap.shorten(error or "", _LONGEST_ERROR, placeholder=" ...")  # all of it is in the log
-            model.problem = f"failed after {steps:,} steps: {why}" if error else f"not finished: {steps:,} steps"
+            model.problem = f"failed after {steps:,} steps: {error}" if error else f"not finished: {steps:,} steps"
             return model
         for trouble in model.run.problems:
             model.problem = f"broken: {trouble}"
@@ -164,11 +163,17 @@ def _model(folder: Path, given: dict[str, Any]) -> Model:
     return model
 
 
+def _last_error(log: Path) -> str | None:
+    """Short enough for a table; all of it is in the log."""
+    error = jobs.last_error(log)
+    return error and textwrap.shorten(error, _LONGEST_ERROR, placeholder=" ...")
+
+
 def _read_evaluation(model: Model, folder: Path, log: Path) -> None:
     found = read_json(folder / "results.json")
     tasks = found.get("tasks") if isinstance(found, dict) else None
     if not isinstance(tasks, dict):
-        error = jobs.last_error(log)
+        error = _last_error(log)
         exists = (folder / "results.json").exists()
         model.problem = (
             f"its evaluation failed: {error}"
@@ -179,7 +184,7 @@ def _read_evaluation(model: Model, folder: Path, log: Path) -> None:
         )
         return
     model.evaluation, model.results = folder, tasks
-    if error := jobs.last_error(log):
+    if error := _last_error(log):
         model.problem = f"its evaluation failed, and the numbers are of one before: {error}"
     for task, entry in tasks.items():
         try:
