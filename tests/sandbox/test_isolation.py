@@ -5,15 +5,26 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ebft.problems.problem import run_tests
-from ebft.sandbox.command import Limits
-from ebft.sandbox.isolation import Sandbox, SandboxError
+from ebft.sandbox.command import Command, Limits, Streams
+from ebft.sandbox.isolation import RunningCommand, Sandbox, SandboxError
 from tests.sandbox.attacks.python import FLOODS, FORGERIES, PROBES
-from tests.sandbox.sandboxed import ADD, SMALL, Background, gone, in_background, needs_sandbox
+from tests.sandbox.sandboxed import (
+    ADD,
+    SMALL,
+    Background,
+    gone,
+    in_background,
+    needs_sandbox,
+    processes_of,
+    wait_for,
+)
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +75,30 @@ def test_floods_are_bounded(name: str, background: Background, request: pytest.F
     assert seconds < SMALL.seconds + 5  # and the start of two sandboxes
 
 
+class Marked(Sandbox):
+    """Its processes can be told from those of tests that run at the same time."""
+
+    MARKER = f"left-running-{os.getpid()}"
+
+    def start(self, command: Command, streams: Streams, folder: str | None) -> RunningCommand:
+        environment = {**command.environment, "MARKER": self.MARKER}
+        return super().start(replace(command, environment=environment), streams, folder)
+
+
 @needs_sandbox
 def test_nothing_is_left_running() -> None:
-    """After a fork bomb and after an answer that leaves threads behind."""
-    run_tests(ADD, FLOODS["forks forever"], limits=SMALL)
+    """After a sandbox that was stopped, a fork bomb, and an answer that leaves threads behind."""
+    sandbox = Marked()
+    with ThreadPoolExecutor(1) as pool:
+        sleeper = pool.submit(run_tests, ADD, "import time\ntime.sleep(99)", sandbox, Limits(seconds=99.0))
+        assert wait_for(lambda: len(processes_of(Marked.MARKER)) >= 3)  # bubblewrap, the first process, the program
+        sandbox.stop()
+        sleeper.exception(timeout=30)  # there is one, or an outcome: that depends on how far it had come
+    assert not run_tests(ADD, FLOODS["forks forever"], Marked(), SMALL).passed
     kept = "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()\n"
     kept += "def add(a, b):\n    return a + b"
-    assert run_tests(ADD, kept, limits=Limits(seconds=20.0)).passed
-    assert gone("import init")
+    assert run_tests(ADD, kept, Marked(), Limits(seconds=20.0)).passed
+    assert gone(Marked.MARKER)
 
 
 def test_without_bubblewrap_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
