@@ -11,7 +11,7 @@ import math
 import typing
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 from ebft.config.convert import convert
@@ -241,6 +241,7 @@ def group_of(name: str, f: Field[Any]) -> str:
     return "calibration" if name in BORROWED else f.metadata["group"]
 
 
+@cache
 def types_of(owner: type) -> dict[str, Any]:
     return typing.get_type_hints(owner)
 

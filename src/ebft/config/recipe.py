@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import typing
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,7 @@ def field_types(command: str = "train") -> dict[str, Any]:
     return _types(sections(command))
 
 
+@cache
 def _types(classes: tuple[type, ...]) -> dict[str, Any]:
     types: dict[str, Any] = {}
     for cls in classes:
