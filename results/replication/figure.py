@@ -1,4 +1,4 @@
-"""The figures of docs/results.md: validation over epochs, from `validation.json` of the studies.
+"""The figures of docs/results.md and docs/results-without-ends.md: validation over epochs, from `validation.json`.
 
 python results/replication/figure.py docs/pictures
 """
