@@ -133,6 +133,7 @@ def _with_dashes(word: str) -> str:
 
 def _run_training(command: str, arguments: list[str]) -> int:
     """`ebft train`, `ebft sft` and `ebft rlvr`."""
+    from ebft import fetch
     from ebft.config.recipe import UNNAMED, check_hub_datasets, check_places, check_values, read_values
     from ebft.train.output_folder import refusal
 
@@ -151,7 +152,7 @@ def _run_training(command: str, arguments: list[str]) -> int:
         return _launch(command, values, arguments)
     check_values(values, command)
     check_places(values)
-    _check_models(values)
+    fetch.check_models(values)
     output = Path(str(values["output_dir"])).expanduser()
     if output.exists() and not output.is_dir():
         raise ConfigError(f"output_dir={output} is a file; choose a folder")
@@ -251,15 +252,6 @@ def _launch(command: str, values: dict[str, Any], arguments: list[str]) -> int:
         return INTERRUPTED
 
 
-def _check_models(values: dict[str, Any]) -> None:
-    """A model that cannot be had is noticed before anything slow is imported."""
-    from ebft import fetch
-
-    for name in ("model", "tokenizer", "feature_model"):
-        if isinstance(values.get(name), str):
-            fetch.check_there(values[name], name)
-
-
 def _flags(arguments: list[str]) -> tuple[str | None, dict[str, Any]]:
     """`--config F --name value --name=value`; a flag without a value means true; several values make a list."""
     file: str | None = None
@@ -314,6 +306,7 @@ def _plan(arguments: list[str]) -> int:
     gpu_memory = _number(settings, "gpu_memory") if "gpu_memory" in settings else GPUS[str(gpu)].memory_gib
     if gpus != int(gpus):
         raise ConfigError(f"--gpus {gpus:g} is not a whole number")
+    from ebft import fetch
     from ebft.config.recipe import check_values, load_recipe, read_values
     from ebft.planning import plan
 
@@ -322,7 +315,7 @@ def _plan(arguments: list[str]) -> int:
     standing_in = {"dataset": "my.jsonl", "output_dir": "runs/mine"}  # neither takes memory
     missing = {name: value for name, value in standing_in.items() if name not in given}
     check_values({**given, **missing})
-    _check_models(given)
+    fetch.check_models(given)
     found = plan.plan(load_recipe(file, {**settings, **missing}), hardware)
     if output is not None:
         text = "\n".join(plan.recipe_lines(found, missing)) + "\n"
@@ -351,7 +344,7 @@ def _number(settings: dict[str, Any], name: str) -> float:
 
 
 def _sweep(arguments: list[str]) -> int:
-    from ebft.studies import launchers, points, sweep
+    from ebft.studies import inputs, launchers, points, sweep
 
     parser = _Parser(
         prog="ebft sweep",
@@ -370,6 +363,7 @@ def _sweep(arguments: list[str]) -> int:
     launcher = launchers.make_launcher(options, "sweep")
     writes = not options.dry_run or options.launcher != "local"
     found = points.points(options.config, settings, options.set, options.command, writes)
+    inputs.check_points(found, elsewhere=options.launcher != "local")
     if options.dry_run:
         print("\n".join(sweep.preview(found, launcher)))
         return 0
@@ -399,7 +393,7 @@ def _study(arguments: list[str]) -> int:
 
 
 def _study_run(arguments: list[str]) -> int:
-    from ebft.studies import launchers
+    from ebft.studies import inputs, launchers
 
     parser = _Parser(
         prog="ebft study run",
@@ -417,6 +411,8 @@ def _study_run(arguments: list[str]) -> int:
     from ebft.studies.study_file import read_study
 
     study = read_study(options.study)
+    if not options.next_stage:  # else it was checked when the chain began
+        inputs.check_study(study, elsewhere=options.launcher != "local")
     if options.dry_run:
         from ebft.studies.study_estimate import estimate_lines
 

@@ -112,6 +112,13 @@ def check_there(name: str, field: str = "model") -> None:
         raise ConfigError(f"{field}={name!r}: no such folder")
 
 
+def check_models(settings: dict[str, Any]) -> None:
+    """The same for every model that a recipe names."""
+    for field in ("model", "tokenizer", "feature_model"):
+        if isinstance(settings.get(field), str):
+            check_there(settings[field], field)
+
+
 def _check_name(name: str) -> None:
     """A slip in a local name must not become a long wait for the hub."""
     path = Path(name).expanduser()

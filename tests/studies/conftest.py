@@ -8,7 +8,7 @@ import yaml
 
 from ebft.config.evaluation import EvalOptions
 from ebft.evaluate.eval_command import task_settings
-from ebft.studies import local_launcher, slurm_launcher
+from ebft.studies import inputs, local_launcher, slurm_launcher
 from tests.studies.made_runs import make_run
 
 STUB = Path(__file__).with_name("stub_run.py")
@@ -27,6 +27,9 @@ def runs(tmp_path: Path) -> list[str]:
 def stub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_launcher, "ENTRY", (str(STUB),))
     monkeypatch.setattr(slurm_launcher, "ENTRY", (str(STUB),))
+    # Stand-ins read nothing.
+    monkeypatch.setattr(inputs, "check_points", lambda points, elsewhere: None)
+    monkeypatch.setattr(inputs, "check_study", lambda study, elsewhere: None)
     # What `ebft eval` would write of its settings; to find out takes an import of seconds in every process.
     monkeypatch.setenv("STUB_SETTINGS", json.dumps(task_settings("humaneval", EvalOptions(tasks=["humaneval"]))))
 

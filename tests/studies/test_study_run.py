@@ -230,6 +230,7 @@ def test_errors_are_one_line(arguments: list[str], words: str, capsys: pytest.Ca
     assert words in line
 
 
+@pytest.mark.usefixtures("stub")
 def test_dry_run_starts_nothing(
     study: Any, tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,11 +261,13 @@ def test_the_estimate_of_a_grid_is_that_of_its_points(study: Any, tiny: Path, su
     assert together.memory == max(point.memory for point in points) > min(point.memory for point in points)
 
 
+@pytest.mark.usefixtures("stub")
 def test_dry_run_says_what_it_does_not_know(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(study({"ebft": {}}, settings={"model": "./nowhere"}), "--dry-run") == 0
     printed = capsys.readouterr().out
     assert "2 training runs" in printed
     assert "not known: ebft: model='./nowhere': no such folder" in printed
+    assert "at least 0 s of training to do" in printed
 
 
 def test_real_runs_and_their_report(

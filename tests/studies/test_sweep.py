@@ -19,19 +19,20 @@ pytestmark = pytest.mark.usefixtures("offline")
 
 def test_real_runs_side_by_side(tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = write_recipe(tmp_path, tiny, sums, max_steps=2, output_dir=str(tmp_path / "out"))
-    arguments = ("--set", f"model={tiny},./nowhere", "--set", "learning_rate=1e-3,1e-2", "--jobs", 2)
+    (tmp_path / "empty").mkdir()
+    arguments = ("--set", f"model={tiny},{tmp_path}/empty", "--set", "learning_rate=1e-3,1e-2", "--jobs", 2)
     assert sweep(recipe, *arguments) == 1
     printed = capsys.readouterr()
     assert "2 of 4 points failed" in printed.err
-    assert "model=nowhere,learning_rate=0.001: failed (exit code 2): model='./nowhere'" in printed.err
-    rows = [line.split("  ") for line in printed.out.splitlines()]
+    assert "model=empty,learning_rate=0.001: failed (exit code 2): " in printed.err
+    rows = [[cell.strip() for cell in line.split("  ")] for line in printed.out.splitlines()]
     after = []
     for rate in ("0.001", "0.01"):
         run = tmp_path / "out" / f"model={tiny.name},learning_rate={rate}"
         results = json.loads((run / "results.json").read_text())
         after.append(results["after"])
         shown = f"{results['after']['eval_cfm']:.4f} ± {results['after']['eval_cfm_se']:.4f}"
-        assert any(rate in row and shown in [cell.strip() for cell in row] for row in rows)
+        assert any(rate in row and shown in row for row in rows)
         assert (run / "final" / "config.json").exists()
     assert after[0] != after[1]
     again = points(recipe, {}, [f"model={tiny}", "learning_rate=1e-3,1e-2"])
@@ -98,6 +99,7 @@ def test_errors_come_before_anything_starts(
     assert not list((tmp_path / "out").glob("gamma*"))
 
 
+@pytest.mark.usefixtures("stub")
 def test_dry_run_shows_the_points_and_writes_nothing(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +108,7 @@ def test_dry_run_shows_the_points_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("stub")
 def test_only_a_dry_run_on_this_machine_needs_no_folder(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--output_dir", "", "--set", "gamma=0", "--dry-run"]
     assert sweep(recipe, *arguments) == 0
@@ -118,6 +121,7 @@ def test_errors_of_the_command_line_are_quick(recipe: Path) -> None:
     assert not imports_torch("sweep", "--config", str(recipe), "--set", "gamma=0", "--launcher", "slrum")
 
 
+@pytest.mark.usefixtures("stub")
 def test_one_process_for_one_sweep(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Lock(tmp_path / "out" / "sweep.lock"):
         assert sweep(recipe, "--set", "gamma=0,0.1") == 2

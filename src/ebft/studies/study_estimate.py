@@ -68,8 +68,8 @@ def estimate_lines(study: Study, jobs: int | None, per_gpu: int) -> list[str]:
     lines += [
         "",
         f"{whole.runs} training runs ({done} finished) and {tests} evaluations, {places} at once",
-        f"about {duration(whole.seconds / places)} of training to do and {_gigabytes(whole.disk)} GB of disk in all, "
-        "without evaluations",
+        f"{'at least' if whole.unknown else 'about'} {duration(whole.seconds / places)} of training to do and "
+        f"{_gigabytes(whole.disk)} GB of disk in all, without evaluations",
         f"Times rest on {speed / 1e12:.3g} TFLOP/s, measured now with a matrix product, of which training is taken to "
         f"reach {share:.0%}; where a run of the same settings is finished, on its own seconds.",
     ]

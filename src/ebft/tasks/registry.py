@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ebft.config.evaluation import EvalOptions
+from ebft.data.rows import check_hub, check_place
 from ebft.errors import ConfigError
 from ebft.tasks.code_task import code_sets
 from ebft.tasks.problem_set import ProblemSet
@@ -17,6 +18,8 @@ def problem_sets(task: str, options: EvalOptions) -> list[ProblemSet]:
                 "the task calibration needs --calibration-data: a file, a folder, a hub name or a built-in such as "
                 "stdlib-functions"
             )
+        check_place(options.calibration_data)
+        check_hub(options.calibration_data)
         return []
     if task == "translation":
         return [translation_set(options)]
