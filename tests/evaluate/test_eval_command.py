@@ -128,6 +128,16 @@ def test_everything_that_is_promised_is_written(run: Run, tmp_path: Path, capfd:
     assert f"{value['value']:.4f} ± {value['standard_error']:.4f} (n=6)" in printed
 
 
+def test_ends_that_are_left_out_are_noted(run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    results = run(tmp_path / "without", "calibration", "--document-masks")
+    [note] = results["tasks"]["calibration"]["notes"]
+    assert "favours models that do not end; measure with --short-truths" in note
+    assert f"calibration: {note}" in capfd.readouterr().err
+    assert note in (tmp_path / "without" / "results.md").read_text()
+    for name, options in (("with", ["--document-masks", "--short-truths"]), ("one", [])):
+        assert run(tmp_path / name, "calibration", *options)["tasks"]["calibration"]["notes"] == []
+
+
 def test_the_same_seed_gives_the_same_numbers(run: Run, tmp_path: Path) -> None:
     first = metrics(run(tmp_path / "a", "calibration,translation", "--batch-size", 3))
     assert metrics(run(tmp_path / "b", "calibration,translation")) == first

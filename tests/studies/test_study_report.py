@@ -68,6 +68,19 @@ class TestTables:
                 assert "**0." not in table
 
     @pytest.mark.usefixtures("without_figures")
+    def test_what_holds_of_several_rows_is_said_once(self, tmp_path: Path) -> None:
+        make_study(tmp_path, gammas=(0.3, 1.0), sft=1.0, ebft=0.5, rlvr=1.5)
+        for file in (tmp_path / "runs").glob("ebft*/results.json"):
+            results = json.loads(file.read_text())
+            results["ruler"]["whitening"] = "none"
+            file.write_text(json.dumps(results))
+        found = [note for note in study_report.write(str(tmp_path)).notes if "Validation" in note]
+        assert found == [
+            "Validation, in the curves: ebft (alpha 0.3, gamma 0.3), ebft (alpha 1, gamma 1) and sft differ in "
+            "whitening none and not set; their whitened proxy and reward do not compare"
+        ]
+
+    @pytest.mark.usefixtures("without_figures")
     def test_differences_are_counted_and_corrected(self, study: Path) -> None:
         study_report.write(str(study))
         rows = rows_of(study / "report" / "tables" / "differences.csv")

@@ -93,14 +93,16 @@ def _measured_differently(evidence: Evidence) -> list[str]:
     runs = {row.title: m.run for row in evidence.rows for m in row.models[:1] if m.run is not None}
     reference = reference_run(list(runs.values()))
     name = next((title for title, run in runs.items() if run is reference), "")
-    notes = []
+    alike: dict[tuple[str, ...], list[str]] = {}  # by what is said of them, with a name to put in: one note for all
     for title, run in runs.items():
         if reference is not None and run is not reference and run.validation and reference.validation:
-            notes += [
-                f"Validation, in the curves: {note}"
-                for note in what_differs(title, run.validation, name, reference.validation)
-            ]
-    return notes
+            said = tuple(what_differs("{}", run.validation, name, reference.validation))
+            alike.setdefault(said, []).append(title)
+    return [
+        f"Validation, in the curves: {note.replace('{}', ', '.join(titles), 1)}"
+        for said, titles in alike.items()
+        for note in said
+    ]
 
 
 def _about(evidence: Evidence) -> str:
