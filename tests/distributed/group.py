@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+HANGS = 600  # seconds; a minute is usual, more where the machine is busy with other work
+
 
 @dataclass
 class Ended:
@@ -40,7 +42,7 @@ def run(
         group.append(context.Process(target=_child, args=(environment, files[-1], target, args)))
         group[-1].start()
     for process in group:
-        process.join(120)
+        process.join(HANGS)
     hanging = [process for process in group if process.is_alive()]
     for process in hanging:
         process.kill()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,22 @@ def in_background(request: pytest.FixtureRequest, run: Callable[[dict[str, Any]]
             if isinstance(item, pytest.Function) and item.module is request.module and "background" in item.fixturenames
         }
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def many_files(number: int) -> Iterator[None]:
+    """As in a process that trains."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < 2 * number:
+        pytest.skip("nobody may open that many files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, 2 * number), most))
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 
 
 def processes_of(marker: str) -> list[int]:

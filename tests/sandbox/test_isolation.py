@@ -21,6 +21,7 @@ from tests.sandbox.sandboxed import (
     Background,
     gone,
     in_background,
+    many_files,
     needs_sandbox,
     processes_of,
     wait_for,
@@ -73,6 +74,16 @@ def test_floods_are_bounded(name: str, background: Background, request: pytest.F
     outcome, seconds = background[request.node.name].result()
     assert outcome.status in ("failed", "timeout"), outcome
     assert seconds < SMALL.seconds + 5  # and the start of two sandboxes
+
+
+@needs_sandbox
+@pytest.mark.parametrize("files", [100, 498, 1100])
+def test_whoever_scores_may_have_many_files_open(files: int) -> None:
+    with many_files(files):
+        right = run_tests(ADD, "    return a + b\n", limits=Limits(seconds=20.0))
+        found = Sandbox().run(["ls", "/proc/self/fd"])
+    assert right.passed, right
+    assert found.stdout.split() == [b"0", b"1", b"2", b"3"]  # its streams and that folder: nothing of ours
 
 
 class Marked(Sandbox):

@@ -10,7 +10,7 @@ from ebft.problems.problem import run_tests
 from ebft.sandbox.command import Limits
 from ebft.sandbox.isolated_tests import Outcome
 from tests.sandbox.attacks.others import ATTACKS, RIGHT, own_problem
-from tests.sandbox.sandboxed import Background, in_background, needs_language, needs_sandbox
+from tests.sandbox.sandboxed import Background, in_background, many_files, needs_language, needs_sandbox
 
 
 def cases(answers: dict[str, list[str]] | dict[str, dict[str, str]]) -> list[object]:
@@ -50,6 +50,15 @@ def test_hostile_answers_do_not_pass(
     if answer == ATTACKS[language]["wrong"]:
         assert "compile" not in outcome.message
         assert "ended" not in outcome.message
+
+
+@pytest.mark.parametrize("files", [100, 498, 1100])  # beyond the program's limit, `seccomp.PROGRAM`, `select`'s limit
+@pytest.mark.parametrize(("language", "answer"), cases({name: RIGHT[name][:1] for name in ("php", "js", "cpp")}))
+def test_whoever_scores_may_have_many_files_open(language: str, answer: str, files: int) -> None:
+    """PHP compares numbers of descriptors with its limit; the others do not."""
+    with many_files(files):
+        outcome = run_tests(own_problem(language), answer, limits=Limits(seconds=30.0))
+    assert outcome.passed, outcome
 
 
 @needs_sandbox

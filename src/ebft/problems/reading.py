@@ -11,13 +11,14 @@ import atexit
 import json
 import os
 import pickle
-import select
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
 from typing import IO, Any, Protocol
+
+from ebft.runtime.descriptors import readable_within
 
 SECONDS = 20.0  # a few milliseconds are usual
 MEMORY = 2**30
@@ -57,7 +58,7 @@ class _Reader:
         deadline, descriptor = time.monotonic() + seconds, self.process.stdout.fileno()
         data = b""
         while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
-            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not readable_within(descriptor, max(0.0, deadline - time.monotonic())):
                 raise CannotRead(f"the answer could not be read within {seconds:g} s")
             chunk = os.read(descriptor, 1 << 20)
             if not chunk:

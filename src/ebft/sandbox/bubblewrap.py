@@ -8,15 +8,15 @@ import marshal
 import os
 import random
 import re
-import select
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from ebft.runtime.descriptors import readable_within
 from ebft.sandbox import seccomp
 from ebft.sandbox.cgroups import Group
 from ebft.sandbox.command import BOX, INSIDE, INSIDE_MOUNT, Command, Limits
@@ -62,7 +62,7 @@ class Gate:
         self.inside = ()
         try:
             # No byte: bubblewrap could not start, and whoever waits for the program will see that.
-            if select.select([self._ready], [], [], 60)[0] and os.read(self._ready, 1):
+            if readable_within(self._ready, 60) and os.read(self._ready, 1):
                 first = json.loads(os.pread(self.info, 4096, 0))["child-pid"]
                 with suppress(ProcessLookupError):  # somebody has killed it already: the same
                     self._first = os.pidfd_open(first)
@@ -89,15 +89,20 @@ class Gate:
         if self._first is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
-            select.select([self._first], [], [], 60)
+            readable_within(self._first, 60)
             os.close(self._first)
             self._first = None
         if self.group is not None:
             self.group.end()
 
 
-def bubblewrap_line(command: Command, variables: Mapping[str, str], gate: Gate) -> tuple[list[str], list[int]]:
-    """The command line, and descriptors that it refers to; whoever starts it closes them."""
+def bubblewrap_line(
+    command: Command, variables: Mapping[str, str], gate: Gate, pipes: Sequence[int] = ()
+) -> tuple[list[str], list[int]]:
+    """The command line, and descriptors that it refers to; whoever starts it closes them.
+
+    pipes: descriptors whose numbers are at the end of the command's arguments.
+    """
     opened: list[int] = []
     root = os.geteuid() == 0
     line = [*_isolation(root), *(word for item in variables.items() for word in ("--setenv", *item))]
@@ -105,6 +110,7 @@ def bubblewrap_line(command: Command, variables: Mapping[str, str], gate: Gate) 
     line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", BOX, "--info-fd", str(gate.info)]
     job = {
         "arguments": list(command.arguments),
+        "pipes": list(pipes),
         "module": command.module,
         "ready": gate.report,
         "go": gate.wait,
@@ -116,7 +122,9 @@ def bubblewrap_line(command: Command, variables: Mapping[str, str], gate: Gate) 
     }
     # Through files: the command line can be read inside, in /proc/1/cmdline.
     arguments = b"".join(os.fsencode(word) + b"\0" for word in line)
-    opened += [sealed_file(arguments), sealed_file(marshal.dumps(job))]
+    opened.append(sealed_file(arguments))
+    job["descriptors"] = max(*opened, *gate.inside, gate.info, *pipes) + 1  # more than any number that it gets
+    opened.append(sealed_file(marshal.dumps(job)))
     # What bubblewrap and the first process may do, should anything ever get hold of them.
     limited = ["prlimit", "--core=0", f"--fsize={command.limits.disk_mib * 2**20}", "--nofile=1024"]
     bwrap = shutil.which("bwrap") or "bwrap"
@@ -185,13 +193,15 @@ def resource_limits(limits: Limits) -> dict[str, int]:
     }
 
 
-def limits_line(limits: Limits) -> list[str]:
+def limits_line(limits: Limits, pipes: Sequence[int] = ()) -> list[str]:
     """For programs without a sandbox: the same, as far as that goes without namespaces."""
     if not shutil.which("prlimit"):
         return []
     named = resource_limits(limits)
     kept = ("DATA" if limits.reserves_addresses else "AS", "CORE", "CPU", "FSIZE")
-    return ["prlimit", *(f"--{name.lower()}={named[f'RLIMIT_{name}']}" for name in kept), "--nofile=256"]
+    # PHP opens no descriptor by a number beyond the limit.
+    files = max(256, *(pipe + 1 for pipe in pipes)) if pipes else 256
+    return ["prlimit", *(f"--{name.lower()}={named[f'RLIMIT_{name}']}" for name in kept), f"--nofile={files}"]
 
 
 def sealed_file(content: bytes) -> int:

@@ -192,10 +192,10 @@ class Sandbox:
                 assert folder is not None
                 variables |= {"HOME": folder, "TMPDIR": folder}
                 _write_files(Path(folder), command)
-                line = limits_line(command.limits)
+                line = limits_line(command.limits, streams.descriptors)
                 line += [word.replace(BOX, folder) for word in command.arguments]
             else:
-                line, opened = bubblewrap_line(command, variables, gate)
+                line, opened = bubblewrap_line(command, variables, gate, streams.descriptors)
             process = subprocess.Popen(
                 line,
                 stdin=streams.stdin,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ebft.runtime.descriptors import readable_within
 from ebft.runtime.launch import PREEMPTED, end_with_launcher
 
 # What Python runs. The command line is given to `serve` from above, where it belongs.
@@ -48,7 +48,7 @@ class Worker:
         """The job's exit code, once it has ended; the process's, if it did not survive the job."""
         answers = self.process.stdout
         assert answers is not None
-        if self.returncode is None and select.select([answers], [], [], 0)[0]:
+        if self.returncode is None and readable_within(answers.fileno(), 0):
             line = answers.readline()
             self.returncode = int(line) if line else self.process.wait()
         return self.returncode

@@ -60,7 +60,7 @@ def main() -> None:
             os.write(2, f"the sandbox cannot start the program: {error}\n".encode())
             os._exit(127)
         return run()  # and then, as any Python would, wait for its threads and end
-    for first, end in ((0, job["go"]), (job["go"] + 1, 1024)):
+    for first, end in ((0, job["go"]), (job["go"] + 1, job["descriptors"])):
         os.closerange(first, end)  # whoever waits for the end of a pipe waits for the program, not for us
     end_with(program, job["go"])
 
@@ -70,12 +70,15 @@ def end_with(program: int, asked: int) -> NoReturn:
     woken, wake = os.pipe2(os.O_NONBLOCK)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    waiting = select.poll()  # not `select.select`, which knows numbers below 1024 only
+    for descriptor in (woken, asked):
+        waiting.register(descriptor, select.POLLIN)
     while True:
         while (found := os.waitpid(-1, os.WNOHANG))[0]:  # also orphans
             if found[0] == program:
                 code = os.waitstatus_to_exitcode(found[1])
                 os._exit(code if code >= 0 else 128 - code)
-        if asked in select.select([woken, asked], [], [])[0]:
+        if asked in dict(waiting.poll()):
             os._exit(1)
         os.read(woken, 4096)
 
@@ -92,6 +95,8 @@ def prefer_to_end() -> None:
 def become(job: dict[str, Any]) -> Callable[[], None]:
     """Turns into the program; returns only if that is a module of ours: its `main`."""
     arguments, files = job["arguments"], job["open_files"]
+    if pipes := alone_with(job["pipes"], job["descriptors"]):
+        arguments[-len(pipes) :] = map(str, pipes)
     if job["user"] is not None:
         os.setgroups([])
         os.setresgid(job["user"], job["user"], job["user"])
@@ -118,16 +123,28 @@ def become(job: dict[str, Any]) -> Callable[[], None]:
     os.execve(path if job["program"] is None else job["program"], arguments, os.environ)
 
 
+def alone_with(pipes: list[int], descriptors: int) -> list[int]:
+    """Closes everything but the streams and some pipes, and gives these low numbers, which it returns.
+
+    Whoever asked for the sandbox may have more files open than the program may, and PHP opens no descriptor whose
+    number is beyond that limit.
+    """
+    kept = sorted({0, 1, 2, *pipes})
+    for before, after in zip(kept, [*kept[1:], descriptors], strict=True):
+        os.closerange(before + 1, after)
+    moved = [os.dup(pipe) for pipe in pipes]
+    for old, new in zip(pipes, moved, strict=True):
+        os.close(old)
+        os.set_inheritable(new, True)
+    return moved
+
+
 def look_new(arguments: list[str]) -> None:
-    """What a Python that was just started would have: its arguments, its own way with signals, nothing open but its
-    streams and the two descriptors at the end of its arguments, and nothing of ours."""
+    """What a Python that was just started would have: its arguments, its own way with signals, and nothing of ours."""
     sys.argv[:] = ["-c", *arguments[-2:]]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN)
-    kept = sorted({0, 1, 2, *map(int, arguments[-2:])})
-    for before, after in zip(kept, [*kept[1:], 1024], strict=True):
-        os.closerange(before + 1, after)
     prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # it has no secrets, and may look into /proc/self
     del sys.modules[__name__]
 
