@@ -198,6 +198,12 @@ def test_a_line_break_that_is_none(model: Path, capsys: pytest.CaptureFixture[st
     assert "write $'one\\ntwo' in bash" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("prompt", "noted"), [("2 + 2 = ", True), ("2 + 2 =", False), ("2 + 2 =\n", False)])
+def test_a_space_at_the_end(prompt: str, noted: bool, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", "--model", str(model), "--prompt", prompt, *SHORT]) == 0
+    assert ("a prompt ends with a space" in capsys.readouterr().err) == noted
+
+
 def test_several_models_beside_each_other(
     model: Path, base_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

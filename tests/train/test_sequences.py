@@ -243,6 +243,8 @@ class TestWarnings:
             ({"messages": [{"role": "user", "content": "a"}]}, {"answer_only": False}, []),
             ({"text": "a"}, {}, []),
             ({"text": "a"}, {"answer_only": True}, ["answer_only has no effect"]),
+            ({"text": "a"}, {"prompt_separator": "\n"}, ["prompt_separator has no effect"]),
+            ({"text": "a"}, {"prompt_separator": ""}, []),
             ({"text": "a"}, {"document_masks": True}, ["teaches the model not to end"]),
             ({"text": "a"}, {"document_masks": True, "short_truths": True}, []),
             ({"text": "a"}, {"document_masks": True, "short_truths": False}, []),

@@ -92,6 +92,11 @@ def run(options: argparse.Namespace) -> None:
     prompts: list[Prompt] = [*map(made.of_text, options.prompt), *_prompts_of_file(options, made)]
     if options.prompt_style == "chat" or made.is_chat:
         prompts = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
+    if any(isinstance(prompt, str) and prompt.endswith(" ") for prompt in prompts):
+        logger.warning(
+            "a prompt ends with a space, which most tokenizers would make part of the word after it: models go on from "
+            "there worse than without"
+        )
     if len({isinstance(prompt, str) for prompt in prompts}) > 1:
         raise DataError("some prompts are texts and some are messages; give --prompt-style chat, or one kind at a time")
     _check_models(options)

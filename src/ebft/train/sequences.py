@@ -138,6 +138,8 @@ def warnings_about(recipe: Recipe, rows: Sequence[Row]) -> list[str]:
         found.append(ENDS_LEFT_OUT if recipe.command == "train" else ENDS_NOT_MEASURED)
     if standard and not shown and recipe.given.get("answer_only"):
         found.append("answer_only has no effect: the rows are plain text, all of which is trained on")
+    if recipe.data.prompt_separator and standard and not any("completion" in row for row in standard):
+        found.append("prompt_separator has no effect: no row has a prompt and a completion for it to be between")
     return found
 
 
