@@ -10,14 +10,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ebft.sandbox.bubblewrap import Gate, bubblewrap_line
 from ebft.sandbox.command import Command, Limits
 from ebft.sandbox.isolation import Sandbox
-from tests.sandbox.sandboxed import gone, needs_sandbox, processes_of, wait_for
+from tests.sandbox.sandboxed import gone, needs_sandbox, processes_of, wait_for, why_no_sandbox
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,11 +109,15 @@ def test_bubblewrap_itself_does_not_end_with_its_parent() -> None:
     assert "--die-with-parent" not in line
 
 
-@needs_sandbox
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
-@pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs a python that other users may run")
-def test_as_another_user() -> None:
-    """The same probes as an ordinary user, who has the same number as his programs."""
+@pytest.fixture(scope="module")
+def another_user() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Runs Python as an ordinary user, in a copy of the project that he may read, with commands before it."""
+    if (reason := why_no_sandbox()) is not None:
+        pytest.skip(reason)
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    if not Path("/usr/bin/python3").exists():
+        pytest.skip("needs a python that other users may run")
     with tempfile.TemporaryDirectory() as place:  # not pytest's, which is for one user only
         copy = Path(place)
         copy.chmod(0o755)
@@ -119,10 +125,29 @@ def test_as_another_user() -> None:
             source = ROOT / part
             (copy / part).parent.mkdir(parents=True, exist_ok=True)
             shutil.copytree(source, copy / part) if source.is_dir() else shutil.copy(source, copy / part)
-        script = copy / "tests" / "sandbox" / "as_another_user.py"
-        user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-        command = [*user, "/usr/bin/python3", "-B", str(script)]
-        asked = subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=200)
+
+        def run(arguments: list[str], before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+            user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+            command = [*before, *user, "/usr/bin/python3", "-B", *arguments]
+            variables = {**os.environ, "PYTHONPATH": f"{copy}/src:{copy}"}
+            return subprocess.run(command, capture_output=True, text=True, cwd=copy, timeout=200, env=variables)
+
+        yield run
+
+
+@pytest.mark.parametrize("limit", ["nofile=200", "nproc=1000", "fsize=100000", "as=4000000000", "cpu=30"])
+def test_limits_that_an_ordinary_user_cannot_raise(another_user: Any, limit: str) -> None:
+    check = ["-c", "from ebft.sandbox.isolation import Sandbox; Sandbox().check()"]
+    if another_user(check).returncode:
+        pytest.skip("another user cannot run this")
+    name, value = limit.split("=")
+    asked = another_user(check, ["prlimit", f"--{name}={value}:{value}"])
+    assert asked.returncode == 0, asked.stderr
+
+
+def test_as_another_user(another_user: Any) -> None:
+    """The same probes as an ordinary user, who has the same number as his programs."""
+    asked = another_user([str(Path("tests", "sandbox", "as_another_user.py"))])
     if asked.stderr.startswith(("too old", "refused", "setpriv")):
         pytest.skip(f"another user cannot run this: {asked.stderr[-300:]}")
     assert asked.returncode == 0, asked.stderr

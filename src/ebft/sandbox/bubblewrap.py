@@ -8,6 +8,7 @@ import marshal
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -126,7 +127,7 @@ def bubblewrap_line(
     job["descriptors"] = max(*opened, *gate.inside, gate.info, *pipes) + 1  # more than any number that it gets
     opened.append(sealed_file(marshal.dumps(job)))
     # What bubblewrap and the first process may do, should anything ever get hold of them.
-    limited = ["prlimit", "--core=0", f"--fsize={command.limits.disk_mib * 2**20}", "--nofile=1024"]
+    limited = ["prlimit", "--core=0", _at_most("fsize", command.limits.disk_mib * 2**20), _at_most("nofile", 1024)]
     bwrap = shutil.which("bwrap") or "bwrap"
     start = start_of_module(INSIDE_MOUNT, "init")
     return [*limited, bwrap, "--args", str(opened[-2]), "--", *start, str(opened[-1])], opened
@@ -193,6 +194,12 @@ def resource_limits(limits: Limits) -> dict[str, int]:
     }
 
 
+def _at_most(name: str, value: int) -> str:
+    """An option of prlimit. Only root could raise a limit that is lower already."""
+    most = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
+    return f"--{name}={value if most == resource.RLIM_INFINITY else min(value, most)}"
+
+
 def limits_line(limits: Limits, pipes: Sequence[int] = ()) -> list[str]:
     """For programs without a sandbox: the same, as far as that goes without namespaces."""
     if not shutil.which("prlimit"):
@@ -200,8 +207,8 @@ def limits_line(limits: Limits, pipes: Sequence[int] = ()) -> list[str]:
     named = resource_limits(limits)
     kept = ("DATA" if limits.reserves_addresses else "AS", "CORE", "CPU", "FSIZE")
     # PHP opens no descriptor by a number beyond the limit.
-    files = max(256, *(pipe + 1 for pipe in pipes)) if pipes else 256
-    return ["prlimit", *(f"--{name.lower()}={named[f'RLIMIT_{name}']}" for name in kept), f"--nofile={files}"]
+    wanted = {**{name.lower(): named[f"RLIMIT_{name}"] for name in kept}, "nofile": max([256, *(n + 1 for n in pipes)])}
+    return ["prlimit", *(_at_most(name, value) for name, value in wanted.items())]
 
 
 def sealed_file(content: bytes) -> int:

@@ -94,7 +94,7 @@ def prefer_to_end() -> None:
 
 def become(job: dict[str, Any]) -> Callable[[], None]:
     """Turns into the program; returns only if that is a module of ours: its `main`."""
-    arguments, files = job["arguments"], job["open_files"]
+    arguments = job["arguments"]
     if pipes := alone_with(job["pipes"], job["descriptors"]):
         arguments[-len(pipes) :] = map(str, pipes)
     if job["user"] is not None:
@@ -108,9 +108,8 @@ def become(job: dict[str, Any]) -> Callable[[], None]:
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
         os.dup2(opened, job["program"], inheritable=False)
         os.close(opened)
-    for name, value in job["limits"].items():
-        resource.setrlimit(getattr(resource, name), (value, value))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    for name, value in {**job["limits"], "RLIMIT_NOFILE": job["open_files"]}.items():
+        limit(getattr(resource, name), value)
     if job["filter"] is not None:
         prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         rules = FilterProgram(len(job["filter"]) // 8, job["filter"])
@@ -121,6 +120,14 @@ def become(job: dict[str, Any]) -> Callable[[], None]:
         sys.path.pop(0)
         return module.main
     os.execve(path if job["program"] is None else job["program"], arguments, os.environ)
+
+
+def limit(kind: int, value: int) -> None:
+    """At most this: whoever asked for the sandbox may have a lower limit, which only root could raise."""
+    most = resource.getrlimit(kind)[1]
+    if most != resource.RLIM_INFINITY:
+        value = min(value, most)
+    resource.setrlimit(kind, (value, value))
 
 
 def alone_with(pipes: list[int], descriptors: int) -> list[int]:
