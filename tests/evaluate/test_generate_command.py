@@ -170,6 +170,13 @@ def test_prompts_are_made_as_in_the_run(
     assert ("the run was not on conversations" in errors) == ("chat" in flags)
 
 
+def test_a_typed_space_is_the_answers_and_indentation_is_not() -> None:
+    made = PromptFormat("prompt", RowFormat(prompt_separator=" "))
+    typed = ("Answer:", "Answer: ", "def f(a):\n    ", "two  ", "line\n")
+    assert [made.of_text(text) for text in typed] == ["Answer:", "Answer:", "def f(a):\n    ", "two  ", "line\n"]
+    assert PromptFormat().of_text("Answer: ") == "Answer: "
+
+
 def test_prompts_of_rows_and_prompts_that_are_whole_already(tmp_path: Path) -> None:
     made = PromptFormat("prompt", RowFormat(prompt_template="Q: {q}\nA:", prompt_separator=" "))
     assert made.of_row({"q": "one", "completion": "two"}) == "Q: one\nA:"
@@ -198,7 +205,7 @@ def test_a_line_break_that_is_none(model: Path, capsys: pytest.CaptureFixture[st
     assert "write $'one\\ntwo' in bash" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("prompt", "noted"), [("2 + 2 = ", True), ("2 + 2 =", False), ("2 + 2 =\n", False)])
+@pytest.mark.parametrize(("prompt", "noted"), [("2 + 2 = ", True), ("2 + 2 =", False), ("2 + 2 =\n  ", False)])
 def test_a_space_at_the_end(prompt: str, noted: bool, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["generate", "--model", str(model), "--prompt", prompt, *SHORT]) == 0
     assert ("a prompt ends with a space" in capsys.readouterr().err) == noted

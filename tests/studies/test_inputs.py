@@ -18,6 +18,8 @@ from tests.studies.commands import sweep
 pytestmark = pytest.mark.usefixtures("offline")
 EVALUATION = {"sequences": 4, "profile_lengths": [1, 4], "profile_stride": 8}
 
+FILES = {"empty": "", "bad": '{"text": "a"}\n{', "columns": '{"question": "a"}'}
+
 
 @pytest.fixture
 def study(tiny: Path, sums: Path, tmp_path: Path) -> Any:
@@ -43,6 +45,14 @@ def study(tiny: Path, sums: Path, tmp_path: Path) -> Any:
         ({"feature_model": "./no"}, "sft: feature_model='./no': no such folder"),
         ({"evaluation": {"tasks": ["mbpp"], "mbpp": "no.jsonl"}}, "evaluation: no.jsonl: no such file or folder"),
         ({"evaluation": {"tasks": ["translation"], "translation_data": "./no"}}, "evaluation: ./no: no such file"),
+        ({"dataset": ["{empty}"]}, "empty.jsonl: the file is empty"),
+        ({"dataset": ["{bad}"]}, "bad.jsonl: line 2 is not valid JSON"),
+        ({"validation_dataset": "{columns}"}, "columns.jsonl: row 1: a row needs 'text'"),
+        ({"evaluation": {"calibration_data": "{empty}"}}, "evaluation: "),
+        ({"evaluation": {"calibration_data": "{columns}"}}, "columns.jsonl: row 1: a row needs 'text'"),
+        ({"evaluation": {"calibration_data": ["{bad}"]}}, "is not text"),
+        ({"validation_dataset": ["{bad}"]}, "is not text"),
+        ({"dataset": 5}, "dataset=5 is not a list"),
         ({"evaluation": {"calibration_data": "no.txt"}}, "evaluation: no.txt: no such file or folder"),
         (
             {"evaluation": {"calibration_data": "stdlib-functions", "feature_model": "./no"}},
@@ -53,9 +63,36 @@ def study(tiny: Path, sums: Path, tmp_path: Path) -> Any:
 def test_a_study(
     how: list[str], change: dict[str, Any], words: str, study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["study", "run", str(study({"sft": {}}, **change)), *how]) == 2
+    for name, text in FILES.items():
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    file = study({"sft": {}}, **change)
+    given = file.read_text()
+    for name in FILES:
+        given = given.replace(f"{{{name}}}", f"{tmp_path}/{name}.jsonl")
+    file.write_text(given)
+    assert cli.main(["study", "run", str(file), *how]) == 2
     assert words in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_metric_to_choose_by(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    methods = {"sft": {"search": {"learning_rate": [0.1, 0.2]}, "choose_by": "crossentropy"}}
+    assert cli.main(["study", "run", str(study(methods)), "--dry-run"]) == 2
+    assert "`choose_by: crossentropy` is no metric of validation" in (said := capsys.readouterr().err)
+    assert "did you mean 'cross_entropy'?" in said
+
+
+@pytest.mark.parametrize("place", ["file", "file/inside"])
+def test_a_file_where_a_folder_should_be(
+    place: str, study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    file = study({"sft": {}})
+    file.write_text(file.read_text().replace(str(tmp_path / "out"), place))
+    assert cli.main(["study", "run", str(file)]) == 2
+    assert f"ebft: output_dir={place}: file is a file; choose a folder" in capsys.readouterr().err
+    assert sweep(file, "--set", "gamma=0", "--output_dir", place) == 2
 
 
 def test_a_row_that_waits_for_a_search(study: Any, capsys: pytest.CaptureFixture[str]) -> None:

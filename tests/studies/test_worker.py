@@ -90,9 +90,9 @@ def test_real_runs_give_the_weights_that_they_give_alone(
     """Also after a run that failed."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     recipe = write_recipe(tmp_path, tiny, sums, output_dir=str(tmp_path / "out"), max_steps=2)
-    empty = tmp_path / "empty.jsonl"
-    empty.touch()
-    assert sweep(recipe, "--set", f"dataset={sums},{empty}", "--set", "seed=1,2", "--reuse-processes") == 1
+    broken = tmp_path / "broken.jsonl"  # further down than anybody looks before the first run
+    broken.write_text(sums.read_text() + "{")
+    assert sweep(recipe, "--set", f"dataset={sums},{broken}", "--set", "seed=1,2", "--reuse-processes") == 1
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for seed in (1, 2):

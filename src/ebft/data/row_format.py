@@ -165,6 +165,11 @@ def is_glued(prompt: Any, completion: Any) -> bool:
     return both and not prompt[-1].isspace() and not completion[:1].isspace()
 
 
+def ends_with_space(prompt: Any) -> bool:
+    """Whether a prompt ends with a space that tokenizers would make part of the word after it; not indentation."""
+    return isinstance(prompt, str) and prompt.endswith(" ") and bool(prompt.rpartition("\n")[2].strip())
+
+
 def as_messages(turns: Any) -> Any:
     """Turns with `role` and `content`, and the roles that chat templates know; what is no list of turns, as it is."""
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):

@@ -21,6 +21,7 @@ from ebft.runtime.files import sha256_of
 
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 TEXT_FILES = (".txt", ".md", ".rst", ".py")
+LOOKED_AT = 20  # first rows of a source, which show what it is like
 SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ebft import fetch
-from ebft.data.row_format import with_escapes
+from ebft.data.row_format import ends_with_space, with_escapes
 from ebft.data.rows import TEXT_FILES, read_rows
 from ebft.errors import ConfigError, DataError
 from ebft.evaluate.prompt_format import PromptFormat, format_of_runs
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> None:
     prompts: list[Prompt] = [*map(made.of_text, options.prompt), *_prompts_of_file(options, made)]
     if options.prompt_style == "chat" or made.is_chat:
         prompts = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
-    if any(isinstance(prompt, str) and prompt.endswith(" ") for prompt in prompts):
+    if any(map(ends_with_space, prompts)):
         logger.warning(
             "a prompt ends with a space, which most tokenizers would make part of the word after it: models go on from "
             "there worse than without"

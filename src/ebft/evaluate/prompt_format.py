@@ -36,8 +36,9 @@ class PromptFormat:
     def of_text(self, text: str) -> str:
         """A text that somebody typed, as the prompt of a row. One that follows the template already is left so."""
         template, name = self._template, self.rows.prompt
-        if self.rows.answers_begin_with:
-            text = text.rstrip(" ")
+        bare = text.removesuffix(self.rows.answers_begin_with)
+        if not bare.endswith((" ", "\n", "\t")):  # else it is indentation, which rows keep too
+            text = bare
         if template is not None:
             template, name = (None, name) if _follows(template, text) else (template, fields_of(template)[0])
         return replace(self.rows, prompt_template=template).prompt_of({name: text})

@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from ebft import fetch
 from ebft.config.evaluation import EvalOptions
 from ebft.config.recipe import check_hub_datasets, check_places
-from ebft.errors import ConfigError
-from ebft.studies.points import Point
+from ebft.data.row_format import RowFormat
+from ebft.data.rows import LOOKED_AT, read_rows
+from ebft.errors import ConfigError, DataError
+from ebft.studies.points import Point, load_for_elsewhere
 from ebft.studies.study_file import Row, Study
 from ebft.studies.study_jobs import StudyPlan
 from ebft.tasks.registry import problem_sets
@@ -24,7 +29,7 @@ def check_points(points: Iterable[Point], elsewhere: bool) -> None:
     with _refusing(elsewhere):
         for point in points:
             if not point.finished:
-                _check_run(point.name, point.given)
+                _check_run(point.name, point.given, point.command)
 
 
 def check_study(study: Study, elsewhere: bool) -> None:
@@ -34,7 +39,7 @@ def check_study(study: Study, elsewhere: bool) -> None:
             if not _is_finished(row, plan):
                 for values in row.method.candidates:
                     settings = {**row.method.settings, **row.values, **values}
-                    _check_run(row.name, _without_methods(settings, study))
+                    _check_run(row.name, _without_methods(settings, study), row.method.command)
         if plan.unknown or not all(plan.is_finished(evaluation) for evaluation in plan.evaluations):
             _check_evaluation(study)
 
@@ -62,13 +67,34 @@ def _is_finished(row: Row, plan: StudyPlan) -> bool:
     return bool(plan.final[row.name]) and all(plan.is_finished(run) for run in runs)
 
 
-def _check_run(name: str, settings: dict[str, Any]) -> None:
+def _check_run(name: str, settings: dict[str, Any], command: str) -> None:
     try:
         check_places(settings)
         fetch.check_models(settings)
         check_hub_datasets(settings)
+        data = load_for_elsewhere({**settings, "output_dir": "x"}, command).data
+        answered = command != "rlvr"
+        for source in data.dataset:
+            _check_rows(source, data.dataset_split, data.row_format, answered)
+        if data.validation_dataset is not None:
+            _check_rows(data.validation_dataset, data.validation_dataset_split, data.row_format, answered)
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from None
+
+
+@cache
+def _check_rows(source: str, split: str, row_format: RowFormat, answered: bool) -> None:
+    """The first rows of a file or folder can be read and have what is needed. No hub dataset is downloaded for it."""
+    if not Path(source).expanduser().exists():
+        return
+    rows = list(islice(read_rows(source, split), LOOKED_AT))
+    if not rows:
+        raise DataError(f"{source}: the file is empty")
+    for number, row in enumerate(rows, 1):
+        try:
+            row_format.standard(row) if answered else row_format.prompt_of(row)
+        except DataError as error:
+            raise DataError(f"{source}: row {number}: {error}") from None
 
 
 def _check_evaluation(study: Study) -> None:
@@ -80,5 +106,7 @@ def _check_evaluation(study: Study) -> None:
         fetch.check_models(given)
         for task in options.tasks:
             problem_sets(task, options)  # as `ebft eval` begins: problems are read, and a sandbox must be there
+        if "calibration" in options.tasks and options.calibration_data is not None:
+            _check_rows(options.calibration_data, options.calibration_split, options.data.row_format, answered=True)
     except ValueError as error:
         raise ConfigError(f"evaluation: {error}") from None

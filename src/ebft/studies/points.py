@@ -123,6 +123,7 @@ def points(
     if not isinstance(output, str) or not output:
         raise ConfigError("no output folder: set `output_dir`, in which every point gets a folder of its own")
     folder = Path(output).expanduser()
+    check_folder(folder)
     if (folder / "recipe.yaml").exists():
         raise ConfigError(f"output_dir={folder} holds a run; choose another folder for the sweep")
     found = []
@@ -138,6 +139,15 @@ def points(
     if len({point.name for point in found}) < len(found):
         raise ConfigError("two points of the sweep have the same name; give every value once")
     return found
+
+
+def check_folder(folder: Path) -> None:
+    """A folder that could be made, or is there."""
+    for place in (folder, *folder.parents):
+        if place.exists():
+            if not place.is_dir():
+                raise ConfigError(f"output_dir={folder}: {place} is a file; choose a folder")
+            return
 
 
 def load_for_elsewhere(values: dict[str, Any], command: str) -> Recipe:

@@ -30,7 +30,8 @@ from ebft.config.recipe import field_types, known_settings, read_values
 from ebft.config.shipped import find_recipe
 from ebft.config.synonyms import suggestion
 from ebft.errors import ConfigError, nearest
-from ebft.studies.points import load_for_elsewhere, name_of
+from ebft.method.metric_names import NAMES
+from ebft.studies.points import check_folder, load_for_elsewhere, name_of
 
 COMMANDS = {"ebft": "train", "sft": "sft", "rlvr": "rlvr"}  # the command of each method
 _KEYS = (
@@ -50,6 +51,7 @@ _METHOD_KEYS = ("method", "after", "recipe", "settings", "seeds", "grid", "searc
 PAPER_TASKS = ("qa_code", "unstructured_code", "translation")
 # The study decides these for every run.
 _DECIDED = ("output_dir", "seed", "sweep")
+_DATA = ("dataset", "validation_dataset")
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ def read_study(file: str | Path) -> Study:
     output = given.get("output_dir")
     if not isinstance(output, str) or not output:
         raise ConfigError(f"{path}: no output folder: set `output_dir`, in which every run gets a folder of its own")
-    common = {**_recipe(given, path), **_mapping(given, "settings", "the study")}
+    check_folder(Path(output).expanduser())
+    common = _typed({**_recipe(given, path), **_mapping(given, "settings", "the study")})
     methods = given.get("methods")
     if not isinstance(methods, dict) or not methods:
         raise ConfigError(f"{path}: no methods: give `methods`, a mapping of names to their settings")
@@ -145,6 +148,13 @@ def read_study(file: str | Path) -> Study:
     _check_order(study)
     _check_runs(study)
     return study
+
+
+def _typed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Data as lists of names, whatever the way in which they are written; other settings are converted with a run's."""
+    types = field_types("train")
+    data = {name: convert(name, settings[name], types[name]) for name in _DATA if settings.get(name) is not None}
+    return {**settings, **data}
 
 
 def _check_keys(given: dict[str, Any], known: Sequence[str], where: str) -> None:
@@ -267,6 +277,10 @@ def _check_runs(study: Study) -> None:
                 recipe = load_for_elsewhere(settings, row.method.command)
             except ValueError as error:
                 raise ConfigError(f"{row.name}: {error}") from None
+            if row.method.search and row.method.choose_by not in NAMES and not recipe.training.eval_tasks:
+                known = ", ".join(NAMES)
+                wrong = f"`choose_by: {row.method.choose_by}` is no metric of validation; there is {known}"
+                raise ConfigError(f"{row.name}: {wrong}{nearest(row.method.choose_by, NAMES)}")
             if row.method.search and not (recipe.data.validation_split or recipe.data.validation_dataset):
                 raise ConfigError(f"{row.name}: `search` needs validation data; set validation_split")
 
@@ -284,10 +298,11 @@ def _evaluation(given: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]
     options = {"tasks": ["calibration"], **options}
     if "calibration" in options["tasks"]:
         options = {**_as_validated(common), **options}
-        _check_test_data(options, common)
     if common.get("use_cpu"):
         options.setdefault("device", "cpu")
     EvalOptions.from_values(options)
+    if "calibration" in options["tasks"]:
+        _check_test_data(options, common)
     return options
 
 

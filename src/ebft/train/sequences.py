@@ -15,8 +15,8 @@ from ebft.config.method import MethodConfig
 from ebft.config.model_and_data import DataConfig
 from ebft.config.recipe import Recipe
 from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, mix, pad_token_id
-from ebft.data.row_format import Row, RowFormat, is_glued
-from ebft.data.rows import read_rows
+from ebft.data.row_format import Row, RowFormat, ends_with_space, is_glued
+from ebft.data.rows import LOOKED_AT, read_rows
 from ebft.data.store import TokenStore, tokenize_source
 from ebft.errors import ConfigError, DataError
 from ebft.iteration import check_sequences
@@ -32,7 +32,6 @@ ENDS_NOT_MEASURED = (
     "anchors from which a text ends within a rollout are left out, so the feature-matching loss favours models that do "
     "not end; set short_truths=true, or short_truths=false if this is intended"
 )
-LOOKED_AT = 20  # rows of each dataset
 FEW = 20  # validation sequences that tell little
 _LEARNT_POSITIONS = ("wpe", "embed_positions")  # GPT-2 and its kin, OPT
 LONGEST_BLANK = 8  # tokens of an answer that is looked at for being whitespace, its end token among them
@@ -121,7 +120,7 @@ def warnings_about(recipe: Recipe, rows: Sequence[Row]) -> list[str]:
     if recipe.data.prompt_separator is None and (glued := glued_prompt(standard)) is not None:
         found.append(f"{glued}; set prompt_separator to ' ' or '\\n', or to '' if this is intended")
     asked = [row.get("prompt") for row in standard] or [row_format.prompt_of(row) for row in rows]
-    if number := sum(isinstance(prompt, str) and prompt.endswith(" ") for prompt in asked):
+    if number := sum(map(ends_with_space, asked)):
         found.append(
             f"{number} of the first {len(rows)} prompts end with a space, which most tokenizers would make part of the "
             "word after it; end them without, and set prompt_separator to ' ', which begins the answers with it"
