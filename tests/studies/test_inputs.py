@@ -126,8 +126,15 @@ def test_what_is_on_another_machine_is_a_warning(
     study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")  # no sbatch here either
-    assert cli.main(["study", "run", str(study({"sft": {}}, dataset=["no.jsonl"])), "--launcher", "slurm"]) == 2
-    assert "not on this machine: sft: no.jsonl: no such file or folder" in caplog.text
+    evaluation = {"tasks": ["mbpp"], "mbpp": "none.jsonl"}
+    file = study({"sft": {}}, evaluation, dataset=["no.jsonl"], feature_model="./no")
+    assert cli.main(["study", "run", str(file), "--launcher", "slurm"]) == 2
+    for what in (
+        "sft: no.jsonl: no such file",
+        "sft: feature_model='./no': no such",
+        "evaluation: none.jsonl: no such",
+    ):
+        assert f"not on this machine: {what}" in caplog.text, "all of it, not only what comes first"
     assert list((tmp_path / "out").glob("*.sbatch")), "the job file is written all the same"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,32 +26,20 @@ logger = logging.getLogger(__name__)
 
 def check_points(points: Iterable[Point], elsewhere: bool) -> None:
     """elsewhere: jobs run on other machines, which may have what is not here; then it is only a warning."""
-    with _refusing(elsewhere):
-        for point in points:
-            if not point.finished:
-                _check_run(point.name, point.given, point.command)
+    for point in points:
+        if not point.finished:
+            _check_run(point.name, point.given, point.command, elsewhere)
 
 
 def check_study(study: Study, elsewhere: bool) -> None:
     plan = StudyPlan(study)
-    with _refusing(elsewhere):
-        for row in study.rows:
-            if not _is_finished(row, plan):
-                for values in row.method.candidates:
-                    settings = {**row.method.settings, **row.values, **values}
-                    _check_run(row.name, _without_methods(settings, study), row.method.command)
-        if plan.unknown or not all(plan.is_finished(evaluation) for evaluation in plan.evaluations):
-            _check_evaluation(study)
-
-
-@contextmanager
-def _refusing(elsewhere: bool) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        if not elsewhere:
-            raise
-        logger.warning(f"not on this machine: {error}")
+    for row in study.rows:
+        if not _is_finished(row, plan):
+            for values in row.method.candidates:
+                settings = {**row.method.settings, **row.values, **values}
+                _check_run(row.name, _without_methods(settings, study), row.method.command, elsewhere)
+    if study.evaluation and (plan.unknown or not all(plan.is_finished(job) for job in plan.evaluations)):
+        _check_evaluation(_without_methods(study.evaluation, study), elsewhere)
 
 
 def _without_methods(settings: dict[str, Any], study: Study) -> dict[str, Any]:
@@ -67,19 +55,39 @@ def _is_finished(row: Row, plan: StudyPlan) -> bool:
     return bool(plan.final[row.name]) and all(plan.is_finished(run) for run in runs)
 
 
-def _check_run(name: str, settings: dict[str, Any], command: str) -> None:
+def _check_run(name: str, settings: dict[str, Any], command: str, elsewhere: bool) -> None:
+    for check in (check_places, fetch.check_models, check_hub_datasets, partial(_check_data, command=command)):
+        with _refusing(name, elsewhere):
+            check(settings)
+
+
+def _check_evaluation(given: dict[str, Any], elsewhere: bool) -> None:
+    options = EvalOptions.from_values(given)
+    with _refusing("evaluation", elsewhere):
+        fetch.check_models(given)
+    for task in options.tasks:
+        with _refusing("evaluation", elsewhere):
+            problem_sets(task, options)  # as `ebft eval` begins: problems are read, and a sandbox must be there
+            if task == "calibration" and options.calibration_data is not None:
+                _check_rows(options.calibration_data, options.calibration_split, options.data.row_format, answered=True)
+
+
+@contextmanager
+def _refusing(name: str, elsewhere: bool) -> Iterator[None]:
     try:
-        check_places(settings)
-        fetch.check_models(settings)
-        check_hub_datasets(settings)
-        data = load_for_elsewhere({**settings, "output_dir": "x"}, command).data
-        answered = command != "rlvr"
-        for source in data.dataset:
-            _check_rows(source, data.dataset_split, data.row_format, answered)
-        if data.validation_dataset is not None:
-            _check_rows(data.validation_dataset, data.validation_dataset_split, data.row_format, answered)
+        yield
     except ValueError as error:
-        raise ConfigError(f"{name}: {error}") from None
+        if not elsewhere:
+            raise ConfigError(f"{name}: {error}") from None
+        logger.warning(f"not on this machine: {name}: {error}")
+
+
+def _check_data(settings: dict[str, Any], command: str) -> None:
+    data, answered = load_for_elsewhere({**settings, "output_dir": "x"}, command).data, command != "rlvr"
+    for source in data.dataset:
+        _check_rows(source, data.dataset_split, data.row_format, answered)
+    if data.validation_dataset is not None:
+        _check_rows(data.validation_dataset, data.validation_dataset_split, data.row_format, answered)
 
 
 @cache
@@ -95,18 +103,3 @@ def _check_rows(source: str, split: str, row_format: RowFormat, answered: bool) 
             row_format.standard(row) if answered else row_format.prompt_of(row)
         except DataError as error:
             raise DataError(f"{source}: row {number}: {error}") from None
-
-
-def _check_evaluation(study: Study) -> None:
-    if not study.evaluation:
-        return
-    given = _without_methods(study.evaluation, study)
-    options = EvalOptions.from_values(given)
-    try:
-        fetch.check_models(given)
-        for task in options.tasks:
-            problem_sets(task, options)  # as `ebft eval` begins: problems are read, and a sandbox must be there
-        if "calibration" in options.tasks and options.calibration_data is not None:
-            _check_rows(options.calibration_data, options.calibration_split, options.data.row_format, answered=True)
-    except ValueError as error:
-        raise ConfigError(f"evaluation: {error}") from None
