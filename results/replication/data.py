@@ -18,6 +18,9 @@ import random
 import sys
 from pathlib import Path
 
+from ebft.data.row_format import Row
+from ebft.data.rows import read_rows
+
 TEST, VALIDATION = 500, 500
 TRAINING = (300, 1000, 3000)
 
@@ -28,10 +31,10 @@ def main() -> None:
     parser.add_argument("--leetcode", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    rows = [_codealpaca(row) for file in args.codealpaca for row in _rows(file)]
+    rows = [_codealpaca(row) for file in args.codealpaca for row in read_rows(str(file))]
     rows += [
         {"prompt": f"{row['query'].strip()}\n\n", "completion": row["completion"].strip()}
-        for row in _rows(args.leetcode)
+        for row in read_rows(str(args.leetcode))
     ]
     distinct = list({row["prompt"]: row for row in rows if row["completion"]}.values())  # no question on both sides
     random.Random(0).shuffle(distinct)
@@ -46,14 +49,7 @@ def main() -> None:
         print(f"{name}: {len(part)} documents")
 
 
-def _rows(file: Path) -> list[dict[str, str]]:
-    text = file.read_text()
-    if text.lstrip().startswith("["):
-        return json.loads(text)
-    return [json.loads(line) for line in text.split("\n") if line]
-
-
-def _codealpaca(row: dict[str, str]) -> dict[str, str]:
+def _codealpaca(row: Row) -> dict[str, str]:
     question = "\n".join(part.strip() for part in (row["instruction"], row.get("input", "")) if part.strip())
     return {"prompt": f"{question}\n\n", "completion": row["output"].strip()}
 

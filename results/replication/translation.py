@@ -15,6 +15,8 @@ import json
 import sys
 from pathlib import Path
 
+from ebft.data.rows import read_rows
+
 Pairs = list[dict[str, str]]
 LANGUAGES = ("de", "en")
 
@@ -39,7 +41,7 @@ def main() -> None:
 
 
 def _translations(file: Path) -> Pairs:
-    return [{name: row["translation"][name].strip() for name in LANGUAGES} for row in json.loads(file.read_text())]
+    return [{name: row["translation"][name].strip() for name in LANGUAGES} for row in read_rows(str(file))]
 
 
 def _aligned(texts: list[str]) -> Pairs:

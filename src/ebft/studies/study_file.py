@@ -151,7 +151,7 @@ def read_study(file: str | Path) -> Study:
 
 
 def _typed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Data as lists of names, whatever the way in which they are written; other settings are converted with a run's."""
+    """With the names of data as a run would have them, since the test is compared with these."""
     types = field_types("train")
     data = {name: convert(name, settings[name], types[name]) for name in _DATA if settings.get(name) is not None}
     return {**settings, **data}
@@ -320,7 +320,6 @@ def _as_validated(common: dict[str, Any]) -> dict[str, Any]:
     if "model" in common:
         found["feature_model"] = common.get("feature_model") or common["model"]
     sources = common.get("dataset") or []
-    sources = sources.split(",") if isinstance(sources, str) else sources
     if common.get("test_split") and len(sources) == 1:
         found |= {"calibration_data": sources[0], "calibration_split": common.get("dataset_split", "train")}
         found["test_split"] = common["test_split"]
@@ -339,7 +338,6 @@ def _check_test_data(options: dict[str, Any], common: dict[str, Any]) -> None:
         return
     test = _place(data, split)
     sources = common.get("dataset") or []
-    sources = sources.split(",") if isinstance(sources, str) else sources
     if test in [_place(source, common.get("dataset_split", "train")) for source in sources]:
         raise ConfigError(f"the test data, {data}, are the training data; set `test_split` in `settings` instead")
     if (chosen_on := common.get("validation_dataset")) is not None and test == _place(

@@ -23,7 +23,7 @@ from ebft.tasks.resumable_records import ResumableRecords
 from ebft.tasks.subject import Subject
 from ebft.validation import text_checksum
 
-ENDS_LEFT_OUT = (
+ENDS_NOT_MEASURED = (
     "anchors from which a text ends within a rollout are left out, so the feature-matching loss favours models that do "
     "not end; measure with --short-truths"
 )
@@ -78,7 +78,7 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
         "profile_contexts": int(sum(record.get("profile_contexts", 0) for record in counted)),
         "features": features,
         "text": text_checksum(dataset, rows),  # differences are between measurements of the same
-        "notes": [ENDS_LEFT_OUT] if config.leaves_ends_out else [],
+        "notes": [ENDS_NOT_MEASURED] if config.leaves_ends_out else [],
     }
 
 
