@@ -80,13 +80,33 @@ FIGURES = {
         ("translation", "sft-packed,learning_rate=2e-05"): ("SFT, EBFT's sequences", "#e69f00"),
         ("translation", "ebft,gamma=0.3"): ("EBFT, gamma 0.3", "#d55e00"),
     },
+    "little-data-options": {
+        ("little-1000-options", "rollouts-16"): ("16 rollouts", "#0072b2"),
+        ("little-1000-options", "temperature,temperature=1"): ("temperature 1", "#009e73"),
+        ("little-1000-options", "ebft"): ("4 rollouts, temperature 0.6", "#d55e00"),
+        ("little-1000-options", "printed"): ("printed formula", "#56b4e9"),
+        ("little-1000-options", "answers"): ("whole answers", "#e69f00"),
+        ("little-1000-options", "temperature,temperature=0.3"): ("temperature 0.3", "#cc79a7"),
+        ("little-1000-options", "rollouts-2"): ("2 rollouts (one seed)", "#000000"),
+    },
     "raw-code": {
         ("raw-code", "sft-packed"): ("SFT, EBFT's sequences", "#e69f00"),
         ("raw-code", "ebft"): ("EBFT, gamma 1", "#0072b2"),
     },
 }
 
+# Where the feature-matching loss is not measured alike.
+CROSS_ENTROPIES = ("little-data-options",)
+
+# By the beginning of the models' names.
+TRADE = {
+    "base": ("before training", "#000000"),
+    "sft-packed": ("SFT", "#e69f00"),
+    "rlvr,": ("RLVR", "#cc79a7"),
+    "rlvr-warm": ("SFT, then RLVR (one seed)", "#009e73"),
+}
 WITHOUT_START = (
+    "little-data-options",
     "little-data-3000",
     "little-data-more",
     "mbpp",
@@ -98,25 +118,45 @@ WITHOUT_START = (
 
 def main(folder: Path) -> None:
     for name, shown in FIGURES.items():
-        _draw(shown, int(name in WITHOUT_START), folder / f"{name}.png")
+        panels = {metric: title for metric, title in PANELS.items() if metric != "cfm" or name not in CROSS_ENTROPIES}
+        _draw(shown, panels, int(name in WITHOUT_START), folder / f"{name}.png")
+    _draw_trade(folder / "translation-rlvr.png")
 
 
-def _draw(shown: dict[tuple[str, str], tuple[str, str]], first: int, target: Path) -> None:
-    figure, axes = plt.subplots(1, len(PANELS), figsize=(12, 3.6))
+def _draw(shown: dict[tuple[str, str], tuple[str, str]], panels: dict[str, str], first: int, target: Path) -> None:
+    figure, axes = plt.subplots(1, len(panels), figsize=(4 * len(panels), 3.6))
     for (study, method), (label, color) in shown.items():
         seeds = [points[first:] for points in _validations(study)[method]]
         seeds = [points[: min(map(len, seeds))] for points in seeds]  # early stopping may end one sooner
         epochs = [point["epoch"] for point in seeds[0]]
-        for panel, metric in zip(axes, PANELS, strict=True):
+        for panel, metric in zip(axes, panels, strict=True):
             values = [[points[place][metric] for points in seeds] for place in range(len(epochs))]
             panel.plot(epochs, [sum(v) / len(v) for v in values], "o-", color=color, markersize=3, label=label)
             panel.fill_between(epochs, [min(v) for v in values], [max(v) for v in values], color=color, alpha=0.2)
-    for panel, title in zip(axes, PANELS.values(), strict=True):
+    for panel, title in zip(axes, panels.values(), strict=True):
         panel.set_title(title, fontsize=10)
         panel.set_xlabel("epochs")
         panel.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="upper center", ncols=5, fontsize=9)
-    figure.tight_layout(rect=(0, 0, 1, 0.92))
+    columns = 5 if len(panels) > 2 else 4
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="upper center", ncols=columns, fontsize=9)
+    figure.tight_layout(rect=(0, 0, 1, 0.92 if len(shown) <= columns else 0.86))
+    figure.savefig(target, dpi=110)
+
+
+def _draw_trade(target: Path) -> None:
+    """What RLVR with BLEU gains in BLEU, and what it loses in cross-entropy: models of the study, on its test data."""
+    figure, axis = plt.subplots(figsize=(5.5, 3.6))
+    for method, (label, color) in TRADE.items():
+        files = sorted((Path(__file__).parent / "translation-rlvr" / "evaluations").glob(f"{method}*.json"))
+        tasks = [json.loads(file.read_text())["tasks"] for file in files]
+        losses = [one["calibration"]["metrics"]["answer_cross_entropy"]["value"] for one in tasks]
+        scores = [one["translation"]["metrics"]["greedy_bleu"]["value"] for one in tasks]
+        axis.plot(losses, scores, "o", color=color, label=label)
+    axis.set_xlabel("cross-entropy, answers")
+    axis.set_ylabel("BLEU, greedy")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=9)
+    figure.tight_layout()
     figure.savefig(target, dpi=110)
 
 

@@ -35,12 +35,12 @@ def main() -> None:
             one = found[metric]
             assert one.interval is not None
             print(
-                f"{metric}: {one.value:+.4f} [{one.interval.low:+.4f}, {one.interval.high:+.4f}], p {_shown(one.p)}, "
-                f"{_shown(p)} after correction for {len(family)} tests, {one.seeds} pairs of runs"
+                f"{metric}: {one.value:+.4f} [{one.interval.low:+.4f}, {one.interval.high:+.4f}], p {shown(one.p)}, "
+                f"{shown(p)} after correction for {len(family)} tests, {one.seeds} pairs of runs"
             )
 
 
-def _shown(p: float) -> str:
+def shown(p: float) -> str:
     return "< 0.0001" if p < 1e-4 else f"= {p:.4f}"
 
 
@@ -49,10 +49,10 @@ def _pairs(study: str) -> list[tuple[dict[str, Measured], dict[str, Measured]]]:
     models = json.loads((Path(__file__).parent / study / "sequences.json").read_text())
     ebft, sft = PAIRS[study]
     seeds = [seed for seed in range(3) if f"{ebft},seed={seed}" in models and f"{sft},seed={seed}" in models]
-    return [(_metrics(models[f"{ebft},seed={seed}"]), _metrics(models[f"{sft},seed={seed}"])) for seed in seeds]
+    return [(metrics_of(models[f"{ebft},seed={seed}"]), metrics_of(models[f"{sft},seed={seed}"])) for seed in seeds]
 
 
-def _metrics(columns: dict[str, list[float | None]]) -> dict[str, Measured]:
+def metrics_of(columns: dict[str, list[float | None]]) -> dict[str, Measured]:
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     records = [{name: value for name, value in row.items() if value is not None} for row in rows]
     return {name: measured(sums) for name, sums in sums_by_metric(records).items()}

@@ -249,6 +249,8 @@ class TestWarnings:
             ({"text": "a"}, {"document_masks": True, "short_truths": True}, []),
             ({"text": "a"}, {"document_masks": True, "short_truths": False}, []),
             ({"text": "a"}, {"document_masks": True, "anchors": "answer_start"}, []),
+            ({"text": "a"}, {"samples": 2}, ["samples=2 leaves the diversity term without a baseline"]),
+            ({"text": "a"}, {"samples": 2, "alpha": 0.0}, []),
         ],
     )
     def test_what_is_often_not_meant(self, row: dict[str, Any], settings: dict[str, Any], expected: list[str]) -> None:

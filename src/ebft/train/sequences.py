@@ -135,6 +135,11 @@ def warnings_about(recipe: Recipe, rows: Sequence[Row]) -> list[str]:
         )
     if training.leaves_ends_out and "short_truths" not in recipe.given:
         found.append(ENDS_LEFT_OUT if recipe.command == "train" else ENDS_NOT_MEASURED)
+    if recipe.command == "train" and training.samples == 2 and training.alpha > 0:
+        found.append(
+            "samples=2 leaves the diversity term without a baseline, which takes three: gradients are several times "
+            "noisier; set samples=4 (docs/results.md has both)"
+        )
     if standard and not shown and recipe.given.get("answer_only"):
         found.append("answer_only has no effect: the rows are plain text, all of which is trained on")
     if recipe.data.prompt_separator and standard and not any("completion" in row for row in standard):
