@@ -63,3 +63,25 @@ def test_ebft_does_not_train_in_fp16_and_baselines_may(tmp_path: Path) -> None:
         EBFTConfig(output_dir=str(tmp_path), fp16=True, use_cpu=True)
     assert SFTSettings(output_dir=str(tmp_path), fp16=True, use_cpu=True).fp16
     assert RLVRSettings(output_dir=str(tmp_path), fp16=True, use_cpu=True, rewards=["bleu"]).fp16
+
+
+@pytest.mark.parametrize(
+    ("metric", "tasks", "larger"),
+    [
+        ("cfm", [], False),
+        ("eval_answer_cross_entropy", [], False),
+        ("whitened_proxy", [], True),
+        ("reward", [], True),
+        ("humaneval_greedy_pass@1", ["humaneval"], True),
+        ("calibration_cfm_at_8", ["calibration"], False),
+    ],
+)
+def test_what_is_best(metric: str, tasks: list[str], larger: bool, tmp_path: Path) -> None:
+    config = EBFTConfig(output_dir=str(tmp_path), use_cpu=True, metric_for_best_model=metric, eval_tasks=tasks)
+    assert config.greater_is_better == larger
+
+
+@pytest.mark.parametrize("metric", ["crossentropy", "eval_loss", "humaneval_greedy_pass@1"])
+def test_a_metric_that_is_none_is_refused_before_anything_is_trained(metric: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is no metric of validation; there is cross_entropy, .* of eval_tasks"):
+        EBFTConfig(output_dir=str(tmp_path), use_cpu=True, metric_for_best_model=metric)

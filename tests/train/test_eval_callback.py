@@ -123,7 +123,6 @@ def test_at_every_evaluation_and_for_the_best_checkpoint(options: dict[str, Any]
         save_steps=2,
         load_best_model_at_end=True,
         metric_for_best_model="translation_greedy_chrf",
-        greater_is_better=True,
     )
     trained.train()
     found = {

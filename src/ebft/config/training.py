@@ -23,8 +23,7 @@ from ebft.config.running import RunningConfig
 from ebft.config.secrets import is_secret
 from ebft.config.synonyms import suggestion
 from ebft.errors import ConfigError, nearest
-
-LARGER_IS_BETTER = ("whitened_proxy", "reward")
+from ebft.method.metric_names import NAMES, smaller_is_better
 
 
 @dataclass
@@ -73,13 +72,23 @@ class EBFTConfig(RunningConfig, MethodConfig, TransformersDefaults, TrainingArgu
             )
         if self.load_best_model_at_end or self.save_strategy == "best" or self.early_stopping_patience is not None:
             self.metric_for_best_model = self.metric_for_best_model or "cfm"
-        if self.metric_for_best_model is not None and self.greater_is_better is None:
-            # Not transformers' rule, which takes everything but a loss for better when larger.
-            self.greater_is_better = self.metric_for_best_model.removeprefix("eval_") in LARGER_IS_BETTER
+        if self.metric_for_best_model is not None:
+            self._check_metric(self.metric_for_best_model.removeprefix("eval_"))
+            if self.greater_is_better is None:  # not transformers' rule: cross_entropy and cfm do not end with "loss"
+                self.greater_is_better = not smaller_is_better(self.metric_for_best_model)
         self._complete = False
         TrainingArguments.__post_init__(self)
         self._complete = True
         _check_reporting(self.report_to)
+
+    def _check_metric(self, name: str) -> None:
+        """Transformers would look for it after the first evaluation."""
+        known = (*NAMES, "reward")
+        if name not in known and not name.startswith(tuple(f"{task}_" for task in self.eval_tasks)):
+            raise ConfigError(
+                f"metric_for_best_model={self.metric_for_best_model!r} is no metric of validation; there is "
+                f"{', '.join(known)}, and <task>_<metric> of eval_tasks{nearest(name, known)}"
+            )
 
     @property
     def rows_per_step(self) -> int:

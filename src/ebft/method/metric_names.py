@@ -17,6 +17,11 @@ NAMES = {
 OF_ROLLOUTS = {"distinct": "distinct rollouts", "entropy": "entropy of rollouts"}
 
 
+def smaller_is_better(metric: str) -> bool:
+    """Of losses, those of tasks too; not of rates, rewards and scores."""
+    return any(word in metric for word in ("cross_entropy", "cfm", "loss"))
+
+
 def title(metric: str) -> str:
     """What a metric is called in a table; `cfm_at_8` is of 8 tokens, `cfm_temperature_1` of samples at 1."""
     if found := re.fullmatch(r"cfm_at_(\d+)", metric):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ebft.method.metric_names import NAMES, OF_ROLLOUTS, title
+from ebft.method.metric_names import NAMES, OF_ROLLOUTS, smaller_is_better, title
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,7 @@ def facts(metric: str) -> MetricFacts:
         words = f"{score.replace('_', ' ').replace('bleu', 'BLEU').replace('chrf', 'chrF').replace('comet', 'COMET')}"
         meaning = f"{_SCORES[score][0].upper()}{_SCORES[score][1:]}"
         return MetricFacts(f"{words} {decoding}".strip(), f"{meaning}{f', {decoding}' if decoding else ''}.")
-    smaller = any(word in metric for word in ("cross_entropy", "cfm", "loss"))
-    return MetricFacts(metric, metric, smaller_is_better=smaller)
+    return MetricFacts(metric, metric, smaller_is_better=smaller_is_better(metric))
 
 
 def better(metric: str) -> Callable[..., Any]:

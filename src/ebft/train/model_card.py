@@ -14,8 +14,7 @@ import transformers
 import yaml
 
 from ebft.config.recipe import Recipe
-from ebft.config.training import LARGER_IS_BETTER
-from ebft.method.metric_names import NAMES, along_training
+from ebft.method.metric_names import NAMES, along_training, smaller_is_better
 from ebft.method.ratios import with_error
 from ebft.method.student_t import two_sided_p
 from ebft.train import answers_before_after
@@ -124,7 +123,7 @@ def verdict(results: dict[str, Any]) -> list[str]:
         value, error = change.get(f"eval_{key}"), change.get(f"eval_{key}_se")
         if value is None or error is None or math.isnan(error):
             continue
-        improved = (value > 0) == (key in LARGER_IS_BETTER)
+        improved = (value < 0) == smaller_is_better(key)
         by_chance = two_sided_p(value / error, sequences - 1) >= 0.05 if error else value == 0
         reading = unclear if by_chance else better if improved else worse
         found[reading].append(name.partition(" (")[0])
