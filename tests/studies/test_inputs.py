@@ -44,6 +44,10 @@ def study(tiny: Path, sums: Path, tmp_path: Path) -> Any:
         ({"model": "smollm2-153m"}, "did you mean 'smollm2-135m'"),
         ({"feature_model": "./no"}, "sft: feature_model='./no': no such folder"),
         ({"evaluation": {"tasks": ["mbpp"], "mbpp": "no.jsonl"}}, "evaluation: no.jsonl: no such file or folder"),
+        (
+            {"eval_tasks": ["translation"], "eval_task_options": {"translation_data": "no.jsonl"}},
+            "sft: no.jsonl: no such file or folder",
+        ),
         ({"evaluation": {"tasks": ["translation"], "translation_data": "./no"}}, "evaluation: ./no: no such file"),
         ({"dataset": ["{empty}"]}, "empty.jsonl: the file is empty"),
         ({"dataset": ["{bad}"]}, "bad.jsonl: line 2 is not valid JSON"),
@@ -145,3 +149,63 @@ def test_what_is_finished_needs_its_data_no_more(study: Any, sums: Path, tmp_pat
     assert cli.main(["study", "run", str(file)]) == 0
     data.unlink()
     assert cli.main(["study", "run", str(file)]) == 0
+
+
+def test_a_method_that_has_run_with_other_settings(study: Any, tmp_path: Path, capsys: Any) -> None:
+    """Of the study that is there, nothing changes: its report says what was run."""
+    methods = {"sft": {"settings": {"learning_rate": 1e-4}}, "ebft": {}}
+    assert cli.main(["study", "run", str(study({"sft": methods["sft"]}))]) == 0
+    kept = (tmp_path / "out" / "study.yaml").read_text()
+    methods["sft"] = {"settings": {"learning_rate": 2e-4}}
+    capsys.readouterr()
+    for how in ["--dry-run"], []:
+        assert cli.main(["study", "run", str(study(methods)), *how]) == 2
+        error = capsys.readouterr().err
+        assert "sft,seed=0: " in error
+        assert "holds a run with learning_rate=0.0001, not 0.0002; what was run" in error
+    assert (tmp_path / "out" / "study.yaml").read_text() == kept
+    assert not (tmp_path / "out" / "runs" / "ebft,seed=0").exists()
+    shutil.rmtree(tmp_path / "out" / "runs" / "sft,seed=0")
+    assert cli.main(["study", "run", str(study({"sft": methods["sft"]}))]) == 0
+
+
+def test_a_sweep_over_other_settings(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
+    def run(*more: str) -> int:
+        fixed = {
+            **SETTINGS,
+            "model": str(tiny),
+            "dataset": str(sums),
+            "max_steps": 1,
+            "output_dir": str(tmp_path / "out"),
+        }
+        flags = [word for name, value in fixed.items() for word in (f"--{name}", str(value))]
+        return cli.main(["sweep", *flags, *more, "--set", "gamma=0.1,0.2"])
+
+    assert run() == 0
+    capsys.readouterr()
+    assert run("--temperature", "0.9") == 2
+    assert "holds a run with temperature=" in capsys.readouterr().err
+    assert run("--max_steps", "2") == 0, "more steps continue a run"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rewards": ["nowhere:score"]}, "rlvr: rewards='nowhere:score': there is no module 'nowhere'"),
+        ({"rewards": ["bleu"], "reference_column": "no"}, "no row can be rewarded; the first: "),
+    ],
+)
+def test_rewards(settings: dict[str, Any], words: str, study: Any, tmp_path: Path, capsys: Any) -> None:
+    assert cli.main(["study", "run", str(study({"sft": {}, "rlvr": {"settings": settings}}))]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_that_cannot_be_rewarded_may_be_left_out(study: Any, tmp_path: Path) -> None:
+    """Also where they come first, or are a whole file."""
+    rows = [{"prompt": "a", "completion": " "}] * 300 + [{"prompt": "a", "completion": "b"}]
+    files = [tmp_path / "none.jsonl", tmp_path / "one.jsonl"]
+    for file, some in zip(files, (rows[:9], rows), strict=True):
+        file.write_text("".join(json.dumps(row) + "\n" for row in some))
+    given = study({"rlvr": {"settings": {"rewards": ["bleu"]}}}, dataset=list(map(str, files)))
+    assert cli.main(["study", "run", str(given), "--dry-run"]) == 0

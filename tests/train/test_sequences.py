@@ -251,6 +251,7 @@ class TestWarnings:
             ({"text": "a"}, {"document_masks": True, "anchors": "answer_start"}, []),
             ({"text": "a"}, {"samples": 2}, ["samples=2 leaves the diversity term without a baseline"]),
             ({"text": "a"}, {"samples": 2, "alpha": 0.0}, []),
+            ({"text": "a"}, {"samples": 1, "eval_samples": 2}, ["samples=1 leaves rewards without a baseline"]),
         ],
     )
     def test_what_is_often_not_meant(self, row: dict[str, Any], settings: dict[str, Any], expected: list[str]) -> None:

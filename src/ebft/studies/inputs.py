@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ebft import fetch
 from ebft.config.evaluation import EvalOptions
-from ebft.config.recipe import check_hub_datasets, check_places
+from ebft.config.recipe import Recipe, check_hub_datasets, check_places
 from ebft.data.row_format import RowFormat
 from ebft.data.rows import LOOKED_AT, read_rows
 from ebft.errors import ConfigError, DataError
 from ebft.studies.points import Point, load_for_elsewhere
 from ebft.studies.study_file import Row, Study
-from ebft.studies.study_jobs import StudyPlan
+from ebft.studies.study_jobs import StudyPlan, TrainingRun
 from ebft.tasks.registry import problem_sets
 
 logger = logging.getLogger(__name__)
@@ -28,11 +29,15 @@ def check_points(points: Iterable[Point], elsewhere: bool) -> None:
     """elsewhere: jobs run on other machines, which may have what is not here; then it is only a warning."""
     for point in points:
         if not point.finished:
+            _check_unchanged(point, point.command)
             _check_run(point.name, point.given, point.command, elsewhere)
 
 
 def check_study(study: Study, elsewhere: bool) -> None:
     plan = StudyPlan(study)
+    for run in plan.runs:
+        if not plan.is_finished(run):
+            _check_unchanged(run, run.row.method.command)
     for row in study.rows:
         if not _is_finished(row, plan):
             for values in row.method.candidates:
@@ -55,10 +60,25 @@ def _is_finished(row: Row, plan: StudyPlan) -> bool:
     return bool(plan.final[row.name]) and all(plan.is_finished(run) for run in runs)
 
 
+def _check_unchanged(job: Point | TrainingRun, command: str) -> None:
+    """A run that has begun must have had these settings, or it would be found out when its turn comes."""
+    from ebft.train.run_folder import BATCH, other_setting
+
+    if (why := other_setting(job.run, job.given, command, BATCH)) is not None:
+        raise ConfigError(
+            f"{job.name}: {why}; what was run is not replaced: set it back, choose another output_dir, or delete that "
+            "folder"
+        )
+
+
 def _check_run(name: str, settings: dict[str, Any], command: str, elsewhere: bool) -> None:
-    for check in (check_places, fetch.check_models, check_hub_datasets, partial(_check_data, command=command)):
+    for check in (check_places, fetch.check_models, check_hub_datasets):
         with _refusing(name, elsewhere):
             check(settings)
+    recipe = load_for_elsewhere({**settings, "output_dir": "x"}, command)
+    for look_at in (_check_data, _check_tasks, _check_rewards):
+        with _refusing(name, elsewhere):
+            look_at(recipe)
 
 
 def _check_evaluation(given: dict[str, Any], elsewhere: bool) -> None:
@@ -82,18 +102,48 @@ def _refusing(name: str, elsewhere: bool) -> Iterator[None]:
         logger.warning(f"not on this machine: {name}: {error}")
 
 
-def _check_data(settings: dict[str, Any], command: str) -> None:
-    data, answered = load_for_elsewhere({**settings, "output_dir": "x"}, command).data, command != "rlvr"
+def _check_tasks(recipe: Recipe) -> None:
+    from ebft.train.eval_callback import read_problems
+
+    read_problems(recipe.training)
+
+
+def _check_rewards(recipe: Recipe) -> None:
+    """They can be made, and one row can be rewarded: the others may be left out."""
+    if recipe.command != "rlvr":
+        return
+    from ebft.baselines.verifiable_rewards import make_rewards
+
+    rewards = make_rewards(cast("Any", recipe.training), recipe.data.columns, Counter())
+    if not all(map(_is_here, recipe.data.dataset)):
+        return
+    first: str | None = None
+    for source in recipe.data.dataset:
+        for number, row in enumerate(read_rows(source, recipe.data.dataset_split), 1):
+            reasons = (reward.unusable(row, f"{source}: row {number}") for reward in rewards)
+            if (reason := next(filter(None, reasons), None)) is None:
+                return
+            first = first or reason
+    if first is not None:
+        raise DataError(f"no row can be rewarded; the first: {first}")
+
+
+def _check_data(recipe: Recipe) -> None:
+    data, answered = recipe.data, recipe.command != "rlvr"
     for source in data.dataset:
         _check_rows(source, data.dataset_split, data.row_format, answered)
     if data.validation_dataset is not None:
         _check_rows(data.validation_dataset, data.validation_dataset_split, data.row_format, answered)
 
 
+def _is_here(source: str) -> bool:
+    return Path(source).expanduser().exists()
+
+
 @cache
 def _check_rows(source: str, split: str, row_format: RowFormat, answered: bool) -> None:
     """The first rows of a file or folder can be read and have what is needed. No hub dataset is downloaded for it."""
-    if not Path(source).expanduser().exists():
+    if not _is_here(source):
         return
     rows = list(islice(read_rows(source, split), LOOKED_AT))
     if not rows:

@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from ebft.config.evaluation import EvalOptions
 from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
 from ebft.runtime import processes
@@ -35,20 +36,24 @@ _TAKEN = (
 )
 
 
+def read_problems(args: EBFTConfig) -> tuple[EvalOptions, dict[str, Any]]:
+    """The options of `ebft eval` for all eval_tasks, and the problems of each."""
+    from ebft.tasks.registry import problem_sets
+
+    for name in args.eval_task_options:
+        if name in _TAKEN:
+            raise ConfigError(f"eval_task_options holds {name!r}, which training decides itself; take it out")
+    values = {**args.eval_task_options, "tasks": list(args.eval_tasks), "overwrite": True}
+    options = EvalOptions.from_values(values)
+    return options, {task: problem_sets(task, options) for task in args.eval_tasks}
+
+
 class EvalTasks(TrainerCallback):
     """Reads all problems when it is made, so that a mistake shows before the first step."""
 
     def __init__(self, trainer: Any, args: EBFTConfig) -> None:
-        from ebft.config.evaluation import EvalOptions
-        from ebft.tasks.registry import problem_sets
-
-        for name in args.eval_task_options:
-            if name in _TAKEN:
-                raise ConfigError(f"eval_task_options holds {name!r}, which training decides itself; take it out")
         self.trainer = trainer
-        values = {**args.eval_task_options, "tasks": list(args.eval_tasks), "overwrite": True}
-        self.options = EvalOptions.from_values(values)
-        self.sets = {task: problem_sets(task, self.options) for task in args.eval_tasks}
+        self.options, self.sets = read_problems(args)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if args.eval_tasks_every is not None and state.global_step % args.eval_tasks_every == 0:

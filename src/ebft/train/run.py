@@ -25,6 +25,7 @@ from ebft.train import hub, model_card, validation_records
 from ebft.train.advice import Advice
 from ebft.train.answers_before_after import HeldOutPrompts
 from ebft.train.early_stopping import EarlyStopping
+from ebft.train.eval_callback import read_problems
 from ebft.train.live_progress import LiveProgress, StepLines
 from ebft.train.output_folder import refusal
 from ebft.train.preemption import Preemption
@@ -45,6 +46,7 @@ def plan(recipe: Recipe, method: TrainingMethod = EBFT, resume: bool = False) ->
             return []
         if (why := refusal(RunFolder(recipe).path, resume)) is not None:
             logger.warning(f"the run itself would be refused: {why}")
+        read_problems(recipe.training)
         return method.plan(loaded)
 
 

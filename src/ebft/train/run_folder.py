@@ -53,7 +53,23 @@ _MAY_CHANGE_PREFIXES = (
     "fsdp",
 )
 # These may change with the number of processes, as long as their product with it stays.
-_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+
+
+def other_setting(run: Path, given: dict[str, Any], command: str, ignored: Sequence[str] = ()) -> str | None:
+    """Why the run in this folder cannot go on with these settings. With another model, other data or another method it
+    would be a different run under the same name."""
+    file = run / RECIPE_FILE
+    before = yaml.safe_load(file.read_text()) if file.exists() else None
+    if not isinstance(before, dict):
+        return None
+    for name in sorted(before.keys() | given.keys()):
+        if name in (*_MAY_CHANGE, *ignored) or name.startswith(_MAY_CHANGE_PREFIXES):
+            continue
+        old, new = (as_given(name, values, command) for values in (before, given))
+        if old != new:
+            return f"{run} holds a run with {name}={old!r}, not {new!r}"
+    return None
 
 
 class RunFolder:
@@ -127,11 +143,7 @@ class RunFolder:
             logger.warning("%s; it is set aside, and the one before is used", line)
 
     def _check_same_settings(self) -> None:
-        """With another model, other data or another method it would be a different run under the same name."""
-        file, training, given = self.path / RECIPE_FILE, self.recipe.training, self.recipe.given
-        before = yaml.safe_load(file.read_text()) if file.exists() else None
-        if not isinstance(before, dict):
-            return
+        training = self.recipe.training
         old_batch = (read_json(self.path / RESOLVED_FILE) or {}).get("sequences_per_step")
         if old_batch not in (None, batch := training.rows_per_step):
             raise ConfigError(
@@ -139,17 +151,9 @@ class RunFolder:
                 f"per_device_train_batch_size x gradient_accumulation_steps x processes ({training.world_size} here) "
                 f"so that it is {old_batch}, or choose another folder"
             )
-        for name in sorted(before.keys() | given.keys()):
-            if name in _MAY_CHANGE or name.startswith(_MAY_CHANGE_PREFIXES):
-                continue
-            if name in _BATCH and old_batch is not None:
-                continue
-            old, new = (as_given(name, values, self.recipe.command) for values in (before, given))
-            if old != new:
-                raise ConfigError(
-                    f"output_dir={self.path} holds a run with {name}={old!r}, not {new!r}; resume with the same "
-                    "settings, or choose another folder"
-                )
+        settled = BATCH if old_batch is not None else ()
+        if (why := other_setting(self.path, self.recipe.given, self.recipe.command, settled)) is not None:
+            raise ConfigError(f"output_dir={why}; resume with the same settings, or choose another folder")
 
     def check_same_data(self, train_set: SequenceDataset) -> None:
         """The same name may stand for other data by now; a run resumed with them would be neither run."""

@@ -135,10 +135,11 @@ def warnings_about(recipe: Recipe, rows: Sequence[Row]) -> list[str]:
         )
     if training.leaves_ends_out and "short_truths" not in recipe.given:
         found.append(ENDS_LEFT_OUT if recipe.command == "train" else ENDS_NOT_MEASURED)
-    if recipe.command == "train" and training.samples == 2 and training.alpha > 0:
+    if recipe.command == "train" and (training.samples == 1 or (training.samples == 2 and training.alpha > 0)):
+        term = "rewards" if training.samples == 1 else "the diversity term"
         found.append(
-            "samples=2 leaves the diversity term without a baseline, which takes three: gradients are several times "
-            "noisier; set samples=4 (docs/results.md has both)"
+            f"samples={training.samples} leaves {term} without a baseline, so that gradients are several times "
+            "noisier; set samples=4"
         )
     if standard and not shown and recipe.given.get("answer_only"):
         found.append("answer_only has no effect: the rows are plain text, all of which is trained on")
