@@ -1,7 +1,10 @@
-"""What compiled functions keep for their backward pass."""
+"""What compiled functions keep for their backward pass, and the processes that compile them."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import torch
@@ -39,3 +42,27 @@ def test_attention_is_not_computed_again() -> None:
     forward, backward = operations(lambda x: torch.cummax(x, 0).values.sin(), torch.randn(8, 8, requires_grad=True))
     assert "aten.cummax.default" in forward
     assert "aten.cummax.default" not in backward
+
+
+NOTICE = """
+import os, signal, time
+from ebft.method.compiling import start_workers
+start_workers()
+assert not signal.pthread_sigmask(signal.SIG_BLOCK, []), "the run itself hears it"
+from torch._inductor.async_compile import AsyncCompile
+pool = AsyncCompile.process_pool()
+for process in pool.process.pid, pool.submit(os.getpid).result(120):
+    for notice in signal.SIGTERM, signal.SIGUSR1:
+        os.kill(process, notice)
+time.sleep(0.5)
+assert pool.submit(os.getpid).result(60) != os.getpid()
+"""
+
+
+def test_processes_that_compile_do_not_leave_when_a_scheduler_gives_notice() -> None:
+    subprocess.run(
+        [sys.executable, "-c", NOTICE],
+        env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "2"},
+        check=True,
+        timeout=240,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import FunctionType
@@ -34,9 +35,24 @@ def prepare_compiling() -> None:
     # Gradients of attention are laid out as its inputs and outputs are. Torch 2.11 expects the order of the dimensions,
     # and copies what is not.
     backward.guess_tangent_strides_as_outputs = True
+    if torch.cuda.is_available():
+        start_workers()
     limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, _SHAPES)
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 16 * _SHAPES)
+
+
+def start_workers() -> None:
+    """The processes in which torch compiles for a GPU, deaf to the notice that a scheduler gives to all processes of a
+    job: a run finishes its step then, and would wait forever for kernels of a process that has left."""
+    notices = {signal.SIGTERM, signal.SIGUSR1}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, notices)  # which what is started inherits
+    try:
+        from torch._inductor.async_compile import AsyncCompile
+
+        AsyncCompile.warm_pool()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @cache
