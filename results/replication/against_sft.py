@@ -10,7 +10,7 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
-from pooled import metrics_of, shown
+from pooled import drawn, metrics_of, told
 
 from ebft.studies.statistics import Measured, difference, holm
 
@@ -27,11 +27,7 @@ def main() -> None:
         if len(runs[metric]) == len(sft[metric])
     ]
     for (metric, method, one), p in zip(found, holm([one.p for *_, one in found]), strict=True):
-        assert one.interval is not None
-        print(
-            f"{metric}, {method}: {one.value:+.4f} [{one.interval.low:+.4f}, {one.interval.high:+.4f}], "
-            f"p {shown(one.p)}, {shown(p)} after correction for {len(found)} tests"
-        )
+        print(f"{metric}, {method}: {told(one, p, len(found))}")
 
 
 def _methods(study: str) -> dict[str, dict[str, list[Measured]]]:
@@ -42,7 +38,7 @@ def _methods(study: str) -> dict[str, dict[str, list[Measured]]]:
         method, _, seed = name.rpartition(",seed=")
         if method:
             for metric, one in metrics_of(columns).items():
-                found[method][metric].append(Measured(one.value, one.pulls, int(seed), one.count))
+                found[method][metric].append(drawn(one, int(seed)))
     return found
 
 

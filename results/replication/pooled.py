@@ -27,20 +27,23 @@ def main() -> None:
     found: dict[str, Summary] = {}
     pairs = [pair for study in PAIRS for pair in _pairs(study)]
     for metric in METRICS:
-        sides = [[_of(pair[side], metric, draw) for draw, pair in enumerate(pairs)] for side in (0, 1)]
+        sides = [[drawn(pair[side][metric], draw) for draw, pair in enumerate(pairs)] for side in (0, 1)]
         found[metric] = difference(*sides)
     lengths = [metric for metric in found if metric.startswith("cfm_at_")]
     for family in ([metric for metric in found if metric not in lengths], lengths):
         for metric, p in zip(family, holm([found[metric].p for metric in family]), strict=True):
-            one = found[metric]
-            assert one.interval is not None
-            print(
-                f"{metric}: {one.value:+.4f} [{one.interval.low:+.4f}, {one.interval.high:+.4f}], p {shown(one.p)}, "
-                f"{shown(p)} after correction for {len(family)} tests, {one.seeds} pairs of runs"
-            )
+            print(f"{metric}: {told(found[metric], p, len(family))}, {found[metric].seeds} pairs of runs")
 
 
-def shown(p: float) -> str:
+def told(one: Summary, corrected: float, tests: int) -> str:
+    assert one.interval is not None
+    return (
+        f"{one.value:+.4f} [{one.interval.low:+.4f}, {one.interval.high:+.4f}], p {_shown(one.p)}, "
+        f"{_shown(corrected)} after correction for {tests} tests"
+    )
+
+
+def _shown(p: float) -> str:
     return "< 0.0001" if p < 1e-4 else f"= {p:.4f}"
 
 
@@ -58,8 +61,7 @@ def metrics_of(columns: dict[str, list[float | None]]) -> dict[str, Measured]:
     return {name: measured(sums) for name, sums in sums_by_metric(records).items()}
 
 
-def _of(metrics: dict[str, Measured], metric: str, draw: int) -> Measured:
-    one = metrics[metric]
+def drawn(one: Measured, draw: int) -> Measured:
     return Measured(one.value, one.pulls, draw, one.count)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from ebft.baselines.verifiable_rewards import RewardFunction
+from ebft.baselines.verifiable_rewards import RewardFunction, why_not_rewarded
 from ebft.config.recipe import Recipe
 from ebft.data.packing import DocumentIndex
 from ebft.data.row_format import Row, RowFormat
@@ -105,7 +105,7 @@ def load_prompts(recipe: Recipe, index: DocumentIndex, rewards: Sequence[RewardF
             prompt = prompt_of(row, recipe.data.row_format)
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
-        if reason := next((r for reward in rewards if (r := reward.unusable(row, where)) is not None), None):
+        if (reason := why_not_rewarded(rewards, row, where)) is not None:
             unusable.append(reason)
             continue
         length = _tokens(prompt, tokenizer)

@@ -232,6 +232,11 @@ def make_rewards(settings: RLVRSettings, columns: dict[str, str], counts: Counte
     return made
 
 
+def why_not_rewarded(rewards: Sequence[RewardFunction], row: Row, where: str) -> str | None:
+    """What one of the rewards misses in a row; None if all can score answers to it."""
+    return next((reason for reward in rewards if (reason := reward.unusable(row, where)) is not None), None)
+
+
 def as_tests(value: Any) -> list[str]:
     """A list of texts, also written as JSON or Python in one text; any other text is one test."""
     if isinstance(value, str):

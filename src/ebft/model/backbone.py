@@ -28,7 +28,7 @@ _OTHER_MASKS = ("chunked_attention", "compressed_attention", "indexer")
 # The backward pass of a layer with wider heads is not compiled: torch 2.11's code for Gemma 3, whose heads have 256
 # numbers, gave gradients of its keys' weights that were noise (H200, bf16). Forward passes, and FlexAttention by
 # itself in both directions, were right; so are Gemma's layers with narrower heads and Llama's with these.
-WIDEST_COMPILED_HEAD = 128
+_WIDEST_COMPILED_HEAD = 128
 
 
 def base_model(model: nn.Module) -> PreTrainedModel:
@@ -65,6 +65,10 @@ def head_width(config: Any) -> int:
     """Numbers of a query and of a key. DeepSeek's have a part with and one without positions."""
     width = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None)
     return int(width or config.hidden_size // config.num_attention_heads)
+
+
+def compiles_with_gradients(config: Any) -> bool:
+    return head_width(config) <= _WIDEST_COMPILED_HEAD
 
 
 def check_supported(base: Any) -> None:
@@ -155,7 +159,7 @@ def compile_layers(decoder: nn.Module) -> None:
     of their own instead of a function each: a copy of the model computes with its own weights. With gradients, layers
     with wide heads are not compiled.
     """
-    with_gradients = head_width(decoder_config(decoder)) <= WIDEST_COMPILED_HEAD
+    with_gradients = compiles_with_gradients(decoder_config(decoder))
     for layer in decoder_layers(decoder)[1]:
         layer.__class__ = _compiled_class(type(layer), with_gradients)  # type: ignore[arg-type]
 

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 from ebft.method.cross_entropy import rows_per_chunk
 from ebft.method.head import Head
 from ebft.model.backbone import (
-    WIDEST_COMPILED_HEAD,
     base_model,
     check_supported,
+    compiles_with_gradients,
     decoder_config,
     decoder_layers,
     decoder_of,
@@ -84,7 +84,7 @@ class ModelShape:
             queries=heads * per_head,
             keys=kv_heads * per_head,
             values=kv_heads * (getattr(config, "v_head_dim", None) or per_head),  # DeepSeek's have a width of their own
-            compiled=per_head <= WIDEST_COMPILED_HEAD,
+            compiled=compiles_with_gradients(config),
             feed_forward=tuple(_feed_forward(layer, config) for layer in layers),
             vocabulary=head.weight.shape[0],
             tied=head.weight is embeddings.weight,

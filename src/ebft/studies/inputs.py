@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -103,16 +104,23 @@ def _refusing(name: str, elsewhere: bool) -> Iterator[None]:
 
 
 def _check_tasks(recipe: Recipe) -> None:
+    if tasks := recipe.training.eval_tasks:
+        _check_problems(tuple(tasks), json.dumps(recipe.training.eval_task_options))
+
+
+@cache
+def _check_problems(tasks: tuple[str, ...], options: str) -> None:
+    """Once for all runs of a study, most of which have the same."""
     from ebft.train.eval_callback import read_problems
 
-    read_problems(recipe.training)
+    read_problems(tasks, json.loads(options))
 
 
 def _check_rewards(recipe: Recipe) -> None:
     """They can be made, and one row can be rewarded: the others may be left out."""
     if recipe.command != "rlvr":
         return
-    from ebft.baselines.verifiable_rewards import make_rewards
+    from ebft.baselines.verifiable_rewards import make_rewards, why_not_rewarded
 
     rewards = make_rewards(cast("Any", recipe.training), recipe.data.columns, Counter())
     if not all(map(_is_here, recipe.data.dataset)):
@@ -120,8 +128,7 @@ def _check_rewards(recipe: Recipe) -> None:
     first: str | None = None
     for source in recipe.data.dataset:
         for number, row in enumerate(read_rows(source, recipe.data.dataset_split), 1):
-            reasons = (reward.unusable(row, f"{source}: row {number}") for reward in rewards)
-            if (reason := next(filter(None, reasons), None)) is None:
+            if (reason := why_not_rewarded(rewards, row, f"{source}: row {number}")) is None:
                 return
             first = first or reason
     if first is not None:

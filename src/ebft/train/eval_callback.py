@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,15 @@ _TAKEN = (
 )
 
 
-def read_problems(args: EBFTConfig) -> tuple[EvalOptions, dict[str, Any]]:
-    """The options of `ebft eval` for all eval_tasks, and the problems of each."""
+def read_problems(tasks: Sequence[str], given: dict[str, Any]) -> tuple[EvalOptions, dict[str, Any]]:
+    """The options of `ebft eval` for eval_tasks, of which eval_task_options gives some, and the problems of each."""
     from ebft.tasks.registry import problem_sets
 
-    for name in args.eval_task_options:
+    for name in given:
         if name in _TAKEN:
             raise ConfigError(f"eval_task_options holds {name!r}, which training decides itself; take it out")
-    values = {**args.eval_task_options, "tasks": list(args.eval_tasks), "overwrite": True}
-    options = EvalOptions.from_values(values)
-    return options, {task: problem_sets(task, options) for task in args.eval_tasks}
+    options = EvalOptions.from_values({**given, "tasks": list(tasks), "overwrite": True})
+    return options, {task: problem_sets(task, options) for task in tasks}
 
 
 class EvalTasks(TrainerCallback):
@@ -53,7 +53,7 @@ class EvalTasks(TrainerCallback):
 
     def __init__(self, trainer: Any, args: EBFTConfig) -> None:
         self.trainer = trainer
-        self.options, self.sets = read_problems(args)
+        self.options, self.sets = read_problems(args.eval_tasks, args.eval_task_options)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if args.eval_tasks_every is not None and state.global_step % args.eval_tasks_every == 0:

@@ -46,7 +46,8 @@ def plan(recipe: Recipe, method: TrainingMethod = EBFT, resume: bool = False) ->
             return []
         if (why := refusal(RunFolder(recipe).path, resume)) is not None:
             logger.warning(f"the run itself would be refused: {why}")
-        read_problems(recipe.training)
+        if tasks := recipe.training.eval_tasks:
+            read_problems(tasks, recipe.training.eval_task_options)
         return method.plan(loaded)
 
 
