@@ -14,7 +14,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import AutoModelForCausalLM, Gemma3TextConfig
+from transformers import AutoModelForCausalLM
 
 from ebft import adapters
 from ebft.config.method import MethodConfig
@@ -23,7 +23,6 @@ from ebft.method.compiling import REASONS_TO_KEEP
 from ebft.method.layout import StridedLayout
 from ebft.model import rollout as rollout_module
 from ebft.model.attention import CachedPass
-from ebft.model.backbone import decoder_of
 from ebft.model.features import FeatureNetwork
 from ebft.model.working_copy import WorkingCopy
 from ebft.planning import memory
@@ -328,37 +327,3 @@ def test_the_largest_batches_fit_and_one_more_does_not(strategy: Strategy) -> No
     assert estimate(shape, replace(work, eval_rows=evaluated), strategy).peak <= room
     assert estimate(shape, replace(work, eval_rows=evaluated + 1), strategy).peak > room
     assert memory.largest_micro_batch(shape, work, strategy, 100.0) == 0
-
-
-def gemma(layers: int) -> Any:
-    config = Gemma3TextConfig(
-        **{"vocab_size": 64, "hidden_size": 320, "intermediate_size": 512, "num_hidden_layers": layers},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 256},
-        layer_types=["full_attention"] * layers,
-    )
-    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
-
-
-def kept_of_a_token(model: Any, tokens: int = 32) -> float:
-    """Bytes that the decoder keeps for the backward pass, as torch keeps them."""
-    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    kept: dict[int, tuple[int, torch.Tensor]] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        decoder_of(model)(torch.randint(64, (1, tokens)), use_cache=False)
-    return sum(size for size, _ in kept.values()) / tokens
-
-
-def test_layers_that_are_not_compiled_keep_more() -> None:
-    counted = kept_of_a_token(gemma(3)) - kept_of_a_token(gemma(2))
-    shape = ModelShape.of(gemma(2), LAYERS)
-    assert not shape.compiled
-    found = memory._kept_by(shape.feed_forward[0], shape)
-    assert 2 * found == pytest.approx(counted, rel=0.03)
-    assert found > 1.5 * memory._kept_by(shape.feed_forward[0], replace(shape, compiled=True))

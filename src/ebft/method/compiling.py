@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, wraps
 from types import FunctionType
 from typing import Any
 
@@ -36,10 +36,35 @@ def prepare_compiling() -> None:
     # and copies what is not.
     backward.guess_tangent_strides_as_outputs = True
     if torch.cuda.is_available():
+        wait_for_stores()
         start_workers()
     limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, _SHAPES)
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 16 * _SHAPES)
+
+
+def wait_for_stores() -> None:
+    """Let the threads of a kernel that torch writes wait for each other at the end of every loop that stores.
+
+    Torch reads such a stored buffer again in the kernel's next loop, where a number may be another thread's: without
+    waiting it can come before the store (github.com/pytorch/pytorch/pull/190519, after torch 2.13). The gradients of
+    Gemma 3's keys were noise by it, with heads of 256 numbers in bf16 on an H200.
+    """
+    from torch._inductor import config
+    from torch._inductor.codegen.triton import TritonKernel
+
+    plain: Any = TritonKernel.codegen_body
+
+    @wraps(plain)
+    def codegen_body(self: Any) -> None:
+        stored = bool(self.stores) and self.inside_reduction and any(tree.is_loop for tree in self.range_trees)
+        plain(self)
+        if stored:
+            self.body.writeline("tl.debug_barrier()")
+
+    TritonKernel.codegen_body = codegen_body  # type: ignore[method-assign]
+    # Kernels are kept on disk by torch's version and settings: another setting, and none from before is taken.
+    config.kernel_name_max_ops += 1
 
 
 def start_workers() -> None:

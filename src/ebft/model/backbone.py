@@ -25,10 +25,6 @@ from ebft.model.positions import check_length
 
 _RECURRENT = ("mamba", "linear_attention", "recurrent", "conv", "short_conv", "ssm")
 _OTHER_MASKS = ("chunked_attention", "compressed_attention", "indexer")
-# The backward pass of a layer with wider heads is not compiled: torch 2.11's code for Gemma 3, whose heads have 256
-# numbers, gave gradients of its keys' weights that were noise (H200, bf16). Forward passes, and FlexAttention by
-# itself in both directions, were right; so are Gemma's layers with narrower heads and Llama's with these.
-_WIDEST_COMPILED_HEAD = 128
 
 
 def base_model(model: nn.Module) -> PreTrainedModel:
@@ -59,16 +55,6 @@ def text_config(model: nn.Module) -> Any:
 def decoder_config(decoder: Any) -> Any:
     """The part of the configuration that describes the text decoder (models with several modalities have more)."""
     return decoder.config.get_text_config(decoder=True)
-
-
-def head_width(config: Any) -> int:
-    """Numbers of a query and of a key. DeepSeek's have a part with and one without positions."""
-    width = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None)
-    return int(width or config.hidden_size // config.num_attention_heads)
-
-
-def compiles_with_gradients(config: Any) -> bool:
-    return head_width(config) <= _WIDEST_COMPILED_HEAD
 
 
 def check_supported(base: Any) -> None:
@@ -156,16 +142,14 @@ def compile_layers(decoder: nn.Module) -> None:
 
     One compiled layer serves all layers of its kind, so that warming up takes seconds where compiling a whole model
     takes minutes. Attention stays outside (`attention._attend`), and so do hooks on the layers. The layers get a class
-    of their own instead of a function each: a copy of the model computes with its own weights. With gradients, layers
-    with wide heads are not compiled.
+    of their own instead of a function each: a copy of the model computes with its own weights.
     """
-    with_gradients = compiles_with_gradients(decoder_config(decoder))
     for layer in decoder_layers(decoder)[1]:
-        layer.__class__ = _compiled_class(type(layer), with_gradients)  # type: ignore[arg-type]
+        layer.__class__ = _compiled_class(type(layer))  # type: ignore[arg-type]
 
 
 @cache
-def _compiled_class(layer_class: Any, with_gradients: bool) -> Any:
+def _compiled_class(layer_class: Any) -> Any:
     if hasattr(layer_class, "_ebft_compiled"):
         return layer_class
     prepare_compiling()
@@ -175,7 +159,7 @@ def _compiled_class(layer_class: Any, with_gradients: bool) -> Any:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         # Only ebft's own passes have a few fixed shapes; text generation would compile for every length it reaches.
         ebft_pass = kwargs.get("ebft_pass")
-        if ebft_pass is None or (torch.is_grad_enabled() and not with_gradients):
+        if ebft_pass is None:
             return plain(self, *args, **kwargs)
         compiled = fixed_shapes if ebft_pass.computed is None else any_rows
         return compiled(self, *args, **kwargs)

@@ -110,16 +110,12 @@ def estimate(shape: ModelShape, work: Workload, strategy: Strategy) -> Memory:
 
 
 def _kept_by(layer: FeedForward, shape: ModelShape) -> int:
-    """Elements that a layer keeps of a token for the backward pass. Compiled: inputs, norms, residuals and outputs;
+    """Elements that a compiled layer keeps of a token for the backward pass: inputs, norms, residuals and outputs;
     queries and what attention returns, twice, since its product with the output matrix wants another order; the
     feed-forward's three; and of a mixture, what goes into each of the token's experts and what comes out.
 
     Norms and activations are made again in the backward pass where torch finds that cheap (`prepare_compiling`), a
-    tenth of the peak of Qwen2.5-1.5B. That is not taken off: with adapters and mixtures it has not been measured.
-
-    Not compiled, norms keep their float32 inputs and results, rotations both of their parts: counted in Gemma 3."""
-    if not shape.compiled:
-        return 18 * shape.width + 6 * (shape.queries + shape.keys) + 4 * layer.inner + 2 * layer.experts * shape.width
+    tenth of the peak of Qwen2.5-1.5B. That is not taken off: with adapters and mixtures it has not been measured."""
     return 5 * shape.width + 3 * shape.queries + 3 * layer.inner + 2 * layer.experts * shape.width
 
 

@@ -13,15 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from ebft.method.cross_entropy import rows_per_chunk
 from ebft.method.head import Head
-from ebft.model.backbone import (
-    base_model,
-    check_supported,
-    compiles_with_gradients,
-    decoder_config,
-    decoder_layers,
-    decoder_of,
-    head_width,
-)
+from ebft.model.backbone import base_model, check_supported, decoder_config, decoder_layers, decoder_of
 from ebft.model.experts import expert_modules, experts_per_token, idle_parameters
 from ebft.model.taps import cut_decoder, resolve_taps
 
@@ -51,7 +43,6 @@ class ModelShape:
     queries: int  # width of all query heads together
     keys: int  # width of all key heads together
     values: int  # the same of values
-    compiled: bool  # its layers can be compiled where gradients are taken
     feed_forward: tuple[FeedForward, ...]  # of every layer
     vocabulary: int
     tied: bool  # the head is the embedding
@@ -67,7 +58,9 @@ class ModelShape:
         linear = [m.weight.numel() for m in layers.modules() if isinstance(m, nn.Linear)]
         heads = config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        per_head = head_width(config)
+        # DeepSeek's keys have a part with and one without positions, and its values a width of their own.
+        head_width = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None)
+        head_width = head_width or config.hidden_size // heads
         head: Any = model.get_output_embeddings()  # type: ignore[operator]
         embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
         return cls(
@@ -81,10 +74,9 @@ class ModelShape:
             largest_linear=max(linear, default=0),
             factored=sum(_factored(p) for p in parameters),
             width=config.hidden_size,
-            queries=heads * per_head,
-            keys=kv_heads * per_head,
-            values=kv_heads * (getattr(config, "v_head_dim", None) or per_head),  # DeepSeek's have a width of their own
-            compiled=compiles_with_gradients(config),
+            queries=heads * head_width,
+            keys=kv_heads * head_width,
+            values=kv_heads * (getattr(config, "v_head_dim", None) or head_width),
             feed_forward=tuple(_feed_forward(layer, config) for layer in layers),
             vocabulary=head.weight.shape[0],
             tied=head.weight is embeddings.weight,
