@@ -19,18 +19,18 @@ METRICS = ("cross_entropy", "answer_cross_entropy", "cfm", "cfm_temperature_1")
 
 
 def main() -> None:
-    sft = _methods(SFT[0])[SFT[1]]
+    sft = methods(SFT[0])[SFT[1]]
     found = [
         (metric, method, difference(runs[metric], sft[metric]))
         for metric in METRICS
-        for method, runs in _methods("little-1000-options").items()
+        for method, runs in methods("little-1000-options").items()
         if len(runs[metric]) == len(sft[metric])
     ]
     for (metric, method, one), p in zip(found, holm([one.p for *_, one in found]), strict=True):
         print(f"{metric}, {method}: {told(one, p, len(found))}")
 
 
-def _methods(study: str) -> dict[str, dict[str, list[Measured]]]:
+def methods(study: str) -> dict[str, dict[str, list[Measured]]]:
     """By method and metric, the models of all seeds."""
     models = json.loads((Path(__file__).parent / study / "sequences.json").read_text())
     found: dict[str, dict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))

@@ -1,4 +1,4 @@
-"""The figures of docs/results.md and docs/results-without-ends.md: validation over epochs, from `validation.json`.
+"""The figures of docs/results.md and docs/results-without-ends.md: mostly validation over epochs (`validation.json`).
 
 python results/replication/figure.py docs/pictures
 """
@@ -15,6 +15,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from over_studies import PAIRS, by_study, pooled
 
 PANELS = {
     "cross_entropy": "cross-entropy, all tokens",
@@ -33,6 +34,11 @@ FIGURES = {
         ("little-1000-ends", "sft-packed"): ("SFT, 1e-4", "#e69f00"),
         ("little-1000-ends", "ebft,gamma=1"): ("EBFT, gamma 1, 5e-5", "#0072b2"),
         ("little-1000-ends", "ebft,gamma=0.3"): ("EBFT, gamma 0.3, 5e-5", "#d55e00"),
+    },
+    "little-data-300-ends": {
+        ("little-300-ends", "sft-packed"): ("SFT, 1e-4", "#e69f00"),
+        ("little-300-ends", "ebft,gamma=1"): ("EBFT, gamma 1, 5e-5", "#0072b2"),
+        ("little-300-ends", "ebft,gamma=0.3"): ("EBFT, gamma 0.3, 5e-5", "#d55e00"),
     },
     "little-data-packed": {
         ("little-1000-packed", "sft-packed,learning_rate=0.0001"): ("SFT, 1e-4 (chosen)", "#e69f00"),
@@ -76,8 +82,15 @@ FIGURES = {
         ("mbpp", "ebft,gamma=1"): ("EBFT, gamma 1", "#0072b2"),
         ("mbpp", "ebft,gamma=0.3"): ("EBFT, gamma 0.3", "#d55e00"),
     },
+    "mbpp-rates": {
+        ("mbpp-rates", "sft-packed"): ("SFT, 5e-5", "#e69f00"),
+        ("mbpp-rates", "sft-faster"): ("SFT, 1e-4", "#cc79a7"),
+        ("mbpp-rates", "ebft"): ("EBFT, gamma 0.3, 5e-5", "#d55e00"),
+        ("mbpp-rates", "ebft-faster"): ("EBFT, gamma 0.3, 1e-4", "#0072b2"),
+    },
     "translation": {
         ("translation", "sft-packed,learning_rate=2e-05"): ("SFT, EBFT's sequences", "#e69f00"),
+        ("translation", "ebft,gamma=1"): ("EBFT, gamma 1", "#0072b2"),
         ("translation", "ebft,gamma=0.3"): ("EBFT, gamma 0.3", "#d55e00"),
     },
     "little-data-options": {
@@ -87,7 +100,7 @@ FIGURES = {
         ("little-1000-options", "printed"): ("printed formula", "#56b4e9"),
         ("little-1000-options", "answers"): ("whole answers", "#e69f00"),
         ("little-1000-options", "temperature,temperature=0.3"): ("temperature 0.3", "#cc79a7"),
-        ("little-1000-options", "rollouts-2"): ("2 rollouts (one seed)", "#000000"),
+        ("little-1000-options", "rollouts-2"): ("2 rollouts", "#000000"),
     },
     "raw-code": {
         ("raw-code", "sft-packed"): ("SFT, EBFT's sequences", "#e69f00"),
@@ -102,14 +115,16 @@ CROSS_ENTROPIES = ("little-data-options",)
 TRADE = {
     "base": ("before training", "#000000"),
     "sft-packed": ("SFT", "#e69f00"),
+    "ebft": ("EBFT", "#d55e00"),
     "rlvr,": ("RLVR", "#cc79a7"),
-    "rlvr-warm": ("SFT, then RLVR (one seed)", "#009e73"),
+    "rlvr-warm": ("SFT, then RLVR", "#009e73"),
 }
 WITHOUT_START = (
     "little-data-options",
     "little-data-3000",
     "little-data-more",
     "mbpp",
+    "mbpp-rates",
     "translation",
     "plenty",
     "raw-code",
@@ -121,6 +136,7 @@ def main(folder: Path) -> None:
         panels = {metric: title for metric, title in PANELS.items() if metric != "cfm" or name not in CROSS_ENTROPIES}
         _draw(shown, panels, int(name in WITHOUT_START), folder / f"{name}.png")
     _draw_trade(folder / "translation-rlvr.png")
+    _draw_over_studies(folder / "over-studies.png")
 
 
 def _draw(shown: dict[tuple[str, str], tuple[str, str]], panels: dict[str, str], first: int, target: Path) -> None:
@@ -147,7 +163,7 @@ def _draw_trade(target: Path) -> None:
     """What RLVR with BLEU gains in BLEU, and what it loses in cross-entropy: models of the study, on its test data."""
     figure, axis = plt.subplots(figsize=(5.5, 3.6))
     for method, (label, color) in TRADE.items():
-        files = sorted((Path(__file__).parent / "translation-rlvr" / "evaluations").glob(f"{method}*.json"))
+        files = sorted((Path(__file__).parent / "translation" / "evaluations").glob(f"{method}*.json"))
         tasks = [json.loads(file.read_text())["tasks"] for file in files]
         losses = [one["calibration"]["metrics"]["answer_cross_entropy"]["value"] for one in tasks]
         scores = [one["translation"]["metrics"]["greedy_bleu"]["value"] for one in tasks]
@@ -157,6 +173,32 @@ def _draw_trade(target: Path) -> None:
     axis.grid(alpha=0.3)
     axis.legend(fontsize=9)
     figure.tight_layout()
+    figure.savefig(target, dpi=110)
+
+
+def _draw_over_studies(target: Path) -> None:
+    """EBFT less SFT in per cent of SFT's value, with 95 % intervals: every study, and all of them pooled."""
+    metrics = PANELS | {"cfm_temperature_1": "feature-matching loss at temperature 1"}
+    del metrics["answer_cross_entropy"]
+    rows = [*dict.fromkeys(study for pairs in PAIRS.values() for study in pairs), "all of them"]
+    figure, axes = plt.subplots(1, len(metrics), figsize=(4 * len(metrics), 3.6), sharey=True)
+    for panel, (metric, title) in zip(axes, metrics.items(), strict=True):
+        for shift, color, gamma in ((-0.15, "#d55e00", "gamma 0.3"), (0.15, "#0072b2", "gamma 1")):
+            found = by_study(gamma, metric)
+            found["all of them"] = pooled(list(found.values()))
+            places = [rows.index(study) + shift for study in found]
+            values = [value for value, _ in found.values()]
+            errors = [1.96 * error for _, error in found.values()]
+            panel.errorbar(values, places, xerr=errors, fmt="o", color=color, markersize=4, label=f"EBFT, {gamma}")
+        panel.axvline(0, color="#000000", linewidth=0.8)
+        panel.set_title(title, fontsize=10)
+        panel.set_xlabel("% above SFT")
+        panel.set_xlim(-4, 4)
+        panel.grid(alpha=0.3)
+    axes[0].set_yticks(range(len(rows)), rows)
+    axes[0].invert_yaxis()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="upper center", ncols=2, fontsize=9)
+    figure.tight_layout(rect=(0, 0, 1, 0.92))
     figure.savefig(target, dpi=110)
 
 
