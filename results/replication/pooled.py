@@ -38,12 +38,12 @@ def main() -> None:
 def told(one: Summary, corrected: float, tests: int) -> str:
     assert one.interval is not None
     return (
-        f"{one.value:+.4f} [{one.interval.low:+.4f}, {one.interval.high:+.4f}], p {_shown(one.p)}, "
-        f"{_shown(corrected)} after correction for {tests} tests"
+        f"{one.value:+.4f} [{one.interval.low:+.4f}, {one.interval.high:+.4f}], p {shown(one.p)}, "
+        f"{shown(corrected)} after correction for {tests} tests"
     )
 
 
-def _shown(p: float) -> str:
+def shown(p: float) -> str:
     return "< 0.0001" if p < 1e-4 else f"= {p:.4f}"
 
 
