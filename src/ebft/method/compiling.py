@@ -47,8 +47,8 @@ def wait_for_stores() -> None:
     """Let the threads of a kernel that torch writes wait for each other at the end of every loop that stores.
 
     Torch reads such a stored buffer again in the kernel's next loop, where a number may be another thread's: without
-    waiting it can come before the store (github.com/pytorch/pytorch/pull/190519, after torch 2.13). The gradients of
-    Gemma 3's keys were noise by it, with heads of 256 numbers in bf16 on an H200.
+    waiting it can come before the store (github.com/pytorch/pytorch/pull/190519; torch 2.13 does not wait). The
+    gradients of Gemma 3's keys were noise by it, with heads of 256 numbers in bf16 on an H200.
     """
     from torch._inductor import config
     from torch._inductor.codegen.triton import TritonKernel
