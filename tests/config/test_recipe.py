@@ -69,6 +69,10 @@ class TestNames:
         with pytest.raises(ConfigError, match=r"unknown setting 'xyzzy'$"):
             load(xyzzy=1)
 
+    def test_a_study_is_no_recipe(self) -> None:
+        with pytest.raises(ConfigError, match="this is a study, which is many runs; start them with `ebft study run`"):
+            load(name="a", methods={"sft": {}})
+
     @pytest.mark.parametrize("yaml", ["5: 6\n", "on: true\n", "null: 1\n"])
     def test_key_that_is_no_text(self, tmp_path: Path, yaml: str) -> None:
         with pytest.raises(ConfigError, match="unknown setting"):

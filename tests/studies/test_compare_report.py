@@ -103,14 +103,15 @@ def test_the_best_model_is_not_a_point_of_the_last_step(tmp_path: Path, monkeypa
 def test_what_differs_between_the_settings(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "one", [1.0]), make_run(tmp_path / "two", [1.0], "sft")]
     for run, rate in zip(runs, (1e-3, 1e-4), strict=True):
-        settings = {"learning_rate": rate, "gamma": 0.0, "output_dir": str(run), "seed": rate}
+        settings = {"learning_rate": rate, "gamma": 10 * rate, "alpha": 0.0, "output_dir": str(run), "seed": rate}
         settings |= {"max_steps": 5, "num_train_epochs": 1e3 * rate}
         (run / "resolved.json").write_text(json.dumps(settings))
-        (run / "recipe.yaml").write_text(f"learning_rate: {rate}\n")
+        (run / "recipe.yaml").write_text(f"learning_rate: {rate}\ngamma: {10 * rate}\n")
     compare.compare([str(run) for run in runs], str(tmp_path / "out"))
     page = (tmp_path / "out" / "compare.html").read_text()
     table = page[page.index("id=table-settings") : page.index("</table>", page.index("id=table-settings"))]
     assert "<td>learning_rate</td><td>0.001</td><td>0.0001</td>" in table
-    assert "gamma" not in table
+    assert "<td>gamma</td><td>0.01</td><td></td>" in table, "SFT has none"
+    assert "alpha" not in table
     assert "num_train_epochs" not in table, "steps are given, which decide"
     assert "output_dir" not in table

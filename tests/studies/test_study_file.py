@@ -64,6 +64,7 @@ def test_the_test_measures_as_validation_does(tmp_path: Path) -> None:
     [
         ({"output_dir": None}, "no output folder"),
         ({"methods": None}, "no methods"),
+        ({"methods": None, "model": "some/model"}, "this is the recipe of one run, for `ebft train --config`"),
         ({"method": {}}, "unknown key 'method' in the study; there is .*; did you mean 'methods'"),
         ({"methods": {"mine": {}}}, "the method mine is none of ebft, sft, rlvr; say which with `method: ebft`"),
         ({"methods": {"stf": {}}}, "the method stf is none of ebft, sft, rlvr; did you mean 'sft'"),

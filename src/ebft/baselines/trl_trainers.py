@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainingArguments
 
 from ebft.baselines.validator import Validator
+from ebft.config.baseline_options import ONLY_EBFT
 from ebft.config.recipe import Recipe
 from ebft.data.packing import SequenceDataset
 from ebft.errors import ConfigError, how_to_install, nearest
@@ -33,9 +34,6 @@ from ebft.train.training_method import TrainingMethod
 from ebft.validation import Evaluated
 
 logger = logging.getLogger(__name__)
-
-# Settings of `ebft train` that say how EBFT trains and not how validation measures.
-_ONLY_EBFT = ("gamma", "kl_weight", "rollout_batch_size", "max_reward", "compile_layers", "disable_dropout")
 
 _WAY_OUT = "try a lower learning_rate"
 
@@ -64,7 +62,7 @@ def check(recipe: Recipe) -> None:
         raise ConfigError("fsdp works with `ebft train` only; leave it out")
     if args.feature_source == "average":
         raise ConfigError("feature_source='average' moves with the model, so it cannot measure baselines; use auto")
-    idle = [name for name in _ONLY_EBFT if name in recipe.given]
+    idle = [name for name in ONLY_EBFT if name in recipe.given]
     if idle and processes.rank() == 0:
         logger.warning("%s: used by EBFT training only; ignored here", ", ".join(idle))
 

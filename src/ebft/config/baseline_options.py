@@ -8,6 +8,8 @@ from typing import Any
 from ebft.config.fields import at_least, option
 from ebft.errors import ConfigError
 
+# Settings of `ebft train` that say how EBFT trains and not how validation measures: idle in a baseline.
+ONLY_EBFT = ("gamma", "kl_weight", "rollout_batch_size", "max_reward", "compile_layers", "disable_dropout")
 TRL_HELP = "further settings of TRL's {name} by its own names, such as {example}; only in a recipe"
 
 

@@ -87,6 +87,8 @@ def check_values(values: dict[str, Any], command: str = "train") -> None:
     """What can be said about the values of a recipe without transformers."""
     if "sweep" in values:
         raise ConfigError("the recipe holds a `sweep`, which is many runs; start them with `ebft sweep`")
+    if "methods" in values:
+        raise ConfigError("this is a study, which is many runs; start them with `ebft study run`")
     if values.get("resume_from_checkpoint"):  # of transformers, where nothing but example scripts reads it
         raise ConfigError(
             "resume_from_checkpoint is not used: --resume continues the run in output_dir from its last checkpoint, "

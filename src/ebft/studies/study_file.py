@@ -120,6 +120,8 @@ def combinations(grid: dict[str, list[Any]]) -> list[dict[str, Any]]:
 def read_study(file: str | Path) -> Study:
     path = find_recipe(file, "study")
     given = read_values(path)
+    if "model" in given and "methods" not in given:
+        raise ConfigError(f"{path}: this is the recipe of one run, for `ebft train --config`; a study has `methods`")
     _check_keys(given, _KEYS, "the study")
     output = given.get("output_dir")
     if not isinstance(output, str) or not output:

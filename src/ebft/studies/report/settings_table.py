@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from ebft.config.baseline_options import ONLY_EBFT
 from ebft.runtime.files import read_json
 from ebft.studies.report.tables import Column, Table, cell
 from ebft.studies.run_reader import Run
@@ -16,13 +17,14 @@ _NOT_A_DIFFERENCE = ("output_dir", "logging_dir", "seed", "data_seed", "run_name
 
 
 def settings_of(runs: Mapping[str, Run | None]) -> tuple[dict[str, dict[str, Any]], dict[str, set[str]]]:
-    """Every setting of each run, and the names that its recipe set."""
+    """Every setting that each run uses, and the names that its recipe set."""
     resolved, given = {}, {}
     for title, run in runs.items():
         settings = read_json(run.folder / "resolved.json") if run is not None else None
         if run is None or not isinstance(settings, dict):
             continue
-        resolved[title] = settings
+        idle = () if run.method == "ebft" else ONLY_EBFT
+        resolved[title] = {name: value for name, value in settings.items() if name not in idle}
         recipe = run.folder / "recipe.yaml"
         values = yaml.safe_load(recipe.read_text(encoding="utf-8")) if recipe.is_file() else None
         given[title] = set(values) if isinstance(values, dict) else set()
