@@ -121,6 +121,14 @@ TRADE = {
     "rlvr,": ("RLVR", "#cc79a7"),
     "rlvr-warm": ("SFT, then RLVR", "#009e73"),
 }
+TITLES = {
+    "little-300-ends": "300 documents",
+    "little-1000-ends": "1,000 documents",
+    "little-1000-more": "1,000, decaying rates",
+    "mbpp-rates": "MBPP, equal rates",
+    "mbpp": "MBPP",
+    "raw-code": "raw Python",
+}
 WITHOUT_START = (
     "little-data-options",
     "little-data-3000",
@@ -198,7 +206,7 @@ def _draw_over_studies(target: Path) -> None:
         panel.set_xlabel("% above SFT")
         panel.set_xlim(-4, 4)
         panel.grid(alpha=0.3)
-    axes[0].set_yticks(range(len(rows)), rows)
+    axes[0].set_yticks(range(len(rows)), [TITLES.get(row, row) for row in rows])
     axes[0].invert_yaxis()
     figure.legend(*axes[0].get_legend_handles_labels(), loc="upper center", ncols=2, fontsize=9)
     figure.tight_layout(rect=(0, 0, 1, 0.92))

@@ -268,6 +268,8 @@ def recommendation(
     if mine is not None:
         verdict = "fits" if mine.fits else "does not fit"
         peak = f"{mine.memory.peak / GIB:.1f} GiB on each GPU at its peak"
+        if not mine.fits and mine.memory.peak < hardware.gpu_memory_gib * GIB:
+            peak += f", which leaves less than {ROOM:.0%} free"
         lines += ["", f"As given ({found.chosen.title(hardware.gpus)}), it {verdict}: {peak}."]
     return lines
 
