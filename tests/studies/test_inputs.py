@@ -142,13 +142,26 @@ def test_what_is_on_another_machine_is_a_warning(
     assert list((tmp_path / "out").glob("*.sbatch")), "the job file is written all the same"
 
 
-def test_what_is_finished_needs_its_data_no_more(study: Any, sums: Path, tmp_path: Path) -> None:
+def test_what_is_finished_needs_its_data_and_weights_no_more_but_what_follows_does(
+    study: Any, sums: Path, tmp_path: Path, capsys: Any
+) -> None:
     data = tmp_path / "data.jsonl"
     shutil.copy(sums, data)
     file = study({"sft": {}}, {**EVALUATION}, dataset=[str(data)], test_split=8)
     assert cli.main(["study", "run", str(file), "--reuse-processes"]) == 0
     data.unlink()
+    weights = tmp_path / "out" / "runs" / "sft,seed=0" / "final" / "model.safetensors"
+    weights.unlink()
     assert cli.main(["study", "run", str(file)]) == 0
+    shutil.copy(sums, data)
+    file = study({"sft": {}, "ebft": {"after": "sft"}}, {**EVALUATION}, dataset=[str(data)], test_split=8)
+    capsys.readouterr()
+    for how in ["--dry-run"], []:
+        assert cli.main(["study", "run", str(file), *how]) == 2
+        error = capsys.readouterr().err
+        assert "ebft,seed=0: model=" in error
+        assert "has no weights" in error
+        assert "delete that run's folder, and it is trained again" in error
 
 
 def test_a_method_that_has_run_with_other_settings(study: Any, tmp_path: Path, capsys: Any) -> None:

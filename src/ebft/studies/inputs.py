@@ -44,6 +44,7 @@ def check_study(study: Study, elsewhere: bool) -> None:
             for values in row.method.candidates:
                 settings = {**row.method.settings, **row.values, **values}
                 _check_run(row.name, _without_methods(settings, study), row.method.command, elsewhere)
+    _check_weights(plan, elsewhere)
     if study.evaluation and (plan.unknown or not all(plan.is_finished(job) for job in plan.evaluations)):
         _check_evaluation(_without_methods(study.evaluation, study), elsewhere)
 
@@ -70,6 +71,22 @@ def _check_unchanged(job: Point | TrainingRun, command: str) -> None:
             f"{job.name}: {why}; what was run is not replaced: set it back, choose another output_dir, or delete that "
             "folder"
         )
+
+
+def _check_weights(plan: StudyPlan, elsewhere: bool) -> None:
+    """Of what is finished the weights may be gone: a report does not need them, but what starts from them does."""
+    from ebft.loading import Checkpoint
+
+    finished = {str(run.run.resolve()) for run in plan.runs if plan.is_finished(run)}
+    for job in plan.jobs:
+        if plan.is_finished(job) or job.arguments[0] == "score":
+            continue
+        for model in finished & {job.model, job.feature_model}:
+            with _refusing(job.name, elsewhere):
+                try:
+                    Checkpoint.find(model)
+                except ConfigError as error:
+                    raise ConfigError(f"{error}; delete that run's folder, and it is trained again") from None
 
 
 def _check_run(name: str, settings: dict[str, Any], command: str, elsewhere: bool) -> None:
