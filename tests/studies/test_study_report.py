@@ -456,3 +456,14 @@ def test_what_rollouts_are_like_is_shown_and_other_temperatures_are_tested(study
     titles = ["method", "whitened proxy (larger is better)", "distinct rollouts", "entropy of rollouts"]
     assert [column.title for column in table.columns] == titles
     assert {row[2].text for row in table.rows} == {"0.5000"}
+
+    for folder in (study / "evaluations").iterdir():
+        records = [json.loads(line) for line in (folder / "calibration.jsonl").read_text().splitlines()]
+        write_jsonl(
+            folder / "calibration.jsonl", [{**r, "distinct": 1 - 0.2 * (i == 0)} for i, r in enumerate(records)]
+        )
+    (sft,) = [row for row in read_study_folder(study).rows if row.name == "sft"]
+    shares = study_tables.summary_of(sft, "calibration distinct")
+    assert shares is not None
+    assert shares.interval is not None
+    assert shares.interval.low < shares.value < shares.interval.high == 1, "no share is more than all"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ class MetricFacts:
     meaning: str
     smaller_is_better: bool = False
     is_rate: bool = False  # a share of problems, between 0 and 1
+    most: float = math.inf  # no value is above
 
 
 _FACTS = {
@@ -44,6 +46,7 @@ _FACTS = {
     "distinct": MetricFacts(
         OF_ROLLOUTS["distinct"],
         "Share of the rollouts from one place that differ from each other: 1 if all do. Neither way is better.",
+        most=1.0,
     ),
     "entropy": MetricFacts(
         OF_ROLLOUTS["entropy"],

@@ -70,7 +70,10 @@ def summary_of(row: ReportRow, metric: str) -> Summary | None:
         return None
     by_item = [score.measured for score in scores if score.measured is not None]
     if len(by_item) == len(scores) and len({score.items for score in scores}) == 1:
-        return summarise(by_item, facts(metric).is_rate)
+        found = summarise(by_item, facts(metric).is_rate)
+        if found.interval is not None and found.interval.high > facts(metric).most:
+            found = replace(found, interval=Interval(found.interval.low, facts(metric).most))
+        return found
     corpora = [score.corpus for score in scores if score.corpus is not None]
     if len(corpora) == len(scores) and len({score.items for score in scores}) == 1:
         return corpus_scores.summarise(corpora)
