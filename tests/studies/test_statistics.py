@@ -220,7 +220,7 @@ class TestItemsThatCountNothing:
         alone = [[measured(SumsAndCounts(given, counts), 0)] for given in (sums, other)]
         beside = [[measured(SumsAndCounts([*given, 0.0], [*counts, 0]), 0)] for given in (sums, other)]
         assert difference(*beside) == difference(*alone)
-        assert summarise(beside[0]) == summarise(alone[0])
+        assert repr(summarise(beside[0])) == repr(summarise(alone[0]))  # with p NaN, which equals nothing
         assert alone[0][0].count == 4
 
     def test_items_that_count_in_one_run_only(self) -> None:
