@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 from pooled import drawn, metrics_of, told
@@ -30,6 +31,7 @@ def main() -> None:
         print(f"{metric}, {method}: {told(one, p, len(found))}")
 
 
+@cache
 def methods(study: str) -> dict[str, dict[str, list[Measured]]]:
     """By method and metric, the models of all seeds."""
     models = json.loads((Path(__file__).parent / study / "sequences.json").read_text())

@@ -17,8 +17,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from over_studies import PAIRS, by_study, pooled
 
-from ebft.method import student_t
-
 PANELS = {
     "cross_entropy": "cross-entropy, all tokens",
     "answer_cross_entropy": "cross-entropy, answers",
@@ -195,11 +193,10 @@ def _draw_over_studies(target: Path) -> None:
     for panel, (metric, title) in zip(axes, metrics.items(), strict=True):
         for shift, color, gamma in ((-0.15, "#d55e00", "gamma 0.3"), (0.15, "#0072b2", "gamma 1")):
             found = by_study(gamma, metric)
-            mean, of_mean = pooled(list(found.values()))
+            mean, _, half = pooled(list(found.values()))
             places = [rows.index(study) + shift for study in [*found, "all of them"]]
             values = [value for value, _ in found.values()] + [mean]
-            errors = [1.96 * error for _, error in found.values()]
-            errors.append(student_t.quantile(0.975, len(found) - 1) * of_mean)
+            errors = [1.96 * error for _, error in found.values()] + [half]
             panel.errorbar(values, places, xerr=errors, fmt="o", color=color, markersize=4, label=f"EBFT, {gamma}")
         panel.axvline(0, color="#000000", linewidth=0.8)
         panel.set_title(title, fontsize=10)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from against_sft import methods
+from against_sft import METRICS, methods
 from pooled import shown
 
 from ebft.method import student_t
@@ -35,10 +35,7 @@ PAIRS = {
         "translation": ("ebft,gamma=1", "sft-packed,learning_rate=2e-05"),
     },
 }
-
-
 NO_ANSWERS = "raw-code"  # every token counts as one of an answer
-METRICS = ("cross_entropy", "answer_cross_entropy", "cfm", "cfm_temperature_1")
 
 
 def main() -> None:
@@ -47,8 +44,7 @@ def main() -> None:
             found = by_study(gamma, metric)
             for study, (value, error) in found.items():
                 print(f"{gamma}, {metric}, {study}: {value:+.2f} % (standard error {error:.2f})")
-            value, error = pooled(list(found.values()))
-            half = student_t.quantile(0.975, len(found) - 1) * error
+            value, error, half = pooled(list(found.values()))
             p = student_t.two_sided_p(value / error, len(found) - 1)
             spread = f"[{value - half:+.2f}, {value + half:+.2f}], p {shown(p)}"
             print(f"{gamma}, {metric}, {len(found)} studies: {value:+.2f} % {spread}\n")
@@ -67,8 +63,8 @@ def by_study(gamma: str, metric: str) -> dict[str, tuple[float, float]]:
     return found
 
 
-def pooled(found: list[tuple[float, float]]) -> tuple[float, float]:
-    """Mean and standard error of estimates with theirs."""
+def pooled(found: list[tuple[float, float]]) -> tuple[float, float, float]:
+    """Mean of estimates with standard errors, its own, and half of its 95 % interval."""
     between = 0.0
     for _ in range(2):  # without a spread between studies, from which it is found; then with it
         weights = [1 / (error**2 + between) for _, error in found]
@@ -77,7 +73,8 @@ def pooled(found: list[tuple[float, float]]) -> tuple[float, float]:
         unlike = math.fsum(w * (value - mean) ** 2 for w, (value, _) in zip(weights, found, strict=True))
         if not between:
             between = max(0.0, (unlike - len(found) + 1) / (total - math.fsum(w**2 for w in weights) / total))
-    return mean, math.sqrt(max(1.0, unlike / (len(found) - 1)) / total)
+    error = math.sqrt(max(1.0, unlike / (len(found) - 1)) / total)
+    return mean, error, student_t.quantile(0.975, len(found) - 1) * error
 
 
 if __name__ == "__main__":

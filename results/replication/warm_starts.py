@@ -7,31 +7,21 @@ Not corrected for the number of tests.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from against_sft import METRICS, methods
+from pooled import shown
 
-from pooled import drawn, metrics_of, shown
-
-from ebft.studies.statistics import Measured, difference
-
-METRICS = ("cross_entropy", "answer_cross_entropy", "cfm", "cfm_temperature_1")
-SEEDS = (0, 1)
+from ebft.studies.statistics import difference
 
 
 def main() -> None:
-    models = json.loads((Path(__file__).parent / "mbpp-rates" / "sequences.json").read_text())
+    runs = methods("mbpp-rates")
     for metric in METRICS:
-
-        def runs(method: str, seeds: tuple[int, ...], counted: bool, metric: str = metric) -> list[Measured]:
-            found = [metrics_of(models[f"{method},seed={seed}"])[metric] for seed in seeds]
-            return [drawn(one, seed) for one, seed in zip(found, seeds, strict=True)] if counted else found
-
-        for told, seeds, counted in (
-            *((f"seed {seed}, over sequences", (seed,), False) for seed in SEEDS),
-            ("both, with seeds counted", SEEDS, True),
-        ):
-            one = difference(runs("ebft-warm", seeds, counted), runs("sft-faster", seeds, counted))
-            print(f"{metric}, {told}: {one.value:+.4f}, p {shown(one.p)}")
+        warm = runs["ebft-warm"][metric]
+        starts = runs["sft-faster"][metric][: len(warm)]  # seed by seed
+        pairs = [(f"seed {one.seed}, over sequences", [one], [other]) for one, other in zip(warm, starts, strict=True)]
+        for told, mine, other in [*pairs, ("both, with seeds counted", warm, starts)]:
+            found = difference(mine, other)
+            print(f"{metric}, {told}: {found.value:+.4f}, p {shown(found.p)}")
 
 
 if __name__ == "__main__":

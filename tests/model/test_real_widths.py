@@ -24,7 +24,7 @@ WIDTHS: dict[str, tuple[Any, int, int, int, int, int]] = {
 }
 
 
-def config_of(name: str, layers: int = 3) -> Any:
+def config_of(name: str) -> Any:
     kind, width, heads, key_heads, head, inner = WIDTHS[name]
     return kind(
         vocab_size=VOCABULARY,
@@ -33,7 +33,7 @@ def config_of(name: str, layers: int = 3) -> Any:
         num_key_value_heads=key_heads,
         head_dim=head,
         intermediate_size=inner,
-        num_hidden_layers=layers,
+        num_hidden_layers=3,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
@@ -52,4 +52,4 @@ def test_compiled_gradients_are_those_of_float32(name: str, backend: str) -> Non
     _, expected = gpu.log_probs_of(gpu.plain_copy(model), packed, 0, "sdpa")
     for _ in range(4):
         _, found = gpu.log_probs_of(model, packed, 0, backend)
-        assert max(gpu.error(found[name], expected[name]) for name in expected) < 0.06
+        assert max(gpu.error(found[weight], expected[weight]) for weight in expected) < 0.06

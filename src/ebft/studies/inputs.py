@@ -75,13 +75,13 @@ def _check_unchanged(job: Point | TrainingRun, command: str) -> None:
 
 def _check_weights(plan: StudyPlan, elsewhere: bool) -> None:
     """Of what is finished the weights may be gone: a report does not need them, but what starts from them does."""
-    from ebft.loading import Checkpoint
-
     finished = {str(run.run.resolve()) for run in plan.runs if plan.is_finished(run)}
     for job in plan.jobs:
         if plan.is_finished(job) or job.arguments[0] == "score":
             continue
         for model in finished & {job.model, job.feature_model}:
+            from ebft.loading import Checkpoint  # which takes seconds; most studies have nothing to look at
+
             with _refusing(job.name, elsewhere):
                 try:
                     Checkpoint.find(model)
