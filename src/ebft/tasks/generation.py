@@ -1,10 +1,10 @@
 """Text from a model: one interface, transformers behind it, or vLLM where it is installed.
 
-Prompts are sorted by length and generated in batches with a key-value cache. What is sampled for a prompt depends on
-the settings' seed and the prompt's own key, never on the batch it is in: each token takes one uniform number, a hash
-of (seed, key, sample, step), and is found in the cumulative distribution (`ebft.method.sampling`). What remains of
-the batch is floating-point rounding: two batches may round a logit differently, and a near-tie may then fall the other
-way.
+Prompts are sorted by length and continued side by side with a key-value cache; where one ends, the next takes its place
+(`side_by_side.py`). What is sampled for a prompt depends on the settings' seed and the prompt's own key, never on those
+beside it: each token takes one uniform number, a hash of (seed, key, sample, step), and is found in the cumulative
+distribution (`ebft.method.sampling`). What remains of the others is floating-point rounding: among other rows a logit
+may round differently, and a near-tie may then fall the other way.
 
 Nothing runs past the model's context: a prompt that leaves no room is an error, or with `too_long="truncate"` loses
 its beginning, which the completion says (`prompt_truncated`); a completion that the context ended before
@@ -19,8 +19,8 @@ prompt as it was given (`Fitted.restore`).
 from __future__ import annotations
 
 import hashlib
-import itertools
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -32,6 +32,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from ebft.errors import ConfigError
 from ebft.method.sampling import check_sampling, sample_tokens, uniforms
 from ebft.model.backbone import base_model, evaluating, text_config
+from ebft.tasks.side_by_side import SideBySide, has_plain_cache
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Generator(ABC):
         wanted: Sequence[tuple[int, int]],
         keys: Sequence[str],
     ) -> Iterator[list[tuple[int, int, Completion]]]:
-        """Completions (prompt, sample, completion) for the wanted (prompt, sample) pairs, a batch at a time."""
+        """Completions (prompt, sample, completion) for the wanted (prompt, sample) pairs, a few at a time."""
 
     def generate(
         self, prompts: Sequence[str], settings: GenerationSettings, keys: Sequence[str] | None = None
@@ -204,33 +205,67 @@ class TransformersGenerator(Generator):
         keys: Sequence[str],
     ) -> Iterator[list[tuple[int, int, Completion]]]:
         fitted, order = self.fit_all(prompts, settings, wanted, keys)
-        # One room a batch: a row that has used up its own would be run on, past its last position, for the others.
-        for _, group in itertools.groupby(order, key=lambda pair: fitted[pair[0]].room):
-            rows = list(group)
-            for batch in (rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)):
-                seeds = [(prompt_seed(settings.seed, keys[place]), sample) for place, sample in batch]
-                completions = self._complete([fitted[place] for place, _ in batch], seeds, settings)
-                yield [(place, sample, found) for (place, sample), found in zip(batch, completions, strict=True)]
+        waiting = deque(
+            _Row(self.tokenizer, self.end_token_ids, settings, fitted[place], place, sample) for place, sample in order
+        )
+        base: Any = base_model(self.model)
+        write = self._write if has_plain_cache(base) else self._write_batches
+        for ended in write(base, waiting, settings, keys):
+            yield [(row.place, row.sample, row.completion) for row in ended if row.completion is not None]
+
+    def _write(
+        self, base: Any, waiting: deque[_Row], settings: GenerationSettings, keys: Sequence[str]
+    ) -> Iterator[list[_Row]]:
+        """Rows as they end; those that wait take their places."""
+        rows: list[_Row] = []
+        texts = SideBySide(base, settings.temperature, settings.top_p)
+        while waiting or rows:
+            joining = [waiting.popleft() for _ in range(min(len(waiting), self.batch_size - len(rows)))]
+            rows += joining
+            # No row goes past the end of its room, where there may be no positions.
+            steps = min(_steps_between_looks(len(rows)), *(row.room for row in rows))
+            with evaluating(self.model):
+                if joining:
+                    texts.join([row.prompt.tokens for row in joining], _uniforms(joining, settings, keys))
+                drawn = torch.cat([texts.step() for _ in range(steps)], 1)
+            for row, tokens in zip(rows, drawn.tolist(), strict=True):
+                row.take(tokens)
+            self._show(rows, joining, drawn)
+            ended = [row for row in rows if row.completion is not None]
+            if ended:
+                texts.keep([place for place, row in enumerate(rows) if row.completion is None])
+                rows = [row for row in rows if row.completion is None]
+                yield ended
+
+    def _show(self, rows: list[_Row], joined: list[_Row], drawn: Tensor) -> None:
+        if self.streamer is None:
+            return
+        if joined:
+            self.streamer.put(torch.tensor(joined[0].prompt.tokens))
+        self.streamer.put(drawn.cpu())
+        if rows[0].completion is not None:
+            self.streamer.end()
+
+    def _write_batches(
+        self, base: Any, waiting: deque[_Row], settings: GenerationSettings, keys: Sequence[str]
+    ) -> Iterator[list[_Row]]:
+        """A batch after another by transformers' own loop, for models that keep more than keys and values."""
+        while waiting:
+            rows = [waiting.popleft() for _ in range(min(len(waiting), self.batch_size))]
+            self._write_batch(base, rows, settings, keys)
+            yield rows
 
     @torch.no_grad()
-    def _complete(
-        self, prompts: list[Fitted], seeds: Sequence[tuple[int, int]], settings: GenerationSettings
-    ) -> list[Completion]:
-        base: Any = base_model(self.model)
+    def _write_batch(self, base: Any, rows: list[_Row], settings: GenerationSettings, keys: Sequence[str]) -> None:
         device = base.get_input_embeddings().weight.device
-        longest = max(len(prompt.tokens) for prompt in prompts)
-        ids = torch.zeros(len(prompts), longest, dtype=torch.long)
+        longest = max(len(row.prompt.tokens) for row in rows)
+        ids = torch.zeros(len(rows), longest, dtype=torch.long)
         mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, longest - len(prompt.tokens) :] = torch.tensor(prompt.tokens)
-            mask[row, longest - len(prompt.tokens) :] = 1
-        room = prompts[0].room
-        choosing: list[LogitsProcessor] = []
-        if settings.temperature > 0:
-            of_prompt, sample = torch.tensor(seeds).unbind(1)
-            uniform = uniforms(of_prompt, sample[:, None], 1, room)[:, 0, 0]
-            choosing = [_Sampling(uniform.to(device), longest, settings)]
-        stopping = _Stopping(self.tokenizer, settings.stop, prompts, longest)
+        for place, row in enumerate(rows):
+            ids[place, longest - len(row.prompt.tokens) :] = torch.tensor(row.prompt.tokens)
+            mask[place, longest - len(row.prompt.tokens) :] = 1
+        sampling = _Sampling(_uniforms(rows, settings, keys).to(device), longest, settings)
+        stopping = _Stopping(rows, longest)
         # Defaults of the model's own (a repetition penalty, a temperature) must not slip in, hence bare ones.
         own_settings, base.generation_config = base.generation_config, GenerationConfig()
         try:
@@ -239,37 +274,75 @@ class TransformersGenerator(Generator):
                     ids.to(device),
                     attention_mask=mask.to(device),
                     generation_config=GenerationConfig(
-                        max_new_tokens=room,
-                        do_sample=False,
-                        use_cache=True,
-                        eos_token_id=self.end_token_ids or None,
-                        # Only used after ends: padding is known by the mask, so an end token will do.
-                        pad_token_id=self.end_token_ids[0] if self.end_token_ids else 0,
+                        max_new_tokens=max(row.room for row in rows), do_sample=False, use_cache=True, pad_token_id=0
                     ),
-                    logits_processor=LogitsProcessorList(choosing),
+                    logits_processor=LogitsProcessorList([sampling]),
                     stopping_criteria=StoppingCriteriaList([stopping]),
                     streamer=self.streamer,
                 )
         finally:
             base.generation_config = own_settings
-        stopping.look(output)  # what has come since the last time
-        return [
-            # After its own end a row holds padding for as long as others continue.
-            self._read(prompt, row[longest : longest + length].tolist(), settings)
-            for prompt, row, length in zip(prompts, output.cpu(), stopping.lengths, strict=True)
-        ]
+        stopping.look(output)
 
-    def _read(self, prompt: Fitted, tokens: list[int], settings: GenerationSettings) -> Completion:
-        ends = [place for place, token in enumerate(tokens) if token in self.end_token_ids]
-        text = continuation(self.tokenizer, prompt.tokens, tokens[: ends[0]] if ends else tokens)
-        cut = prompt.cut(text, settings.stop)
-        if cut is not None:
-            return Completion(cut, "stop", len(tokens), prompt.truncated)
-        text = prompt.restore(text)
-        if ends:
-            return Completion(text, "end", ends[0] + 1, prompt.truncated)
-        finish = "length" if prompt.room == settings.max_new_tokens else "context"
-        return Completion(text, finish, len(tokens), prompt.truncated)
+
+def _uniforms(rows: Sequence[_Row], settings: GenerationSettings, keys: Sequence[str]) -> Tensor:
+    """[rows, max_new_tokens], of each row's own."""
+    if settings.temperature == 0:
+        return torch.zeros(len(rows), settings.max_new_tokens)
+    seeds = torch.tensor([prompt_seed(settings.seed, keys[row.place]) for row in rows])
+    samples = torch.tensor([[row.sample] for row in rows])
+    return uniforms(seeds, samples, 1, settings.max_new_tokens)[:, 0, 0]
+
+
+class _Row:
+    """A completion that is being written, until it has ended."""
+
+    def __init__(
+        self, tokenizer: Any, ends: Sequence[int], settings: GenerationSettings, prompt: Fitted, place: int, sample: int
+    ) -> None:
+        self.tokenizer, self.ends, self.settings, self.prompt = tokenizer, ends, settings, prompt
+        self.place, self.sample = place, sample
+        self.tokens: list[int] = []
+        self.completion: Completion | None = None
+        # A token holds at least a byte, but for special ones: looking back so far finds every stop string.
+        self.look_back = 8 + max((len(stop.encode()) for stop in settings.stop), default=0)
+        # Until here, what is looked at may begin with the whitespace of the prompt.
+        self.start = self.look_back + 8 + len(prompt.whitespace.encode())
+
+    @property
+    def room(self) -> int:
+        """How many tokens it may still have."""
+        return self.prompt.room - len(self.tokens)
+
+    def take(self, tokens: list[int]) -> None:
+        """What has been drawn since it took tokens last; what follows its end is left."""
+        looked, tokens = len(self.tokens), tokens[: self.room]
+        end = next((place for place, token in enumerate(tokens) if token in self.ends), None)
+        self.tokens += tokens[:end]
+        if self._stops(looked, len(self.tokens)):
+            length = next(n for n in range(looked + 1, len(self.tokens) + 1) if self._stops(looked, n))
+            text = self.prompt.cut(self._text(length), self.settings.stop)
+            self.completion = Completion(text or "", "stop", length, self.prompt.truncated)
+        elif end is not None:
+            self._end("end", 1)
+        elif self.room == 0:
+            self._end("length" if self.prompt.room == self.settings.max_new_tokens else "context")
+
+    def _end(self, finish: str, end_tokens: int = 0) -> None:
+        text = self.prompt.restore(self._text(len(self.tokens)))
+        self.completion = Completion(text, finish, len(self.tokens) + end_tokens, self.prompt.truncated)
+
+    def _text(self, length: int) -> str:
+        return continuation(self.tokenizer, self.prompt.tokens, self.tokens[:length])
+
+    def _stops(self, looked: int, length: int) -> bool:
+        """Whether so many tokens show a stop string, which those that were looked at do not."""
+        if not self.settings.stop:
+            return False
+        if looked < self.start:
+            return self.prompt.cut(self._text(length), self.settings.stop) is not None
+        tail = _decode(self.tokenizer, self.tokens[looked - self.look_back : length])
+        return cut_at_stop(tail, self.settings.stop) is not None
 
 
 class _Sampling(LogitsProcessor):
@@ -287,47 +360,27 @@ class _Sampling(LogitsProcessor):
 
 
 class _Stopping(StoppingCriteria):
-    """Ends rows that have shown a stop string, and keeps their `lengths`. The text itself is cut afterwards.
+    """Gives rows their tokens, and says which have ended."""
 
-    Decoding many rows after every token takes longer than a small model's step. So the more rows, the more tokens go by
-    between two looks; after which of them a string was there is found out then.
-    """
-
-    def __init__(self, tokenizer: Any, stop: Sequence[str], prompts: Sequence[Fitted], prompt_length: int) -> None:
-        self.tokenizer, self.stop, self.prompts, self.prompt_length = tokenizer, stop, prompts, prompt_length
-        self.lengths = [prompt.room for prompt in prompts]
-        # A token holds at least a byte, but for special ones: looking back so far finds every stop string.
-        self.look_back = 8 + max((len(s.encode()) for s in stop), default=0)
-        # Until here, what is looked at may begin with the whitespace of a prompt.
-        self.start = self.look_back + 8 + max(len(prompt.whitespace.encode()) for prompt in prompts)
-        self.every = min(8, 1 + len(prompts) // 16)  # tokens between two looks
-        self.looked = 0  # tokens of the completions that have been looked at
-        self.done = torch.zeros(len(prompts), dtype=torch.bool)
+    def __init__(self, rows: Sequence[_Row], prompt_length: int) -> None:
+        self.rows, self.seen = rows, prompt_length
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        if input_ids.shape[1] - self.prompt_length >= self.looked + self.every:
+        if input_ids.shape[1] - self.seen >= _steps_between_looks(len(self.rows)):
             self.look(input_ids)
-        return self.done.to(input_ids.device)
+        return torch.tensor([row.completion is not None for row in self.rows], device=input_ids.device)
 
     def look(self, input_ids: Tensor) -> None:
         """At what has come since it looked last; also once at the end."""
-        if not self.stop:
-            return
-        generated = input_ids.shape[1] - self.prompt_length
-        first = 0 if self.looked < self.start else self.looked - self.look_back
-        tails = input_ids[:, self.prompt_length + first :].tolist()
-        for row, (prompt, tail) in enumerate(zip(self.prompts, tails, strict=True)):
-            if not self.done[row] and self._shows(prompt, tail, first):
-                lengths = range(self.looked + 1, generated + 1)
-                self.lengths[row] = next(n for n in lengths if self._shows(prompt, tail[: n - first], first))
-                self.done[row] = True
-        self.looked = generated
+        for row, tokens in zip(self.rows, input_ids[:, self.seen :].tolist(), strict=True):
+            if row.completion is None:
+                row.take(tokens)
+        self.seen = input_ids.shape[1]
 
-    def _shows(self, prompt: Fitted, tail: list[int], first: int) -> bool:
-        """Whether a stop string is in a completion, of which these are the tokens from the first one looked at."""
-        if first == 0:
-            return prompt.cut(continuation(self.tokenizer, prompt.tokens, tail), self.stop) is not None
-        return cut_at_stop(_decode(self.tokenizer, tail), self.stop) is not None
+
+def _steps_between_looks(rows: int) -> int:
+    """Decoding many rows after every token takes longer than a small model's step."""
+    return min(8, 1 + rows // 16)
 
 
 def tokenize(prompt: str, tokenizer: Any, settings: GenerationSettings) -> list[int]:

@@ -1,0 +1,189 @@
+"""Rows that leave and join a batch are continued as each is alone. `by_hand` knows neither cache nor batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import MambaConfig, MambaForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
+
+from ebft.model.backbone import text_config
+from ebft.tasks.generation import GenerationSettings, TransformersGenerator
+from ebft.tasks.side_by_side import SideBySide, has_plain_cache
+from tests.models import CONFIGS, EXTRA_CONFIGS, MIXTURES, tiny_model
+from tests.plain import untouched
+from tests.tasks.test_generation import by_hand, model_of
+from tests.tiny_tokenizer import END, VOCABULARY, byte_tokenizer
+
+HOT = 2.5  # a temperature at which the tiny models say something
+
+
+@torch.no_grad()
+def check_drawn(model: Any, prompt: list[int], made: list[int], uniform: Tensor) -> None:
+    """Each number lies in its token's part of the distribution after the whole text before it, but for rounding."""
+    logits = model(torch.tensor([[*prompt, *made]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    upper = (logits.double() / HOT).softmax(-1).cumsum(-1)
+    lower = torch.cat([torch.zeros_like(upper[:, :1]), upper[:, :-1]], -1)
+    at, number = torch.tensor(made)[:, None], uniform[: len(made), None].double()
+    assert (lower.gather(1, at) - 1e-5 <= number).all()
+    assert (number <= upper.gather(1, at) + 1e-5).all()
+
+
+class Busy:
+    """Rows that leave and join, and what is drawn for them."""
+
+    def __init__(self, model: Any) -> None:
+        self.texts, self.numbers = SideBySide(model, HOT, None), torch.Generator().manual_seed(0)
+        self.rows: list[tuple[list[int], Tensor, list[int]]] = []  # prompt, uniform numbers, tokens
+        self.left = list(self.rows)
+
+    def go(self, joining: list[list[int]], steps: int, staying: list[int]) -> None:
+        uniform = torch.rand(len(joining), 30, generator=self.numbers)
+        if joining:
+            self.texts.join(joining, uniform)
+        self.rows += [(prompt, numbers, []) for prompt, numbers in zip(joining, uniform, strict=True)]
+        for _ in range(steps if self.rows else 0):
+            for (_, _, made), [token] in zip(self.rows, self.texts.step().tolist(), strict=True):
+                made.append(token)
+        self.left += [row for place, row in enumerate(self.rows) if place not in staying]
+        self.texts.keep(staying)
+        self.rows = [self.rows[place] for place in staying]
+
+
+@pytest.mark.parametrize("family", [*CONFIGS, *EXTRA_CONFIGS, *MIXTURES])
+def test_rows_that_leave_and_join_are_continued_as_each_alone(family: str) -> None:
+    model = tiny_model(family)
+    assert has_plain_cache(model)
+    a, b, c = [5, 9, 3, 7, 2, 8, 1, 4], [11], [6, 2, 30]
+    busy = Busy(model)
+    busy.go([a, b], 4, [1])  # the widest leaves: the batch becomes narrower
+    assert busy.texts.mask.shape[1] == busy.texts.cache.get_seq_length() == 4
+    busy.go([c, a], 2, [1, 2])
+    busy.go([[12, 13]], 3, [])  # all leave
+    busy.go([[8] * 11, b], 1, [0, 1])
+    busy.go([a, a], 2, [])
+    assert [len(made) for _, _, made in busy.left] == [4, 6, 5, 5, 3, 3, 3, 2, 2]
+    plain = untouched(model)
+    for prompt, uniform, made in busy.left:
+        check_drawn(plain, prompt, made, uniform)
+
+
+_PROMPTS = st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=12), max_size=4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(events=st.lists(st.tuples(_PROMPTS, st.integers(0, 5), st.integers(0, 255)), min_size=1, max_size=6))
+@pytest.mark.parametrize("family", ["gpt2", "gemma3"])
+def test_any_rows_at_any_time(family: str, events: list[tuple[list[list[int]], int, int]]) -> None:
+    model, busy = _MODELS[family], Busy(_MODELS[family])
+    for joining, steps, leaving in events:
+        rows = len(busy.rows) + len(joining)
+        busy.go(joining, max(steps, 1), [place for place in range(rows) if not leaving >> place % 8 & 1])
+    for prompt, uniform, made in [*busy.left, *busy.rows]:
+        check_drawn(model, prompt, made, uniform)
+
+
+_MODELS = {family: tiny_model(family) for family in ("gpt2", "gemma3")}
+
+
+def test_a_place_is_given_on_as_soon_as_its_row_ends() -> None:
+    """As many steps as the tokens need, where every batch with a long row would have taken the long row's."""
+    model, tokenizer = model_of(), byte_tokenizer(pad=END)
+    prompts = [f"{number} and" for number in range(40)]
+    asked = GenerationSettings(max_new_tokens=60, temperature=HOT, stop=tuple("abcdefghijklmnop"))
+    widths: list[int] = []
+    original = model.forward
+
+    def forward(ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if ids.shape[1] == 1:
+            widths.append(ids.shape[0])
+        return original(ids, *args, **kwargs)
+
+    model.forward = forward
+    found = TransformersGenerator(model, tokenizer, 8).complete(prompts, asked)
+    needed = sum(completion.tokens for [completion] in found)
+    assert sum(widths) == needed, "a row was computed after its end"
+    longest = [max(completion.tokens for [completion] in found[start : start + 8]) for start in range(0, 40, 8)]
+    assert len(widths) < sum(longest) / 1.5, "no faster than batch after batch"
+
+
+def test_samples_of_a_prompt_share_its_computation() -> None:
+    model, tokenizer = model_of(), byte_tokenizer(pad=END)
+    seen: list[int] = []
+    original = model.forward
+
+    def forward(ids: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(ids.numel() if ids.shape[1] > 1 else 0)
+        return original(ids, *args, **kwargs)
+
+    model.forward = forward
+    asked = GenerationSettings(max_new_tokens=3, temperature=1.0, samples=6)
+    TransformersGenerator(model, tokenizer, 12).complete(["one prompt", "and other."], asked)
+    assert sum(seen) == 2 * 9  # all but the last token, which the first step is for
+
+
+def test_sliding_layers_see_no_more_than_their_window() -> None:
+    """The cache keeps every column; a model that saw them all would answer otherwise."""
+    asked = GenerationSettings(max_new_tokens=20, temperature=HOT)
+    prompt = "a prompt much longer than the window of five tokens"
+    tokenizer = byte_tokenizer()
+    windowed, whole = model_of("gemma3"), model_of("gemma3", sliding_window=1000)
+    found = TransformersGenerator(windowed, tokenizer).generate([prompt, "b"], asked)
+    assert found[0][0] == tokenizer.decode(by_hand(windowed, tokenizer, prompt, asked), skip_special_tokens=True)
+    assert found[0] != TransformersGenerator(whole, tokenizer).generate([prompt], asked)[0]
+
+
+def mamba() -> Any:
+    return MambaForCausalLM(MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=4))
+
+
+def hybrid() -> Any:
+    config = Qwen3NextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        layer_types=["linear_attention", "full_attention"],
+    )
+    return Qwen3NextForCausalLM(config)
+
+
+@pytest.mark.parametrize("made", [mamba, hybrid])
+@pytest.mark.parametrize("stop", [(), tuple("abcdefgh")], ids=["free", "stops"])
+def test_models_with_a_state_go_batch_by_batch(made: Any, stop: tuple[str, ...]) -> None:
+    torch.manual_seed(0)
+    model, tokenizer = made().eval(), byte_tokenizer(pad=END)
+    assert not has_plain_cache(model)
+    model.generation_config.repetition_penalty = own = 5.0  # must neither act nor be lost
+    asked = GenerationSettings(max_new_tokens=12, temperature=HOT, samples=3, seed=5, stop=stop)
+    prompts = ["hello world", "a", "the longest of them"]
+    found = TransformersGenerator(model, tokenizer, batch_size=4).complete(prompts, asked)
+    assert model.generation_config.repetition_penalty == own
+    for place, prompt in enumerate(prompts):
+        for sample, completion in enumerate(found[place]):
+            tokens = by_hand(model, tokenizer, prompt, asked, str(place), sample)
+            text = tokenizer.decode(tokens, skip_special_tokens=True)
+            places = [at for at in map(text.find, stop) if at >= 0]
+            assert completion.text == (text[: min(places)] if places else text)
+            assert completion.finish == ("stop" if places else "end" if END in tokens else "length")
+
+
+def test_layers_that_share_keys_are_not_plain() -> None:
+    model = model_of()
+    text_config(model).num_kv_shared_layers = 2
+    assert not has_plain_cache(model)
