@@ -27,7 +27,9 @@ def main(study: Path, target: Path) -> None:
     evaluations = [e for e in sorted((study / "evaluations").iterdir()) if (e / "results.json").is_file()]
     for evaluation in evaluations:
         _write(target / "evaluations" / f"{evaluation.name}.json", _read(evaluation / "results.json"))
-    _write(target / "sequences.json", {e.name: _sequences(e / "calibration.jsonl") for e in evaluations})
+    measured = [e for e in evaluations if (e / "calibration.jsonl").is_file()]
+    if measured:
+        _write(target / "sequences.json", {e.name: _sequences(e / "calibration.jsonl") for e in measured})
     for file in target.rglob("*"):
         if file.suffix in (".json", ".md", ".html"):
             file.write_text(_without_machine(file.read_text()))
