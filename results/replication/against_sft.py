@@ -33,14 +33,13 @@ def main() -> None:
 
 @cache
 def methods(study: str) -> dict[str, dict[str, list[Measured]]]:
-    """By method and metric, the models of all seeds."""
+    """By method and metric, the models of all seeds; the base model has none."""
     models = json.loads((Path(__file__).parent / study / "sequences.json").read_text())
     found: dict[str, dict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))
     for name, columns in models.items():
-        method, _, seed = name.rpartition(",seed=")
-        if method:
-            for metric, one in metrics_of(columns).items():
-                found[method][metric].append(drawn(one, int(seed)))
+        method, _, seed = name.partition(",seed=")
+        for metric, one in metrics_of(columns).items():
+            found[method][metric].append(drawn(one, int(seed) if seed else None))
     return found
 
 

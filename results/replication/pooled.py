@@ -61,7 +61,7 @@ def metrics_of(columns: dict[str, list[float | None]]) -> dict[str, Measured]:
     return {name: measured(sums) for name, sums in sums_by_metric(records).items()}
 
 
-def drawn(one: Measured, draw: int) -> Measured:
+def drawn(one: Measured, draw: int | None) -> Measured:
     return Measured(one.value, one.pulls, draw, one.count)
 
 
