@@ -1,9 +1,10 @@
-"""Two single models of the studies of translation against each other: corpus BLEU and chrF, by bootstrap over sentences.
+"""RLVR in the studies of translation against the SFT models that it started from: BLEU and chrF, by bootstrap over
+sentences.
 
     python results/replication/single_models.py > results/replication/translation/single-models.txt
 
-A report compares methods over seeds. Here RLVR is compared with the very SFT model that it started from. The p-values
-are about these models, not about training once more, and they are not corrected.
+A report compares methods over seeds, this seed with seed. The p-values are about these models, not about training once
+more, and they are not corrected.
 """
 
 from __future__ import annotations
