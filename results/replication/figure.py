@@ -119,6 +119,12 @@ TRADE = {
     "rlvr,": ("RLVR", "#cc79a7"),
     "rlvr-warm": ("SFT, then RLVR", "#009e73"),
 }
+SOLVED = {
+    "base": ("before training", "#000000"),
+    "sft-packed": ("SFT", "#e69f00"),
+    "ebft,gamma=1": ("EBFT, gamma 1", "#0072b2"),
+    "ebft,gamma=0.3": ("EBFT, gamma 0.3", "#d55e00"),
+}
 TITLES = {
     "little-300-ends": "300 documents",
     "little-1000-ends": "1,000 documents",
@@ -144,6 +150,7 @@ def main(folder: Path) -> None:
         panels = {metric: title for metric, title in PANELS.items() if metric != "cfm" or name not in CROSS_ENTROPIES}
         _draw(shown, panels, int(name in WITHOUT_START), folder / f"{name}.png")
     _draw_trade(folder / "translation-rlvr.png")
+    _draw_solved(folder / "little-data-sampled.png")
     _draw_over_studies(folder / "over-studies.png")
 
 
@@ -181,6 +188,27 @@ def _draw_trade(target: Path) -> None:
     axis.grid(alpha=0.3)
     axis.legend(fontsize=9)
     figure.tight_layout()
+    figure.savefig(target, dpi=110)
+
+
+def _draw_solved(target: Path) -> None:
+    """Problems solved by one of k samples: means over seeds, and their range."""
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.6))
+    ks = (1, 4, 16)
+    for panel, (task, title) in zip(axes, {"humaneval": "HumanEval", "mbpp": "MBPP"}.items(), strict=True):
+        for method, (label, color) in SOLVED.items():
+            files = sorted((Path(__file__).parent / "little-1000-sampled" / "evaluations").glob(f"{method}*.json"))
+            metrics = [json.loads(file.read_text())["tasks"][task]["metrics"] for file in files]
+            values = [[found[f"pass@{k}"]["value"] for found in metrics] for k in ks]
+            panel.plot(ks, [sum(v) / len(v) for v in values], "o-", color=color, markersize=3, label=label)
+            panel.fill_between(ks, [min(v) for v in values], [max(v) for v in values], color=color, alpha=0.2)
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(ks, [f"pass@{k}" for k in ks])
+        panel.set_title(title, fontsize=10)
+        panel.set_ylim(0)
+        panel.grid(alpha=0.3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="upper center", ncols=4, fontsize=9)
+    figure.tight_layout(rect=(0, 0, 1, 0.92))
     figure.savefig(target, dpi=110)
 
 

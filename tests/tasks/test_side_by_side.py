@@ -41,17 +41,15 @@ class Busy:
         self.rows: list[tuple[list[int], Tensor, list[int]]] = []  # prompt, uniform numbers, tokens
         self.left = list(self.rows)
 
-    def go(self, joining: list[list[int]], steps: int, staying: list[int]) -> None:
-        uniform = torch.rand(len(joining), 30, generator=self.numbers)
-        if joining:
-            self.texts.join(joining, uniform)
+    def go(self, staying: list[int], joining: list[list[int]], steps: int) -> None:
+        uniform = torch.rand(len(joining), 80, generator=self.numbers)
+        self.texts.replace(staying, joining, uniform)
+        self.left += [row for place, row in enumerate(self.rows) if place not in staying]
+        self.rows = [self.rows[place] for place in staying]
         self.rows += [(prompt, numbers, []) for prompt, numbers in zip(joining, uniform, strict=True)]
         for _ in range(steps if self.rows else 0):
             for (_, _, made), [token] in zip(self.rows, self.texts.step().tolist(), strict=True):
                 made.append(token)
-        self.left += [row for place, row in enumerate(self.rows) if place not in staying]
-        self.texts.keep(staying)
-        self.rows = [self.rows[place] for place in staying]
 
 
 @pytest.mark.parametrize("family", [*CONFIGS, *EXTRA_CONFIGS, *MIXTURES])
@@ -60,15 +58,19 @@ def test_rows_that_leave_and_join_are_continued_as_each_alone(family: str) -> No
     assert has_plain_cache(model)
     a, b, c = [5, 9, 3, 7, 2, 8, 1, 4], [11], [6, 2, 30]
     busy = Busy(model)
-    busy.go([a, b], 4, [1])  # the widest leaves: the batch becomes narrower
-    assert busy.texts.mask.shape[1] == busy.texts.cache.get_seq_length() == 4
-    busy.go([c, a], 2, [1, 2])
-    busy.go([[12, 13]], 3, [])  # all leave
-    busy.go([[8] * 11, b], 1, [0, 1])
-    busy.go([a, a], 2, [])
-    assert [len(made) for _, _, made in busy.left] == [4, 6, 5, 5, 3, 3, 3, 2, 2]
+    busy.go([], [a, b], 4)
+    assert busy.texts.mask.shape[1] == busy.texts.cache.get_seq_length() == 11
+    busy.go([1], [c], 2)  # the widest leaves: the batch becomes narrower
+    assert busy.texts.mask.shape[1] == busy.texts.cache.get_seq_length() == 6
+    busy.go([0, 1], [a], 2)
+    busy.go([1, 2], [], 3)
+    busy.go([], [[8] * 11, b], 1)  # all leave
+    busy.go([1, 0], [a, a], 70)  # in another order, and longer than a block of columns
+    busy.go([], [[12, 13], [14]], 2)
     plain = untouched(model)
-    for prompt, uniform, made in busy.left:
+    every = [*busy.left, *busy.rows]
+    assert [len(made) for _, _, made in every] == [4, 8, 7, 5, 71, 71, 70, 70, 2, 2]
+    for prompt, uniform, made in every:
         check_drawn(plain, prompt, made, uniform)
 
 
@@ -76,13 +78,14 @@ _PROMPTS = st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=12), max_s
 
 
 @settings(max_examples=40, deadline=None)
-@given(events=st.lists(st.tuples(_PROMPTS, st.integers(0, 5), st.integers(0, 255)), min_size=1, max_size=6))
+@given(
+    events=st.lists(st.tuples(_PROMPTS, st.sampled_from([1, 2, 3, 5, 13]), st.integers(0, 255)), min_size=1, max_size=6)
+)
 @pytest.mark.parametrize("family", ["gpt2", "gemma3"])
 def test_any_rows_at_any_time(family: str, events: list[tuple[list[list[int]], int, int]]) -> None:
     model, busy = _MODELS[family], Busy(_MODELS[family])
     for joining, steps, leaving in events:
-        rows = len(busy.rows) + len(joining)
-        busy.go(joining, max(steps, 1), [place for place in range(rows) if not leaving >> place % 8 & 1])
+        busy.go([place for place in range(len(busy.rows)) if not leaving >> place % 8 & 1], joining, steps)
     for prompt, uniform, made in [*busy.left, *busy.rows]:
         check_drawn(model, prompt, made, uniform)
 

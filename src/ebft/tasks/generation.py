@@ -218,24 +218,26 @@ class TransformersGenerator(Generator):
     ) -> Iterator[list[_Row]]:
         """Rows as they end; those that wait take their places."""
         rows: list[_Row] = []
+        staying: list[int] = []
         texts = SideBySide(base, settings.temperature, settings.top_p)
         while waiting or rows:
-            joining = [waiting.popleft() for _ in range(min(len(waiting), self.batch_size - len(rows)))]
-            rows += joining
-            # No row goes past the end of its room, where there may be no positions.
-            steps = min(_steps_between_looks(len(rows)), *(row.room for row in rows))
+            joining = [waiting.popleft() for _ in range(min(len(waiting), self.batch_size - len(staying)))]
             with evaluating(self.model):
-                if joining:
-                    texts.join([row.prompt.tokens for row in joining], _uniforms(joining, settings, keys))
+                if joining or len(staying) < len(rows):
+                    prompts = [row.prompt.tokens for row in joining]
+                    texts.replace(staying, prompts, _uniforms(joining, settings, keys))
+                    rows = [*(rows[place] for place in staying), *joining]
+                # No row goes past the end of its room, where there may be no positions.
+                steps = min(_steps_between_looks(len(rows)), *(row.room for row in rows))
                 drawn = torch.cat([texts.step() for _ in range(steps)], 1)
             for row, tokens in zip(rows, drawn.tolist(), strict=True):
                 row.take(tokens)
             self._show(rows, joining, drawn)
-            ended = [row for row in rows if row.completion is not None]
-            if ended:
-                texts.keep([place for place, row in enumerate(rows) if row.completion is None])
-                rows = [row for row in rows if row.completion is None]
-                yield ended
+            staying = [place for place, row in enumerate(rows) if row.completion is None]
+            if len(staying) < len(rows):
+                yield [row for row in rows if row.completion is not None]
+            if not staying:
+                rows = []
 
     def _show(self, rows: list[_Row], joined: list[_Row], drawn: Tensor) -> None:
         if self.streamer is None:
@@ -287,7 +289,7 @@ class TransformersGenerator(Generator):
 
 def _uniforms(rows: Sequence[_Row], settings: GenerationSettings, keys: Sequence[str]) -> Tensor:
     """[rows, max_new_tokens], of each row's own."""
-    if settings.temperature == 0:
+    if settings.temperature == 0 or not rows:
         return torch.zeros(len(rows), settings.max_new_tokens)
     seeds = torch.tensor([prompt_seed(settings.seed, keys[row.place]) for row in rows])
     samples = torch.tensor([[row.sample] for row in rows])

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -41,42 +41,50 @@ class SideBySide:
         self.base, self.temperature, self.top_p = base, temperature, top_p
         self.takes = inspect.signature(type(base).forward).parameters
         self.device = base.get_input_embeddings().weight.device
-        self._begin()
+        self._begin(0)
 
-    def _begin(self) -> None:
+    def _begin(self, steps: int) -> None:
+        """No rows."""
         self.cache = _empty_cache()
         self.mask = torch.zeros(0, 0, dtype=torch.long, device=self.device)  # [rows, columns], 0 where nothing is
         self.last = torch.zeros(0, 1, dtype=torch.long, device=self.device)  # the token that a step begins with
-        self.uniform = torch.zeros(0, 0, device=self.device)  # [rows, steps], what each token is drawn by
+        self.uniform = torch.zeros(0, steps, device=self.device)  # [rows, steps], what each token is drawn by
         self.made = torch.zeros(0, 1, dtype=torch.long, device=self.device)  # tokens drawn so far
 
     @torch.no_grad()
-    def join(self, prompts: Sequence[list[int]], uniform: Tensor) -> None:
-        """More rows, with a uniform number [rows, steps] for every token they may have. A prompt that several of them
-        have is computed once."""
-        places: dict[tuple[int, ...], int] = {}
-        which = torch.tensor([places.setdefault(tuple(prompt), len(places)) for prompt in prompts], device=self.device)
-        # The last token of a prompt is left to the first step, which all rows then begin in the same way.
-        width = max(map(len, prompts)) - 1
-        ids = torch.zeros(len(places), width, dtype=torch.long)
+    def replace(self, staying: Sequence[int], prompts: Sequence[list[int]], uniform: Tensor) -> None:
+        """Other rows than those staying have ended, and more join, with a uniform number [rows, steps] for every token
+        that they may have. A prompt that several of them have is computed once."""
+        places = {tuple(prompt): place for place, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+        join = torch.tensor([places[tuple(prompt)] for prompt in prompts], dtype=torch.long, device=self.device)
+        cache, mask = self._computed(list(places))
+        mask = mask[join]
+        if not staying:
+            self._begin(uniform.shape[1])
+        stay = torch.tensor(staying, dtype=torch.long, device=self.device)
+        used = self.mask[stay]
+        unused = int(used.any(0).long().argmax()) if staying else 0  # columns on the left
+        used = used[:, unused:]
+        width = max(used.shape[1], mask.shape[1])
+        self.cache = _merged(self.cache, stay, used.shape[1], cache, join, width)
+        self.mask = torch.cat([nn.functional.pad(each, (width - each.shape[1], 0)) for each in (used, mask)])
+        last = torch.tensor([prompt[-1:] for prompt in prompts], dtype=torch.long, device=self.device).view(-1, 1)
+        self.last = torch.cat([self.last[stay], last])
+        self.uniform = torch.cat([self.uniform[stay], uniform.to(self.device)])
+        self.made = torch.cat([self.made[stay], torch.zeros_like(last)])
+
+    def _computed(self, prompts: Sequence[tuple[int, ...]]) -> tuple[DynamicCache, Tensor]:
+        """Keys and values of all but the last token, which is left to the first step: all rows then begin alike."""
+        width = max(map(len, prompts), default=1) - 1
+        ids = torch.zeros(len(prompts), width, dtype=torch.long)
         mask = torch.zeros_like(ids)
-        for place, tokens in enumerate(places):
-            ids[place, width - len(tokens) + 1 :] = torch.tensor(tokens[:-1])
-            mask[place, width - len(tokens) + 1 :] = 1
+        for row, tokens in enumerate(prompts):
+            ids[row, width - len(tokens) + 1 :] = torch.tensor(tokens[:-1])
+            mask[row, width - len(tokens) + 1 :] = 1
         cache, mask = _empty_cache(), mask.to(self.device)
         if width:
             self._forward(ids.to(self.device), mask, cache)
-            _keep(cache, which)
-        if not len(self.mask):
-            self._begin()
-            self.uniform = self.uniform.new_zeros(0, uniform.shape[1])
-            self.cache = cache
-        else:
-            _merge(self.cache, cache, len(prompts), max(width, self.mask.shape[1]))
-        self.mask = torch.cat(_as_wide(self.mask, mask[which]))
-        last = torch.tensor([prompt[-1:] for prompt in prompts], device=self.device)
-        self.last, self.uniform = torch.cat([self.last, last]), torch.cat([self.uniform, uniform.to(self.device)])
-        self.made = torch.cat([self.made, torch.zeros_like(last)])
+        return cache, mask
 
     @torch.no_grad()
     def step(self) -> Tensor:
@@ -88,19 +96,6 @@ class SideBySide:
         self.made = self.made + 1
         return self.last
 
-    @torch.no_grad()
-    def keep(self, rows: Sequence[int]) -> None:
-        """The other rows have ended."""
-        if not rows:
-            return self._begin()
-        which = torch.tensor(rows, device=self.device)
-        self.mask, self.last, self.uniform, self.made = (
-            each[which] for each in (self.mask, self.last, self.uniform, self.made)
-        )
-        unused = int(self.mask.any(0).long().argmax())
-        self.mask = self.mask[:, unused:]
-        return _keep(self.cache, which, unused)
-
     def _forward(self, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
         """Logits at the last of these tokens, where the model can make them there alone."""
         given: dict[str, Any] = {}
@@ -111,36 +106,70 @@ class SideBySide:
         return self.base(ids, attention_mask=mask, past_key_values=cache, use_cache=True, **given).logits
 
 
+class _Columns(DynamicLayer):
+    """Keys and values in buffers that have room for columns to come, by multiples of `BLOCK`. One more column at every
+    step would copy all of them, into memory of another size each time, which a GPU's allocator keeps."""
+
+    buffers: Sequence[Tensor] = ()
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        new, before = (key_states, value_states), self.get_seq_length()
+        after = before + key_states.shape[2]
+        if not self.buffers or after > self.buffers[0].shape[2]:
+            larger = [_buffer(states, len(states), after) for states in new]
+            for buffer, states in zip(larger, self.buffers, strict=False):
+                buffer[:, :, :before] = states[:, :, :before]
+            self.buffers = larger
+        for buffer, states in zip(self.buffers, new, strict=True):
+            buffer[:, :, before:after] = states
+        return self.hold(self.buffers, after)
+
+    def hold(self, buffers: Sequence[Tensor], columns: int) -> tuple[Tensor, Tensor]:
+        """Of keys and of values, with so many columns in use, which it returns."""
+        keys, values = (buffer[:, :, :columns] for buffer in buffers)
+        self.buffers, self.keys, self.values, self.is_initialized = buffers, keys, values, True
+        self.dtype, self.device = keys.dtype, keys.device
+        return keys, values
+
+
+BLOCK = 64
+
+
+def _buffer(like: Tensor, rows: int, columns: int) -> Tensor:
+    """Zeros, which a mask hides; what happens to be in memory may be no number, and would spread from behind it."""
+    return like.new_zeros(rows, like.shape[1], -(-columns // BLOCK) * BLOCK, like.shape[3])
+
+
 def _empty_cache() -> DynamicCache:
     """Without the model's settings: a sliding layer would forget columns, of which other rows need other ones. The mask
     keeps to the window all the same."""
-    return DynamicCache()
+    cache = DynamicCache()
+    cache.layer_class_to_replicate = _Columns
+    return cache
 
 
-def _keep(cache: DynamicCache, rows: Tensor, from_column: int = 0) -> None:
-    for layer, name in _tensors(cache):
-        states = getattr(layer, name)
-        setattr(layer, name, states[:, :, from_column:][rows.to(states.device)])
-
-
-def _merge(cache: DynamicCache, other: DynamicCache, rows: int, width: int) -> None:
-    """Adds the rows of another cache; of one that is still empty, rows of nothing."""
-    theirs = iter([getattr(layer, name) for layer, name in _tensors(other)])
-    for layer, name in _tensors(cache):
-        mine = getattr(layer, name)
-        merged = mine.new_zeros(len(mine) + rows, mine.shape[1], width, mine.shape[3])
-        merged[: len(mine), :, width - mine.shape[2] :] = mine
-        states = next(theirs, mine[:0, :, :0])
-        merged[len(mine) : len(mine) + len(states), :, width - states.shape[2] :] = states
-        setattr(layer, name, merged)
-
-
-def _tensors(cache: DynamicCache) -> list[tuple[Any, str]]:
-    """Of every layer its keys and its values, [rows, heads, columns, width of a head]."""
-    return [(layer, name) for layer in cache.layers for name in ("keys", "values")]
-
-
-def _as_wide(*masks: Tensor) -> list[Tensor]:
-    """Filled up on the left."""
-    width = max(mask.shape[1] for mask in masks)
-    return [torch.nn.functional.pad(mask, (width - mask.shape[1], 0)) for mask in masks]
+def _merged(
+    mine: DynamicCache, staying: Tensor, columns: int, theirs: DynamicCache, joining: Tensor, width: int
+) -> DynamicCache:
+    """The last columns of the rows that stay, and the rows that join: all end in the same column. `mine` is given
+    up layer by layer: there may be no room for all of it twice."""
+    merged = _empty_cache()
+    old: list[Any] = mine.layers
+    new: list[Any] = theirs.layers
+    for number in range(max(len(old), len(new))):
+        buffers = []
+        for name in ("keys", "values"):
+            held: Tensor = getattr((old or new)[number], name)
+            buffer = _buffer(held, len(staying) + len(joining), width + 1)
+            if old:
+                buffer[: len(staying), :, width - columns : width] = held[staying.to(held.device), :, -columns:]
+            if new:
+                joined: Tensor = getattr(new[number], name)
+                buffer[len(staying) :, :, width - joined.shape[2] : width] = joined[joining.to(joined.device)]
+            buffers.append(buffer)
+        if old:
+            old[number] = None
+        layer = _Columns()
+        layer.hold(buffers, width)
+        merged.layers.append(layer)
+    return merged
