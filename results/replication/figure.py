@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +163,7 @@ def _draw(shown: dict[tuple[str, str], tuple[str, str]], panels: dict[str, str],
         epochs = [point["epoch"] for point in seeds[0]]
         for panel, metric in zip(axes, panels, strict=True):
             values = [[points[place][metric] for points in seeds] for place in range(len(epochs))]
-            panel.plot(epochs, [sum(v) / len(v) for v in values], "o-", color=color, markersize=3, label=label)
-            panel.fill_between(epochs, [min(v) for v in values], [max(v) for v in values], color=color, alpha=0.2)
+            _draw_seeds(panel, epochs, values, label, color)
     for panel, title in zip(axes, panels.values(), strict=True):
         panel.set_title(title, fontsize=10)
         panel.set_xlabel("epochs")
@@ -172,6 +172,12 @@ def _draw(shown: dict[tuple[str, str], tuple[str, str]], panels: dict[str, str],
     figure.legend(*axes[0].get_legend_handles_labels(), loc="upper center", ncols=columns, fontsize=9)
     figure.tight_layout(rect=(0, 0, 1, 0.92 if len(shown) <= columns else 0.86))
     figure.savefig(target, dpi=110)
+
+
+def _draw_seeds(panel: Any, places: Sequence[float], values: list[list[float]], label: str, color: str) -> None:
+    """The means over seeds, and their range."""
+    panel.plot(places, [sum(v) / len(v) for v in values], "o-", color=color, markersize=3, label=label)
+    panel.fill_between(places, [min(v) for v in values], [max(v) for v in values], color=color, alpha=0.2)
 
 
 def _draw_trade(target: Path) -> None:
@@ -200,8 +206,7 @@ def _draw_solved(target: Path) -> None:
             files = sorted((Path(__file__).parent / "little-1000-sampled" / "evaluations").glob(f"{method}*.json"))
             metrics = [json.loads(file.read_text())["tasks"][task]["metrics"] for file in files]
             values = [[found[f"pass@{k}"]["value"] for found in metrics] for k in ks]
-            panel.plot(ks, [sum(v) / len(v) for v in values], "o-", color=color, markersize=3, label=label)
-            panel.fill_between(ks, [min(v) for v in values], [max(v) for v in values], color=color, alpha=0.2)
+            _draw_seeds(panel, ks, values, label, color)
         panel.set_xscale("log", base=2)
         panel.set_xticks(ks, [f"pass@{k}" for k in ks])
         panel.set_title(title, fontsize=10)

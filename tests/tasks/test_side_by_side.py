@@ -183,7 +183,7 @@ def test_models_with_a_state_go_batch_by_batch(made: Any, stop: tuple[str, ...])
             text = tokenizer.decode(tokens, skip_special_tokens=True)
             places = [at for at in map(text.find, stop) if at >= 0]
             assert completion.text == (text[: min(places)] if places else text)
-            assert completion.finish == ("stop" if places else "end" if END in tokens else "length")
+            assert completion.finish == ("stop" if places else "end" if tokenizer.eos_token_id in tokens else "length")
 
 
 def test_layers_that_share_keys_are_not_plain() -> None:

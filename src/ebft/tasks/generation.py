@@ -32,7 +32,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from ebft.errors import ConfigError
 from ebft.method.sampling import check_sampling, sample_tokens, uniforms
 from ebft.model.backbone import base_model, evaluating, text_config
-from ebft.tasks.side_by_side import SideBySide, has_plain_cache
+from ebft.tasks.side_by_side import SideBySide, has_plain_cache, left_padded
 
 
 @dataclass(frozen=True)
@@ -220,33 +220,25 @@ class TransformersGenerator(Generator):
         rows: list[_Row] = []
         staying: list[int] = []
         texts = SideBySide(base, settings.temperature, settings.top_p)
-        while waiting or rows:
+        while waiting or staying:
             joining = [waiting.popleft() for _ in range(min(len(waiting), self.batch_size - len(staying)))]
+            rows = [*(rows[place] for place in staying), *joining]
+            if self.streamer is not None:
+                self.streamer.put(torch.tensor(rows[0].prompt.tokens))
             with evaluating(self.model):
-                if joining or len(staying) < len(rows):
-                    prompts = [row.prompt.tokens for row in joining]
-                    texts.replace(staying, prompts, _uniforms(joining, settings, keys))
-                    rows = [*(rows[place] for place in staying), *joining]
-                # No row goes past the end of its room, where there may be no positions.
-                steps = min(_steps_between_looks(len(rows)), *(row.room for row in rows))
-                drawn = torch.cat([texts.step() for _ in range(steps)], 1)
-            for row, tokens in zip(rows, drawn.tolist(), strict=True):
-                row.take(tokens)
-            self._show(rows, joining, drawn)
+                texts.replace(staying, [row.prompt.tokens for row in joining], _uniforms(joining, settings, keys))
+                while all(row.completion is None for row in rows):
+                    # No row goes past the end of its room, where there may be no positions.
+                    steps = min(_steps_between_looks(len(rows)), *(row.room for row in rows))
+                    drawn = torch.cat([texts.step() for _ in range(steps)], 1).cpu()
+                    if self.streamer is not None:
+                        self.streamer.put(drawn)
+                    for row, tokens in zip(rows, drawn.tolist(), strict=True):
+                        row.take(tokens)
+            if self.streamer is not None:
+                self.streamer.end()
             staying = [place for place, row in enumerate(rows) if row.completion is None]
-            if len(staying) < len(rows):
-                yield [row for row in rows if row.completion is not None]
-            if not staying:
-                rows = []
-
-    def _show(self, rows: list[_Row], joined: list[_Row], drawn: Tensor) -> None:
-        if self.streamer is None:
-            return
-        if joined:
-            self.streamer.put(torch.tensor(joined[0].prompt.tokens))
-        self.streamer.put(drawn.cpu())
-        if rows[0].completion is not None:
-            self.streamer.end()
+            yield [row for row in rows if row.completion is not None]
 
     def _write_batches(
         self, base: Any, waiting: deque[_Row], settings: GenerationSettings, keys: Sequence[str]
@@ -260,12 +252,8 @@ class TransformersGenerator(Generator):
     @torch.no_grad()
     def _write_batch(self, base: Any, rows: list[_Row], settings: GenerationSettings, keys: Sequence[str]) -> None:
         device = base.get_input_embeddings().weight.device
-        longest = max(len(row.prompt.tokens) for row in rows)
-        ids = torch.zeros(len(rows), longest, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for place, row in enumerate(rows):
-            ids[place, longest - len(row.prompt.tokens) :] = torch.tensor(row.prompt.tokens)
-            mask[place, longest - len(row.prompt.tokens) :] = 1
+        ids, mask = left_padded([row.prompt.tokens for row in rows])
+        longest = ids.shape[1]
         sampling = _Sampling(_uniforms(rows, settings, keys).to(device), longest, settings)
         stopping = _Stopping(rows, longest)
         # Defaults of the model's own (a repetition penalty, a temperature) must not slip in, hence bare ones.

@@ -55,8 +55,9 @@ class SideBySide:
     def replace(self, staying: Sequence[int], prompts: Sequence[list[int]], uniform: Tensor) -> None:
         """Other rows than those staying have ended, and more join, with a uniform number [rows, steps] for every token
         that they may have. A prompt that several of them have is computed once."""
-        places = {tuple(prompt): place for place, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
-        join = torch.tensor([places[tuple(prompt)] for prompt in prompts], dtype=torch.long, device=self.device)
+        places: dict[tuple[int, ...], int] = {}
+        which = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
+        join = torch.tensor(which, dtype=torch.long, device=self.device)
         cache, mask = self._computed(list(places))
         mask = mask[join]
         if not staying:
@@ -75,15 +76,10 @@ class SideBySide:
 
     def _computed(self, prompts: Sequence[tuple[int, ...]]) -> tuple[DynamicCache, Tensor]:
         """Keys and values of all but the last token, which is left to the first step: all rows then begin alike."""
-        width = max(map(len, prompts), default=1) - 1
-        ids = torch.zeros(len(prompts), width, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, tokens in enumerate(prompts):
-            ids[row, width - len(tokens) + 1 :] = torch.tensor(tokens[:-1])
-            mask[row, width - len(tokens) + 1 :] = 1
-        cache, mask = _empty_cache(), mask.to(self.device)
-        if width:
-            self._forward(ids.to(self.device), mask, cache)
+        ids, mask = (each.to(self.device) for each in left_padded([tokens[:-1] for tokens in prompts]))
+        cache = _empty_cache()
+        if ids.numel():
+            self._forward(ids, mask, cache)
         return cache, mask
 
     @torch.no_grad()
@@ -104,6 +100,17 @@ class SideBySide:
         if "logits_to_keep" in self.takes:
             given["logits_to_keep"] = 1
         return self.base(ids, attention_mask=mask, past_key_values=cache, use_cache=True, **given).logits
+
+
+def left_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Tokens [rows, longest] that end in the same column, and a mask with 1 where they are."""
+    longest = max(map(len, rows), default=0)
+    ids = torch.zeros(len(rows), longest, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, tokens in enumerate(rows):
+        ids[row, longest - len(tokens) :] = torch.tensor(tokens, dtype=torch.long)
+        mask[row, longest - len(tokens) :] = 1
+    return ids, mask
 
 
 class _Columns(DynamicLayer):
