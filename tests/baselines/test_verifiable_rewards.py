@@ -13,6 +13,7 @@ pytest.importorskip("trl")
 from ebft.baselines.verifiable_rewards import as_tests, make_rewards
 from ebft.config.baseline_settings import RLVRSettings
 from ebft.errors import ConfigError
+from ebft.runtime.messages import show_messages
 from tests.baselines.runs import metrics_of, run, write_recipe
 from tests.sandbox.sandboxed import needs_sandbox
 
@@ -117,6 +118,7 @@ def test_bleu_is_sacrebleus_sentence_score(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("own_module")
 class TestOwn:
     def test_a_function_that_raises_costs_that_answer_a_zero(self, tmp_path: Path, capsys: Any) -> None:
+        show_messages()
         (reward,) = made(tmp_path, "own_reward:length")
         assert reward.score(["xyz", "abc", "", "a"], [{"bonus": 1}] * 4) == [4.0, 0.0, 1.0, 0.0]
         assert reward.counts["raised"] == 2

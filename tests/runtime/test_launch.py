@@ -26,7 +26,7 @@ def failure(exitcode: int, second: int = 0) -> ProcessFailure:
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException | None], list[Any]]:
     """Makes the processes end in some way; returns what they were started with."""
-    for name in (launch.LAUNCHED, "OMP_NUM_THREADS"):
+    for name in (launch.LAUNCHED, "OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
         monkeypatch.setenv(name, "before")  # so that it is put back
         monkeypatch.delenv(name)
 

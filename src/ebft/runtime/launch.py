@@ -102,6 +102,7 @@ def launch(processes: int, command: str, arguments: Sequence[str]) -> int:
     # A share of the cores each; torch would otherwise start as many threads as there are cores, in every process.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     os.environ[LAUNCHED] = str(os.getpid())
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "15")  # torch 2.11 does not read it, and takes 30
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # the processes say themselves what is wrong
@@ -115,11 +116,10 @@ def launch(processes: int, command: str, arguments: Sequence[str]) -> int:
         local_addr="localhost",
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(),
-        shutdown_timeout=15,
     )
     try:
         if sys.platform == "linux":
-            # torch would end the processes itself, and kill them after shutdown_timeout.
+            # torch would end the processes itself, and kill them after its timeout.
             os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
             with on_notice(_pass_on):
                 elastic_launch(config, sys.executable)(*ENTRY, command, *arguments)
