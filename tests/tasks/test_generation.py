@@ -292,6 +292,12 @@ def test_the_model_is_left_as_it_was() -> None:
     assert text_config(model)._attn_implementation == "ebft"
 
 
+def test_no_plan_of_cudnn_for_every_length() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    TransformersGenerator(model_of(), byte_tokenizer())
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_an_adapter_takes_part() -> None:
     from peft import LoraConfig, get_peft_model
 

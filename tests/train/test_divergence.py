@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 from ebft import EBFTTrainer
 from ebft.errors import TrainingDiverged
-from ebft.train.divergence import GradientNorms, avoid_broken_kernels
+from ebft.model.attention import avoid_cudnn_attention
+from ebft.train.divergence import GradientNorms
 from tests.train.small_runs import config, counting_text, small_model
 
 
@@ -46,7 +47,7 @@ def test_no_trainer_uses_the_attention_kernel_that_returns_nan(tmp_path: Path) -
 @pytest.mark.cuda
 def test_gradients_of_torchs_attention_where_cudnn_returns_nan() -> None:
     """A mask, 64 tokens beyond a multiple of 128, and scores so low that exp(-score) overflows float32."""
-    avoid_broken_kernels()
+    avoid_cudnn_attention()
     length, width = 192, 64
     q, k, v = (torch.randn(1, 1, length, width, device="cuda", dtype=torch.bfloat16) / 10 for _ in range(3))
     q[..., 0], k[..., 0] = 1.0, -120 * math.sqrt(width)

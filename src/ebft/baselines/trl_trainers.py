@@ -22,12 +22,13 @@ from ebft.config.recipe import Recipe
 from ebft.data.packing import SequenceDataset
 from ebft.errors import ConfigError, how_to_install, nearest
 from ebft.method.sequence_records import as_logged, estimates
+from ebft.model.attention import avoid_cudnn_attention
 from ebft.model.backbone import evaluating
 from ebft.runtime import processes
 from ebft.runtime.deferred import DeferredChecks
 from ebft.train import callbacks
 from ebft.train.costs import CostTracker, FlopCounter
-from ebft.train.divergence import avoid_broken_kernels, check_gradients, finite
+from ebft.train.divergence import check_gradients, finite
 from ebft.train.eval_callback import EvalTasks
 from ebft.train.samples import write_table
 from ebft.train.training_method import TrainingMethod
@@ -94,7 +95,7 @@ def equip(
     `state` are callbacks that write something into checkpoints: before these are marked as complete.
     """
     callbacks.keep_tensorboard_here(trainer)
-    avoid_broken_kernels()
+    avoid_cudnn_attention()
     trainer.deferred_checks = DeferredChecks()
     check_gradients(trainer, _WAY_OUT)
     trainer.flops = FlopCounter(trainer.model)

@@ -48,6 +48,19 @@ _RECOMPUTED: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": Fal
 CHUNK_SCORES = {"cpu": 2**20, "cuda": 2**26}
 
 
+def avoid_cudnn_attention() -> None:
+    """Of torch's kernels for attention, all but cuDNN's, in this process.
+
+    With a mask and lengths of 64 beyond a multiple of 128 its backward pass is reported to return NaN for queries with
+    very low scores (torch from 2.11 on, on Hopper; https://github.com/pytorch/pytorch/issues/196678). A run of GRPO on
+    padded prompts had a gradient of NaN beside a finite loss on such a machine. That this was the cause was not shown.
+    On Blackwell it is reported to write wrong tokens (https://github.com/pytorch/pytorch/issues/193893). And it makes a
+    plan for every length it meets, which takes longer than a step of a small model: texts that are being written have
+    another length at every step.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def resolve_backend(backend: Backend, device: torch.device) -> Backend:
     if backend == "auto":
         return "flex" if device.type == "cuda" else "sdpa"

@@ -31,6 +31,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from ebft.errors import ConfigError
 from ebft.method.sampling import check_sampling, sample_tokens, uniforms
+from ebft.model.attention import avoid_cudnn_attention
 from ebft.model.backbone import base_model, evaluating, text_config
 from ebft.tasks.side_by_side import SideBySide, has_plain_cache, left_padded
 
@@ -184,7 +185,7 @@ class TransformersGenerator(Generator):
     """
     Args:
         model: a causal language model of transformers, with or without a peft adapter. Its mode, its attention and
-            its generation settings are as before afterwards.
+            its generation settings are as before afterwards; the process has `avoid_cudnn_attention`.
         tokenizer: its tokenizer. A pad token is not needed, and may be the end token.
         batch_size: completions generated at once.
     """
@@ -193,6 +194,7 @@ class TransformersGenerator(Generator):
         super().__init__(tokenizer, context_size(model, tokenizer))
         if batch_size < 1:
             raise ConfigError(f"batch_size={batch_size} must be at least 1")
+        avoid_cudnn_attention()
         self.model, self.batch_size = model, batch_size
         self.streamer: Any = None  # of transformers: sees tokens as they come, where one completion is made at a time
         self.end_token_ids = end_token_ids(model, tokenizer)

@@ -1,4 +1,4 @@
-"""Runs whose numbers are none, or far from all others: what is known to cause them, and stopping or saying so."""
+"""Runs whose numbers are none, or far from all others: stopping or saying so."""
 
 from __future__ import annotations
 
@@ -16,16 +16,6 @@ logger = logging.getLogger(__name__)
 
 # A gradient is told of beyond so many times the lower quartile of those before: steep places of a loss stay far below.
 OUTLYING = 1000
-
-
-def avoid_broken_kernels() -> None:
-    """Of torch's kernels for attention, all but cuDNN's.
-
-    With a mask and lengths of 64 beyond a multiple of 128 its backward pass is reported to return NaN for queries with
-    very low scores (torch from 2.11 on, on Hopper; https://github.com/pytorch/pytorch/issues/196678). A run of GRPO on
-    padded prompts had a gradient of NaN beside a finite loss on such a machine. That this was the cause was not shown.
-    """
-    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def finite(name: str, step: int, advice: str) -> Callable[[float], None]:

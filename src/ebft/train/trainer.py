@@ -33,7 +33,7 @@ from ebft.data.store import tokenize_rows
 from ebft.errors import ConfigError, DataError, TrainingDiverged
 from ebft.iteration import Window, check_sequences, prepare_window
 from ebft.method.sequence_records import as_logged, estimates
-from ebft.model.attention import resolve_backend
+from ebft.model.attention import avoid_cudnn_attention, resolve_backend
 from ebft.model.backbone import embedding_size
 from ebft.model.features import FeatureNetwork
 from ebft.runtime import processes, sharding
@@ -42,7 +42,7 @@ from ebft.runtime.graphs import idle_bytes
 from ebft.runtime.timing import Clock
 from ebft.train import callbacks as standard_callbacks
 from ebft.train.costs import CostTracker, wide
-from ebft.train.divergence import avoid_broken_kernels, check_gradients, finite
+from ebft.train.divergence import check_gradients, finite
 from ebft.train.networks import Networks, disable_dropout
 from ebft.train.python_run import PythonRun
 from ebft.train.sequences import (
@@ -96,7 +96,7 @@ class EBFTTrainer(ShardedTrainer):
         args = args or EBFTConfig(output_dir="ebft-output")
         processes.start(args)
         processes.check_one_gpu(args.n_gpu)
-        avoid_broken_kernels()
+        avoid_cudnn_attention()
         if isinstance(model, str):
             model = fetch.resolve(model)
             processing_class = processing_class or AutoTokenizer.from_pretrained(model)
