@@ -99,6 +99,8 @@ class SideBySide:
             given["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         if "logits_to_keep" in self.takes:
             given["logits_to_keep"] = 1
+        columns, tokens = mask.shape[1], ids.shape[1]
+        mask = nn.functional.pad(mask, (0, _seen(columns - tokens, tokens) - columns))
         return self.base(ids, attention_mask=mask, past_key_values=cache, use_cache=True, **given).logits
 
 
@@ -115,7 +117,8 @@ def left_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 class _Columns(DynamicLayer):
     """Keys and values in buffers that have room for columns to come, by multiples of `BLOCK`. One more column at every
-    step would copy all of them, into memory of another size each time, which a GPU's allocator keeps."""
+    step would copy all of them, into memory of another size each time, which a GPU's allocator keeps. For the same
+    reason a step looks at whole buffers, of which the mask hides the rest: what a model makes of them has few sizes."""
 
     buffers: Sequence[Tensor] = ()
 
@@ -129,22 +132,36 @@ class _Columns(DynamicLayer):
             self.buffers = larger
         for buffer, states in zip(self.buffers, new, strict=True):
             buffer[:, :, before:after] = states
-        return self.hold(self.buffers, after)
-
-    def hold(self, buffers: Sequence[Tensor], columns: int) -> tuple[Tensor, Tensor]:
-        """Of keys and of values, with so many columns in use, which it returns."""
-        keys, values = (buffer[:, :, :columns] for buffer in buffers)
-        self.buffers, self.keys, self.values, self.is_initialized = buffers, keys, values, True
-        self.dtype, self.device = keys.dtype, keys.device
+        self.hold(self.buffers, after)
+        keys, values = (buffer[:, :, : _seen(before, after - before)] for buffer in self.buffers)
         return keys, values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return _seen(self.get_seq_length(), query_length), 0
+
+    def hold(self, buffers: Sequence[Tensor], columns: int) -> None:
+        """Of keys and of values, with so many columns in use."""
+        self.keys, self.values = (buffer[:, :, :columns] for buffer in buffers)
+        self.buffers, self.is_initialized = buffers, True
+        self.dtype, self.device = self.keys.dtype, self.keys.device
 
 
 BLOCK = 64
 
 
+def _rounded(columns: int) -> int:
+    return -(-columns // BLOCK) * BLOCK
+
+
+def _seen(before: int, tokens: int) -> int:
+    """How many columns attention is given when so many tokens follow so many columns. Several tokens are given no more
+    than are in use: there are kernels that take the last ones for theirs. And an empty cache asks no layer."""
+    return _rounded(before + 1) if before and tokens == 1 else before + tokens
+
+
 def _buffer(like: Tensor, rows: int, columns: int) -> Tensor:
     """Zeros, which a mask hides; what happens to be in memory may be no number, and would spread from behind it."""
-    return like.new_zeros(rows, like.shape[1], -(-columns // BLOCK) * BLOCK, like.shape[3])
+    return like.new_zeros(rows, like.shape[1], _rounded(columns), like.shape[3])
 
 
 def _empty_cache() -> DynamicCache:
