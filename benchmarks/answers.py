@@ -3,7 +3,7 @@ transformers' `generate`, where all wait for the last row of a batch.
 
 Both draw with the same numbers (`same_answers`: rounding may turn a near-tie), in one run, after a warm-up.
 
-    python benchmarks/answers.py --model FOLDER --humaneval FILE --device cuda --json FILE
+    python benchmarks/answers.py --model MODEL --humaneval FILE --device cuda --json FILE
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from command_line import Parser, positive
+from ebft.fetch import resolve
 from ebft.problems.catalog import load_problems
 from ebft.tasks.generation import Completion, GenerationSettings, TransformersGenerator
 from provenance import command_and_date, commit, device_name
@@ -25,7 +26,7 @@ from provenance import command_and_date, commit, device_name
 
 def main() -> None:
     parser = Parser(description=__doc__)
-    parser.add_argument("--model", required=True, help="folder of a model")
+    parser.add_argument("--model", required=True, help="folder or name of a model")
     parser.add_argument("--humaneval", required=True, help="the benchmark's JSON lines")
     parser.add_argument("--problems", type=positive, default=164)
     parser.add_argument("--samples", type=positive, default=16)
@@ -37,9 +38,10 @@ def main() -> None:
     parser.check_device(args.device)
     parser.check_output(args.json)
     problems = load_problems("humaneval", args.humaneval)[: args.problems]
+    folder = resolve(args.model)
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).to(args.device)
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(args.device)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     prompts = [problem.prompt("raw") for problem in problems]
     settings = GenerationSettings(args.max_new_tokens, 0.6, samples=args.samples, stop=problems[0].stop_strings)
     TransformersGenerator(model, tokenizer, 64).complete(prompts[:8], GenerationSettings(16))  # warm-up

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -72,6 +73,22 @@ def test_rows_that_leave_and_join_are_continued_as_each_alone(family: str) -> No
     assert [len(made) for _, _, made in every] == [4, 8, 7, 5, 71, 71, 70, 70, 2, 2]
     for prompt, uniform, made in every:
         check_drawn(plain, prompt, made, uniform)
+
+
+def test_attention_meets_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a model makes of keys and values has a size that a GPU's allocator has met before."""
+    sizes: list[tuple[int, int]] = []
+    original = F.scaled_dot_product_attention
+
+    def attention(query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        sizes.append((query.shape[2], key.shape[2]))
+        return original(query, key, *args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
+    busy = Busy(model_of())
+    busy.go([], [[5] * 60, [6] * 3], 40)
+    assert {columns for tokens, columns in sizes if tokens == 1} == {64, 128}
+    assert {columns for tokens, columns in sizes if tokens > 1} == {59}
 
 
 _PROMPTS = st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=12), max_size=4)
