@@ -67,6 +67,7 @@ def main() -> None:
                 **command_and_date("answers.py", sys.argv[1:]),
                 "commit": commit(),
                 "machine": device_name(args.device),
+                "threads": torch.get_num_threads(),
                 "rows": rows,
             }
             args.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -3,9 +3,9 @@
     python results/replication/over_studies.py
 
 Pooled with weights by the inverse variance and a spread between studies (DerSimonian and Laird); intervals and p-values
-by Student's t over studies (Knapp and Hartung, never narrower than without), not corrected for their number. A study's
-own error is its interval, which counts sequences and seeds, over 1.96, so too large with few seeds. The studies of Q&A
-code share their test sequences.
+by Student's t over studies (Knapp and Hartung, never narrower than without); the last lines have the p-values after Holm's
+correction for their number. A study's own error is its interval, which counts sequences and seeds, over 1.96, so too
+large with few seeds. The studies of Q&A code share their test sequences.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from against_sft import METRICS, methods
 from pooled import shown
 
 from ebft.method import student_t
-from ebft.studies.statistics import difference, summarise
+from ebft.studies.statistics import difference, holm, summarise
 
 # By gamma, study: EBFT and SFT, names of runs without their seeds. On MBPP gamma 0.3 has SFT's rate, 5e-5.
 PAIRS = {
@@ -39,15 +39,19 @@ NO_ANSWERS = "raw-code"  # every token counts as one of an answer
 
 
 def main() -> None:
+    p_values = {}
     for gamma in PAIRS:
         for metric in METRICS:
             found = by_study(gamma, metric)
             for study, (value, error) in found.items():
                 print(f"{gamma}, {metric}, {study}: {value:+.2f} % (standard error {error:.2f})")
             value, error, half = pooled(list(found.values()))
-            p = student_t.two_sided_p(value / error, len(found) - 1)
+            p = p_values[gamma, metric] = student_t.two_sided_p(value / error, len(found) - 1)
             spread = f"[{value - half:+.2f}, {value + half:+.2f}], p {shown(p)}"
             print(f"{gamma}, {metric}, {len(found)} studies: {value:+.2f} % {spread}\n")
+    print(f"After correction for these {len(p_values)} tests:")
+    for (gamma, metric), p in zip(p_values, holm(list(p_values.values())), strict=True):
+        print(f"{gamma}, {metric}: p {shown(p)}")
 
 
 def by_study(gamma: str, metric: str) -> dict[str, tuple[float, float]]:
