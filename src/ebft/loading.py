@@ -17,7 +17,7 @@ from ebft.config.recipe import Recipe
 from ebft.config.training import EBFTConfig
 from ebft.data.formats import check_tokenizer
 from ebft.errors import ConfigError, first_line, how_to_install
-from ebft.model.backbone import embedding_size
+from ebft.model.backbone import embedding_size, end_tokens_of
 from ebft.model.features import FeatureNetwork, Source
 from ebft.runtime import sharded_checkpoints
 
@@ -77,7 +77,7 @@ class Checkpoint:
             raise ConfigError(f"model={self.name!r} cannot be loaded: {first_line(error)}") from None
         if self.adapter is not None:
             model = self.with_adapter(model)
-        check_tokenizer(tokenizer, embedding_size(model))
+        check_tokenizer(tokenizer, embedding_size(model), end_tokens_of(model))
         return model.to(device).eval().requires_grad_(False)
 
     def with_adapter(self, base: Any) -> Any:

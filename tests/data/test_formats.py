@@ -7,7 +7,7 @@ import pytest
 from ebft.data.formats import Document, check_tokenizer, encode
 from ebft.data.row_format import RowFormat
 from ebft.errors import DataError
-from tests.tiny_tokenizer import END, PAD, VOCABULARY, byte_tokenizer
+from tests.tiny_tokenizer import END, PAD, TURN, VOCABULARY, byte_tokenizer
 
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
 
@@ -196,6 +196,17 @@ class TestErrors:
         check_tokenizer(byte_tokenizer(), VOCABULARY)
         with pytest.raises(DataError, match=f"{VOCABULARY + 1} tokens but the model only {VOCABULARY}"):
             check_tokenizer(byte_tokenizer(extra_tokens=1), VOCABULARY)
+
+    def test_an_end_that_is_not_the_models_own(self, caplog: pytest.LogCaptureFixture) -> None:
+        """Seen with a tokenizer that was read wrongly: texts ended with what begins a message."""
+        tokenizer = byte_tokenizer()
+        end, other = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(TURN)
+        check_tokenizer(tokenizer, ends=[other, end])
+        check_tokenizer(tokenizer, ends=[])
+        assert not caplog.text
+        check_tokenizer(tokenizer, ends=[other])
+        check_tokenizer(tokenizer, ends=[other])
+        assert caplog.text.count(f"ends texts with {END!r}, the model by its own settings with {TURN!r}") == 1
 
     @pytest.mark.parametrize("pad", [END, PAD, None])
     def test_any_pad_token_works(self, pad: str | None) -> None:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, MambaConfig, T5Confi
 
 from ebft.method.layout import StridedLayout
 from ebft.model import backbone
-from ebft.model.backbone import compile_layers, decoder_of, packed_hidden_states, prepare_model
+from ebft.model.backbone import compile_layers, decoder_of, end_tokens_of, packed_hidden_states, prepare_model
 from tests.model.packed_losses import some_loss, some_packed
 from tests.models import tiny_model
 
@@ -102,3 +102,13 @@ def test_a_copy_of_a_compiled_model_computes_with_its_own_weights(traced_only: N
             p.mul_(0.5)
     assert some_loss(model, some_packed()).item() == before
     assert some_loss(copied, some_packed()).item() != before
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [(None, None, []), (None, 2, [2]), (3, 2, [3]), ([3, 4], 2, [3, 4])],
+)
+def test_with_what_a_model_ends(generation: object, config: object, expected: list[int]) -> None:
+    model = tiny_model("llama")
+    model.generation_config.eos_token_id, model.config.eos_token_id = generation, config
+    assert end_tokens_of(model) == expected

@@ -10,7 +10,10 @@ ends with the tokenizer's end token, which counts as part of the answer, so that
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from jinja2 import TemplateError
@@ -18,6 +21,8 @@ from jinja2 import TemplateError
 from ebft.data.row_format import Row, RowFormat
 from ebft.errors import DataError, first_line, kind_of
 from ebft.runtime.time_limit import TookTooLong, time_limit
+
+logger = logging.getLogger(__name__)
 
 TEMPLATE_SECONDS = 10.0  # for one conversation; a few milliseconds are usual
 
@@ -29,8 +34,12 @@ class Document:
     ends_with_answer: bool = True
 
 
-def check_tokenizer(tokenizer: Any, vocabulary_size: int | None = None) -> None:
-    """The tokenizer must have an end token, and no token that the model has no embedding for."""
+def check_tokenizer(tokenizer: Any, vocabulary_size: int | None = None, ends: Sequence[int] = ()) -> None:
+    """The tokenizer must have an end token, and no token that the model has no embedding for.
+
+    ends: with which the model's own settings say that it ends. One that is not among them is strange, since the model
+    never learnt it, but nothing breaks.
+    """
     if tokenizer.eos_token_id is None:
         raise DataError(
             "the tokenizer has no end token, so documents cannot be separated; set one with tokenizer.eos_token"
@@ -40,6 +49,18 @@ def check_tokenizer(tokenizer: Any, vocabulary_size: int | None = None) -> None:
             f"the tokenizer has {len(tokenizer)} tokens but the model only {vocabulary_size} embeddings; "
             "use the model's own tokenizer, or resize its embeddings"
         )
+    if ends and tokenizer.eos_token_id not in ends:
+        _warn_of_another_end(tokenizer.eos_token, tuple(map(str, tokenizer.convert_ids_to_tokens(list(ends)))))
+
+
+@cache
+def _warn_of_another_end(end: str, of_model: tuple[str, ...]) -> None:
+    """Once, however often the same two are looked at."""
+    own = " or ".join(map(repr, of_model))
+    logger.warning(
+        f"the tokenizer ends texts with {end!r}, the model by its own settings with {own}; "
+        "if that is not meant, correct eos_token in tokenizer_config.json"
+    )
 
 
 def encode(row: Row, tokenizer: Any, row_format: RowFormat | None = None) -> Document:

@@ -220,6 +220,13 @@ def embedding_size(model: nn.Module) -> int:
     return input_embeddings(model).shape[0]
 
 
+def end_tokens_of(model: nn.Module) -> list[int]:
+    """The tokens with which the model ends what it writes, by its own settings; empty if they do not say."""
+    places = (base_model(model).generation_config, text_config(model))
+    named = next((end for place in places if (end := getattr(place, "eos_token_id", None)) is not None), [])
+    return named if isinstance(named, list) else [named]
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """No dropout inside; the mode of every module as it was, after."""

@@ -32,7 +32,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from ebft.errors import ConfigError
 from ebft.method.sampling import check_sampling, sample_tokens, uniforms
 from ebft.model.attention import avoid_cudnn_attention
-from ebft.model.backbone import base_model, evaluating, text_config
+from ebft.model.backbone import base_model, end_tokens_of, evaluating, text_config
 from ebft.tasks.side_by_side import SideBySide, has_plain_cache, left_padded
 
 
@@ -435,8 +435,6 @@ def context_size(model: nn.Module, tokenizer: Any) -> int | None:
 
 
 def end_token_ids(model: nn.Module, tokenizer: Any) -> list[int]:
-    """Tokens that end a completion: the tokenizer's, and those that the model's own generation settings name."""
-    named: Any = getattr(base_model(model).generation_config, "eos_token_id", None)
-    named = named if isinstance(named, list) else [] if named is None else [named]
+    """Tokens that end a completion: the tokenizer's, and those that the model's own settings name."""
     own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    return list(dict.fromkeys([*own, *named]))
+    return list(dict.fromkeys([*own, *end_tokens_of(model)]))

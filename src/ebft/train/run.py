@@ -17,7 +17,7 @@ from ebft.data.formats import check_tokenizer
 from ebft.errors import ConfigError
 from ebft.loading import load_model, load_tokenizer
 from ebft.method.sequence_records import as_logged, differences
-from ebft.model.backbone import embedding_size
+from ebft.model.backbone import embedding_size, end_tokens_of
 from ebft.runtime import processes
 from ebft.runtime.files import json_ready, share_weights
 from ebft.runtime.messages import notes_if_it_succeeds
@@ -156,7 +156,7 @@ def _load(recipe: Recipe, method: TrainingMethod, resumed: RunFolder | None) -> 
     if resumed is not None:
         resumed.check_same_data(train_set)
     model = load_model(recipe)
-    check_tokenizer(tokenizer, embedding_size(model))
+    check_tokenizer(tokenizer, embedding_size(model), end_tokens_of(model))
     return Loaded(recipe, train_set, validation_set, model, tokenizer)
 
 

@@ -34,7 +34,7 @@ from ebft.errors import ConfigError, DataError, TrainingDiverged
 from ebft.iteration import Window, check_sequences, prepare_window
 from ebft.method.sequence_records import as_logged, estimates
 from ebft.model.attention import avoid_cudnn_attention, resolve_backend
-from ebft.model.backbone import embedding_size
+from ebft.model.backbone import embedding_size, end_tokens_of
 from ebft.model.features import FeatureNetwork
 from ebft.runtime import processes, sharding
 from ebft.runtime.deferred import DeferredChecks
@@ -102,7 +102,7 @@ class EBFTTrainer(ShardedTrainer):
             processing_class = processing_class or AutoTokenizer.from_pretrained(model)
             model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         if processing_class is not None:
-            check_tokenizer(processing_class, embedding_size(model))
+            check_tokenizer(processing_class, embedding_size(model), end_tokens_of(model))
         if peft_config is not None:
             set_seed(args.seed)  # the Trainer does so only later; the adapter's random weights belong to the run
             model = adapters.add(model, peft_config)
