@@ -90,7 +90,7 @@ def make_trained(run: Path, level: float, kind: str, draw: random.Random) -> Non
     write_jsonl(run / "metrics.jsonl", entries)
     settings = {"learning_rate": level, "context_length": 64, "output_dir": str(run)}
     (run / "resolved.json").write_text(json.dumps(settings))
-    (run / "recipe.yaml").write_text(f"learning_rate: {level}\n")
+    (run / "recipe.yaml").write_text(f"learning_rate: {level}\ncontext_length: 64\n")
     results = {"method": kind, "steps": 20, "ruler": {"validation": "v", "network": "n"}, "spent": {"seconds": 40.0}}
     (run / "results.json").write_text(json.dumps(results))
 

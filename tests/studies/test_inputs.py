@@ -79,6 +79,17 @@ def test_a_study(
     assert not (tmp_path / "out").exists()
 
 
+def test_all_that_is_missing_is_named_at_once(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = {"dataset": ["one.jsonl"], "validation_dataset": "two.jsonl"}
+    file = study({"sft": {}, "ebft": {}}, {"tasks": ["mbpp"], "mbpp": "three.jsonl"}, **missing)
+    file.write_text("# Made by a program.\n" + file.read_text())
+    assert cli.main(["study", "run", str(file)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    for name in ("one.jsonl", "two.jsonl", "three.jsonl"):
+        assert line.count(f"{name}: no such file") == 1, "once, though two methods need it"
+    assert line.endswith("the first lines of the study's file may say how to make it")
+
+
 def test_a_metric_to_choose_by(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
     methods = {"sft": {"search": {"learning_rate": [0.1, 0.2]}, "choose_by": "crossentropy"}}
     assert cli.main(["study", "run", str(study(methods)), "--dry-run"]) == 2

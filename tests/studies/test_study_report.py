@@ -100,6 +100,8 @@ class TestTables:
             assert {f"{name}.png", f"{name}.svg"} <= figures
         settings = rows_of(study / "report" / "tables" / "settings.csv")
         assert settings == [{"setting": "learning_rate", "sft": "1", "ebft": "0.5", "rlvr": "1.5"}]
+        shared = rows_of(study / "report" / "tables" / "shared-settings.csv")
+        assert shared == [{"setting": "context_length", "in every row": "64"}]
         study_report.write(str(study))  # again, over its own files
 
     def test_a_map_of_two_settings(self, tmp_path: Path) -> None:
@@ -427,6 +429,17 @@ class TestBadInput:
         assert "is not empty and holds no report" in capsys.readouterr().err
         assert cli.main(["study", "report", str(study), "--output", str(study / "study.json")]) == 2
         assert "is a file; give a folder" in capsys.readouterr().err
+
+    def test_a_report_that_was_collected_without_its_runs(
+        self, study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        collected = tmp_path / "collected"
+        collected.mkdir()
+        (collected / "study.json").write_text((study / "study.json").read_text())
+        (collected / "report.html").write_text("made earlier")
+        assert cli.main(["study", "report", str(collected)]) == 2
+        assert f"the one that was made is {collected / 'report.html'}" in capsys.readouterr().err
+        assert (collected / "report.html").read_text() == "made earlier"
 
     def test_reporting_is_quick(self, study: Path) -> None:
         assert not imports_torch("study", "report", str(study))

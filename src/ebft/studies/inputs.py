@@ -28,14 +28,16 @@ logger = logging.getLogger(__name__)
 
 def check_points(points: Iterable[Point], elsewhere: bool) -> None:
     """elsewhere: jobs run on other machines, which may have what is not here; then it is only a warning."""
+    problems = _Problems(elsewhere)
     for point in points:
         if not point.finished:
             _check_unchanged(point, point.command)
-            _check_run(point.name, point.given, point.command, elsewhere)
+            _check_run(point.name, point.given, point.command, problems)
+    problems.refuse()
 
 
 def check_study(study: Study, elsewhere: bool) -> None:
-    plan = StudyPlan(study)
+    plan, problems = StudyPlan(study), _Problems(elsewhere)
     for run in plan.runs:
         if not plan.is_finished(run):
             _check_unchanged(run, run.row.method.command)
@@ -43,10 +45,11 @@ def check_study(study: Study, elsewhere: bool) -> None:
         if not _is_finished(row, plan):
             for values in row.method.candidates:
                 settings = {**row.method.settings, **row.values, **values}
-                _check_run(row.name, _without_methods(settings, study), row.method.command, elsewhere)
-    _check_weights(plan, elsewhere)
+                _check_run(row.name, _without_methods(settings, study), row.method.command, problems)
+    _check_weights(plan, problems)
     if study.evaluation and (plan.unknown or not all(plan.is_finished(job) for job in plan.evaluations)):
-        _check_evaluation(_without_methods(study.evaluation, study), elsewhere)
+        _check_evaluation(_without_methods(study.evaluation, study), problems)
+    problems.refuse("the first lines of the study's file may say how to make it" if study.text.startswith("#") else "")
 
 
 def _without_methods(settings: dict[str, Any], study: Study) -> dict[str, Any]:
@@ -73,7 +76,7 @@ def _check_unchanged(job: Point | TrainingRun, command: str) -> None:
         )
 
 
-def _check_weights(plan: StudyPlan, elsewhere: bool) -> None:
+def _check_weights(plan: StudyPlan, problems: _Problems) -> None:
     """Of what is finished the weights may be gone: a report does not need them, but what starts from them does."""
     finished = {str(run.run.resolve()) for run in plan.runs if plan.is_finished(run)}
     for job in plan.jobs:
@@ -82,42 +85,66 @@ def _check_weights(plan: StudyPlan, elsewhere: bool) -> None:
         for model in finished & {job.model, job.feature_model}:
             from ebft.loading import Checkpoint  # which takes seconds; most studies have nothing to look at
 
-            with _refusing(job.name, elsewhere):
+            with problems.of(job.name):
                 try:
                     Checkpoint.find(model)
                 except ConfigError as error:
                     raise ConfigError(f"{error}; delete that run's folder, and it is trained again") from None
 
 
-def _check_run(name: str, settings: dict[str, Any], command: str, elsewhere: bool) -> None:
-    for check in (check_places, fetch.check_models, check_hub_datasets):
-        with _refusing(name, elsewhere):
-            check(settings)
+def _check_run(name: str, settings: dict[str, Any], command: str, problems: _Problems) -> None:
+    before = problems.count
+    for data in ("dataset", "validation_dataset"):
+        with problems.of(name):
+            check_places({data: settings.get(data)})
+    with problems.of(name):
+        fetch.check_models(settings)
+    if problems.count > before:
+        return  # the hub would be asked for files that are not here
+    with problems.of(name):
+        check_hub_datasets(settings)
     recipe = load_for_elsewhere({**settings, "output_dir": "x"}, command)
     for look_at in (_check_data, _check_tasks, _check_rewards):
-        with _refusing(name, elsewhere):
+        with problems.of(name):
             look_at(recipe)
 
 
-def _check_evaluation(given: dict[str, Any], elsewhere: bool) -> None:
+def _check_evaluation(given: dict[str, Any], problems: _Problems) -> None:
     options = EvalOptions.from_values(given)
-    with _refusing("evaluation", elsewhere):
+    with problems.of("evaluation"):
         fetch.check_models(given)
     for task in options.tasks:
-        with _refusing("evaluation", elsewhere):
+        with problems.of("evaluation"):
             problem_sets(task, options)  # as `ebft eval` begins: problems are read, and a sandbox must be there
             if task == "calibration" and options.calibration_data is not None:
                 _check_rows(options.calibration_data, options.calibration_split, options.data.row_format, answered=True)
 
 
-@contextmanager
-def _refusing(name: str, elsewhere: bool) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        if not elsewhere:
-            raise ConfigError(f"{name}: {error}") from None
-        logger.warning(f"not on this machine: {name}: {error}")
+class _Problems:
+    """What is wrong with any of the jobs, said at once: who makes one missing file would meet the next one else."""
+
+    def __init__(self, elsewhere: bool) -> None:
+        self.elsewhere = elsewhere
+        self.count = 0
+        self.found: dict[str, str] = {}  # what is wrong, and the first job that has it
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            self.count += 1
+            if self.elsewhere:
+                logger.warning(f"not on this machine: {name}: {error}")
+            else:
+                self.found.setdefault(str(error), name)
+
+    def refuse(self, way_out: str = "") -> None:
+        """way_out: of files that are not there."""
+        if self.found:
+            missing = any("no such file" in problem for problem in self.found)
+            said = [f"{name}: {problem}" for problem, name in self.found.items()]
+            raise ConfigError("; ".join([*said, way_out] if missing and way_out else said))
 
 
 def _check_tasks(recipe: Recipe) -> None:

@@ -115,8 +115,8 @@ class Page:
         place = _place(self._chart("feature-matching loss", self.profile, **options))
         return (
             f"{_LEGEND}<div class=charts>{place}</div><p class=caption>On the test data. It grows with the length also "
-            "for a perfect model, since longer completions can differ in more ways; what matters is the distance "
-            "between the curves.</p>"
+            "for a perfect model, since longer completions can differ in more ways, and falls where most texts have "
+            "ended (short_truths); what matters is the distance between the curves.</p>"
         )
 
     def _pareto(self) -> str:

@@ -1,4 +1,4 @@
-"""What differs between the settings of runs, and nothing else of them."""
+"""What runs were given: in what they differ, and what they share."""
 
 from __future__ import annotations
 
@@ -55,6 +55,20 @@ def settings_table(resolved: dict[str, dict[str, Any]], given: dict[str, set[str
         for name in names
     ]
     return Table("settings", "What differs between the settings", columns, rows)
+
+
+def shared_settings_table(resolved: dict[str, dict[str, Any]], given: dict[str, set[str]]) -> Table | None:
+    """Settings that recipes set and that are the same in every row: model, data, lengths."""
+    first, *others = [_with_effect(settings) for settings in resolved.values()] or [{}]
+    set_by_someone = set().union(*given.values())
+    rows = [
+        [cell(name), cell(_setting(value))]
+        for name, value in first.items()
+        if name in set_by_someone and name not in _NOT_A_DIFFERENCE
+        if all(name in settings and settings[name] == value for settings in others)
+    ]
+    columns = [Column("setting", text=True), Column("in every row", text=True)]
+    return Table("shared-settings", "What all rows share", columns, rows) if rows else None
 
 
 def _with_effect(settings: dict[str, Any]) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from ebft.studies.report.evidence import VALIDATION, Evidence, read_study_folder
 from ebft.studies.report.generations import generations
 from ebft.studies.report.page import Page
 from ebft.studies.report.paper_numbers import paper_tables
-from ebft.studies.report.settings_table import settings_of, settings_table
+from ebft.studies.report.settings_table import settings_of, settings_table, shared_settings_table
 from ebft.studies.report.tables import Table, as_csv, as_latex, as_markdown, markdown_text
 from ebft.studies.report.verdicts import Verdict, verdicts
 from ebft.studies.run_reader import Run
 from ebft.studies.same_measurement import what_differs
+from ebft.studies.study_jobs import RUNS
 
 PAGE, TEXT, TABLES, FIGURES = "report.html", "report.md", "tables", "figures"
 
@@ -33,12 +34,15 @@ class Report:
 
 def write(study: str, output: str | None = None, paper: bool = False) -> Report:
     folder = Path(study).expanduser()
+    if (folder / PAGE).is_file() and not (folder / RUNS).exists():
+        raise ConfigError(f"{folder} has no runs to make a report of; the one that was made is {folder / PAGE}")
     evidence = read_study_folder(folder)
     place = _claim(folder / "report" if output is None else Path(output).expanduser())
     metrics = study_tables.main_metrics(evidence)
     ranked = study_tables.rankings(evidence, metrics)
     rows = curve_rows(evidence)
     notes = [*evidence.notes, *_measured_differently(evidence)]
+    settings = settings_of({r.title: m.run for r in evidence.rows for m in r.models[:1]})
     tables: list[Table | None] = [
         study_tables.main_table(evidence, metrics, ranked) if metrics else None,
         *(paper_tables(evidence.manifest.get("paper")) if paper else ()),
@@ -46,7 +50,8 @@ def write(study: str, output: str | None = None, paper: bool = False) -> Report:
         study_tables.all_metrics_table(evidence, metrics),
         *study_tables.profile_tables(evidence),
         study_tables.searches_table(evidence, folder),
-        settings_table(*settings_of({r.title: m.run for r in evidence.rows for m in r.models[:1]})),
+        settings_table(*settings),
+        shared_settings_table(*settings),
         study_tables.costs_table(evidence),
     ]
     shown, left_out = generations(evidence)
