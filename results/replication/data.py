@@ -6,13 +6,15 @@
 CodeAlpaca (https://github.com/sahil280114/codealpaca, commit 2f78ddc5c682; rows with instruction, input and output) and
 LeetCodeDataset (https://github.com/newfacade/LeetCodeDataset, v0.2.0; rows with query and completion) are not part of
 this project: see their licences. The studies had these files in this order (it decides what is where), of LeetCode the
-1,876 of 1,890 rows whose completion passes its own test within 8 s: 8,426 documents in all. Test and validation data
-come first, then the training data, of which the smaller sets are the beginning of the larger.
+1,876 of 1,890 rows whose completion passed its own test within 8 s (leetcode-kept.txt has their task_id): 8,426
+documents in all. Test and validation data come first, then the training data, of which the smaller sets are the
+beginning of the larger. The last line says whether these are the documents that the studies had.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import random
 import sys
@@ -23,6 +25,8 @@ from ebft.data.rows import read_rows
 
 TEST, VALIDATION = 500, 500
 TRAINING = (300, 1000, 3000)
+# All documents in their order, as the studies had them.
+STUDIED = "aea1f0168ae47900ccc2e4ad36ab84bd0c64fe67052c761e67b6b5109026bd72"
 
 
 def main() -> None:
@@ -31,10 +35,12 @@ def main() -> None:
     parser.add_argument("--leetcode", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    kept = set((Path(__file__).parent / "leetcode-kept.txt").read_text().split())
     rows = [_codealpaca(row) for file in args.codealpaca for row in read_rows(str(file))]
     rows += [
         {"prompt": f"{row['query'].strip()}\n\n", "completion": row["completion"].strip()}
         for row in read_rows(str(args.leetcode))
+        if row["task_id"] in kept
     ]
     distinct = list({row["prompt"]: row for row in rows if row["completion"]}.values())  # no question on both sides
     random.Random(0).shuffle(distinct)
@@ -47,6 +53,9 @@ def main() -> None:
     for name, part in parts.items():
         (args.out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
         print(f"{name}: {len(part)} documents")
+    digest = hashlib.sha256(json.dumps([[row["prompt"], row["completion"]] for row in distinct]).encode()).hexdigest()
+    same = "the documents of the studies" if digest == STUDIED else "not quite the documents of the studies"
+    print(f"{len(distinct)} in all, {same}")
 
 
 def _codealpaca(row: Row) -> dict[str, str]:

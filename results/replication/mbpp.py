@@ -1,36 +1,44 @@
 """MBPP as prompts, solutions and tests, in the form in which `ebft eval` asks for its problems.
 
-    python results/replication/mbpp.py --train mbpp_train.jsonl --validation mbpp_validation.jsonl \
-        --test mbpp_test.jsonl --out data/mbpp
+    python results/replication/mbpp.py --mbpp mbpp.jsonl --out data/mbpp
 
-MBPP (https://github.com/google-research/google-research/tree/master/mbpp; rows with text, code, test_list and
-task_id) is not part of this project: see its licence. Its own split by task_id: 601 to 974 for training, 511
-to 600 for validation, 11 to 510 for the test.
+MBPP (https://github.com/google-research/google-research/blob/master/mbpp/mbpp.jsonl; rows with text, code, test_list
+and task_id) is not part of this project: see its licence. It is split by task_id as its authors do.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ebft.problems.mbpp import mbpp_problem
 from ebft.problems.records import Record, read_records
 
+PARTS = {"train": range(601, 975), "validation": range(511, 601), "test": range(11, 511)}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("train", "validation", "test", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--mbpp", type=Path, nargs="+", required=True, help="its one file, or one for each part")
+    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    records = [record for file in args.mbpp for record in read_records(str(file))]
     args.out.mkdir(parents=True, exist_ok=True)
-    for name in ("train", "validation", "test"):
-        documents = [_document(record) for record in read_records(str(getattr(args, name)))]
-        (args.out / f"{name}.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
-        print(f"{name}: {len(documents)} problems")
-    shutil.copy(args.test, args.out / "problems.jsonl")  # as `ebft eval` reads them
+    for name, ids in PARTS.items():
+        problems = [record for record in records if record.row.get("task_id") in ids]
+        if len(problems) != len(ids):
+            raise ValueError(f"{len(problems)} of the {len(ids)} problems of the {name} part are there")
+        _write(args.out / f"{name}.jsonl", [_document(problem) for problem in problems])
+        print(f"{name}: {len(problems)} problems")
+    _write(args.out / "problems.jsonl", [problem.row for problem in problems])  # of the test, as `ebft eval` reads them
+
+
+def _write(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _document(record: Record) -> dict[str, object]:

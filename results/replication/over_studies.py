@@ -3,9 +3,9 @@
     python results/replication/over_studies.py
 
 Pooled with weights by the inverse variance and a spread between studies (DerSimonian and Laird); intervals and p-values
-by Student's t over studies (Knapp and Hartung, never narrower than without); the last lines have the p-values after Holm's
-correction for their number. A study's own error is its interval, which counts sequences and seeds, over 1.96, so too
-large with few seeds. The studies of Q&A code share their test sequences.
+by Student's t over studies (Knapp and Hartung, never narrower than without). The last lines have the p-values after
+Holm's correction for their number. A study's own error is its interval, which counts sequences and seeds, over 1.96, so
+too large with few seeds. The studies of Q&A code share their test sequences.
 """
 
 from __future__ import annotations
