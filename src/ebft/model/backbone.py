@@ -223,7 +223,7 @@ def embedding_size(model: nn.Module) -> int:
 def end_tokens_of(model: nn.Module) -> list[int]:
     """The tokens with which the model ends what it writes, by its own settings; empty if they do not say."""
     places = (base_model(model).generation_config, text_config(model))
-    named = next((end for place in places if (end := getattr(place, "eos_token_id", None)) is not None), [])
+    named: Any = next((end for place in places if (end := getattr(place, "eos_token_id", None)) is not None), [])
     return named if isinstance(named, list) else [named]
 
 
