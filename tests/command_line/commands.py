@@ -39,7 +39,7 @@ def write_rows(file: Path, rows: list[Any]) -> Path:
 
 def ebft(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables}
-    command = [sys.executable, "-m", "ebft.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "ebft", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=150)
 
 
