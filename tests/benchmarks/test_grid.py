@@ -1,20 +1,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
 from pathlib import Path
 
 import grid
+import pytest
 
 
 def test_the_grid_resumes_retries_failures_and_survives_a_lost_process(
-    tmp_path: Path, run_program: Callable[[str, str], str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "grid.json"
     options = f"--size tiny --device cpu --sequences 1 --repeats 1 --contexts 24 --horizons 4 --at-once 2 --json {file}"
 
     def measured(samples: int) -> str:
-        return run_program("grid.py", f"{options} --samples {samples}")
+        monkeypatch.setattr(sys, "argv", ["grid.py", *f"{options} --samples {samples}".split()])
+        assert grid.main() == 0
+        return capsys.readouterr().out
 
     assert "its process ended with code 2" in measured(2), "step.py wants 3 samples"
     assert [row.get("error") is None for row in json.loads(file.read_text())["rows"]] == [False]

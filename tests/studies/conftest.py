@@ -24,9 +24,14 @@ def runs(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> None:
+def stub_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are stand-ins; what is looked at before them is not."""
     monkeypatch.setattr(local_launcher, "ENTRY", (str(STUB),))
     monkeypatch.setattr(slurm_launcher, "ENTRY", (str(STUB),))
+
+
+@pytest.fixture
+def stub(stub_runs: None, monkeypatch: pytest.MonkeyPatch) -> None:
     # Stand-ins read nothing.
     monkeypatch.setattr(inputs, "check_points", lambda points, elsewhere: None)
     monkeypatch.setattr(inputs, "check_study", lambda study, elsewhere: None)

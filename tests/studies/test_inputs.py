@@ -175,6 +175,7 @@ def test_what_is_finished_needs_its_data_and_weights_no_more_but_what_follows_do
         assert "delete that run's folder, and it is trained again" in error
 
 
+@pytest.mark.usefixtures("stub_runs")
 def test_a_method_that_has_run_with_other_settings(study: Any, tmp_path: Path, capsys: Any) -> None:
     """Of the study that is there, nothing changes: its report says what was run."""
     methods = {"sft": {"settings": {"learning_rate": 1e-4}}, "ebft": {}}
@@ -193,6 +194,7 @@ def test_a_method_that_has_run_with_other_settings(study: Any, tmp_path: Path, c
     assert cli.main(["study", "run", str(study({"sft": methods["sft"]})), "--dry-run"]) == 0
 
 
+@pytest.mark.usefixtures("stub_runs")
 def test_a_sweep_over_other_settings(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
     def run(*more: str) -> int:
         fixed = {
