@@ -4,8 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-import grid
 import pytest
+
+import grid
 
 
 def test_the_grid_resumes_retries_failures_and_survives_a_lost_process(
