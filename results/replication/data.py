@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ebft.data.row_format import Row
 from ebft.data.rows import read_rows
+from ebft.runtime.files import write_jsonl
 
 TEST, VALIDATION = 500, 500
 TRAINING = (300, 1000, 3000)
@@ -35,7 +36,7 @@ def main() -> None:
     parser.add_argument("--leetcode", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    kept = set((Path(__file__).parent / "leetcode-kept.txt").read_text().split())
+    kept = set(Path(__file__).with_name("leetcode-kept.txt").read_text().split())
     rows = [_codealpaca(row) for file in args.codealpaca for row in read_rows(str(file))]
     rows += [
         {"prompt": f"{row['query'].strip()}\n\n", "completion": row["completion"].strip()}
@@ -51,7 +52,7 @@ def main() -> None:
     parts |= {f"train-{size}": training[:size] for size in TRAINING}
     args.out.mkdir(parents=True, exist_ok=True)
     for name, part in parts.items():
-        (args.out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+        write_jsonl(args.out / f"{name}.jsonl", part)
         print(f"{name}: {len(part)} documents")
     digest = hashlib.sha256(json.dumps([[row["prompt"], row["completion"]] for row in distinct]).encode()).hexdigest()
     same = "the documents of the studies" if digest == STUDIED else "not quite the documents of the studies"

@@ -9,14 +9,12 @@ and task_id) is not part of this project: see its licence. It is split by task_i
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from ebft.problems.mbpp import mbpp_problem
 from ebft.problems.records import Record, read_records
+from ebft.runtime.files import write_jsonl
 
 PARTS = {"train": range(601, 975), "validation": range(511, 601), "test": range(11, 511)}
 
@@ -32,13 +30,9 @@ def main() -> None:
         problems = [record for record in records if record.row.get("task_id") in ids]
         if len(problems) != len(ids):
             raise ValueError(f"{len(problems)} of the {len(ids)} problems of the {name} part are there")
-        _write(args.out / f"{name}.jsonl", [_document(problem) for problem in problems])
+        write_jsonl(args.out / f"{name}.jsonl", [_document(problem) for problem in problems])
         print(f"{name}: {len(problems)} problems")
-    _write(args.out / "problems.jsonl", [problem.row for problem in problems])  # of the test, as `ebft eval` reads them
-
-
-def _write(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(args.out / "problems.jsonl", [problem.row for problem in problems])  # the test, as `ebft eval` reads it
 
 
 def _document(record: Record) -> dict[str, object]:

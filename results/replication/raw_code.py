@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import sysconfig
 from pathlib import Path
+
+from ebft.runtime.files import write_jsonl
 
 LONGEST, SHORTEST = 20_000, 500  # characters of a file: neither tables of data nor stubs
 SHARES = {"test": 0.1, "validation": 0.1}  # of the packages
@@ -36,7 +37,7 @@ def main() -> None:
             if total < args.characters:
                 kept.append(text)
                 total += len(text)
-        (args.out / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in kept))
+        write_jsonl(args.out / f"{part}.jsonl", [{"text": text} for text in kept])
         print(f"{part}: {len(kept)} files, {total:,} characters")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from torch.distributed.launcher.api import LaunchConfig
 from transformers import AutoModelForCausalLM
 
 from ebft.loading import Checkpoint
@@ -97,7 +98,8 @@ def killed(recipe: Path, how: list[str], tmp_path_factory: pytest.TempPathFactor
     errors = died.communicate(timeout=120)[1]
     assert died.returncode == 1, errors
     killed_at = max(p.stat().st_mtime for p in output.rglob("*"))  # hardly later than the last thing written
-    assert time.time() - killed_at < 45, f"{time.monotonic() - begin} s in all"
+    limit = 30 if hasattr(LaunchConfig, "shutdown_timeout") else 45  # torch 2.11 waits 30 s whatever it is told
+    assert time.time() - killed_at < limit, f"{time.monotonic() - begin} s in all"
     assert [line for line in errors.splitlines() if line.startswith("ebft:")] == [
         "ebft: process 1 of 2 was killed (SIGKILL); the machine may be out of memory; the others were stopped",
         f"ebft: the last good checkpoint is {output}/checkpoint-2; continue with: ebft train --config "
