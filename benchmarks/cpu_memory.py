@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import json
+import multiprocessing
 import os
 import resource
 import subprocess
@@ -15,14 +17,28 @@ from iteration_time import Run
 from step_settings import Settings
 
 
-def measure_in_new_process(name: str, arguments: Sequence[str]) -> int:
-    """`measure_cpu_memory` of an implementation, by step.py with these arguments in a process of its own."""
-    command = [sys.executable, str(Path(__file__).with_name("step.py")), *arguments, "--measure-memory", name]
+def measure_in_new_process(arguments: Sequence[str]) -> dict[str, int]:
+    """`measure_each` by step.py with these arguments, in a process of its own."""
+    command = [sys.executable, str(Path(__file__).with_name("step.py")), *arguments, "--measure-memory"]
     # glibc then returns every freed tensor to the system at once: the peak is that of live tensors, as on a GPU,
     # and not of what the allocator happens to keep, which differs from run to run by half.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return int(output.splitlines()[-1])
+    return json.loads(output.splitlines()[-1])
+
+
+def measure_each(settings: Settings) -> dict[str, int]:
+    """`measure_cpu_memory` of every implementation, each in a fork of this process, which has computed nothing yet."""
+    context, found = multiprocessing.get_context("fork"), {}
+    for name in settings.names:
+        result = context.SimpleQueue()
+        process = context.Process(target=lambda: result.put(measure_cpu_memory(name, settings)))  # noqa: B023
+        process.start()
+        process.join()
+        if process.exitcode:
+            sys.exit(process.exitcode)
+        found[name] = result.get()
+    return found
 
 
 def measure_cpu_memory(name: str, settings: Settings) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from cpu_memory import measure_cpu_memory, measure_in_new_process
+from cpu_memory import measure_each, measure_in_new_process
 from equality import check_equality
 from flops import count_flops
 from iteration_time import Turn, free_memory, measure_time
@@ -41,7 +41,7 @@ def measure(settings: Settings, arguments: Sequence[str], turn: Turn = nullconte
     """
     load_average = os.getloadavg()[0]  # before this program adds to it: what else the machine is doing
     names = settings.names
-    memory = {name: measure_in_new_process(name, arguments) for name in names} if settings.device == "cpu" else {}
+    memory = measure_in_new_process(arguments) if settings.device == "cpu" else {}
     equality = None if settings.skip_released else check_equality(settings)
     if equality is not None and not equality["equal"]:
         raise ImplementationsDiffer(f"the two implementations differ, nothing was timed: {json.dumps(equality)}")
@@ -68,7 +68,7 @@ def main() -> int:
     arguments = sys.argv[1:]
     settings, args = parse_arguments(arguments, __doc__)
     if args.measure_memory:
-        print(measure_cpu_memory(args.measure_memory, settings))
+        print(json.dumps(measure_each(settings)))
         return 0
     try:
         result = measure(settings, arguments)

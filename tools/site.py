@@ -29,7 +29,6 @@ FROM_ROOT = {
     "benchmarks.md": "benchmarks/README.md",
     "study-cpu.md": "results/study-cpu/report.md",
     "study-little-data-ends.md": "results/replication/little-1000-ends/report.md",
-    "study-temperature-1.md": "results/replication/little-1000-ends/temperature-1.md",
     "study-little-data-sampled.md": "results/replication/little-1000-sampled/report.md",
     "study-little-data-300-ends.md": "results/replication/little-300-ends/report.md",
     "study-raw-code.md": "results/replication/raw-code/report.md",

@@ -3,7 +3,8 @@
     python results/replication/collect.py runs/replication/little-1000-gamma results/replication/little-1000-gamma
 
 `validation.json` has the curves, `sequences.json` the sums of every test sequence, so that models of different studies
-can be compared in pairs later. Paths of the machine that it ran on are left out.
+can be compared in pairs later; `problems.json` how many answers to each problem passed, and `how-answers-end.json` by
+what they end: an end token, a stop string, or the limit. Paths of the machine that it ran on are left out.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import json
 import re
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 CURVES = ("cross_entropy", "answer_cross_entropy", "cfm")
 SUMS = ("log_probs", "tokens", "answer_log_probs", "answer_tokens", "contexts", "cfm", "profile_contexts")
+
+SCORES = ".scores.samples.jsonl"
 
 
 def main(study: Path, target: Path) -> None:
@@ -30,6 +34,10 @@ def main(study: Path, target: Path) -> None:
     measured = [e for e in evaluations if (e / "calibration.jsonl").is_file()]
     if measured:
         _write(target / "sequences.json", {e.name: _sequences(e / "calibration.jsonl") for e in measured})
+    if ends := {f"{e.name} {file.stem}": _ends(file) for e in evaluations for file in _answers(e)}:
+        _write(target / "how-answers-end.json", ends)
+    if scores := {e.name: _passed(e) for e in evaluations if any(e.glob(f"*{SCORES}"))}:
+        _write(target / "problems.json", scores)
     for file in target.rglob("*"):
         if file.suffix in (".json", ".md", ".html"):
             file.write_text(_without_machine(file.read_text()))
@@ -60,6 +68,26 @@ def _sequences(file: Path) -> dict[str, list[float | None]]:
     return {name: [_rounded(row.get(name)) for row in rows] for name in names}
 
 
+def _answers(evaluation: Path) -> list[Path]:
+    files = [file for file in sorted(evaluation.glob("*.jsonl")) if not file.name.endswith(SCORES)]
+    return [file for file in files if file.stem.endswith((".greedy", ".samples"))]
+
+
+def _ends(file: Path) -> dict[str, int]:
+    return dict(sorted(Counter(row["finish"] for row in _lines(file)).items()))
+
+
+def _passed(evaluation: Path) -> dict[str, dict[str, int]]:
+    """By task and decoding, by problem: how many of its answers passed."""
+    found: dict[str, dict[str, int]] = {}
+    for file in sorted(evaluation.glob(f"*{SCORES}")):
+        passed: Counter[str] = Counter()
+        for row in _lines(file):
+            passed[row["task_id"]] += row["passed"]
+        found[file.name.removesuffix(SCORES)] = dict(sorted(passed.items()))
+    return found
+
+
 def _rounded(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
@@ -79,7 +107,7 @@ def _read(file: Path) -> Any:
 
 def _write(file: Path, content: Any) -> None:
     file.parent.mkdir(exist_ok=True)
-    long = file.name in ("sequences.json", "validation.json")
+    long = file.name in ("problems.json", "sequences.json", "validation.json")
     file.write_text(json.dumps(content, indent=None if long else 1) + "\n")
 
 

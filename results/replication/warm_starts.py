@@ -2,26 +2,36 @@
 
     python results/replication/warm_starts.py
 
-Writes `starts.txt` beside the reports. Not corrected for the number of tests.
+Writes `starts.txt` beside the reports: losses over sequences, and problems solved over problems. Not corrected for the
+number of tests.
 """
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from pathlib import Path
 
 from against_sft import METRICS, methods
 from pooled import shown
 
-from ebft.studies.statistics import Measured, difference
+from ebft.method.ratios import SumsAndCounts
+from ebft.studies.statistics import Measured, difference, measured
 
 STARTS = {
     "mbpp": {
         "rlvr": "base",
+        "sft-packed,learning_rate=0.0001": "base",
+        "ebft,gamma=0.3": "base",
+        "ebft,gamma=1": "base",
         "rlvr-warm": "sft-packed,learning_rate=0.0001",
         "ebft-warm": "sft-packed,learning_rate=0.0001",
     },
     "mbpp-rates": {"ebft-warm": "sft-faster"},
 }
+
+
+SAMPLES = 4  # answers to a problem beside the greedy one
 
 
 def main() -> None:
@@ -31,17 +41,33 @@ def main() -> None:
 
 
 def compared(study: str, method: str, start: str) -> list[str]:
-    lines, runs = [], methods(study)
-    for metric in METRICS:
-        models: list[Measured] = runs[method][metric]
-        tests = {f"seed {one.seed}, over sequences": [one] for one in models}
+    lines, runs, solved = [], methods(study), problems(study)
+    for metric in (*METRICS, *solved.get(method, ())):
+        over, of = ("problems", solved) if metric not in METRICS else ("sequences", runs)
+        models: list[Measured] = of[method][metric]
+        tests = {f"seed {one.seed}, over {over}": [one] for one in models}
         if len(models) > 1:
             tests["both, with seeds counted"] = models
         for told, mine in tests.items():
-            theirs = [one for one in runs[start][metric] if one.seed in (None, *(model.seed for model in mine))]
+            theirs = [one for one in of[start][metric] if one.seed in (None, *(model.seed for model in mine))]
             found = difference(mine, theirs)
             lines.append(f"{metric}, {method} less {start}, {told}: {found.value:+.4f}, p {shown(found.p)}")
     return lines
+
+
+def problems(study: str) -> dict[str, dict[str, list[Measured]]]:
+    """By method, which problems the models of all seeds solve: greedily, by one of their samples, by any of them."""
+    file = Path(__file__).parent / study / "problems.json"
+    models = json.loads(file.read_text()) if file.exists() else {}
+    found: dict[str, dict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))
+    for name, of_task in models.items():
+        method, _, seed = name.partition(",seed=")
+        greedy, sampled = (list(of_task[f"mbpp.{kind}"].values()) for kind in ("greedy", "samples"))
+        rates = {"greedy": greedy, "pass@1": [n / SAMPLES for n in sampled], "pass@4": [float(n > 0) for n in sampled]}
+        for metric, rate in rates.items():
+            given = SumsAndCounts(rate, [1] * len(rate))
+            found[method][metric].append(measured(given, int(seed) if seed else None))
+    return found
 
 
 if __name__ == "__main__":
