@@ -39,7 +39,7 @@ lint: $(INSTALLED)
 
 # Two at a time, each on one thread: the tensors of the tests are too small to share one between cores.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # A broken link, a page without a place in the menu, or a name that mkdocstrings cannot find is an error.
 docs: $(INSTALLED)
