@@ -37,7 +37,8 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
 
-# Two at a time, each on one thread: the tensors of the tests are too small to share one between cores.
+# Two at a time, each on one thread: the tensors of the tests are too small to share one between cores. Files in their
+# order: xdist's own has those with few and long tests last, beside a process that has nothing left to do.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from iteration_time import Run
 from step_settings import Settings
@@ -32,13 +33,17 @@ def measure_each(settings: Settings) -> dict[str, int]:
     context, found = multiprocessing.get_context("fork"), {}
     for name in settings.names:
         result = context.SimpleQueue()
-        process = context.Process(target=lambda: result.put(measure_cpu_memory(name, settings)))  # noqa: B023
+        process = context.Process(target=_measure_into, args=(result, name, settings))
         process.start()
         process.join()
         if process.exitcode:
             sys.exit(process.exitcode)
         found[name] = result.get()
     return found
+
+
+def _measure_into(result: Any, name: str, settings: Settings) -> None:
+    result.put(measure_cpu_memory(name, settings))
 
 
 def measure_cpu_memory(name: str, settings: Settings) -> int:

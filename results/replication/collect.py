@@ -17,9 +17,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from ebft.runtime.files import read_jsonl
+
 CURVES = ("cross_entropy", "answer_cross_entropy", "cfm")
 SUMS = ("log_probs", "tokens", "answer_log_probs", "answer_tokens", "contexts", "cfm", "profile_contexts")
-
 SCORES = ".scores.samples.jsonl"
 
 
@@ -46,7 +47,7 @@ def main(study: Path, target: Path) -> None:
 def _curve(run: Path) -> dict[str, Any]:
     """The last validation is that of the model that early stopping keeps, measured once more: it tells which one. A run
     that was stopped has none."""
-    rows = [row for row in _lines(run / "metrics.jsonl") if "eval_cross_entropy" in row]
+    rows = [row for row in read_jsonl(run / "metrics.jsonl") if "eval_cross_entropy" in row]
     if not (run / "final").is_dir():
         return {"kept_step": None, "validations": [_point(row) for row in rows]}
     kept = rows.pop() if len(rows) > 1 and rows[-1]["step"] == rows[-2]["step"] else rows[-1]
@@ -63,7 +64,7 @@ def _point(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sequences(file: Path) -> dict[str, list[float | None]]:
-    rows = sorted(_lines(file), key=lambda row: row["sequence"])
+    rows = sorted(read_jsonl(file), key=lambda row: row["sequence"])
     names = [*SUMS, *(name for name in rows[0] if name.startswith(("cfm_at_", "cfm_temperature_")))]
     return {name: [_rounded(row.get(name)) for row in rows] for name in names}
 
@@ -74,7 +75,7 @@ def _answers(evaluation: Path) -> list[Path]:
 
 
 def _ends(file: Path) -> dict[str, int]:
-    return dict(sorted(Counter(row["finish"] for row in _lines(file)).items()))
+    return dict(sorted(Counter(row["finish"] for row in read_jsonl(file)).items()))
 
 
 def _passed(evaluation: Path) -> dict[str, dict[str, int]]:
@@ -82,7 +83,7 @@ def _passed(evaluation: Path) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for file in sorted(evaluation.glob(f"*{SCORES}")):
         passed: Counter[str] = Counter()
-        for row in _lines(file):
+        for row in read_jsonl(file):
             passed[row["task_id"]] += row["passed"]
         found[file.name.removesuffix(SCORES)] = dict(sorted(passed.items()))
     return found
@@ -95,10 +96,6 @@ def _rounded(value: Any) -> Any:
 def _without_machine(text: str) -> str:
     """Only whole paths: neither addresses nor what is relative."""
     return re.sub(r"""(?<![\w:/.])/[^\s"'`<>]*?/((?=runs/replication/|data/)|\.cache/ebft/models/)""", "", text)
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def _read(file: Path) -> Any:

@@ -10,12 +10,12 @@ more, and they are not corrected.
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import numpy as np
 from pooled import shown
 
+from ebft.runtime.files import read_jsonl
 from ebft.studies.corpus_scores import Corpus, Metric, difference
 
 TESTS = {
@@ -34,8 +34,7 @@ def main() -> None:
 
 
 def _corpus(folder: Path, metric: Metric) -> Corpus:
-    rows = [json.loads(line) for line in (folder / "translation.greedy.scores.jsonl").read_text().splitlines()]
-    rows.sort(key=lambda row: int(row["task_id"]))
+    rows = sorted(read_jsonl(folder / "translation.greedy.scores.jsonl"), key=lambda row: int(row["task_id"]))
     return Corpus(metric, np.array([row[f"{metric}_statistics"] for row in rows]))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 from against_sft import METRICS, methods
@@ -17,6 +18,7 @@ from pooled import shown
 
 from ebft.method.ratios import SumsAndCounts
 from ebft.studies.statistics import Measured, difference, measured
+from ebft.tasks.pass_at_k import pass_at_k
 
 STARTS = {
     "mbpp": {
@@ -29,8 +31,6 @@ STARTS = {
     },
     "mbpp-rates": {"ebft-warm": "sft-faster"},
 }
-
-
 SAMPLES = 4  # answers to a problem beside the greedy one
 
 
@@ -55,6 +55,7 @@ def compared(study: str, method: str, start: str) -> list[str]:
     return lines
 
 
+@cache
 def problems(study: str) -> dict[str, dict[str, list[Measured]]]:
     """By method, which problems the models of all seeds solve: greedily, by one of their samples, by any of them."""
     file = Path(__file__).parent / study / "problems.json"
@@ -62,8 +63,9 @@ def problems(study: str) -> dict[str, dict[str, list[Measured]]]:
     found: dict[str, dict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))
     for name, of_task in models.items():
         method, _, seed = name.partition(",seed=")
-        greedy, sampled = (list(of_task[f"mbpp.{kind}"].values()) for kind in ("greedy", "samples"))
-        rates = {"greedy": greedy, "pass@1": [n / SAMPLES for n in sampled], "pass@4": [float(n > 0) for n in sampled]}
+        greedy, sampled = (of_task[f"mbpp.{kind}"].values() for kind in ("greedy", "samples"))
+        rates = {f"pass@{k}": [float(pass_at_k(SAMPLES, passed, k)) for passed in sampled] for k in (1, SAMPLES)}
+        rates = {"greedy": list(greedy), **rates}
         for metric, rate in rates.items():
             given = SumsAndCounts(rate, [1] * len(rate))
             found[method][metric].append(measured(given, int(seed) if seed else None))

@@ -276,7 +276,7 @@ def test_real_runs_and_their_report(
     settings = {**REAL, "model": str(tiny), "dataset": [str(sums)], "max_steps": 2, "test_split": 8}
     evaluation = {"sequences": 4, "profile_lengths": [1, 4], "profile_stride": 8}
     file = study({"ebft": {}}, seeds=[0], settings=settings, evaluation=evaluation)
-    assert run(file, "--jobs", 1, "--reuse-processes") == 0
+    assert run(file, "--jobs", 2) == 0
     plan = StudyPlan(read_study(file))
     assert all(job.finished for job in plan.jobs)
     assert len(plan.jobs) == 1 + 2
