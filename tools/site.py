@@ -38,6 +38,7 @@ FROM_ROOT = {
     "study-translation-multi30k.md": "results/replication/translation-multi30k/report.md",
     "study-translation-first.md": "results/replication/translation-first/report.md",
     "study-little-data-options.md": "results/replication/little-1000-options/report.md",
+    "study-little-data-options-right-end.md": "results/replication/little-1000-options/right-end-token/report.md",
     "study-little-data-more.md": "results/replication/little-1000-more/report.md",
     "study-little-data.md": "results/replication/little-1000/report.md",
     "study-little-data-gamma.md": "results/replication/little-1000-gamma/report.md",
