@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -54,6 +55,7 @@ def run(
 
 def _child(environment: dict[str, str], file: Path, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
     os.environ.update(environment)
+    gc.freeze()  # what was imported is not looked through again by every run
     with file.open("w") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
