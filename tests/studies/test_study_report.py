@@ -133,7 +133,7 @@ class TestVerdicts:
         found = {verdict.question: verdict.answer for verdict in study_report.write(str(study)).verdicts}
         cfm = found["Which has the lowest feature-matching loss on the test data?"]
         assert cfm.startswith("ebft, with 0.2")
-        assert "after correction for 6 tests" in cfm
+        assert "p < 0.0001 alone, < 0.0001 after correction for 6 tests)" in cfm
         greedy = found["Which solves the most problems, by humaneval greedy?"]
         assert greedy.startswith("Not decided: ")
         assert "more seeds or more test data" in greedy

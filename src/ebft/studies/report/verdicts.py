@@ -69,8 +69,10 @@ def _answer(one: Ranking, tests: int) -> str:
     gap = f"difference {shown(one.test.value, digits, sign=True)}"
     if interval is not None:
         gap += f", 95 % interval {shown(interval.low, digits, True)} to {shown(interval.high, digits, True)}"
-    p = p_text(one.p)
-    gap += f", p {p if p.startswith('<') else f'= {p}'} after correction for {tests} test{'s' * (tests != 1)}"
+    p = p_text(one.test.p)
+    gap += f", p {p if p.startswith('<') else f'= {p}'}"
+    if tests > 1:  # the interval is of this test alone, and may leave out 0 where the corrected p is not small
+        gap += f" alone, {p_text(one.p)} after correction for {tests} tests"
     if not one.p < SIGNIFICANT:
         more = "more seeds or more test data" if one.test.seeds > 1 else "more seeds and more test data"
         return f"Not decided: {values} ({gap}). It would take {more}."
