@@ -1,9 +1,10 @@
 """MBPP as prompts, solutions and tests, in the form in which `ebft eval` asks for its problems.
 
+    curl -LO https://github.com/google-research/google-research/raw/master/mbpp/mbpp.jsonl
     python results/replication/mbpp.py --mbpp mbpp.jsonl --out data/mbpp
 
-MBPP (https://github.com/google-research/google-research/blob/master/mbpp/mbpp.jsonl; rows with text, code, test_list
-and task_id) is not part of this project: see its licence. It is split by task_id as its authors do.
+MBPP (rows with text, code, test_list and task_id) is not part of this project: see its licence. It is split by task_id
+as its authors do.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -21,11 +22,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--packages", nargs="*", default=[], help="installed packages beside the standard library")
-    parser.add_argument("--characters", type=int, default=4_000_000, help="of training data at most")
+    parser.add_argument("--characters", type=int, default=4_000_000, help="in a part, but for its last file")
     args = parser.parse_args()
     parts: dict[str, list[str]] = {"test": [], "validation": [], "train": []}
     paths = sysconfig.get_paths()
     found = _packages(Path(paths["stdlib"])) | {name: Path(paths["purelib"]) / name for name in args.packages}
+    if missing := [name for name in args.packages if not found[name].is_dir()]:
+        sys.exit(f"raw_code.py: not installed in this environment: {', '.join(missing)}")
     for name, place in sorted(found.items(), key=lambda item: _number(item[0])):
         files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
         texts = [text for file in files if (text := _text(file)) is not None]

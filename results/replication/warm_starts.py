@@ -43,7 +43,9 @@ SAMPLES = 4  # answers to a problem beside the greedy one
 def main() -> None:
     for study, pairs in PAIRS.items():
         lines = [line for method, other in pairs for line in compared(study, method, other)]
-        (Path(__file__).parent / study / "starts.txt").write_text("\n".join([*lines, ""]))
+        file = Path(__file__).parent / study / "starts.txt"
+        file.write_text("\n".join([*lines, ""]))
+        print(file)
 
 
 def compared(study: str, method: str, other: str) -> list[str]:

@@ -18,7 +18,7 @@ from ebft.config.training import EBFTConfig
 from ebft.data.formats import check_tokenizer
 from ebft.errors import ConfigError, first_line, how_to_install
 from ebft.model.backbone import embedding_size, end_tokens_of
-from ebft.model.features import FeatureNetwork, Source
+from ebft.model.features import FeatureNetwork, Source, check_vocabulary
 from ebft.runtime import sharded_checkpoints
 
 ADAPTER_FILE = "adapter_config.json"
@@ -196,6 +196,16 @@ def feature_network(model: Any, config: EBFTConfig, tokenizer: Any) -> FeatureNe
         autocast=dtype if average else None,
         **tap_settings(config),
     )
+
+
+def check_feature_model(config: EBFTConfig, tokenizer: Any) -> None:
+    """What is wrong with another checkpoint as the feature network, before anything else is loaded."""
+    if config.feature_model is None:
+        return
+    try:
+        check_vocabulary(fetch.resolve(config.feature_model), tokenizer)
+    except OSError as error:
+        raise ConfigError(f"feature_model={config.feature_model!r} cannot be loaded: {first_line(error)}") from None
 
 
 def other_feature_network(

@@ -16,6 +16,7 @@ from ebft import cli
 from ebft.errors import Preempted
 from ebft.runtime.launch import LAUNCHED, PREEMPTED
 from tests.command_line.commands import Finished, Refused, contents
+from tests.tiny_tokenizer import byte_tokenizer, save_tiny_model
 
 
 class TestTrain:
@@ -45,6 +46,13 @@ class TestTrain:
         assert cli.main(["train", "--config", str(recipe), "--dry-run"]) == 0
         assert "anchors per sequence" in capsys.readouterr().out
         assert contents(tmp_path / "empty") == {}
+
+    def test_dry_run_refuses_a_feature_model_with_another_vocabulary(
+        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        other = save_tiny_model(tmp_path / "other", byte_tokenizer(extra_tokens=2))
+        assert cli.main(["train", "--config", str(recipe), "--feature_model", str(other), "--dry-run"]) == 2
+        assert f"the tokenizer of {other} differs from the model's (261 and 259 tokens)" in capsys.readouterr().err
 
     def test_dry_run_leaves_a_run_that_is_there_alone_and_says_so(
         self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -15,7 +15,7 @@ from ebft import validation
 from ebft.config.recipe import Recipe, as_given
 from ebft.data.formats import check_tokenizer
 from ebft.errors import ConfigError
-from ebft.loading import load_model, load_tokenizer
+from ebft.loading import check_feature_model, load_model, load_tokenizer
 from ebft.method.sequence_records import as_logged, differences
 from ebft.model.backbone import embedding_size, end_tokens_of
 from ebft.runtime import processes
@@ -145,6 +145,7 @@ def _load(recipe: Recipe, method: TrainingMethod, resumed: RunFolder | None) -> 
     """Data, tokenizer and model, with everything that can be wrong about them."""
     tokenizer = load_tokenizer(recipe)
     check_tokenizer(tokenizer)
+    check_feature_model(recipe.training, tokenizer)
     with recipe.training.main_process_first():  # it tokenises; the others find the tokens in the cache
         train_set, validation_set = load_data(recipe, tokenizer, method.needs_anchors)
     asked = recipe.training.eval_strategy
