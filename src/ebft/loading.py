@@ -62,12 +62,10 @@ class Checkpoint:
 
     def load_tokenizer(self, trust_remote_code: bool = False) -> Any:
         # An adapter saved by ebft has its tokenizer beside it; others leave it with the base model.
-        beside = self.adapter is not None and (Path(self.adapter) / "tokenizer_config.json").exists()
-        place = self.adapter if beside else self.base
-        try:
-            return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-        except Exception as error:  # damaged files end in errors of many kinds
-            raise ConfigError(f"the tokenizer of model={self.name!r} cannot be loaded: {_what(error)}") from None
+        place = self.base
+        if self.adapter is not None and (Path(self.adapter) / "tokenizer_config.json").exists():
+            place = self.adapter
+        return _tokenizer_of(f"model={self.name!r}", place, trust_remote_code)
 
     def load(self, tokenizer: Any, dtype: torch.dtype, device: torch.device, trust_remote_code: bool = False) -> Any:
         """The model to evaluate, with its adapter on top."""
@@ -133,10 +131,14 @@ def load_tokenizer(recipe: Recipe) -> Any:
     name = fetch.resolve(recipe.model.tokenizer or recipe.model.model)
     if name.startswith(("/", ".", "~")) and not Path(name).expanduser().is_dir():
         raise ConfigError(f"{field}={name!r}: no such folder")
+    return _tokenizer_of(f"{field}={name!r}", name, recipe.model.trust_remote_code)
+
+
+def _tokenizer_of(setting: str, place: str, trust_remote_code: bool = False) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=recipe.model.trust_remote_code)
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
     except Exception as error:  # damaged files end in errors of many kinds
-        raise ConfigError(f"the tokenizer of {field}={name!r} cannot be loaded: {_what(error)}") from None
+        raise ConfigError(f"the tokenizer of {setting} cannot be loaded: {_what(error)}") from None
 
 
 def load_model(recipe: Recipe) -> Any:
@@ -199,13 +201,10 @@ def feature_network(model: Any, config: EBFTConfig, tokenizer: Any) -> FeatureNe
 
 
 def check_feature_model(config: EBFTConfig, tokenizer: Any) -> None:
-    """What is wrong with another checkpoint as the feature network, before anything else is loaded."""
-    if config.feature_model is None:
-        return
-    try:
-        check_vocabulary(fetch.resolve(config.feature_model), tokenizer)
-    except OSError as error:
-        raise ConfigError(f"feature_model={config.feature_model!r} cannot be loaded: {first_line(error)}") from None
+    """Whether another checkpoint can be the feature network, without loading it."""
+    if config.feature_model is not None:
+        place = fetch.resolve(config.feature_model)
+        check_vocabulary(place, _tokenizer_of(f"feature_model={config.feature_model!r}", place), tokenizer)
 
 
 def other_feature_network(

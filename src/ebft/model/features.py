@@ -127,10 +127,10 @@ class FeatureNetwork(nn.Module):
         Token ids must mean the same in both: with `tokenizer` (the trained model's) the two vocabularies are
         compared token by token; without it, the vocabulary sizes of `like` and the checkpoint must be equal.
         """
-        if tokenizer is not None:
-            check_vocabulary(path, tokenizer)
         model: Any = AutoModelForCausalLM.from_pretrained(path, **(model_kwargs or {}))
-        if tokenizer is None and like is not None and text_config(model).vocab_size != text_config(like).vocab_size:
+        if tokenizer is not None:
+            check_vocabulary(path, AutoTokenizer.from_pretrained(path), tokenizer)
+        elif like is not None and text_config(model).vocab_size != text_config(like).vocab_size:
             raise ValueError(
                 f"{path} has a vocabulary of {text_config(model).vocab_size}, the model one of "
                 f"{text_config(like).vocab_size}; a feature network must share the model's vocabulary (pass tokenizer= "
@@ -254,9 +254,8 @@ class FeatureNetwork(nn.Module):
             mine.lerp_(other.to(mine.dtype), 1 - self.decay)
 
 
-def check_vocabulary(path: str, tokenizer: Any) -> None:
-    """Refuses a checkpoint as a feature network of the tokenizer's model if token ids mean something else in it."""
-    other = AutoTokenizer.from_pretrained(path)
+def check_vocabulary(path: str, other: Any, tokenizer: Any) -> None:
+    """Token ids must mean the same in a feature network, at `path` with a tokenizer of its own, and in the model."""
     if other.get_vocab() != tokenizer.get_vocab():
         raise ValueError(
             f"the tokenizer of {path} differs from the model's ({len(other)} and {len(tokenizer)} tokens); a "

@@ -48,6 +48,7 @@ def plan(recipe: Recipe, method: TrainingMethod = EBFT, resume: bool = False) ->
             logger.warning(f"the run itself would be refused: {why}")
         if tasks := recipe.training.eval_tasks:
             read_problems(tasks, recipe.training.eval_task_options)
+        check_feature_model(recipe.training, loaded.tokenizer)  # which only a run builds
         return method.plan(loaded)
 
 
@@ -145,7 +146,6 @@ def _load(recipe: Recipe, method: TrainingMethod, resumed: RunFolder | None) -> 
     """Data, tokenizer and model, with everything that can be wrong about them."""
     tokenizer = load_tokenizer(recipe)
     check_tokenizer(tokenizer)
-    check_feature_model(recipe.training, tokenizer)
     with recipe.training.main_process_first():  # it tokenises; the others find the tokens in the cache
         train_set, validation_set = load_data(recipe, tokenizer, method.needs_anchors)
     asked = recipe.training.eval_strategy
