@@ -225,7 +225,7 @@ def _draw_over_studies(target: Path) -> None:
     figure, axes = plt.subplots(1, len(metrics), figsize=(4 * len(metrics), 3.6), sharey=True)
     for panel, (metric, title) in zip(axes, metrics.items(), strict=True):
         for shift, color, gamma in ((-0.15, "#d55e00", "gamma 0.3"), (0.15, "#0072b2", "gamma 1")):
-            found = by_study(gamma, metric)
+            found = by_study(PAIRS[gamma], metric)
             mean, _, half = pooled(list(found.values()))
             places = [rows.index(study) + shift for study in [*found, "all of them"]]
             values = [value for value, _ in found.values()] + [mean]
