@@ -1,4 +1,5 @@
-"""How far training moved the weights of final models: ||after - before|| / ||before||, over all parameters.
+"""How far training moved the weights of final models: ||after - before|| / ||before||, over all parameters. Runs are added
+to those in the file.
 
 python results/replication/moved.py smollm2-135m moved.json runs/replication/little-1000-packed/runs/*
 """
@@ -17,14 +18,14 @@ from ebft.fetch import resolve
 def main(before: str, target: Path, runs: list[Path]) -> None:
     start = load_file(Path(resolve(before)) / "model.safetensors")
     size = sum(weight.double().square().sum() for weight in start.values()).sqrt()
-    found = {}
+    found = json.loads(target.read_text()) if target.exists() else {}
     for run in runs:
         final = run / "final" / "model.safetensors"
         if final.is_file():
             after = load_file(final)
             squares = [(after[name].double() - weight.double()).square().sum() for name, weight in start.items()]
             found[f"{run.parent.parent.name}/{run.name}"] = round(float(sum(squares).sqrt() / size), 6)
-    target.write_text(json.dumps(found, indent=1) + "\n")
+    target.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
