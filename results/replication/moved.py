@@ -1,5 +1,5 @@
-"""How far training moved the weights of final models: ||after - before|| / ||before||, over all parameters. Runs are added
-to those in the file.
+"""How far training moved the weights of final models: ||after - before|| / ||before||, over all parameters. Runs are
+added to those in the file.
 
 python results/replication/moved.py smollm2-135m moved.json runs/replication/little-1000-packed/runs/*
 """
