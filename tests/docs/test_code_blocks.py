@@ -221,6 +221,15 @@ def test_settings_are_known(block: Block) -> None:
         convert(name, value, types[name])
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_is_closed(page: Path) -> None:
+    """Also one that text was wrapped around: no other test reads a block that has no end."""
+    fences = [line for line in page.read_text("utf-8").splitlines() if line.startswith("```") or line.endswith("```")]
+    assert all(re.fullmatch(r"```\w*", fence) for fence in fences), fences
+    assert len(fences) % 2 == 0
+    assert set(fences[1::2]) <= {"```"}
+
+
 def test_json_is_json() -> None:
     found = [block for page in PAGES for block in blocks(page, "json")]
     for block in found:
