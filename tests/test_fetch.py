@@ -300,3 +300,10 @@ def test_a_run_without_a_final_model(tmp_path: Path, method: str, command: str) 
         ConfigError, match=f"or finish it with: ebft {command} --config {tmp_path}/recipe.yaml --resume"
     ):
         fetch.resolve(str(tmp_path))
+
+
+def test_a_missing_model_is_called_by_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ConfigError, match="feature_model 'runs/nope': no such folder"):
+        fetch.check_models({"feature_model": "runs/nope"})

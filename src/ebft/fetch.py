@@ -84,7 +84,7 @@ def folder_of(name: str) -> Path:
     return cache_directory() / "models" / name
 
 
-def resolve(name: str) -> str:
+def resolve(name: str, field: str = "model") -> str:
     """The folder of a model that `fetch` knows, the final model of a run's output folder, or else the name itself."""
     run = Path(name).expanduser()
     final = run / "final"
@@ -98,17 +98,17 @@ def resolve(name: str) -> str:
             )
         return str(final)
     if name not in NAMES or Path(name).exists():
-        _check_name(name)
+        _check_name(name, field)
         return name
     folder = folder_of(name)
     if not (folder / "config.json").exists():
-        raise ConfigError(f"model {name!r} is not in the cache; run `ebft fetch {name}` first")
+        raise ConfigError(f"{field} {name!r} is not in the cache; run `ebft fetch {name}` first")
     return str(folder)
 
 
 def check_there(name: str, field: str = "model") -> None:
     """An error if the model cannot be had: for commands, before they import what is slow."""
-    folder = Path(resolve(name)).expanduser()
+    folder = Path(resolve(name, field)).expanduser()
     if folder.is_file():
         raise ConfigError(f"{field}={name!r} is a file; give the folder of a checkpoint")
     if name.startswith(("/", ".", "~")) and not folder.exists():
@@ -122,7 +122,7 @@ def check_models(settings: dict[str, Any]) -> None:
             check_there(settings[field], field)
 
 
-def _check_name(name: str) -> None:
+def _check_name(name: str, field: str) -> None:
     """A slip in a local name must not become a long wait for the hub."""
     path = Path(name).expanduser()
     if path.exists() or name.startswith(("/", ".", "~")):
@@ -130,16 +130,16 @@ def _check_name(name: str) -> None:
     if name.count("/") == 0:
         if name not in WITHOUT_OWNER and not hub.in_cache(name):
             names = "names on the hub have an owner, as in Qwen/Qwen2.5-0.5B"
-            raise ConfigError(f"model {name!r}: no such folder, and {names}{nearest(name, NAMES)}")
+            raise ConfigError(f"{field} {name!r}: no such folder, and {names}{nearest(name, NAMES)}")
     elif name.count("/") > 1 or path.parent.is_dir():
         siblings = [str(p) for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
-        raise ConfigError(f"model {name!r}: no such folder{nearest(str(path), siblings)}")
+        raise ConfigError(f"{field} {name!r}: no such folder{nearest(str(path), siblings)}")
     reason = hub.why_unreachable()
     if reason is None:
         return
     if not hub.in_cache(name):
         raise ConfigError(
-            f"model {name!r} is no folder here and not in the hub's cache, and {reason}; give a folder, a model of "
+            f"{field} {name!r} is no folder here and not in the hub's cache, and {reason}; give a folder, a model of "
             f"`ebft fetch` ({', '.join(NAMES)}), or set HF_HOME to a cache that has it, with HF_HUB_OFFLINE=1"
         )
     hub.use_cache_only()

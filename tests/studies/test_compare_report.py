@@ -98,6 +98,7 @@ def test_the_best_model_is_not_a_point_of_the_last_step(tmp_path: Path, monkeypa
     assert list(figures[0].axes[0].lines[0].get_ydata()) == [3.0, 1.0, 2.0]
     numbers = [cell for row in found.table for cell in row if cell.endswith(".0000")]
     assert numbers == ["3.0000", "1.0000", "1.0000"]  # before, after and best: of the model that is left
+    assert [row[-1] for row in found.table if "3.0000" in row] == ["10, kept"]
 
 
 def test_what_differs_between_the_settings(tmp_path: Path) -> None:

@@ -137,7 +137,8 @@ def _metrics_table(runs: list[Run], metrics: list[str]) -> Rows:
                 first, top, last = values[0], best(values, metric), values[-1]
                 shown = (with_error(first.value, first.error), with_error(top.value, top.error), str(top.step))
                 title = facts(metric).title
-                rows.append((run.name, run.method, title, *shown, with_error(last.value, last.error), str(last.step)))
+                left = str(last.step) if last.model_step == last.step else f"{last.model_step}, kept"
+                rows.append((run.name, run.method, title, *shown, with_error(last.value, last.error), left))
     return rows
 
 

@@ -24,6 +24,7 @@ class Measurement:
     value: float
     error: float | None  # standard error
     costs: dict[str, float]
+    model_step: int  # of an earlier step where the best model was loaded after the last one
 
 
 @dataclass
@@ -49,7 +50,8 @@ class Run:
             value = entry.get(key)
             if value is not None:
                 costs = {name: float(entry[name]) for name in COSTS if entry.get(name) is not None}
-                found[entry["step"]] = Measurement(entry["step"], value, entry.get(f"{key}_se"), costs)
+                step = entry["step"]
+                found[step] = Measurement(step, value, entry.get(f"{key}_se"), costs, entry.get("model_step", step))
         return [found[step] for step in sorted(found)]
 
     def metrics(self) -> set[str]:
