@@ -25,7 +25,7 @@ def main(before: str, target: Path, runs: list[Path]) -> None:
             after = load_file(final)
             squares = [(after[name].double() - weight.double()).square().sum() for name, weight in start.items()]
             found[f"{run.parent.parent.name}/{run.name}"] = round(float(sum(squares).sqrt() / size), 6)
-    target.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    target.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def model_like(name: str, dtype: torch.dtype, trust_remote_code: bool = False) -
 
 def load_tokenizer(recipe: Recipe) -> Any:
     field = "tokenizer" if recipe.model.tokenizer else "model"
-    name = fetch.resolve(recipe.model.tokenizer or recipe.model.model)
+    name = fetch.resolve(recipe.model.tokenizer or recipe.model.model, field)
     if name.startswith(("/", ".", "~")) and not Path(name).expanduser().is_dir():
         raise ConfigError(f"{field}={name!r}: no such folder")
     return _tokenizer_of(f"{field}={name!r}", name, recipe.model.trust_remote_code)
@@ -203,7 +203,7 @@ def feature_network(model: Any, config: EBFTConfig, tokenizer: Any) -> FeatureNe
 def check_feature_model(config: EBFTConfig, tokenizer: Any) -> None:
     """Whether another checkpoint can be the feature network, without loading it."""
     if config.feature_model is not None:
-        place = fetch.resolve(config.feature_model)
+        place = fetch.resolve(config.feature_model, "feature_model")
         check_vocabulary(place, _tokenizer_of(f"feature_model={config.feature_model!r}", place), tokenizer)
 
 
@@ -213,7 +213,7 @@ def other_feature_network(
     """Another checkpoint as the feature network of a model with the same vocabulary."""
     try:
         return FeatureNetwork.from_pretrained(
-            fetch.resolve(name),
+            fetch.resolve(name, "feature_model"),
             like=like,
             tokenizer=tokenizer,
             model_kwargs={"dtype": dtype, "trust_remote_code": trust_remote_code},
