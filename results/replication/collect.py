@@ -26,8 +26,8 @@ SCORES = ".scores.samples.jsonl"
 
 def main(study: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(study / "report", target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.svg", "*.tex"))
-    _write(target / "study.json", _read(study / "study.json"))
+    left_out = shutil.ignore_patterns("*.svg", "*.png", "*.html", "*.tex", "figures")
+    shutil.copytree(study / "report", target, dirs_exist_ok=True, ignore=left_out)
     _write(target / "validation.json", {run.name: _curve(run) for run in sorted((study / "runs").iterdir())})
     evaluations = [e for e in sorted((study / "evaluations").iterdir()) if (e / "results.json").is_file()]
     for evaluation in evaluations:
@@ -40,7 +40,7 @@ def main(study: Path, target: Path) -> None:
     if scores := {e.name: _passed(e) for e in evaluations if any(e.glob(f"*{SCORES}"))}:
         _write(target / "problems.json", scores)
     for file in target.rglob("*"):
-        if file.suffix in (".json", ".md", ".html"):
+        if file.suffix in (".json", ".md"):
             file.write_text(_without_machine(file.read_text()))
 
 
