@@ -38,6 +38,12 @@ ANSWERS = {
     "main block": f"```python\n{FUNCTION}\nif __name__ == '__main__':\n    raise SystemExit(input())\n```",
     "lambda": "```python\nadd = lambda a, b: a + b\n```",
     "helper before it": "```python\ndef plus(a, b):\n    return a + b\n\ndef add(a, b):\n    return plus(a, b)\n```",
+    "byte order mark": "\ufeff" + FUNCTION,
+    "byte order mark in a fence": f"```python\n\ufeff{FUNCTION}```",
+    "byte order mark before a body": "\ufeff" + BODY,
+    "quoted": "> " + FUNCTION.replace("\n", "\n> "),
+    "quoted after prose": "Here it is:\n\n> " + FUNCTION.replace("\n", "\n> "),
+    "quoted fence": "It is this:\n>\n" + f"> ```python\n{FUNCTION}```\n".replace("\n", "\n> "),
     "begin and done": f"[BEGIN]\n{FUNCTION}[DONE]",
 }
 

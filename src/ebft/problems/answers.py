@@ -14,10 +14,18 @@ LONGEST = 200_000  # characters of an answer; more is no attempt at a function
 
 # Where a completion of a function has left it, for those whose generation did not stop there.
 FUNCTION_STOPS = ("\nclass ", "\ndef ", "\n#", "\n@", "\nif ", "\nprint(", "\nassert ", "\n```", '\n"""')
+FENCE = "```|~~~"
 _CODE_STARTS = ("def ", "class ", "import ", "from ", "@", "async def ")
 _CODE_LINE = re.compile(
     r"(def |class |import |from |@|async |#|if |for |while |try:|with |[)\]}]|[A-Za-z_][\w.]*\s*[=\[(+])"
 )
+
+
+def unwrapped(answer: str) -> str:
+    """Without what a chat or an editor puts around a text: a byte order mark, Windows' line ends, `> ` of a quote."""
+    answer = re.sub(r"^\ufeff", "", answer.replace("\r\n", "\n"), flags=re.MULTILINE)
+    quoted = re.search(rf"\A>|^> ?({FENCE}|def |class |import |from )", answer, re.MULTILINE)
+    return re.sub(r"^> ?", "", answer, flags=re.MULTILINE) if quoted else answer
 
 
 def fenced_blocks(text: str) -> list[str]:
@@ -57,7 +65,7 @@ def _indented(lines: list[str]) -> bool:
 
 def python_variants(prompt: str, answer: str, name: str | None = None) -> tuple[tuple[str, ...], ...]:
     """Interpretations of an answer to `prompt` (a function's head; empty where the answer is the whole program)."""
-    answer = answer.replace("\r\n", "\n")
+    answer = unwrapped(answer)
     if "[BEGIN]" in answer or "[DONE]" in answer:  # the marks of MBPP's own prompts
         answer = answer.split("[BEGIN]")[-1].split("[DONE]")[0]
     # The head as a function of its own, for its imports and helpers when the answer repeats only the function.
