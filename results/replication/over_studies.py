@@ -14,8 +14,8 @@ import math
 
 from against_sft import METRICS, methods
 from pooled import shown
+from scipy.stats import t
 
-from ebft.method import student_t
 from ebft.studies.statistics import difference, holm, summarise
 
 # By gamma, study: EBFT and SFT, names of runs without their seeds. On MBPP gamma 0.3 has SFT's rate, 5e-5.
@@ -49,14 +49,14 @@ def main() -> None:
             for study, (value, error) in found.items():
                 print(f"{gamma}, {metric}, {study}: {value:+.2f} % (standard error {error:.2f})")
             value, error, half = pooled(list(found.values()))
-            p = p_values[gamma, metric] = student_t.two_sided_p(value / error, len(found) - 1)
+            p = p_values[gamma, metric] = 2 * t.sf(abs(value / error), len(found) - 1)
             spread = f"[{value - half:+.2f}, {value + half:+.2f}], p {shown(p)}"
             print(f"{gamma}, {metric}, {len(found)} studies: {value:+.2f} % {spread}\n")
     print(f"After correction for these {len(p_values)} tests:")
     for (gamma, metric), p in zip(p_values, holm(list(p_values.values())), strict=True):
         print(f"{gamma}, {metric}: p {shown(p)}")
     value, error, _ = pooled(list(by_study(BEFORE, "cfm").values()))
-    p = student_t.two_sided_p(value / error, len(BEFORE) - 1)
+    p = 2 * t.sf(abs(value / error), len(BEFORE) - 1)
     print(f"\nWith mbpp instead of mbpp-rates: gamma 0.3, cfm: {value:+.2f} %, p {shown(p)} alone")
 
 
@@ -84,7 +84,7 @@ def pooled(found: list[tuple[float, float]]) -> tuple[float, float, float]:
         if not between:
             between = max(0.0, (unlike - len(found) + 1) / (total - math.fsum(w**2 for w in weights) / total))
     error = math.sqrt(max(1.0, unlike / (len(found) - 1)) / total)
-    return mean, error, student_t.quantile(0.975, len(found) - 1) * error
+    return mean, error, float(t.ppf(0.975, len(found) - 1)) * error
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
 from ebft.problems.translation import Pair
-from ebft.studies import corpus_scores
-from ebft.studies.corpus_scores import Corpus, bootstrap_p, difference, draws, summarise
 from ebft.studies.report import study_tables
 from ebft.studies.report.evidence import read_study_folder
+from ebft.studies.statistics import SEED, Corpus, bootstrap_p, difference, draws, summarise
 from ebft.tasks.translation_scores import TranslationScoring, score_translations
 from tests.studies.made_study import make_study, write_jsonl
 
@@ -50,7 +49,7 @@ def test_the_score_is_sacrebleus(name: str) -> None:
 @pytest.mark.parametrize("name", METRICS)
 def test_the_draws_are_those_of_sacrebleus_paired_test(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its p-value to the last digit, from our draws by its formula; ours is two-sided, so it is no smaller."""
-    monkeypatch.setenv("SACREBLEU_SEED", str(corpus_scores.SEED))
+    monkeypatch.setenv("SACREBLEU_SEED", str(SEED))
     references, one = corpus_of(40, 0.30, 1)
     _, two = corpus_of(40, 0.36, 2)
     test = PairedTest([("one", one), ("two", two)], {name: METRICS[name]()}, [references], "bs", n_samples=1000)

@@ -12,23 +12,30 @@ Welch and Satterthwaite's degrees of freedom: two seeds that disagree give a wid
 seed only V_items is known, and nothing is said about training again.
 
 A metric is a ratio of sums (all tokens of all sequences); items enter by their pulls at it, to first order
-(`method.ratios`).
+(`method.ratios`). Corpus BLEU and chrF are no means over sentences, but functions of sums over them: corpora are drawn
+from the sentences with replacement, the same draws for every model, as sacrebleu's paired bootstrap does. Their spread
+is V_items, and the p-value is the larger of the t test's and the bootstrap's.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist, fmean
-from typing import Protocol
+from typing import Any, Literal, NamedTuple
 
-from ebft.method import student_t
+import numpy as np
+
 from ebft.method.ratios import SumsAndCounts, linearized
 
 LEVEL = 0.95
 _ENUMERATED = 12  # with so few items, signs are enumerated
+DRAWS = 10_000  # no p-value of a bootstrap is below one in so many, and reports correct for dozens of tests
+SEED = 12345  # sacrebleu's default
+_AT_ONCE = 500  # draws, to bound memory
+CorpusMetric = Literal["bleu", "chrf"]
 
 
 @dataclass(frozen=True)
@@ -41,8 +48,23 @@ class Measured:
     count: float = 0  # tokens, contexts or problems behind the value
 
 
-@dataclass(frozen=True)
-class Interval:
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """The translations of one model, as a corpus score sees them."""
+
+    metric: CorpusMetric
+    statistics: np.ndarray  # [sentences, numbers that sacrebleu adds up]
+    seed: int | None = None  # None: nothing was trained
+
+    @property
+    def value(self) -> float:
+        return _score(self.metric, self.statistics.sum(0))
+
+
+Runs = Sequence[Measured] | Sequence[Corpus]  # of one method, all of one kind
+
+
+class Interval(NamedTuple):
     low: float
     high: float
 
@@ -73,6 +95,44 @@ def measured(given: SumsAndCounts, seed: int | None = None) -> Measured:
     return Measured(value, tuple(pulls), seed, math.fsum(given.counts))
 
 
+def summarise(runs: Runs, is_rate: bool = False) -> Summary:
+    """The mean over the seeds of one method. A rate has Wilson's interval, which 0 of 3 does not shrink to nothing."""
+    value = fmean(run.value for run in runs)
+    of_items, items, _ = _over_items(value, runs)
+    variance, freedom = _combined(of_items, items, [[run.value for run in runs]])
+    interval = wilson_of_mean(value, items, variance) if is_rate else _interval(value, variance, freedom)
+    return Summary(value, interval, math.nan, items, sum(run.seed is not None for run in runs))
+
+
+def difference(mine: Runs, other: Runs) -> Summary:
+    """`mine` minus `other`, on the same items. Runs with the same seeds are paired."""
+    value = fmean(run.value for run in mine) - fmean(run.value for run in other)
+    of_items, items, floor = _over_items(value, mine, other)
+    by_run, trained = _of_runs(mine, other)
+    variance, freedom = _combined(of_items, items, by_run)
+    p = _p_value(value, variance, freedom, floor)
+    return Summary(value, _interval(value, variance, freedom), p, items, trained)
+
+
+def _over_items(value: float, *sides: Runs) -> tuple[float, int, float]:
+    """The variance of a mean, or of a difference of two, over items (NaN for fewer than two); how many these are; and
+    a p-value that a t test may not be below."""
+    if isinstance(sides[0][0], Corpus):
+        means = [np.mean([draws(run) for run in side], axis=0) for side in sides]
+        drawn = means[0] if len(means) == 1 else means[0] - means[1]
+        items = len(sides[0][0].statistics)
+        return float(drawn.var(ddof=1)) if items > 1 else math.nan, items, bootstrap_p(value, drawn)
+    pulls = _mean_pulls(*sides)  # type: ignore[arg-type]
+    moved = pulls[0] if len(pulls) == 1 else [mine - other for mine, other in zip(*pulls, strict=True)]
+    items = len(moved)
+    if items < 2:
+        return math.nan, items, math.nan
+    of_items = math.fsum(pull * pull for pull in moved) / (items - 1) / items
+    # No test of so many items can be surer than this, however equal the differences are; of few, by enumeration.
+    few = len(sides) == 2 and items <= _ENUMERATED
+    return of_items, items, sign_flip_p([value + pull for pull in moved]) if few else 2.0 ** (1 - items)
+
+
 def _mean_pulls(*sides: Sequence[Measured]) -> list[list[float]]:
     """Of each side, the mean over its runs, for every item that counts in any run of any side."""
     runs = [run for side in sides for run in side]
@@ -86,35 +146,7 @@ def _mean_pulls(*sides: Sequence[Measured]) -> list[list[float]]:
     return [[fmean(of_item) for of_item in zip(*map(pulls, side), strict=True)] for side in sides]
 
 
-def summarise(runs: Sequence[Measured], is_rate: bool = False) -> Summary:
-    """The mean over the seeds of one method. A rate has Wilson's interval, which 0 of 3 does not shrink to nothing."""
-    value = fmean(run.value for run in runs)
-    (pulls,) = _mean_pulls(runs)
-    variance, freedom = _variance(pulls, [run.value for run in runs])
-    items = len(pulls)
-    interval = wilson_of_mean(value, items, variance) if is_rate else _interval(value, variance, freedom)
-    return Summary(value, interval, math.nan, items, sum(run.seed is not None for run in runs))
-
-
-def difference(mine: Sequence[Measured], other: Sequence[Measured]) -> Summary:
-    """`mine` minus `other`, on the same items. Runs with the same seeds are paired."""
-    value = fmean(run.value for run in mine) - fmean(run.value for run in other)
-    pulls = [mine_i - other_i for mine_i, other_i in zip(*_mean_pulls(mine, other), strict=True)]
-    by_run, trained = of_runs(mine, other)
-    variance, freedom = _variance(pulls, *by_run)
-    p = _p_value(value, pulls, variance, freedom)
-    return Summary(value, _interval(value, variance, freedom), p, len(pulls), trained)
-
-
-class _Run(Protocol):
-    @property
-    def value(self) -> float: ...
-
-    @property
-    def seed(self) -> int | None: ...
-
-
-def of_runs(mine: Sequence[_Run], other: Sequence[_Run]) -> tuple[list[list[float]], int]:
+def _of_runs(mine: Runs, other: Runs) -> tuple[list[list[float]], int]:
     """What varies between the runs of a difference, and how many there are on the side that has fewer."""
     seeds = [sorted(run.seed for run in runs if run.seed is not None) for runs in (mine, other)]
     trained = min((len(found) for found in seeds if found), default=0)
@@ -125,73 +157,96 @@ def of_runs(mine: Sequence[_Run], other: Sequence[_Run]) -> tuple[list[list[floa
     return [[run.value for run in runs] for runs in (mine, other)], trained
 
 
-def student_summary(value: float, of_items: float, items: int, by_run: Sequence[Sequence[float]]) -> Summary:
-    """From a variance over items that is known by other means, NaN if it is not, and the values of runs."""
-    if math.isnan(of_items):
-        return Summary(value, None, math.nan, items, 0)
-    variance, freedom = _combined((of_items, items - 1), by_run)
-    p = 1.0
-    if value:
-        p = student_t.two_sided_p(value / math.sqrt(variance) if variance else math.inf, freedom)
-    return Summary(value, _interval(value, variance, freedom), p, items, 0)
-
-
-def _variance(pulls: Sequence[float], *by_run: Sequence[float]) -> tuple[float, float]:
-    """V, and its degrees of freedom; NaN for fewer than two items."""
-    if len(pulls) < 2:
-        return math.nan, math.nan
-    return _combined((math.fsum(p * p for p in pulls) / (len(pulls) - 1) / len(pulls), len(pulls) - 1), by_run)
-
-
-def _combined(of_items: tuple[float, int], by_run: Sequence[Sequence[float]]) -> tuple[float, float]:
+def _combined(of_items: float, items: int, by_run: Sequence[Sequence[float]]) -> tuple[float, float]:
     """The sum of the variances over items and over runs, and its degrees of freedom by Welch and Satterthwaite."""
-    parts = [of_items]
+    parts = [(of_items, items - 1)]
     for values in by_run:
         if len(values) > 1:
-            mean = fmean(values)
-            parts.append(
-                (math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values), len(values) - 1)
-            )
+            mean, others = fmean(values), len(values) - 1
+            parts.append((math.fsum((v - mean) ** 2 for v in values) / others / len(values), others))
     variance = math.fsum(part for part, _ in parts)
-    if variance == 0:
-        return 0.0, float(parts[0][1])
+    if math.isnan(variance) or variance == 0:
+        return variance, float(items - 1)
     return variance, variance**2 / math.fsum(part**2 / freedom for part, freedom in parts)
 
 
 def _interval(value: float, variance: float, freedom: float) -> Interval | None:
+    from scipy.stats import t
+
     if math.isnan(variance) or math.isnan(value):
         return None
-    half = student_t.quantile((1 + LEVEL) / 2, freedom) * math.sqrt(variance)
+    half = float(t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(variance)
     return Interval(value - half, value + half)
 
 
-def _p_value(value: float, pulls: Sequence[float], variance: float, freedom: float) -> float:
+def _p_value(value: float, variance: float, freedom: float, floor: float) -> float:
     """Of the t test; for few items at least what flipping their signs gives, which a t test can be far below."""
+    from scipy.stats import t
+
     if math.isnan(variance) or math.isnan(value):
         return math.nan
     if value == 0:
         return 1.0
-    p = student_t.two_sided_p(value / math.sqrt(variance) if variance else math.inf, freedom)
-    # No test of so many items can be surer than this, however equal the differences are.
-    floor = 2.0 ** (1 - len(pulls))
-    if len(pulls) <= _ENUMERATED:
-        floor = sign_flip_p([value + pull for pull in pulls])
-    return max(p, floor)
+    return max(2 * float(t.sf(abs(value) / math.sqrt(variance) if variance else math.inf, freedom)), floor)
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
     """The exact test of symmetry around 0: the share of sign patterns with a sum at least as far from 0."""
-    observed = abs(math.fsum(differences))
-    slack = 1e-12 * math.fsum(abs(d) for d in differences)
-    patterns = itertools.product((1, -1), repeat=len(differences))
-    sums = [abs(math.fsum(sign * d for sign, d in zip(signs, differences, strict=True))) for signs in patterns]
-    return sum(found >= observed - slack for found in sums) / len(sums)
+    from scipy.stats import permutation_test
+
+    shares = np.asarray(differences) / (math.fsum(map(abs, differences)) or 1.0)
+
+    def far(moved: np.ndarray, axis: int) -> np.ndarray:
+        return np.abs(moved.sum(axis)).round(12)  # sums that differ by rounding alone are equal
+
+    options: dict[str, Any] = {"permutation_type": "samples", "alternative": "greater", "n_resamples": np.inf}
+    return float(permutation_test((shares,), far, **options).pvalue)
+
+
+def bootstrap_p(value: float, drawn: np.ndarray) -> float:
+    """The share of draws whose difference is as far from their mean as the measured one is from 0: two-sided, where
+    sacrebleu's counts one side. A difference of exactly 0 is no difference."""
+    if value == 0 or np.isnan(drawn).any():
+        return math.nan if value else 1.0
+    beyond = np.abs(drawn - drawn.mean()) >= abs(value)
+    return float((beyond.sum() + 1) / (len(drawn) + 1))
+
+
+@cache  # a row of a report is compared with several others
+def draws(corpus: Corpus, times: int = DRAWS) -> np.ndarray:
+    """The score of each corpus that is drawn from this one."""
+    statistics = corpus.statistics.astype(np.float64)
+    sums = np.concatenate([part @ statistics for part in _counts(len(statistics), times)])
+    return np.array([_score(corpus.metric, row) for row in sums])
+
+
+@cache
+def _counts(sentences: int, times: int) -> tuple[np.ndarray, ...]:
+    """How often each sentence is in each draw, in parts; the same for all models."""
+    random = np.random.default_rng(SEED)
+    parts = []
+    for start in range(0, times, _AT_ONCE):
+        rows = min(_AT_ONCE, times - start)
+        drawn = random.integers(sentences, size=(rows, sentences)) + sentences * np.arange(rows)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=rows * sentences).reshape(rows, sentences)
+        parts.append(counts.astype(np.uint16))
+    return tuple(parts)
+
+
+@cache
+def _formula(metric: CorpusMetric) -> Any:
+    from sacrebleu.metrics import BLEU, CHRF
+
+    return {"bleu": BLEU, "chrf": CHRF}[metric]()  # how sentences were tokenised is in their statistics
+
+
+def _score(metric: CorpusMetric, sums: np.ndarray) -> float:
+    # It has no public name; the standard errors of `ebft eval` use it too.
+    return float(_formula(metric)._compute_score_from_stats(sums.tolist()).score)
 
 
 def wilson(passed: float, trials: float, level: float = LEVEL) -> Interval:
     """Wilson's score interval of a share."""
-    if not 0 <= passed <= trials or not trials > 0:
-        raise ValueError(f"passed={passed} must lie between 0 and trials={trials}, which must be above 0")
     z = NormalDist().inv_cdf((1 + level) / 2)
     share, shrink = passed / trials, 1 + z * z / trials
     middle = (share + z * z / (2 * trials)) / shrink

@@ -22,10 +22,9 @@ from ebft.method.ratios import SumsAndCounts
 from ebft.method.sequence_records import sums_by_metric
 from ebft.runtime.files import read_json, read_jsonl
 from ebft.studies import jobs
-from ebft.studies.corpus_scores import Corpus, Metric
 from ebft.studies.run_reader import METRICS_FILE, Run, read_run
 from ebft.studies.same_measurement import compares, settings_that_differ
-from ebft.studies.statistics import Measured, measured
+from ebft.studies.statistics import Corpus, CorpusMetric, Measured, measured
 
 TEST, VALIDATION = "test", "validation"
 _LONGEST_ERROR = 160  # characters, in notes and tables
@@ -221,7 +220,7 @@ def _corpus(task: str, metric: str, folder: Path, seed: int | None) -> tuple[Cor
     rows = read_jsonl(folder / f"{task}.greedy.scores.jsonl") if greedy else []
     if not greedy or not rows or not all(f"{greedy[1]}_statistics" in row for row in rows):
         return None
-    name: Metric = "bleu" if greedy[1] == "bleu" else "chrf"
+    name: CorpusMetric = "bleu" if greedy[1] == "bleu" else "chrf"
     statistics = np.array([row[f"{name}_statistics"] for row in rows])
     return Corpus(name, statistics, seed), tuple(row["task_id"] for row in rows)
 

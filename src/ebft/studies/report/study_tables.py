@@ -10,7 +10,6 @@ from statistics import NormalDist, fmean
 from typing import Any
 
 from ebft.runtime.files import read_json
-from ebft.studies import corpus_scores
 from ebft.studies.metric_facts import MetricFacts, facts
 from ebft.studies.report.evidence import VALIDATION, Evidence, ReportRow, Score
 from ebft.studies.report.tables import Cell, Column, Table, cell, number_cell, shown
@@ -76,7 +75,7 @@ def summary_of(row: ReportRow, metric: str) -> Summary | None:
         return found
     corpora = [score.corpus for score in scores if score.corpus is not None]
     if len(corpora) == len(scores) and len({score.items for score in scores}) == 1:
-        return corpus_scores.summarise(corpora)
+        return summarise(corpora)
     return _summary_of_values(scores)
 
 
@@ -100,7 +99,7 @@ def compare_rows(mine: ReportRow, other: ReportRow, metric: str) -> Summary | No
         return None
     corpora = [[score.corpus for score in side if score.corpus is not None] for side in scores]
     if all(len(side) == len(given) for side, given in zip(corpora, scores, strict=True)):
-        return corpus_scores.difference(*corpora)
+        return difference(*corpora)
     sides = [[score.measured for score in side if score.measured is not None] for side in scores]
     if any(len(side) < len(given) for side, given in zip(sides, scores, strict=True)):
         return None
