@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ebft import cli, iteration
-from ebft.baselines import verifiable_rewards
+from ebft.baselines import rlvr, verifiable_rewards
 from ebft.config import evaluation as eval_options
 from ebft.config.method import settings_that_change
 from ebft.config.recipe import load_recipe, read_values
@@ -142,6 +142,9 @@ def test_rlvr_recipes_hold_the_papers_settings(task: str, prompts: int, rewards:
     assert config.per_device_train_batch_size * config.gradient_accumulation_steps == prompts * 8
     assert (config.generations, config.generation_temperature, config.max_new_tokens) == (8, 1.0, 1024)
     assert (config.kl_coefficient, config.learning_rate, config.rewards) == (0.0, 1e-6, [rewards])
+    told = rlvr._arguments(config)  # what TRL is given
+    assert (told.num_generations, told.temperature, told.top_p) == (8, 1.0, 1.0)
+    assert (told.max_completion_length, told.beta, told.generation_batch_size) == (1024, 0.0, prompts * 8)
 
 
 def commands_of(page: Path) -> list[list[str]]:
@@ -212,6 +215,26 @@ def test_studies_are_valid(file: Path) -> None:
         runs, evaluations = (int(cell) for cell in row.split("|")[3:5])
         assert len(plan.jobs) + plan.unknown == runs + evaluations
         assert f"study run studies/paper/{file.stem}" in page
+
+
+@pytest.mark.parametrize("task", ["qa_code", "unstructured_code", "translation"])
+def test_main_studies_search_what_the_paper_did(task: str) -> None:
+    study = read_study(f"studies/paper/{task}")
+    for name in ("ebft", "ebft-ws"):
+        assert study.methods[name].grid == {"gamma": [0.0, 0.03, 0.1]}
+        assert not study.methods[name].search
+    for name in ("sft", "sft-constant"):
+        assert study.methods[name].grid == {"num_train_epochs": [2, 5]}
+        assert study.methods[name].search == {"gradient_accumulation_steps": [16, 32]}  # of 4 documents
+    if task != "unstructured_code":
+        first, second = study.methods["rlvr"].grid["gradient_accumulation_steps"]
+        assert second == 2 * first
+    told = eval_options.EvalOptions.from_values(study.evaluation)
+    assert (told.samples, told.temperature, told.top_p, told.max_new_tokens) == (16, 0.6, 0.95, 512)
+    suffix = "" if task == "qa_code" else f"_{task}"
+    for method in ("ebft", "ebft-ws"):
+        grid = read_study(f"studies/paper/alpha_gamma{suffix}").methods[method].grid
+        assert grid == {"alpha": [0.0, 0.5, 1.0], "gamma": [0.0, 0.03, 0.1]}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,4 +1,4 @@
-"""The method's settings, for training, baselines, evaluation and sweeps alike. Defaults are the paper's for Q&A code.
+"""The method's settings, for training, baselines, evaluation and sweeps alike. docs/method.md has the paper's.
 
 `changes` says which validation numbers depend on a setting: all of them ("text"), those that the frozen network gives
 ("features"), or only the whitened proxy and the reward ("proxy"). `ebft eval` takes the settings that have it, and
@@ -63,11 +63,11 @@ class MethodConfig:
         changes="features",
     )
     feature_pooling: Pooling = _features(
-        "last", "last token of the completion, or mean over its tokens", changes="features"
+        "last", "last token of the completion, or mean over its tokens, each normalised", changes="features"
     )
     feature_normalize: Normalize = _features(
         "per_layer",
-        "per_layer: unit length per tapped layer; joint: once, as the released code does",
+        "per_layer: unit length per tapped layer, as in the paper's text; joint: once, as the released code does",
         changes="features",
     )
     feature_source: Literal["auto", "copy", "adapter_off", "random", "average"] = _features(

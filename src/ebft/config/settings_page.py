@@ -24,7 +24,7 @@ network, running and transformers belong to `EBFTConfig`; those of the model and
 A list is written `[a, b]` in a recipe and `--name a b` or `--name a,b` as a flag; a flag without a value means true.
 An unknown name or a value of the wrong type is an error. `model`, `dataset` and `output_dir` have no default.
 
-What the settings of the data mean in detail is in [data.md](data.md), those of the method in [core.md](core.md).
+What the settings of the data mean in detail is in [data.md](data.md), those of the method in [method.md](method.md).
 
 This page is made by `python -m ebft.config.settings_page > docs/settings.md`; edit the help texts in `src/ebft/config/`
 instead.

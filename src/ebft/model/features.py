@@ -50,7 +50,7 @@ class FeatureNetwork(nn.Module):
         model: a causal language model of transformers, with or without a peft adapter.
         layers: which hidden states to tap: fractions of the depth (0.25 taps `hidden_states[floor(L/4)]`) or whole
             numbers (0 the embeddings, i the output of layer i). A tap of the last layer is taken before the norm.
-        pooling: "last" token of the completion, or the "mean" over its tokens.
+        pooling: "last" token of the completion, or the "mean" over its tokens, after they are normalised.
         normalize: "per_layer" scales each layer's vector to unit length before concatenation; "joint" scales the
             concatenation once, as the released code does.
         source: where the weights come from.
@@ -212,15 +212,17 @@ class FeatureNetwork(nn.Module):
             cache_enabled=torch.is_autocast_cache_enabled(),
         )
         packed_pass = PackedPass(layout, backend, b)
-        places = [(packed_pass.numbers(slots), weights) for slots, weights in places]
-        with evaluating(network), adapter_off, precision, tapped_states(network, self.taps, places) as tapped:
+        tokens = [packed_pass.numbers(slots) for slots, _ in places]
+        with evaluating(network), adapter_off, precision, tapped_states(network, self.taps, tokens) as tapped:
             packed_pass.run(partial(run_decoder, network, ebft_pass=packed_pass), packed_ids)
 
         def features_at(place: int) -> Tensor:
-            pooled = [tapped[tap][place] for tap in self.taps]
+            states = [tapped[tap][place].float() for tap in self.taps]  # [b, B*n + B, m, width] each
             if self.normalize == "per_layer":
-                return torch.cat([F.normalize(x, dim=-1) for x in pooled], -1)
-            return F.normalize(torch.cat(pooled, -1), dim=-1)
+                units = torch.cat([F.normalize(x, dim=-1) for x in states], -1)
+            else:
+                units = F.normalize(torch.cat(states, -1), dim=-1)
+            return (units * places[place][1]).sum(-2)
 
         return tuple(features_at(place) for place in range(len(lengths)))
 

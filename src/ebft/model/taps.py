@@ -54,18 +54,15 @@ def random_like(decoder: nn.Module, seed: int) -> nn.Module:
 
 @contextmanager
 def tapped_states(
-    decoder: nn.Module, taps: Sequence[int], places: Sequence[tuple[Tensor, Tensor]]
+    decoder: nn.Module, taps: Sequence[int], places: Sequence[Tensor]
 ) -> Iterator[dict[int, list[Tensor]]]:
-    """Pool tokens [b, R, m] of the tapped hidden states with their weights, to [b, R, width], and keep nothing else.
+    """Keep tokens [b, R, m] of the tapped hidden states, as [b, R, m, width], and nothing else.
     Tokens are numbered over all rows of the pass, one after the other."""
     layers = decoder_layers(decoder)[1]
     found: dict[int, list[Tensor]] = {}
 
-    def pool(hidden: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
-        return (hidden.flatten(0, 1)[tokens].float() * weights).sum(-2)
-
     def keep(tap: int, hidden: Tensor) -> None:
-        found[tap] = [pool(hidden, tokens, weights) for tokens, weights in places]
+        found[tap] = [hidden.flatten(0, 1)[tokens] for tokens in places]
 
     def before_first_layer(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         keep(0, args[0] if args else kwargs["hidden_states"])
