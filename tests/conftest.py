@@ -10,6 +10,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from ebft.runtime.machine import hub_unreachable
 from tests.baselines.runs import ROWS, make_model, write_rows
 
 PLACES = [
@@ -80,6 +81,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    hub_unreachable.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,10 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from ebft import fetch
 from ebft.config.recipe import Recipe, load_recipe
 from ebft.errors import ConfigError
 from ebft.loading import Checkpoint, feature_network, load_model, load_tokenizer
-from ebft.runtime import hub
 from tests.baselines.runs import needs_trl, results_of, run, write_recipe
 from tests.tiny_tokenizer import VOCABULARY, byte_tokenizer
 
@@ -106,7 +106,7 @@ class TestCheckpoint:
 
     def test_names_on_the_hub_are_left_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(hub, "why_unreachable", lambda: None)
+        monkeypatch.setattr(fetch, "hub_unreachable", lambda: None)
         assert Checkpoint.find("someone/some-model") == Checkpoint("someone/some-model", "someone/some-model")
 
     @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ebft.config.synonyms import suggestion
 from ebft.config.usage import PLAN, STUDY, USAGE
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
 from ebft.runtime.launch import PREEMPTED, end_with_launcher, stop_on_notice
-from ebft.runtime.machine_memory import lack_of_gpu_memory
+from ebft.runtime.machine import lack_of_gpu_memory
 from ebft.runtime.messages import LEVELS, each_message_once, printable, show_messages
 from ebft.version import __version__
 
@@ -556,7 +556,7 @@ def _fetch(arguments: list[str]) -> int:
 
 def _env(arguments: list[str]) -> int:
     _Parser(prog="ebft env", description="Versions and hardware, for bug reports.").parse_args(arguments)
-    from ebft.runtime.environment import describe
+    from ebft.runtime.machine import describe
 
     _print_table(list(describe().items()))
     return 0

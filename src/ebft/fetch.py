@@ -22,9 +22,9 @@ from typing import Any
 
 from ebft.config.like_run import how_to_resume
 from ebft.errors import ConfigError, nearest
-from ebft.runtime import hub
 from ebft.runtime.files import cache_directory, sha256_of, share_weights
-from ebft.runtime.progress import progress
+from ebft.runtime.machine import hub_unreachable
+from ebft.runtime.messages import progress
 
 logger = logging.getLogger(__name__)
 
@@ -128,21 +128,25 @@ def _check_name(name: str, field: str) -> None:
     if path.exists() or name.startswith(("/", ".", "~")):
         return  # who asked says what is missing there
     if name.count("/") == 0:
-        if name not in WITHOUT_OWNER and not hub.in_cache(name):
+        if name not in WITHOUT_OWNER and not _in_cache(name):
             names = "names on the hub have an owner, as in Qwen/Qwen2.5-0.5B"
             raise ConfigError(f"{field} {name!r}: no such folder, and {names}{nearest(name, NAMES)}")
     elif name.count("/") > 1 or path.parent.is_dir():
         siblings = [str(p) for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
         raise ConfigError(f"{field} {name!r}: no such folder{nearest(str(path), siblings)}")
-    reason = hub.why_unreachable()
-    if reason is None:
-        return
-    if not hub.in_cache(name):
+    if (reason := hub_unreachable()) is not None and not _in_cache(name):
         raise ConfigError(
             f"{field} {name!r} is no folder here and not in the hub's cache, and {reason}; give a folder, a model of "
             f"`ebft fetch` ({', '.join(NAMES)}), or set HF_HOME to a cache that has it, with HF_HUB_OFFLINE=1"
         )
-    hub.use_cache_only()
+
+
+def _in_cache(name: str) -> bool:
+    """Whether a model, an adapter or a tokenizer of this name was downloaded before."""
+    from huggingface_hub import try_to_load_from_cache
+
+    files = ("config.json", "adapter_config.json", "tokenizer_config.json")
+    return any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
 
 
 def fetch(name: str) -> Path:

@@ -19,11 +19,11 @@ from ebft.data.formats import check_tokenizer
 from ebft.errors import ConfigError, first_line, how_to_install
 from ebft.model.backbone import embedding_size, end_tokens_of
 from ebft.model.features import FeatureNetwork, Source, check_vocabulary
-from ebft.runtime import sharded_checkpoints
+from ebft.runtime import sharding
 
 ADAPTER_FILE = "adapter_config.json"
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
-SHARDS = f"{sharded_checkpoints.MODEL}/*.distcp"
+SHARDS = f"{sharding.MODEL}/*.distcp"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -96,11 +96,11 @@ def load_pretrained(name: str, dtype: torch.dtype, trust_remote_code: bool = Fal
     """From a folder or a hub name, or from a checkpoint of a sharded run; `options` are for the former."""
     folder = Path(name).expanduser()
     try:
-        if not (folder / sharded_checkpoints.MODEL).is_dir():
+        if not (folder / sharding.MODEL).is_dir():
             code = {"trust_remote_code": trust_remote_code}
             return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **code, **options)
         model = model_like(name, dtype, trust_remote_code)
-        sharded_checkpoints.load_whole(folder, model)
+        sharding.load_whole(folder, model)
         return model
     except OSError:
         raise

@@ -31,8 +31,8 @@ from ebft.model.backbone import evaluating, output_head
 from ebft.model.features import FeatureNetwork
 from ebft.model.fingerprint import weight_fingerprint
 from ebft.rollouts import Rollouts, roll_out_with_context
+from ebft.runtime.messages import progress
 from ebft.runtime.processes import count, join_rows, rank
-from ebft.runtime.progress import progress
 from ebft.trees import pack_to_score
 
 

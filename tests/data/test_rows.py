@@ -11,9 +11,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from ebft.data import rows
 from ebft.data.rows import check_hub, contents, count_rows, fingerprint, read_rows
 from ebft.errors import DataError
-from ebft.runtime import hub
+from ebft.runtime.machine import hub_unreachable
 
 ROWS = [{"prompt": "1+1=", "completion": "2"}, {"prompt": 'a "quoted"\nline', "completion": "é, ü"}]
 
@@ -217,21 +218,14 @@ class TestErrors:
         with pytest.raises(DataError, match=words):
             check_hub("someone/somedata")
 
-    def test_a_hub_that_cannot_be_reached_is_not_asked_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import datasets
-        from huggingface_hub import constants
-
+    def test_a_hub_that_cannot_be_reached_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         no_hub(monkeypatch)
-        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(hub, "why_unreachable", lambda: "the hub is away")
+        monkeypatch.setattr(rows, "hub_unreachable", lambda: "the hub is away")
         with pytest.raises(DataError, match=r"someone/somedata: not a file.*, and the hub is away; give a local copy"):
             read("someone/somedata")
-        assert datasets.config.HF_HUB_OFFLINE, "else its library would try for half a minute"
 
     def test_what_is_here_needs_no_hub(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(hub, "why_unreachable", lambda: pytest.fail("asked"))
+        monkeypatch.setattr(rows, "hub_unreachable", lambda: pytest.fail("asked"))
         check_hub("stdlib-code")
         check_hub(str(write_jsonl(tmp_path / "rows.jsonl", ROWS)))
 
@@ -243,6 +237,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    hub_unreachable.cache_clear()
 
 
 class TestFingerprint:

@@ -6,11 +6,13 @@ Started by test_invariance.py, with a folder to write results to.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig
+from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from ebft import EBFTConfig, EBFTTrainer
@@ -151,8 +153,13 @@ def train(folder: Path, setting: str, accumulation: int, world: int, fsdp: str |
         "same_on_all": len(set(sums)) == 1,
         "processes": len(sums),
         "saved": saved,
-        "held": {name: on_each(sharding.held(tensors), config.device) for name, tensors in held.items()},
+        "held": {name: on_each(elements(tensors), config.device) for name, tensors in held.items()},
     }
+
+
+def elements(tensors: Iterable[torch.Tensor]) -> int:
+    """How many of these tensors this process holds."""
+    return sum((t.to_local() if isinstance(t, DTensor) else t).numel() for t in tensors)
 
 
 def on_each(value: float, device: torch.device) -> list[float]:

@@ -17,8 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from ebft import cli, loading
 from ebft.evaluate import tables
-from ebft.runtime.files import read_jsonl
-from ebft.runtime.locks import Lock
+from ebft.runtime.files import locked, read_jsonl
 from ebft.sandbox.isolation import Sandbox, SandboxError
 from ebft.tasks.generation import Completion, TransformersGenerator
 from ebft.tasks.resumable_records import ResumableRecords
@@ -616,7 +615,7 @@ def test_one_process_for_one_folder(
     place: str, run: Run, model: Path, other_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The folder that was given, and that of each model."""
-    with Lock(tmp_path / place / "eval.lock"):
+    with locked(tmp_path / place / "eval.lock"):
         run(tmp_path / "out", "translation", models=(model, other_model), code=2)
         assert f"{place} is in use by process {os.getpid()} on " in capfd.readouterr().err
         assert [file.name for file in tmp_path.rglob("*.lock")] == ["eval.lock"]

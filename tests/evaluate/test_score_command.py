@@ -17,7 +17,7 @@ import pytest
 
 from ebft import cli
 from ebft.evaluate import score_command
-from ebft.runtime.locks import Lock
+from ebft.runtime.files import locked
 from ebft.tasks import scoring
 from ebft.tasks.scoring import outcomes_file_of
 from tests.problems.pairs import GUESSES, PAIRS, REFERENCES, SOURCES, write
@@ -415,7 +415,7 @@ def test_an_error_does_not_wait_for_torch() -> None:
 def test_one_process_for_one_file(problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of two, each would lose what the other has appended."""
     samples, output = write_file(tmp_path / "samples.jsonl", SAMPLES), tmp_path / "new" / "results.json"
-    with Lock(tmp_path / "new" / "results.json.lock"):
+    with locked(tmp_path / "new" / "results.json.lock"):
         assert run("humaneval", problems, samples, output) == 2
         assert list(output.parent.iterdir()) == [output.parent / "results.json.lock"]
     assert f"results.json is in use by process {os.getpid()} on " in capsys.readouterr().err

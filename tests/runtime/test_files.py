@@ -1,16 +1,26 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and one writer for one folder."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ebft.errors import ConfigError
 from ebft.runtime import files
+from ebft.runtime.files import locked
 
 
 def test_a_reader_sees_the_old_text_until_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,3 +86,78 @@ def test_the_cache_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytes
     for value in ("", None):
         monkeypatch.setenv("EBFT_CACHE", value) if value is not None else monkeypatch.delenv("EBFT_CACHE")
         assert files.cache_directory() == tmp_path / ".cache" / "ebft"
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock."""
+    code = (
+        "import sys, time; from pathlib import Path; from ebft.runtime.files import locked\n"
+        f"with locked(Path({str(tmp_path / 'run' / 'lock')!r})): print('taken', flush=True); time.sleep(60)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "taken\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_process_is_refused_until_the_first_is_dead(other: subprocess.Popen[str], tmp_path: Path) -> None:
+    lock = tmp_path / "run" / "lock"
+    with pytest.raises(ConfigError, match=rf"run is in use by process {other.pid} on {os.uname().nodename}; wait"):
+        ExitStack().enter_context(locked(lock))
+    other.kill()
+    other.wait()
+    with locked(lock):
+        assert lock.read_text().startswith(f"{os.getpid()}\n")
+    assert not lock.exists()
+
+
+def test_a_folder_that_stays_empty_goes_with_its_lock(tmp_path: Path) -> None:
+    for name in ("empty", "used"):
+        with locked(tmp_path / name / "lock"):
+            if name == "used":
+                (tmp_path / name / "file").touch()
+    assert not (tmp_path / "empty").exists()
+    assert [file.name for file in (tmp_path / "used").iterdir()] == ["file"]
+
+
+def test_the_lock_of_another_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a disk without the kernel's locks, a file that somebody has left stands for the lock."""
+
+    def not_here(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", not_here)
+    (tmp_path / "lock").write_text("7\nelsewhere\n")
+    words = rf"in use by process 7 on elsewhere; .*; if elsewhere is dead, delete {tmp_path}/lock"
+    with pytest.warns(UserWarning, match="flock"), pytest.raises(ConfigError, match=words):
+        ExitStack().enter_context(locked(tmp_path / "lock"))
+    (tmp_path / "lock").unlink()
+    with pytest.warns(UserWarning, match="flock"), locked(tmp_path / "lock"):
+        assert (tmp_path / "lock").exists()
+    assert not (tmp_path / "lock").exists()
+
+
+def test_one_file_of_a_folder(tmp_path: Path) -> None:
+    a = ExitStack()
+    a.enter_context(locked(tmp_path / "a.lock", tmp_path / "a"))
+    with a, locked(tmp_path / "b.lock", tmp_path / "b"), pytest.raises(ConfigError, match=r"/a is in .* another file"):
+        a.enter_context(locked(tmp_path / "a.lock", tmp_path / "a"))
+
+
+def test_waiting_for_the_holder_to_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the jobs of a sweep do, whose predecessors may need a moment to save a checkpoint."""
+    monkeypatch.setenv(files.LOCK_WAIT, "30")
+    holder = ExitStack()
+    holder.enter_context(locked(tmp_path / "lock"))
+    waiting = threading.Thread(target=lambda: ExitStack().enter_context(locked(tmp_path / "lock")))
+    waiting.start()
+    assert waiting.is_alive()
+    holder.close()
+    waiting.join(20)
+    assert not waiting.is_alive()
+    monkeypatch.setenv(files.LOCK_WAIT, "long")
+    with pytest.raises(ConfigError, match="EBFT_LOCK_WAIT=long is not a number of seconds"):
+        ExitStack().enter_context(locked(tmp_path / "lock"))

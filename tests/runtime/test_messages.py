@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebft.runtime.messages import each_message_once, notes_if_it_succeeds, show_messages
+from ebft.runtime.messages import duration, each_message_once, progress, show_messages, tracked
 
 logger = logging.getLogger("ebft.somewhere.inside")
 
@@ -85,21 +85,43 @@ def test_the_same_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "note: first\nnote: second\nnote: first\n"
 
 
-def test_notes_are_dropped_when_an_error_follows(capsys: pytest.CaptureFixture[str]) -> None:
-    show_messages()
-    logger = logging.getLogger("ebft.some")
-    with notes_if_it_succeeds():
-        logger.warning("first")
-        logger.info("progress")
-        assert capsys.readouterr().err == "progress\n"
-    assert capsys.readouterr().err == "note: first\n"
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    return now
 
-    def fails() -> None:
-        with notes_if_it_succeeds():
-            logger.warning("second")
-            raise ValueError("bad")
 
-    with pytest.raises(ValueError, match="bad"):
-        fails()
-    logger.warning("third")
-    assert capsys.readouterr().err == "note: third\n"
+def test_in_a_log_file_a_line_a_minute(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ebft")
+    with progress("scoring", 1000, done=200) as advance:
+        for _ in range(8):
+            clock[0] += 30
+            advance(100)
+    assert [line.partition(" [")[0] for line in caplog.messages] == [
+        *(f"scoring: {n} of 1,000" for n in (200, 400, 600, 800)),
+        "scoring: 1,000 of 1,000",
+        "scoring: 1,000 of 1,000",
+    ]
+    assert caplog.messages[1].endswith("[01:00<03:00]")
+
+
+def test_what_is_quick_says_nothing_if_it_leaves_nothing(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ebft")
+    assert list(tracked(iter("abc"), "tokenising", 3)) == ["a", "b", "c"]
+    assert caplog.messages == []
+    with progress("held-out sequences", 14) as advance:
+        advance(14)
+    assert [line.partition(" [")[0] for line in caplog.messages] == [f"held-out sequences: {n} of 14" for n in (0, 14)]
+
+
+def test_without_a_total_there_is_no_time_left(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ebft")
+    for _ in tracked(range(2), "tokenising", None):
+        clock[0] += 3000
+    assert caplog.messages[0] == "tokenising: 1 [50:00]"
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (0, 0.0123, 2.11, 9.99)] == ["0 s", "0.012 s", "2.1 s", "10 s"]
+    assert [duration(s) for s in (99, 119, 5999, 7200, 4e6)] == ["99 s", "2 min", "100 min", "2.0 h", "1,111 h"]

@@ -70,16 +70,3 @@ def test_one_process_takes_one_gpu() -> None:
     processes.check_one_gpu(1)
     with pytest.raises(ConfigError, match="one process sees 4 GPUs; start one process per GPU"):
         processes.check_one_gpu(4)
-
-
-def test_buckets_hold_every_gradient_once_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_BUCKET", 10)
-    kinds = [torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float32]
-    gradients = [torch.zeros(size, dtype=kind) for size, kind in zip((4, 5, 30, 3, 2), kinds, strict=True)]
-    found = list(processes._buckets(gradients))
-    assert [id(gradient) for bucket in found for gradient in bucket] == [id(gradient) for gradient in gradients]
-    for bucket in found:
-        assert len({g.dtype for g in bucket}) == 1
-        assert len(bucket) == 1 or sum(g.numel() for g in bucket) <= 10
-    assert [len(bucket) for bucket in found] == [2, 1, 1, 1]
-    assert list(processes._buckets([])) == []

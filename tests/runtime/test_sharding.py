@@ -3,8 +3,11 @@ tests/distributed/."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ebft.method.layout import StridedLayout
@@ -63,3 +66,22 @@ def test_bf16_is_for_computing_only() -> None:
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
     assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}, "frequencies of rotary embeddings"
+
+
+def test_a_sharded_checkpoint_fills_an_ordinary_model(tmp_path: Path) -> None:
+    plain = tiny_model("qwen2")  # its head is its embeddings
+    model = sharded(plain)
+    sharding.save(tmp_path / sharding.MODEL, sharding.weights(model))
+    other = tiny_model("qwen2")
+    for parameter in other.parameters():
+        torch.nn.init.zeros_(parameter)
+    sharding.load_whole(tmp_path, other.to(torch.bfloat16))
+    for name, value in plain.named_parameters():
+        assert torch.equal(other.get_parameter(name), value.to(torch.bfloat16)), name
+
+
+def test_errors_of_a_checkpoint_are_plain_ones(tmp_path: Path) -> None:
+    words = "nowhere" if torch.__version__ >= "2.13" else "metadata is None"
+    with pytest.raises((OSError, AssertionError), match=words) as found:
+        sharding.load(tmp_path / "nowhere", {"a": torch.zeros(2)})
+    assert not isinstance(found.value, dist.checkpoint.CheckpointException)

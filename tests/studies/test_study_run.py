@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from ebft import cli
-from ebft.runtime.locks import Lock
+from ebft.runtime.files import locked
 from ebft.studies import study_estimate
 from ebft.studies.study_estimate import Estimate
 from ebft.studies.study_file import read_study
@@ -196,7 +196,7 @@ class TestAgain:
     def test_two_at_once_do_not_meet(self, study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         file = study({"sft": {}}, seeds=[0])
         assert run(file) == 0
-        with Lock(tmp_path / "out" / "study.lock"):
+        with locked(tmp_path / "out" / "study.lock"):
             assert run(file) == 2
         assert f"out is in use by process {os.getpid()} on " in capsys.readouterr().err
         assert not (tmp_path / "out" / "study.lock").exists()

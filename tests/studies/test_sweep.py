@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ebft.runtime.locks import Lock
+from ebft.runtime.files import locked
 from ebft.studies.points import points
 from tests.baselines.runs import write_recipe
 from tests.imports import imports_torch
@@ -123,7 +123,7 @@ def test_errors_of_the_command_line_are_quick(recipe: Path) -> None:
 
 @pytest.mark.usefixtures("stub")
 def test_one_process_for_one_sweep(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Lock(tmp_path / "out" / "sweep.lock"):
+    with locked(tmp_path / "out" / "sweep.lock"):
         assert sweep(recipe, "--set", "gamma=0,0.1") == 2
         assert [file.name for file in (tmp_path / "out").iterdir()] == ["sweep.lock"]
     assert f"out is in use by process {os.getpid()} on " in capsys.readouterr().err

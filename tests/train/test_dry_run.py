@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-
-from ebft.config.recipe import load_recipe
 from ebft.data.formats import encode
 from ebft.data.packing import DocumentIndex, SequenceDataset
 from ebft.data.store import TokenStore
-from ebft.train import dry_run
 from ebft.train.dry_run import (
     anchors_per_sequence,
     columns,
     first_document,
     flops_per_step,
     short_texts,
-    too_little_memory,
 )
 from tests.test_iteration import dataset, method
 from tests.tiny_tokenizer import END, byte_tokenizer
@@ -67,21 +62,3 @@ def test_the_first_document_with_prompt_and_answer_apart() -> None:
 def rows_of(text: str) -> SequenceDataset:
     store = TokenStore.from_documents([encode({"text": text}, byte_tokenizer())])
     return SequenceDataset(DocumentIndex.of(store), 8)
-
-
-def test_a_run_that_does_not_fit_is_told_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dry_run, "memory_for", lambda device: 20 * 2**30)
-    given = {"model": "m", "dataset": "d", "output_dir": "o", "use_cpu": True}
-    recipe = load_recipe(None, {**given, "per_device_train_batch_size": 8})
-    assert too_little_memory(recipe, 17 * 2**30) is None
-    words = too_little_memory(recipe, 24 * 2**30)
-    assert words is not None
-    assert words.startswith(
-        "the run needs about 24.0 GiB, and this machine has 20.0 GiB available: it may not fit; try "
-    )
-    assert "a smaller per_device_train_batch_size (now 8)" in words
-    assert "gradient_checkpointing=true, lora=true" in words
-    small = load_recipe(None, {**given, "per_device_train_batch_size": 1, "lora": True, "gradient_checkpointing": True})
-    assert str(too_little_memory(small, 24 * 2**30)).endswith("it may not fit; try a shorter context_length")
-    monkeypatch.setattr(dry_run, "memory_for", lambda device: None)
-    assert too_little_memory(recipe, 24 * 2**30) is None

@@ -25,7 +25,7 @@ from ebft.method.sequence_records import as_logged, estimates
 from ebft.model.attention import avoid_cudnn_attention
 from ebft.model.backbone import evaluating
 from ebft.runtime import processes
-from ebft.runtime.deferred import DeferredChecks
+from ebft.runtime.timing import DeferredChecks
 from ebft.train import callbacks
 from ebft.train.costs import CostTracker, FlopCounter
 from ebft.train.divergence import check_gradients, finite

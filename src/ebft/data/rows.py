@@ -16,8 +16,8 @@ from typing import Any
 from ebft.data import builtin
 from ebft.data.row_format import Row
 from ebft.errors import DataError, HubUnreachable, first_line, kind_of, what_is_wrong
-from ebft.runtime import hub
 from ebft.runtime.files import sha256_of
+from ebft.runtime.machine import hub_unreachable
 
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 TEXT_FILES = (".txt", ".md", ".rst", ".py")
@@ -231,7 +231,7 @@ def _read_parquet(file: Path) -> Iterator[Row]:
 def check_hub(source: str) -> None:
     """A dataset of a hub that cannot be reached must be in the cache."""
     is_here = source in builtin.SOURCES or Path(source).expanduser().exists()
-    if not is_here and hub.why_unreachable() is not None:
+    if not is_here and hub_unreachable() is not None:
         _from_hub("load_dataset_builder", source)
 
 
@@ -248,9 +248,7 @@ def _from_hub(function: str, source: str, **options: Any) -> Any:
     except ImportError:
         raise DataError(f"{source}: no such file; for a hub dataset install `datasets` ({hint})") from None
     name, _, configuration = source.partition(":")
-    unreachable = hub.why_unreachable()
-    if unreachable is not None:
-        hub.use_cache_only()  # else the library would try for half a minute
+    unreachable = hub_unreachable()
     try:
         return getattr(datasets, function)(name, configuration or None, **options)
     except Exception as error:  # the library raises many kinds for "not there" and "no network"

@@ -27,7 +27,7 @@ from ebft.data.row_format import Row, RowFormat
 from ebft.data.rows import count_rows, fingerprint, read_rows
 from ebft.errors import DataError
 from ebft.runtime.files import cache_directory
-from ebft.runtime.progress import tracked
+from ebft.runtime.messages import tracked
 
 FORMAT_VERSION = 4
 

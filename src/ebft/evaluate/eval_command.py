@@ -15,9 +15,8 @@ from ebft.data import rows
 from ebft.errors import ConfigError
 from ebft.evaluate import paired, tables
 from ebft.evaluate.own_run import measured_otherwise, seen_in_training
-from ebft.runtime.environment import describe
-from ebft.runtime.files import write_json, write_text
-from ebft.runtime.locks import Lock
+from ebft.runtime.files import locked, write_json, write_text
+from ebft.runtime.machine import describe
 from ebft.tasks.problem_set import ProblemSet
 from ebft.tasks.registry import problem_sets
 from ebft.tasks.resumable_records import fingerprint
@@ -51,7 +50,7 @@ def run(options: EvalOptions, command: Sequence[str]) -> list[tuple[str, ...]]:
         names = tables.labels(options.compare)
         found = {name: tables.read_results(place) for name, place in zip(names, options.compare, strict=True)}
         folders = {name: Path(place).expanduser() for name, place in zip(names, options.compare, strict=True)}
-        with Lock(output / LOCK_FILE):
+        with locked(output / LOCK_FILE):
             return present(found, folders, output)
     if not options.model:
         raise ConfigError("no model: give --model, a checkpoint folder, a hub name or an adapter folder")
@@ -64,7 +63,7 @@ def run(options: EvalOptions, command: Sequence[str]) -> list[tuple[str, ...]]:
     folders = _folders(options, output)
     with ExitStack() as held:
         for place in sorted({output, *folders.values()}):
-            held.enter_context(Lock(place / LOCK_FILE))
+            held.enter_context(locked(place / LOCK_FILE))
         return present(_evaluate_models(options, sets, folders, command), folders, output)
 
 

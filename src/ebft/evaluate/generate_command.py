@@ -19,8 +19,7 @@ from ebft.errors import ConfigError, DataError
 from ebft.evaluate.prompt_format import PromptFormat, format_of_runs
 from ebft.evaluate.tables import labels
 from ebft.runtime.files import write_jsonl
-from ebft.runtime.messages import printable
-from ebft.runtime.progress import progress
+from ebft.runtime.messages import printable, progress
 
 if TYPE_CHECKING:  # they bring in torch, which an error in the options does not wait for
     from ebft.tasks.generation import Completion, GenerationSettings, TransformersGenerator

@@ -19,8 +19,7 @@ from ebft.problems import translation
 from ebft.problems.catalog import BENCHMARKS, load_problems
 from ebft.problems.multipl_e import language_code
 from ebft.problems.problem import Problem
-from ebft.runtime.files import write_jsonl
-from ebft.runtime.locks import Lock
+from ebft.runtime.files import locked, write_jsonl
 from ebft.sandbox.isolation import Sandbox
 from ebft.tasks.scoring import (
     MEMORY_MIB,
@@ -77,7 +76,7 @@ def score(options: argparse.Namespace) -> dict[str, Any]:
         for written in (output, outcomes_file_of(output)):
             if given == written.resolve():
                 raise DataError(f"--output {output} would overwrite the {name} in {written}; choose another name")
-    with Lock(output.with_name(f"{output.name}.lock"), output):
+    with locked(output.with_name(f"{output.name}.lock"), output):
         results = _score_translation(options, output) if options.task == "translation" else _score_code(options, output)
         write_results(output, results)
     return results

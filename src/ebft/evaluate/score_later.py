@@ -16,8 +16,7 @@ from ebft.config.evaluation import EvalOptions
 from ebft.errors import ConfigError, DataError
 from ebft.evaluate import eval_command, score_command, tables
 from ebft.problems.catalog import BENCHMARKS
-from ebft.runtime.files import read_json, write_json
-from ebft.runtime.locks import Lock
+from ebft.runtime.files import locked, read_json, write_json
 from ebft.tasks.registry import problem_sets
 
 logger = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ def score_folder(options: argparse.Namespace) -> ScoredFolder:
     problems = _problems(options.problems, {task for tasks in left.values() for task in tasks})
     errors = []
     for place in (place for place, tasks in left.items() if tasks):
-        with Lock(place / eval_command.LOCK_FILE):
+        with locked(place / eval_command.LOCK_FILE):
             for task in left[place]:
                 logger.info(f"{place}: {task}")
                 try:

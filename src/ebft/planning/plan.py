@@ -28,7 +28,7 @@ from ebft.planning.rates import TIMED_ON
 from ebft.planning.recommend import Recommendation, recommend, smallest
 from ebft.planning.strategies import STRATEGIES, Strategy, strategy_of
 from ebft.planning.workload import Workload
-from ebft.runtime.progress import duration
+from ebft.runtime.messages import duration
 
 if TYPE_CHECKING:  # torch and transformers are imported when there is a recipe to plan
     from ebft.config.recipe import Recipe

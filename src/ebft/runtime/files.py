@@ -1,4 +1,4 @@
-"""Small files that are whole or not there: a run that is killed while it writes one leaves the old one behind."""
+"""Small files that are whole or not there, and one writer for one folder."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import hashlib
 import json
 import math
 import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from ebft.errors import ConfigError
+
+LOCK_WAIT = "EBFT_LOCK_WAIT"  # in the environment: seconds to wait for another process to leave, instead of none
 
 
 def cache_directory() -> Path:
@@ -69,3 +76,36 @@ def json_ready(value: Any) -> Any:
         return [json_ready(part) for part in value]
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def locked(file: Path, guarded: Path | None = None) -> Iterator[None]:
+    """Hold the lock `file`: one writer for its folder, or for `guarded`. The kernel frees it when its holder has ended,
+    also by `kill -9`. A folder that is made for it, and stays empty, goes with it."""
+    from filelock import FileLock, Timeout  # its import takes longer than all others here
+
+    try:
+        lock = FileLock(file, timeout=float(os.environ.get(LOCK_WAIT) or 0))
+    except ValueError:
+        raise ConfigError(f"{LOCK_WAIT}={os.environ[LOCK_WAIT]} is not a number of seconds") from None
+    is_new = not file.parent.exists()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        pid, host, *_ = [*file.read_text().split(), "(unknown)", "(unknown)"]
+        kind = "folder" if guarded is None else "file"
+        raise ConfigError(
+            f"{guarded or file.parent} is in use by process {pid} on {host}; wait for it or stop it, or choose another "
+            f"{kind}" + (f"; if {host} is dead, delete {file}" if host != socket.gethostname() else "")
+        ) from None
+    try:
+        file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
+        yield
+    finally:
+        with suppress(OSError):  # a disk that has turned read-only
+            file.unlink(missing_ok=True)  # before it is free: who waits for it sees that, and makes a new one
+        lock.release()
+        with suppress(OSError):
+            if is_new:
+                file.parent.rmdir()

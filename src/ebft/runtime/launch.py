@@ -1,8 +1,8 @@
-"""`--launch N` of `ebft train`, `sft` and `rlvr`: N processes on this machine, through torch's own launcher.
+"""`--launch N` of `ebft train`, `sft` and `rlvr`: N processes on this machine, through torch's own launcher, as
+`torchrun --standalone --nproc-per-node N -m ebft.cli train ...` would start them. And what schedulers' signals do.
 
-The same as `torchrun --standalone --nproc-per-node N -m ebft.cli train ...`, with shorter messages. When one process
-ends with an error or is killed, the launcher ends the others; Ctrl-C reaches all of them. So does a scheduler's notice
-(SIGTERM, SIGUSR1), after which the processes have all the time that the scheduler gives them.
+When one process ends with an error or is killed, the launcher ends the others; Ctrl-C reaches all of them. So does a
+scheduler's notice (SIGTERM, SIGUSR1), after which the processes have all the time that the scheduler gives them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,11 @@ class ProcessKilled(RuntimeError):
 
 
 def end_with_launcher() -> None:
-    """Called by every command. Where one was launched, Linux ends it when its launcher is killed, which can end nobody.
-
-    A launcher that was killed before this moment leaves us with another parent.
-    """
+    """Called by every command. Where one was launched, Linux ends it when its launcher is killed."""
     launcher = os.environ.get(LAUNCHED)
     if launcher and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-        if os.getppid() != int(launcher):
+        if os.getppid() != int(launcher):  # it was killed before this moment
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -117,13 +114,11 @@ def launch(processes: int, command: str, arguments: Sequence[str]) -> int:
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(),
     )
+    linux = sys.platform == "linux"  # where torch would end the processes itself, and kill them after its timeout
+    if linux:
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
     try:
-        if sys.platform == "linux":
-            # torch would end the processes itself, and kill them after its timeout.
-            os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
-            with on_notice(_pass_on):
-                elastic_launch(config, sys.executable)(*ENTRY, command, *arguments)
-        else:
+        with on_notice(_pass_on, NOTICES if linux else ()):
             elastic_launch(config, sys.executable)(*ENTRY, command, *arguments)
     except ChildFailedError as failed:
         for rank, failure in sorted(failed.failures.items()):

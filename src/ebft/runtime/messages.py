@@ -1,35 +1,33 @@
 """What ebft says while it works. Library code logs to `ebft.*`; commands choose what of it reaches the terminal.
 
-`logger.info` is shown as it is, `logger.warning` and above behind `note: `.
+`logger.info` is shown as it is, `logger.warning` and above behind `note: `. Long jobs have a progress bar in a
+terminal, and in a log file a line a minute.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
+SECONDS = 60.0  # between two lines of progress in a log file
+Item = TypeVar("Item")
 
 
-class _Stderr(logging.StreamHandler):
+class _Stderr(logging.Handler):
     """Writes to whatever standard error is at the time, on a line of its own below any progress bar."""
 
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-        self.setFormatter(_Plain())
-
-    @property
-    def stream(self) -> Any:
-        return sys.stderr
-
     def emit(self, record: logging.LogRecord) -> None:
+        text = ("note: " if record.levelno >= logging.WARNING else "") + printable(self.format(record))
         # In a log file there is no line to clear, and a bar would be drawn once more for every message.
         bars = getattr(sys.modules.get("tqdm"), "tqdm", None) if sys.stderr.isatty() else None
-        with bars.external_write_mode(file=sys.stderr) if bars is not None else nullcontext():
-            super().emit(record)
+        (print if bars is None else bars.write)(text, file=sys.stderr)
 
 
 def printable(text: str) -> str:
@@ -43,36 +41,13 @@ def plot_label(name: str) -> str:
     return f" {shown}" if shown.startswith("_") else shown
 
 
-class _Plain(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        text = printable(super().format(record))
-        return f"note: {text}" if record.levelno >= logging.WARNING else text
-
-
 def show_messages(level: str = "info") -> None:
     """Called by commands: messages of this level and above go to standard error."""
-    logger = logging.getLogger("ebft")
-    if not any(isinstance(handler, _Stderr) for handler in logger.handlers):
-        logger.addHandler(_Stderr())
-        logger.propagate = False
-    logger.setLevel(level.upper() if level in LEVELS else "INFO")
-
-
-@contextmanager
-def notes_if_it_succeeds() -> Iterator[None]:
-    """Notes wait for the end of the block, and are dropped where it fails: an error stands alone."""
-    held: list[logging.LogRecord] = []
-
-    def hold(record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.WARNING:
-            held.append(record)
-        return record.levelno < logging.WARNING
-
-    with _filtered(hold) as handlers:
-        yield
-    for record in held:
-        for handler in handlers:
-            handler.handle(record)
+    ours = logging.getLogger("ebft")
+    if not any(isinstance(handler, _Stderr) for handler in ours.handlers):
+        ours.addHandler(_Stderr())
+        ours.propagate = False
+    ours.setLevel(level.upper() if level in LEVELS else "INFO")
 
 
 @contextmanager
@@ -85,18 +60,62 @@ def each_message_once() -> Iterator[None]:
         said.add(record.getMessage())
         return len(said) > before
 
-    with _filtered(is_new):
+    handlers = [handler for handler in logging.getLogger("ebft").handlers if isinstance(handler, _Stderr)]
+    for handler in handlers:
+        handler.addFilter(is_new)
+    try:
         yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(is_new)
+
+
+class _LogFile:
+    """A file for tqdm that logs what it would draw."""
+
+    def write(self, text: str) -> None:
+        if text := text.replace("\x1b[A", "").strip():
+            logger.info(text)
+
+    def flush(self) -> None:
+        pass
 
 
 @contextmanager
-def _filtered(wanted: Callable[[logging.LogRecord], bool]) -> Iterator[list[_Stderr]]:
-    """The handlers of commands, which show only what is wanted in the block."""
-    handlers = [handler for handler in logging.getLogger("ebft").handlers if isinstance(handler, _Stderr)]
-    for handler in handlers:
-        handler.addFilter(wanted)
-    try:
-        yield handlers
-    finally:
-        for handler in handlers:
-            handler.removeFilter(wanted)
+def progress(title: str, total: int | None, done: int = 0, leave: bool = True) -> Iterator[Callable[[int], Any]]:
+    """Yields a function that is called with the number of things done since its last call.
+
+    Args:
+        total: None if it is not known.
+        done: of the total before this began, in a job that resumes.
+        leave: whether it is worth a line of its own, however short: the bar stays, and a log file says that it began
+            and that it ended.
+    """
+    from tqdm import tqdm
+
+    # tqdm's own lock is shared between processes, which nothing here needs, and it leaves a traceback behind when a
+    # signal ends the program while it is made.
+    tqdm.set_lock(threading.RLock())
+    look: dict[str, Any] = {}
+    if not sys.stderr.isatty():
+        shown = "{desc}: {n:,} [{elapsed}]" if total is None else "{desc}: {n:,} of {total:,} [{elapsed}<{remaining}]"
+        every = {"mininterval": SECONDS, "miniters": 1, "delay": 0 if leave else SECONDS}
+        look = {"file": _LogFile(), "bar_format": shown, **every}
+    with tqdm(total=total, initial=done, desc=title, leave=leave, **look) as bar:
+        yield bar.update
+
+
+def tracked(items: Iterable[Item], title: str, total: int | None) -> Iterator[Item]:
+    with progress(title, total, leave=False) as advance:
+        for item in items:
+            yield item
+            advance(1)
+
+
+def duration(seconds: float) -> str:
+    """As a person would write it."""
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 or not seconds else f"{seconds:.2g} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 3600:,.0f} h"

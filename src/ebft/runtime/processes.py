@@ -1,23 +1,15 @@
-"""Several processes: what they share of a batch, and what they add up.
+"""Several processes: what they share of a batch, and what they add up. All of it does nothing in a run of one process.
 
-Data parallelism without a wrapper. Every process holds the whole model, takes its part of every global batch, and the
-gradients are summed once per optimiser step, before they are clipped (`sum_gradients`). torch's
-DistributedDataParallel would have to see one forward pass through its wrapper per backward pass; EBFT runs the decoder
-itself (rollouts on cached keys, packed passes, no logits), and with bf16 it runs a copy whose gradients land on other
-parameters. An explicit sum needs none of that to be true, costs no buffers of the size of the model, and moves each
-gradient once per step however many micro-batches there are. What it gives up is overlapping the sum with the last
-backward pass.
-
-Sums, not means: the loss of a process is already its part of the loss of the whole window, divided by the token counts
-of all processes (`iteration.prepare_window`).
-
-Everything here does nothing in a run of one process.
+Data parallelism without a wrapper: every process holds the whole model, takes its part of every global batch, and the
+gradients are summed once per optimiser step, before they are clipped (`sum_gradients`). torch's DistributedDataParallel
+would have to see one forward pass through its wrapper per backward pass, and EBFT runs the decoder itself. Sums, not
+means: a process's loss is already divided by the token counts of all processes (`iteration.prepare_window`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -26,8 +18,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ebft.errors import ConfigError
-
-_BUCKET = 2**25  # elements that are summed in one go
 
 
 def count() -> int:
@@ -46,10 +36,12 @@ def barrier() -> None:
 def start(config: Any) -> None:
     """Where a run starts: join the processes that were launched together, and set up this one's device.
 
-    `config` is an EBFTConfig. On CPUs transformers would forget the timeout; on GPUs it does not, and joins itself.
-    `accelerate launch --use_fsdp` is heard by the settings (`config.parallel`): accelerate must not shard once more.
+    On CPUs transformers would forget the timeout; on GPUs it does not, and joins itself.
     """
-    os.environ.pop("ACCELERATE_USE_FSDP", None)
+    # Of what `accelerate launch` asks for, transformers' own sharding does not fit.
+    asked = os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
+    if asked and config.sharding is None:
+        raise ConfigError("accelerate launch --use_fsdp does not shard the model here; set fsdp=full_shard")
     on_cpu = config.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1")
     several = {"RANK", "MASTER_ADDR"} <= os.environ.keys() and int(os.environ.get("WORLD_SIZE") or 1) > 1
     if on_cpu and several and not dist.is_initialized():
@@ -182,30 +174,11 @@ def sum_gradients(model: nn.Module) -> None:
     """
     if count() == 1:
         return
-    for bucket in _buckets(_gradient(p) for p in model.parameters() if p.requires_grad):
-        if len(bucket) == 1 and bucket[0].is_contiguous():
-            dist.all_reduce(bucket[0])
-            continue
-        flat = torch.cat([gradient.flatten() for gradient in bucket])
-        dist.all_reduce(flat)
-        for gradient, total in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
-            gradient.copy_(total.view_as(gradient))
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
-
-
-def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    bucket: list[Tensor] = []
-    size = 0
-    for gradient in gradients:
-        if bucket and (size + gradient.numel() > _BUCKET or gradient.dtype != bucket[0].dtype):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(gradient)
-        size += gradient.numel()
-    if bucket:
-        yield bucket
+    under_way = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
+            parameter.grad = gradient
+            under_way.append(dist.all_reduce(gradient, async_op=True))
+    for sent in under_way:
+        sent.wait()

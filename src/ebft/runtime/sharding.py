@@ -1,38 +1,41 @@
 """Sharded models (FSDP2): every process keeps a part of each weight, of its gradient and of its optimiser state.
 
-torch gathers the weights of a module when the module is called and frees them afterwards. What it counts as one piece
-is chosen here: every layer of the decoder, and around them the causal language model as a whole, which holds what is
-left: embeddings, final norm and output head, in one piece since head and embeddings may be the same matrix.
+torch gathers the weights of a module when it is called and frees them afterwards. What counts as one piece is chosen
+here: every layer of the decoder, and around them the causal language model, which holds what is left: embeddings, final
+norm and output head, in one piece since head and embeddings may be the same matrix.
 
 ebft never calls the causal language model, which would make logits of every token. It runs the decoder, and multiplies
 with the head's weight itself, in chunks. So the model gets a method that runs its decoder (`_DECODE`) and counts as one
-of its forward passes: embeddings, norm and head are gathered before it and stay so until the backward pass has used
-them, or until `release`. A gradient of the head's weight arrives at the gathered weight like any other, and is summed
-and sharded at the end of the backward pass with those of the embeddings.
+of its forward passes: embeddings, norm and head stay gathered until the backward pass has used them, or `release`.
 
 torch takes means of gradients over processes. Ours are parts of a sum (`runtime.processes`), so they are only added up.
-
 Every call gathers, which takes all processes: all must run the same passes, whatever data they have.
 
-Only the first process needs to have loaded the model: it sends the weights out, one after the other, and each process
-keeps its part. The others may have it without weights (on torch's device "meta"), which takes no memory.
+Only the first process needs to have loaded the model: it sends the weights out. The others may have it without weights
+(on torch's device "meta"). In a checkpoint every process writes its own part (torch.distributed.checkpoint), and any
+number of processes can read it, or one that is no process of a group (`load_whole`).
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 _DECODE = "ebft_decode"
+MODEL, OPTIMIZER, AVERAGE = "model_shards", "optimizer_shards", "feature_average_shards"  # in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -132,11 +135,68 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def held(tensors: Iterable[Tensor]) -> int:
-    """How many elements of these tensors this process holds."""
-    return sum((t.to_local() if isinstance(t, DTensor) else t).numel() for t in tensors)
-
-
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
     """The norm of the gradients of all shards of all processes, and gradients that are no longer."""
     return whole(torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type))
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint holds of a model, by name: parameters, each once; of an adapter's model, those that train."""
+    if hasattr(model, "disable_adapter"):
+        return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    saved = model.state_dict().keys()
+    found = (*model.named_parameters(), *model.named_buffers())
+    return {name: tensor.detach() for name, tensor in found if name in saved}
+
+
+def gathered(model: nn.Module) -> dict[str, Tensor]:
+    """The whole of `weights(model)` on the host of the first process, one after the other; all processes must ask."""
+    found = {}
+    for name, value in weights(model).items():
+        complete = whole(value)
+        if dist.get_rank() == 0:
+            found[name] = complete.cpu()
+    return found
+
+
+def save(folder: Path, state: dict[str, Any]) -> None:
+    with _plain_errors():
+        dcp.save(state, checkpoint_id=folder)
+
+
+def load(folder: Path, state: dict[str, Any]) -> None:
+    """Into the very tensors of `state`; whatever else it holds is replaced in it."""
+    with _plain_errors():
+        dcp.load(state, checkpoint_id=folder)
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """torch collects what went wrong in all processes in an exception of its own; the first will do."""
+    try:
+        yield
+    except dcp.CheckpointException as error:
+        raise next(iter(error.failures.values()))[0] from None
+
+
+def optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    """By names of parameters, so that the number of processes does not matter."""
+    return get_optimizer_state_dict(model, _unwrapped(optimizer))
+
+
+def set_optimizer_state(model: nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
+    set_optimizer_state_dict(model, _unwrapped(optimizer), state)
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    return getattr(optimizer, "optimizer", optimizer)  # accelerate's takes steps only when it likes
+
+
+def load_whole(folder: Path, model: nn.Module) -> None:
+    """Fill an ordinary model from the shards in a checkpoint, without other processes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # it is not wanted here
+        dcp.load(weights(model), checkpoint_id=folder / MODEL, no_dist=True)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ebft.errors import Preempted
+from ebft.runtime.files import LOCK_WAIT
 from ebft.runtime.launch import ENTRY, LAUNCHED
-from ebft.runtime.locks import LOCK_WAIT
 from ebft.studies.jobs import PROMPT, Job, command_line, error_in, last_attempt
 from ebft.studies.worker import Worker
 

@@ -16,7 +16,7 @@ from ebft.config.recipe import Recipe
 from ebft.errors import first_line
 from ebft.planning.plan import Hardware
 from ebft.planning.plan import plan as plan_memory
-from ebft.runtime.progress import duration
+from ebft.runtime.messages import duration
 from ebft.studies.local_launcher import visible_gpus
 from ebft.studies.points import load_for_elsewhere
 from ebft.studies.study_file import Row, Study

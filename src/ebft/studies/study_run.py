@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.errors import ConfigError
-from ebft.runtime.files import json_ready, read_json, write_json, write_text
-from ebft.runtime.locks import Lock
+from ebft.runtime.files import json_ready, locked, read_json, write_json, write_text
 from ebft.studies import code_version, jobs
 from ebft.studies.launchers import Launcher
 from ebft.studies.live_table import LiveTable
@@ -42,7 +41,7 @@ class StudyRunner:
 
         next_stage: do only what was not tried before, as the chain of jobs on a cluster does: it must come to an end.
         """
-        with Lock(self.study.folder / LOCK_FILE):
+        with locked(self.study.folder / LOCK_FILE):
             self._claim()
             if next_stage:
                 self._give_up_what_was_tried()
@@ -210,6 +209,6 @@ def _numbers(run: TrainingRun) -> tuple[str, str, str]:
 
 
 def _machine() -> dict[str, str]:
-    from ebft.runtime.environment import describe
+    from ebft.runtime.machine import describe
 
     return describe()

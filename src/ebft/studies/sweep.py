@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from ebft.method.metric_names import NAMES
 from ebft.method.ratios import with_error
-from ebft.runtime.locks import Lock
+from ebft.runtime.files import locked
 from ebft.studies import compare, launchers
 from ebft.studies.launchers import Launcher
 from ebft.studies.points import Point
@@ -42,9 +43,9 @@ def sweep(points: Sequence[Point], launcher: Launcher) -> list[Point] | None:
     return None if failed is None else [point for point in points if point in failed]
 
 
-def lock(points: Sequence[Point]) -> Lock:
+def lock(points: Sequence[Point]) -> AbstractContextManager[None]:
     """For as long as something is written into the sweep's folder."""
-    return Lock(points[0].folder / "sweep.lock")
+    return locked(points[0].folder / "sweep.lock")
 
 
 def _unfinished(points: Sequence[Point]) -> list[Point]:

@@ -17,7 +17,7 @@ from typing import Any
 from ebft.config.evaluation import EvalOptions
 from ebft.errors import DataError
 from ebft.runtime.files import read_jsonl, write_jsonl
-from ebft.runtime.progress import progress
+from ebft.runtime.messages import progress
 from ebft.tasks.answer_counts import is_empty, note_on_empty, why_zero
 from ebft.tasks.calibration_task import run_calibration
 from ebft.tasks.generation import GenerationSettings

@@ -22,7 +22,7 @@ from typing import Any
 from ebft.errors import DataError
 from ebft.problems.problem import Attempt, Problem, run_many
 from ebft.runtime.files import write_jsonl, write_text
-from ebft.runtime.progress import progress
+from ebft.runtime.messages import progress
 from ebft.sandbox.bubblewrap import bubblewrap_version
 from ebft.sandbox.command import Limits
 from ebft.sandbox.isolated_tests import ERROR, FAILED, PASSED, SKIPPED, STATUSES, Outcome

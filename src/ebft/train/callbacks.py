@@ -12,7 +12,7 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import IntervalStrategy
 
 from ebft.config.training import EBFTConfig
-from ebft.runtime import processes, sharded_checkpoints
+from ebft.runtime import processes, sharding
 from ebft.runtime.files import json_ready, write_text
 from ebft.runtime.sharding import is_sharded
 from ebft.train import checkpoints
@@ -118,7 +118,7 @@ class Checkpoints(TrainerCallback):
         features = self.trainer.features
         if features is not None and features.source == "average":
             if is_sharded(features.network):
-                sharded_checkpoints.save(folder / sharded_checkpoints.AVERAGE, features.network.state_dict())
+                sharding.save(folder / sharding.AVERAGE, features.network.state_dict())
             elif state.is_world_process_zero and folder.exists():
                 save_file(features.network.state_dict(), folder / AVERAGE_FILE)
         processes.barrier()  # the others have written their files too; if one has died, there will be no mark
@@ -143,8 +143,8 @@ class FeatureAverage(TrainerCallback):
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if features.source != "average" or not state.global_step:
             return
-        if (folder / sharded_checkpoints.AVERAGE).exists():
-            sharded_checkpoints.load(folder / sharded_checkpoints.AVERAGE, features.network.state_dict())
+        if (folder / sharding.AVERAGE).exists():
+            sharding.load(folder / sharding.AVERAGE, features.network.state_dict())
         elif (folder / AVERAGE_FILE).exists():
             features.network.load_state_dict(load_file(folder / AVERAGE_FILE))
 

@@ -45,9 +45,9 @@ def last_checkpoint(output_dir: str | Path) -> Path | None:
 
 def check_kind(checkpoint: Path, sharded: bool) -> None:
     """Shards and whole models are not turned into each other on the way."""
-    from ebft.runtime import sharded_checkpoints  # brings in torch, which a refused folder does not wait for
+    from ebft.runtime import sharding  # brings in torch, which a refused folder does not wait for
 
-    found = (checkpoint / sharded_checkpoints.MODEL).is_dir()
+    found = (checkpoint / sharding.MODEL).is_dir()
     if found != sharded:
         holds, needs = ("shards", "with fsdp=full_shard") if found else ("a whole model", "without fsdp")
         raise ConfigError(f"{checkpoint} holds {holds}; resume {needs}, as the run began, or choose another folder")

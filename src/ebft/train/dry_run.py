@@ -5,23 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 import torch
 
-from ebft import adapters
 from ebft.config.recipe import Recipe
 from ebft.data.packing import SequenceDataset, collate, end_token_ids
 from ebft.iteration import make_layout
 from ebft.model.backbone import text_config
 from ebft.model.experts import idle_parameters
-from ebft.planning.memory import GIB, ROOM, Memory, estimate
-from ebft.planning.model_shape import ModelShape, meta_model
-from ebft.planning.strategies import strategy_of
-from ebft.planning.workload import Workload
-from ebft.runtime.machine_memory import memory_for
 from ebft.train.advice import only_warm_up
 from ebft.train.samples import CONTEXT_TOKENS, earlier
 from ebft.train.sequences import beyond_positions
@@ -41,10 +34,8 @@ def describe(
     parameters = sum(p.numel() for p in model.parameters())
     active = parameters - idle_parameters(model, text_config(model))
     packed = layout.packed_length
-    memory = memory_of(recipe, model, layout.num_anchors).peak
     anchors = anchors_per_sequence(train_set, config, end_tokens)
     for warning in (
-        too_little_memory(recipe, memory),
         beyond_positions(model, train_set, config),
         short_texts(train_set, config) if anchors < layout.num_anchors / 2 else None,
     ):
@@ -63,7 +54,6 @@ def describe(
         "steps": f"{steps_of(config, steps_per_epoch):,} ({steps_per_epoch:,} an epoch)",
         "objective": _objective(recipe),
         "compute per step": f"{flops_per_step(active, in_step, packed) / 1e9:,.0f} GFLOP (estimate)",
-        "memory": f"{memory / 2**20:,.0f} MiB (estimate)",
     }
     shown = [*columns(lines), "", *first_document(train_set, tokenizer)]
     shown += ["", "One sequence, with some of its anchors (| marks where rollouts begin):"]
@@ -149,36 +139,3 @@ def short_texts(dataset: SequenceDataset, config: Any) -> str | None:
 def flops_per_step(parameters: int, sequences: int, packed_tokens: int) -> float:
     """2 per parameter that a token meets forward; rollout 1 pass, features 3/4, update 3."""
     return 2.0 * parameters * sequences * packed_tokens * (1 + 0.75 + 3)
-
-
-def memory_of(recipe: Recipe, model: Any, anchors: int) -> Memory:
-    """Of one process of this run, on the device it would run on."""
-    empty, config = meta_model(model.config), recipe.training
-    work = Workload.of(recipe, config.world_size, anchors, "cuda" if config.device.type == "cuda" else "cpu")
-    if recipe.model.adapted:
-        counted = adapters.count_weights(empty, adapters.peft_config(recipe))
-        work = replace(work, adapter=counted.trained, rebuilt=counted.rebuilt)
-    return estimate(ModelShape.of(empty, config.feature_taps), work, strategy_of(recipe))
-
-
-def too_little_memory(recipe: Recipe, needed: float) -> str | None:
-    """What to do about a run that is not likely to fit on this machine."""
-    training, available = recipe.training, memory_for(recipe.training.device)
-    if available is None or needed <= (1 - ROOM) * available:
-        return None
-    ways = []
-    if training.per_device_train_batch_size > 1:
-        ways.append(
-            f"a smaller per_device_train_batch_size (now {training.per_device_train_batch_size}) with more "
-            "gradient_accumulation_steps and a rollout_batch_size"
-        )
-    if not training.gradient_checkpointing:
-        ways.append("gradient_checkpointing=true")
-    if not recipe.model.adapted:
-        ways.append("lora=true")
-    where = "the GPU has" if training.device.type == "cuda" else "this machine has"
-    free = "" if training.device.type == "cuda" else " available"
-    return (
-        f"the run needs about {needed / GIB:.1f} GiB, and {where} {available / GIB:.1f} GiB{free}: it may not fit; try "
-        f"{', '.join([*ways, 'a shorter context_length'])}"
-    )

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import ProgressCallback, TrainerCallback
 
-from ebft.runtime.progress import progress
+from ebft.runtime.messages import progress
 
 logger = logging.getLogger(__name__)
 

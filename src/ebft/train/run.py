@@ -20,7 +20,6 @@ from ebft.method.sequence_records import as_logged, differences
 from ebft.model.backbone import embedding_size, end_tokens_of
 from ebft.runtime import processes
 from ebft.runtime.files import json_ready, share_weights
-from ebft.runtime.messages import notes_if_it_succeeds
 from ebft.train import hub, model_card, validation_records
 from ebft.train.advice import Advice
 from ebft.train.answers_before_after import HeldOutPrompts
@@ -40,16 +39,15 @@ logger = logging.getLogger(__name__)
 def plan(recipe: Recipe, method: TrainingMethod = EBFT, resume: bool = False) -> list[str]:
     """`--dry-run`: what a run would do, as lines to print; nothing in processes other than the first."""
     processes.start(recipe.training)
-    with notes_if_it_succeeds():
-        loaded = _load(recipe, method, None)
-        if recipe.training.process_index != 0:
-            return []
-        if (why := refusal(RunFolder(recipe).path, resume)) is not None:
-            logger.warning(f"the run itself would be refused: {why}")
-        if tasks := recipe.training.eval_tasks:
-            read_problems(tasks, recipe.training.eval_task_options)
-        check_feature_model(recipe.training, loaded.tokenizer)  # which only a run builds
-        return method.plan(loaded)
+    loaded = _load(recipe, method, None)
+    if recipe.training.process_index != 0:
+        return []
+    if (why := refusal(RunFolder(recipe).path, resume)) is not None:
+        logger.warning(f"the run itself would be refused: {why}")
+    if tasks := recipe.training.eval_tasks:
+        read_problems(tasks, recipe.training.eval_task_options)
+    check_feature_model(recipe.training, loaded.tokenizer)  # which only a run builds
+    return method.plan(loaded)
 
 
 def train(recipe: Recipe, resume: bool = False, method: TrainingMethod = EBFT) -> dict[str, Any]:
@@ -72,9 +70,8 @@ def _train(
     first = args.process_index == 0
     checkpoint = folder.claim(resume, method.name)
     repository = hub.take_over(args)
-    with notes_if_it_succeeds():
-        loaded = _load(recipe, method, folder if checkpoint is not None else None)
-        trainer = _build(loaded, method)
+    loaded = _load(recipe, method, folder if checkpoint is not None else None)
+    trainer = _build(loaded, method)
     preemption.attach(trainer)
 
     # Only now: settings that the trainer refuses leave nothing behind.
@@ -144,16 +141,16 @@ def _train(
 
 def _load(recipe: Recipe, method: TrainingMethod, resumed: RunFolder | None) -> Loaded:
     """Data, tokenizer and model, with everything that can be wrong about them."""
-    tokenizer = load_tokenizer(recipe)
-    check_tokenizer(tokenizer)
-    with recipe.training.main_process_first():  # it tokenises; the others find the tokens in the cache
-        train_set, validation_set = load_data(recipe, tokenizer, method.needs_anchors)
-    asked = recipe.training.eval_strategy
-    if validation_set is None and asked != "no":
+    data, asked = recipe.data, recipe.training.eval_strategy
+    if asked != "no" and not data.validation_split and data.validation_dataset is None:
         raise ConfigError(
             f"eval_strategy={getattr(asked, 'value', asked)} needs validation data; set validation_split or "
             "validation_dataset, or eval_strategy=no"
         )
+    tokenizer = load_tokenizer(recipe)
+    check_tokenizer(tokenizer)
+    with recipe.training.main_process_first():  # it tokenises; the others find the tokens in the cache
+        train_set, validation_set = load_data(recipe, tokenizer, method.needs_anchors)
     if resumed is not None:
         resumed.check_same_data(train_set)
     model = load_model(recipe)

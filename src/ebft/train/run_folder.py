@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ from ebft.config.recipe import Recipe, as_given
 from ebft.data.packing import SequenceDataset
 from ebft.errors import ConfigError
 from ebft.runtime import processes
-from ebft.runtime.files import json_ready, read_json, write_json, write_text
-from ebft.runtime.locks import Lock
+from ebft.runtime.files import json_ready, locked, read_json, write_json, write_text
 from ebft.train import checkpoints
 from ebft.train.output_folder import LOCK_FILE, RECIPE_FILE, holds_run, refusal
 
@@ -86,12 +85,10 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Ours alone, for as long as the run takes; the first process holds the lock for all."""
-        lock = Lock(self.path / LOCK_FILE)
-        processes.all_or_none(lock.take if self.recipe.training.process_index == 0 else lambda: None)
-        try:
+        with ExitStack() as held:
+            lock = locked(self.path / LOCK_FILE) if self.recipe.training.process_index == 0 else nullcontext()
+            processes.all_or_none(lambda: held.enter_context(lock))
             yield
-        finally:
-            lock.release()
 
     @contextmanager
     def writing_final(self) -> Iterator[Path]:

@@ -1,6 +1,6 @@
 """How a trainer keeps, saves and loads its model when every process has a part of the model (`runtime.sharding`).
 
-A checkpoint holds everybody's shards (`runtime.sharded_checkpoints`), and can be read by any number of processes. A
+A checkpoint holds everybody's shards (`runtime.sharding`), and can be read by any number of processes. A
 model that is saved for others is an ordinary one, put together by the first process. Without `fsdp` all of this is
 transformers' own.
 """
@@ -15,7 +15,7 @@ import torch
 from transformers import Trainer
 from transformers.trainer import SCHEDULER_NAME
 
-from ebft.runtime import processes, sharded_checkpoints, sharding
+from ebft.runtime import processes, sharding
 from ebft.train import checkpoints
 
 
@@ -44,7 +44,7 @@ class ShardedTrainer(Trainer):
         sharding.release(self.model)
         adapter = hasattr(self.model, "disable_adapter")
         if adapter or not _internal_call:
-            weights = sharded_checkpoints.gathered(self.model)
+            weights = sharding.gathered(self.model)
             if self.args.should_save:
                 self._save(str(folder), state_dict=weights)
         elif self.args.should_save:
@@ -53,13 +53,13 @@ class ShardedTrainer(Trainer):
                 if part is not None:
                     part.save_pretrained(folder)
         if _internal_call:
-            sharded_checkpoints.save(folder / sharded_checkpoints.MODEL, sharded_checkpoints.weights(self.model))
+            sharding.save(folder / sharding.MODEL, sharding.weights(self.model))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if not self.sharded:
             return super()._save_optimizer_and_scheduler(output_dir)
-        state = sharded_checkpoints.optimizer_state(self.model, self.optimizer)
-        sharded_checkpoints.save(Path(output_dir) / sharded_checkpoints.OPTIMIZER, state)
+        state = sharding.optimizer_state(self.model, self.optimizer)
+        sharding.save(Path(output_dir) / sharding.OPTIMIZER, state)
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
@@ -68,17 +68,17 @@ class ShardedTrainer(Trainer):
         if not self.sharded:
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
         sharding.release(self.model)
-        folder = Path(resume_from_checkpoint) / sharded_checkpoints.MODEL
-        sharded_checkpoints.load(folder, sharded_checkpoints.weights(self.model))
+        folder = Path(resume_from_checkpoint) / sharding.MODEL
+        sharding.load(folder, sharding.weights(self.model))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if not self.sharded or checkpoint is None:
             return super()._load_optimizer_and_scheduler(checkpoint)
         folder = Path(checkpoint)
-        if (folder / sharded_checkpoints.OPTIMIZER).is_dir():  # not there with save_only_model
-            state = sharded_checkpoints.optimizer_state(self.model, self.optimizer)
-            sharded_checkpoints.load(folder / sharded_checkpoints.OPTIMIZER, state)
-            sharded_checkpoints.set_optimizer_state(self.model, self.optimizer, state)
+        if (folder / sharding.OPTIMIZER).is_dir():  # not there with save_only_model
+            state = sharding.optimizer_state(self.model, self.optimizer)
+            sharding.load(folder / sharding.OPTIMIZER, state)
+            sharding.set_optimizer_state(self.model, self.optimizer, state)
             self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))
 
     def _load_best_model(self) -> None:

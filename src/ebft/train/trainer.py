@@ -37,9 +37,8 @@ from ebft.model.attention import avoid_cudnn_attention, resolve_backend
 from ebft.model.backbone import embedding_size, end_tokens_of
 from ebft.model.features import FeatureNetwork
 from ebft.runtime import processes, sharding
-from ebft.runtime.deferred import DeferredChecks
 from ebft.runtime.graphs import idle_bytes
-from ebft.runtime.timing import Clock
+from ebft.runtime.timing import Clock, DeferredChecks
 from ebft.train import callbacks as standard_callbacks
 from ebft.train.costs import CostTracker, wide
 from ebft.train.divergence import check_gradients, finite

@@ -1,0 +1,60 @@
+"""What there is on this machine: versions, GPUs and what is left of their memory, a way to the model hub."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+from ebft.errors import first_line
+
+LIBRARIES = ("ebft", "torch", "transformers", "accelerate", "peft", "trl", "datasets", "tokenizers", "triton")
+
+
+def describe() -> dict[str, str]:
+    """`ebft env`: what a bug report should say about a machine."""
+    import torch
+
+    found = {"platform": platform.platform(), "python": platform.python_version()}
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            found[library] = "not installed"
+    found |= {"cpu cores": str(os.cpu_count()), "torch threads": str(torch.get_num_threads())}
+    if not torch.cuda.is_available():
+        return {**found, "gpu": "none"}
+    found["cuda"] = str(torch.version.cuda)
+    for number in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(number)
+        found[f"gpu {number}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    return found
+
+
+def lack_of_gpu_memory(error: BaseException) -> str | None:
+    """What torch says first when a GPU's memory is full; None if this is another error. It goes on about processes and
+    fragmentation."""
+    if type(error).__name__ != "OutOfMemoryError":  # torch.OutOfMemoryError; torch may not be imported
+        return None
+    return ". ".join(str(error).split(". ")[:3])
+
+
+@cache
+def hub_unreachable() -> str | None:
+    """Why nothing can be downloaded from the model hub; None if it answers, whatever it says. From then on only its
+    cache is asked: its own library would try for half a minute, for every small file that a cached model lacks."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    try:
+        get_session().head(constants.ENDPOINT, timeout=float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 5))
+        return None
+    except Exception as error:  # of sockets, certificates, proxies, and of whatever library sends requests
+        constants.HF_HUB_OFFLINE = True
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later, and for processes started here
+        if (datasets := sys.modules.get("datasets")) is not None:  # which has read the variable already
+            datasets.config.HF_HUB_OFFLINE = True
+        return f"{constants.ENDPOINT} cannot be reached: {first_line(error)}"
