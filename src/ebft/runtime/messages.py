@@ -82,7 +82,9 @@ class _LogFile:
 
 
 @contextmanager
-def progress(title: str, total: int | None, done: int = 0, leave: bool = True) -> Iterator[Callable[[int], Any]]:
+def progress(
+    title: str, total: int | None, done: int = 0, leave: bool = True, unit: str = "it"
+) -> Iterator[Callable[[int], Any]]:
     """Yields a function that is called with the number of things done since its last call.
 
     Args:
@@ -90,17 +92,18 @@ def progress(title: str, total: int | None, done: int = 0, leave: bool = True) -
         done: of the total before this began, in a job that resumes.
         leave: whether it is worth a line of its own, however short: the bar stays, and a log file says that it began
             and that it ended.
+        unit: of speed; "B" for bytes, which are shown in MB.
     """
     from tqdm import tqdm
 
     # tqdm's own lock is shared between processes, which nothing here needs, and it leaves a traceback behind when a
     # signal ends the program while it is made.
     tqdm.set_lock(threading.RLock())
-    look: dict[str, Any] = {}
+    look: dict[str, Any] = {"unit": unit, "unit_scale": unit == "B"}
     if not sys.stderr.isatty():
-        shown = "{desc}: {n:,} [{elapsed}]" if total is None else "{desc}: {n:,} of {total:,} [{elapsed}<{remaining}]"
-        every = {"mininterval": SECONDS, "miniters": 1, "delay": 0 if leave else SECONDS}
-        look = {"file": _LogFile(), "bar_format": shown, **every}
+        known = "{n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
+        look["bar_format"] = "{desc}: " + ("{n_fmt} [{elapsed}, {rate_fmt}]" if total is None else known)
+        look |= {"file": _LogFile(), "mininterval": SECONDS, "miniters": 1, "delay": 0 if leave else SECONDS}
     with tqdm(total=total, initial=done, desc=title, leave=leave, **look) as bar:
         yield bar.update
 
