@@ -111,7 +111,7 @@ def usable_answers(documents: list[list[Turn]], packing: bool) -> tuple[list[Ans
 
 def method(**changes: Any) -> MethodConfig:
     given = {"context_length": T, "horizon": G, "samples": 2, "temperature": 1.0, "whitening": "none"}
-    return MethodConfig(**{**given, "anchors": "answer_start", **changes})
+    return MethodConfig(**{**given, "anchors": "answer_start", "answer_only": False, **changes})
 
 
 def batch_of(dataset: SequenceDataset) -> dict[str, Any]:

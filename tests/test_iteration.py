@@ -30,7 +30,9 @@ T, END = 24, 7
 
 
 def method(**changes: Any) -> MethodConfig:
-    return MethodConfig(**{"context_length": T, "horizon": 3, "stride": 4, "samples": 3, **changes})
+    return MethodConfig(
+        **{"context_length": T, "horizon": 3, "stride": 4, "samples": 3, "answer_only": False, **changes}
+    )
 
 
 def dataset(lengths: list[int], packing: bool = True) -> SequenceDataset:
@@ -113,7 +115,9 @@ class TestWindow:
 
     def window(self, networks: Any, tmp_path: Path, sizes: list[int], ends: Tensor | None, **changes: Any) -> Any:
         config = EBFTConfig(
-            output_dir=str(tmp_path), use_cpu=True, **{"context_length": T, "horizon": 3, "stride": 4, **changes}
+            output_dir=str(tmp_path),
+            use_cpu=True,
+            **{"context_length": T, "horizon": 3, "stride": 4, "answer_only": False, **changes},
         )
         data = dataset([10, 17, 9, 30, 24, 6])
         rows, batches = iter(range(len(data))), []

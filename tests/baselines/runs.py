@@ -18,6 +18,7 @@ needs_trl = pytest.mark.skipif(find_spec("trl") is None, reason="needs trl")
 ROWS = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}, and that is all"} for a in range(6) for b in range(6)]
 SETTINGS: dict[str, Any] = {
     "context_length": 48,
+    "answer_only": False,
     "horizon": 4,
     "stride": 4,
     "samples": 3,

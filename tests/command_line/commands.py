@@ -16,6 +16,7 @@ ROWS = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}, that is all"} for a in 
 
 SETTINGS = {
     "context_length": 48,
+    "answer_only": False,
     "horizon": 4,
     "stride": 4,
     "samples": 2,

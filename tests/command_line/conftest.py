@@ -60,7 +60,7 @@ def refused(recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
         capfd.readouterr()
         code = cli.main(["train", "--config", str(recipe), "--output_dir", str(folder), *map(str, arguments)])
         printed = capfd.readouterr()
-        lines = [line for line in printed.err.splitlines() if not line.startswith("note: ")]
+        lines = [line for line in printed.err.splitlines() if not line.startswith(("note: ", "training on "))]
         assert code == 2, printed
         assert len(lines) == 1, printed.err
         assert lines[0].startswith("ebft: ")

@@ -112,6 +112,19 @@ class TestTrain:
         assert words in capsys.readouterr().err
         assert words not in finished.done.stderr, "it was asked for"
 
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_days_on_a_cpu_have_to_be_asked_for(
+        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ebft.train.run.cpu_seconds", lambda *_: 5 * 24 * 3600.0)
+        words = "this machine's CPU would take at least 5 days: too slow; use a GPU or a smaller model"
+        arguments = ["--output_dir", str(tmp_path / "out"), "--use_cpu", "false", "--max_steps", "1"]
+        assert cli.main(["train", "--config", str(recipe), *arguments, "--dry-run"]) == 0
+        assert words in capsys.readouterr().err
+        assert cli.main(["train", "--config", str(recipe), *arguments]) == 2
+        assert words in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+
     def test_model_card_tells_recipe_data_and_results(self, finished: Finished, rows: Path) -> None:
         card = (finished.output / "final" / "README.md").read_text(encoding="utf-8")
         assert "Made by `ebft train --config recipe.yaml`" in card

@@ -55,7 +55,7 @@ def test_an_unknown_name_lists_near_ones(name: str, meant: str, elsewhere: Path)
 def test_a_folder_lists_what_is_in_it_and_nonsense_lists_the_folders(elsewhere: Path) -> None:
     for name, words in (
         ("large", "there are large/"),
-        ("nope", "large/..., little-data, paper/..., quickstart, studies/"),
+        ("nope", "large/..., little-data, paper/..., quickstart, qwen-0.5b, "),
     ):
         with pytest.raises(ConfigError, match="no such recipe") as error:
             find_recipe(name)

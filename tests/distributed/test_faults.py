@@ -36,6 +36,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model=str(home / "model"),
         dataset=str(home / "data.jsonl"),
         context_length=48,
+        answer_only=False,
         horizon=4,
         stride=4,
         samples=3,

@@ -111,6 +111,7 @@ def train(folder: Path, setting: str, accumulation: int, world: int, fsdp: str |
         output_dir=str(folder),
         use_cpu=True,
         context_length=T,
+        answer_only=False,
         horizon=4,
         stride=4,
         samples=3,

@@ -41,7 +41,7 @@ SETTINGS: dict[str, Any] = {
     "seed": 5,
 }
 RUNS: dict[str, dict[str, Any]] = {
-    "plain": {"gamma": 0.1},
+    "plain": {"gamma": 0.1, "answer_only": False},
     "documents and answers": {
         "document_masks": True,
         "answer_only": True,

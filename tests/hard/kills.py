@@ -31,7 +31,8 @@ from tests.baselines.runs import ROWS, make_model, write_rows
 from tests.problems.rows import HUMANEVAL
 
 SETTINGS: dict[str, Any] = {
-    "context_length": 48, "horizon": 4, "stride": 4, "samples": 3, "gamma": 0.1, "per_device_train_batch_size": 4,
+    "context_length": 48, "horizon": 4, "stride": 4, "samples": 3, "gamma": 0.1,
+    "answer_only": False, "per_device_train_batch_size": 4,
     "max_steps": 9, "logging_steps": 1, "save_steps": 3, "save_total_limit": 2, "samples_every": 0,
     "eval_strategy": "steps", "eval_steps": 4, "validation_split": 0.2, "validation_sequences": 4,
     "learning_rate": 1e-3, "warmup_steps": 0, "use_cpu": True, "disable_tqdm": True,

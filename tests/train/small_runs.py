@@ -39,6 +39,7 @@ def config(output: Path, **changes: Any) -> EBFTConfig:
         output_dir=str(output),
         use_cpu=True,
         context_length=T,
+        answer_only=False,
         horizon=4,
         stride=4,
         samples=4,

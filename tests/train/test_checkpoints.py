@@ -40,6 +40,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model=str(home / "model"),
         dataset=[str(home / "data.jsonl")],
         context_length=32,
+        answer_only=False,
         horizon=4,
         stride=4,
         samples=3,

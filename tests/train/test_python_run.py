@@ -15,7 +15,15 @@ from ebft.studies.run_reader import read_run
 from tests.baselines.runs import ROWS
 
 pytestmark = pytest.mark.usefixtures("offline")
-SETTINGS = {"context_length": 32, "horizon": 4, "stride": 4, "samples": 2, "max_steps": 2, "use_cpu": True}
+SETTINGS = {
+    "context_length": 32,
+    "answer_only": False,
+    "horizon": 4,
+    "stride": 4,
+    "samples": 2,
+    "max_steps": 2,
+    "use_cpu": True,
+}
 
 
 def trainer(model: Path, output: Path, **settings: Any) -> EBFTTrainer:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ebft.config.recipe import load_recipe
-from ebft.data.packing import SequenceDataset
+from ebft.data.packing import DocumentIndex, SequenceDataset
 from ebft.data.store import tokenize_rows
 from ebft.errors import ConfigError, DataError
 from ebft.train.sequences import (
@@ -18,6 +18,7 @@ from ebft.train.sequences import (
     check_answers,
     glued_rows,
     load_data,
+    trained_part,
     warnings_about,
 )
 from tests.models import tiny_model
@@ -220,29 +221,41 @@ class TestAnswers:
         assert "(first: row" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("rows", "settings", "command", "expected"),
+    [
+        ([{"prompt": "ab", "completion": "c"}] * 4, {}, "train", "the answers of 4 documents: 8 of their 16 tokens"),
+        ([{"prompt": "ab", "completion": "c"}] * 4, {"answer_only": False}, "train", "all 16 tokens of 4 documents"),
+        ([{"prompt": "ab", "completion": "c"}] * 4, {"loss_on_answers": False}, "sft", "all 16 tokens of 4 documents"),
+        ([{"text": "abc"}] * 4, {}, "train", "all 16 tokens of 4 documents"),
+    ],
+)
+def test_a_run_says_what_it_trains_on(
+    rows: list[dict[str, str]], settings: dict[str, Any], command: str, expected: str
+) -> None:
+    """A token for each byte, and an end token."""
+    recipe = load_recipe(
+        None, {"model": "m", "output_dir": "o", "use_cpu": True, "dataset": ["d"], **settings}, command
+    )
+    assert trained_part(recipe, DocumentIndex.of(tokenize_rows(rows, TOKENIZER))) == expected
+
+
 class TestWarnings:
-    GLUED, CHAT = "nothing stands between prompts and answers", "what users say is trained on too"
-    PROMPTS, SPACE = "prompts are trained on too", "1 of the first 1 prompts end with a space"
+    GLUED, SPACE = "nothing stands between prompts and answers", "1 of the first 1 prompts end with a space"
 
     @pytest.mark.parametrize(
         ("row", "settings", "expected"),
         [
-            ({"prompt": "a", "completion": "b"}, {}, [GLUED, PROMPTS]),
-            ({"prompt": "a", "completion": "b"}, {"prompt_separator": ""}, [PROMPTS]),
-            ({"prompt": "a", "completion": "b"}, {"prompt_separator": " ", "answer_only": True}, []),
-            ({"prompt": "a ", "completion": "b"}, {}, [SPACE, PROMPTS]),
-            ({"prompt": "a ", "completion": "b"}, {"prompt_separator": " "}, [SPACE, PROMPTS]),
-            ({"prompt": "a\n", "completion": "b"}, {"answer_only": False}, []),
-            ({"prompt": "a\n", "completion": "b"}, {"anchors": "answer_start"}, []),
-            ({"prompt": "a\n", "completion": "b"}, {"anchors": "answer_start", "gamma": 0.1}, [PROMPTS]),
-            ({"instruction": "a", "output": "b"}, {}, [PROMPTS]),
-            ({"q": "a", "completion": "b"}, {"prompt_template": "{q}:"}, [GLUED, PROMPTS]),
-            ({"messages": [{"role": "user", "content": "a"}]}, {}, [CHAT]),
-            ({"conversations": [{"from": "human", "value": "a"}]}, {}, [CHAT]),
-            ({"messages": [{"role": "user", "content": "a"}]}, {"answer_only": True}, []),
-            ({"messages": [{"role": "user", "content": "a"}]}, {"answer_only": False}, []),
+            ({"prompt": "a", "completion": "b"}, {}, [GLUED]),
+            ({"prompt": "a", "completion": "b"}, {"prompt_separator": ""}, []),
+            ({"prompt": "a", "completion": "b"}, {"prompt_separator": " "}, []),
+            ({"prompt": "a ", "completion": "b"}, {}, [SPACE]),
+            ({"prompt": "a ", "completion": "b"}, {"prompt_separator": " "}, [SPACE]),
+            ({"prompt": "a\n", "completion": "b"}, {}, []),
+            ({"instruction": "a", "output": "b"}, {}, []),
+            ({"q": "a", "completion": "b"}, {"prompt_template": "{q}:"}, [GLUED]),
+            ({"messages": [{"role": "user", "content": "a"}]}, {}, []),
             ({"text": "a"}, {}, []),
-            ({"text": "a"}, {"answer_only": True}, ["answer_only has no effect"]),
             ({"text": "a"}, {"prompt_separator": "\n"}, ["prompt_separator has no effect"]),
             ({"text": "a"}, {"prompt_separator": ""}, []),
             ({"text": "a"}, {"document_masks": True}, ["teaches the model not to end"]),

@@ -42,7 +42,12 @@ class MethodConfig:
     alpha: float = _method(1.0, "weight of the diversity term in the reward, 0 to 1", changes="proxy")
     gamma: float = _method(0.0, "weight of next-token cross-entropy beside feature matching")
     kl_weight: float = _method(0.0, "weight of the KL divergence from the model at the start (beta in TRL); 0 is off")
-    answer_only: bool = _method(False, "use only anchors and cross-entropy targets inside answers", changes="features")
+    answer_only: bool = _method(
+        True,
+        "use only anchors and cross-entropy targets inside answers: completions, assistant turns, and all of plain "
+        "text; the released runs train on every position",
+        changes="features",
+    )
     document_masks: bool = _method(
         False,
         "a token sees only its own document, and completions end at end tokens (with answer_start anchors they always "

@@ -8,6 +8,7 @@ size of model. For other GPUs it is scaled by what the vendors give as their pea
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 
 PASSES = 4.75
@@ -58,3 +59,16 @@ def _rate(parameters: int) -> float:
             return rate + share * (faster - rate)
         size, rate = larger, faster
     return rate
+
+
+def cpu_seconds(flops: float, bf16: bool = False) -> float:
+    """What this machine's CPU takes at least: as long as for products of matrices, the best that training can do."""
+    import torch
+
+    matrix = torch.ones(1024, 1024, dtype=torch.bfloat16 if bf16 else torch.float32)
+    matrix @ matrix  # the first one sets threads up
+    began, products = time.perf_counter(), 0
+    while (took := time.perf_counter() - began) < 0.3:
+        matrix @ matrix
+        products += 1
+    return flops * took / (products * 2.0 * len(matrix) ** 3)

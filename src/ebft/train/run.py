@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import sys
 from typing import Any
@@ -18,11 +19,13 @@ from ebft.errors import ConfigError
 from ebft.loading import check_feature_model, load_model, load_tokenizer
 from ebft.method.sequence_records import as_logged, differences
 from ebft.model.backbone import embedding_size, end_tokens_of
+from ebft.planning.rates import cpu_seconds
 from ebft.runtime import processes
 from ebft.runtime.files import json_ready, share_weights
 from ebft.train import hub, model_card, validation_records
 from ebft.train.advice import Advice
 from ebft.train.answers_before_after import HeldOutPrompts
+from ebft.train.dry_run import flops_per_step
 from ebft.train.early_stopping import EarlyStopping
 from ebft.train.eval_callback import read_problems
 from ebft.train.live_progress import LiveProgress, StepLines
@@ -35,11 +38,14 @@ from ebft.train.training_method import EBFT, Loaded, TrainingMethod
 
 logger = logging.getLogger(__name__)
 
+LONG_ON_CPU = 3  # hours
+
 
 def plan(recipe: Recipe, method: TrainingMethod = EBFT, resume: bool = False) -> list[str]:
     """`--dry-run`: what a run would do, as lines to print; nothing in processes other than the first."""
     processes.start(recipe.training)
     loaded = _load(recipe, method, None)
+    _check_device(loaded, begins=False)
     if recipe.training.process_index != 0:
         return []
     if (why := refusal(RunFolder(recipe).path, resume)) is not None:
@@ -71,13 +77,12 @@ def _train(
     checkpoint = folder.claim(resume, method.name)
     repository = hub.take_over(args)
     loaded = _load(recipe, method, folder if checkpoint is not None else None)
+    _check_device(loaded, begins=True)
     trainer = _build(loaded, method)
     preemption.attach(trainer)
 
     # Only now: settings that the trainer refuses leave nothing behind.
     if first:
-        if not torch.accelerator.is_available() and not as_given("use_cpu", recipe.given, recipe.command):
-            logger.warning("no GPU was found: computing on the CPU (set use_cpu: true if this is intended)")
         folder.describe_run(loaded.train_set, prompt_kinds(recipe))
     results = processes.from_first(folder.read_results())
     results["method"] = method.name
@@ -156,6 +161,32 @@ def _load(recipe: Recipe, method: TrainingMethod, resumed: RunFolder | None) -> 
     model = load_model(recipe)
     check_tokenizer(tokenizer, embedding_size(model), end_tokens_of(model))
     return Loaded(recipe, train_set, validation_set, model, tokenizer)
+
+
+def _check_device(loaded: Loaded, begins: bool) -> None:
+    """A run that would take long on a CPU begins there only if that was asked for."""
+    recipe, args = loaded.recipe, loaded.recipe.training
+    if torch.accelerator.is_available() or as_given("use_cpu", recipe.given, recipe.command):
+        return
+    rows, per_step = len(loaded.train_set), args.rows_per_step
+    steps = args.max_steps if args.max_steps > 0 else math.ceil(rows / per_step) * args.num_train_epochs
+    anchors = (args.context_length - args.horizon) // args.stride if args.anchors == "strided" else 1
+    packed = args.context_length + anchors * args.samples * args.horizon
+    parameters = sum(p.numel() for p in loaded.model.parameters())
+    flops = steps * flops_per_step(parameters, min(per_step, rows), packed)
+    hours = processes.from_first(cpu_seconds(flops, args.bf16)) / 3600  # so that all processes decide alike
+    if hours < LONG_ON_CPU or recipe.command != "train":
+        word = "no GPU was found: computing on the CPU (set use_cpu: true if this is intended)"
+    else:
+        how_long = f"{hours:,.0f} hours" if hours < 48 else f"{hours / 24:,.0f} days"
+        word = (
+            f"no GPU was found, and this machine's CPU would take at least {how_long}: too slow; use a GPU or a "
+            "smaller model (--config quickstart takes minutes), or go on all the same with --use_cpu true"
+        )
+        if begins:
+            raise ConfigError(word)
+    if args.process_index == 0:
+        logger.warning(word)
 
 
 def _build(loaded: Loaded, method: TrainingMethod) -> Any:

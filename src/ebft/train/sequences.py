@@ -125,14 +125,6 @@ def warnings_about(recipe: Recipe, rows: Sequence[Row]) -> list[str]:
             f"{number} of the first {len(rows)} prompts end with a space, which most tokenizers would make part of the "
             "word after it; end them without, and set prompt_separator to ' ', which begins the answers with it"
         )
-    prompts = {"messages": "chat data: what users say is", "prompt": "prompts are"}
-    shown = [words for column, words in prompts.items() if any(column in row for row in standard)]
-    only_answers = training.anchors == "answer_start" and training.gamma == 0 and recipe.command == "train"
-    if shown and not only_answers and not {"answer_only", "loss_on_answers"} & recipe.given.keys():
-        found.append(
-            f"{shown[0]} trained on too, which is the default; set answer_only=true to train on answers only, "
-            "or answer_only=false if this is intended"
-        )
     if training.leaves_ends_out and "short_truths" not in recipe.given:
         found.append(ENDS_LEFT_OUT if recipe.command == "train" else ENDS_NOT_MEASURED)
     if recipe.command == "train" and (training.samples == 1 or (training.samples == 2 and training.alpha > 0)):
@@ -141,11 +133,21 @@ def warnings_about(recipe: Recipe, rows: Sequence[Row]) -> list[str]:
             f"samples={training.samples} leaves {term} without a baseline, so that gradients are several times "
             "noisier; set samples=4"
         )
-    if standard and not shown and recipe.given.get("answer_only"):
-        found.append("answer_only has no effect: the rows are plain text, all of which is trained on")
     if recipe.data.prompt_separator and standard and not any("completion" in row for row in standard):
         found.append("prompt_separator has no effect: no row has a prompt and a completion for it to be between")
     return found
+
+
+def trained_part(recipe: Recipe, index: DocumentIndex) -> str:
+    """What of the documents is trained on, in words: the first line of a run."""
+    if recipe.command == "rlvr":
+        return f"the prompts of {len(index):,} documents"
+    tokens, answers = int(index.lengths.sum()), int(index.answer_counts.sum())
+    only_answers = getattr(recipe.training, "trains_on_answers", recipe.training.answer_only)  # SFT has its own word
+    of = f"{len(index):,} documents"
+    if not only_answers or answers == tokens:
+        return f"all {tokens:,} tokens of {of}"
+    return f"the answers of {of}: {answers:,} of their {tokens:,} tokens"
 
 
 def _few_sequences(data: DataConfig, validation_set: SequenceDataset) -> str | None:
@@ -224,9 +226,6 @@ def load_data(
     rows = _some_rows(recipe)
     _check_columns(recipe, rows)
     indices = [tokenized(source, data.dataset_split) for source in data.dataset]
-    if training.process_index == 0:
-        for warning in warnings_about(recipe, rows):
-            logger.warning(warning)
     index = indices[0]
     if len(indices) > 1:
         index = mix(indices, data.dataset_weights or [len(i) for i in indices], data.split_seed)
@@ -239,6 +238,11 @@ def load_data(
             raise DataError("one document cannot be split; set validation_split=0 or give a validation_dataset")
         index, validation = index.split(data.validation_split, data.split_seed)
     train_set = sequences(index)
+    if training.process_index == 0:
+        held_out = "" if validation is None else f"; {len(validation):,} for validation"
+        logger.info(f"training on {trained_part(recipe, index)}{held_out}")
+        for warning in warnings_about(recipe, rows):
+            logger.warning(warning)
     if needs_anchors:
         check_sequences(train_set, training, end_token_ids(tokenizer, training.completions_end))
         if training.process_index == 0 and (cut := cut_documents(train_set, "context_length")) is not None:
