@@ -14,9 +14,8 @@ from torch import Tensor
 from drawn_sharing import shared_draws
 from ebft.config.method import MethodConfig
 from ebft.iteration import micro_batches
-from ebft.method.advantages import leave_one_out_advantages
 from ebft.method.layout import PackedLayout
-from ebft.method.rewards import Whitening, feature_matching_rewards
+from ebft.method.rewards import Whitening, feature_matching_rewards, leave_one_out_advantages
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import compile_layers, decoder_of
 from ebft.model.features import FeatureNetwork

@@ -17,10 +17,9 @@ from ebft.data.packing import PADDING, DocumentIndex, OnHost, SequenceDataset, c
 from ebft.data.store import TokenStore
 from ebft.errors import ConfigError, DataError
 from ebft.iteration import Scores, check_sequences, join, make_layout, prepare_window, score
-from ebft.method.advantages import leave_one_out_advantages
 from ebft.method.cross_entropy import Reference
 from ebft.method.losses import counted_tokens, ebft_loss
-from ebft.method.rewards import token_groups
+from ebft.method.rewards import leave_one_out_advantages, token_groups
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
 from ebft.rollouts import Rollouts

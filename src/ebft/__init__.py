@@ -10,12 +10,12 @@ from ebft.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ebft.config.training import EBFTConfig as EBFTConfig
-    from ebft.method.advantages import leave_one_out_advantages as leave_one_out_advantages
     from ebft.method.layout import PackedLayout as PackedLayout
     from ebft.method.layout import StridedLayout as StridedLayout
     from ebft.method.losses import ebft_loss as ebft_loss
     from ebft.method.metrics import conditional_feature_matching_loss as conditional_feature_matching_loss
     from ebft.method.rewards import feature_matching_rewards as feature_matching_rewards
+    from ebft.method.rewards import leave_one_out_advantages as leave_one_out_advantages
     from ebft.method.rewards import token_groups as token_groups
     from ebft.model.backbone import output_head as output_head
     from ebft.model.backbone import packed_hidden_states as packed_hidden_states
@@ -33,7 +33,7 @@ _HOME = {
     "conditional_feature_matching_loss": "ebft.method.metrics",
     "ebft_loss": "ebft.method.losses",
     "feature_matching_rewards": "ebft.method.rewards",
-    "leave_one_out_advantages": "ebft.method.advantages",
+    "leave_one_out_advantages": "ebft.method.rewards",
     "output_head": "ebft.model.backbone",
     "packed_hidden_states": "ebft.model.backbone",
     "rollout": "ebft.model.rollout",

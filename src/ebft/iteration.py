@@ -14,12 +14,11 @@ from ebft.config.method import MethodConfig
 from ebft.config.training import EBFTConfig
 from ebft.data.packing import PADDING, OnHost, SequenceDataset, collate
 from ebft.errors import ConfigError, DataError
-from ebft.method.advantages import leave_one_out_advantages
 from ebft.method.anchors import whole_answers
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.losses import counted_tokens
 from ebft.method.metrics import conditional_feature_matching_loss
-from ebft.method.rewards import feature_matching_rewards, truth_groups
+from ebft.method.rewards import feature_matching_rewards, leave_one_out_advantages, truth_groups
 from ebft.method.sampling import sequence_seeds
 from ebft.model.features import FeatureNetwork
 from ebft.rollouts import Rollouts, roll_out

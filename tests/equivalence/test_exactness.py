@@ -12,12 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ebft.method.advantages import leave_one_out_advantages
-from ebft.method.cross_entropy import Reference
-from ebft.method.head import Head
+from ebft.method.cross_entropy import Head, Reference
 from ebft.method.layout import PackedLayout
 from ebft.method.losses import ebft_loss
-from ebft.method.rewards import feature_matching_rewards
+from ebft.method.rewards import feature_matching_rewards, leave_one_out_advantages
 
 V = 5
 COMPLETIONS = list(itertools.product(range(V), repeat=2))

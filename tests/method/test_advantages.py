@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ebft.method.advantages import leave_one_out_advantages, leave_one_out_baseline
+from ebft.method.rewards import leave_one_out_advantages, leave_one_out_baseline
 
 SETTINGS = settings(max_examples=50, deadline=None)
 

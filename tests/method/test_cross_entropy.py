@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ebft.method import cross_entropy
-from ebft.method.cross_entropy import Reference, Rows, check_token_ids, weighted_cross_entropy
-from ebft.method.head import Head
+from ebft.method.cross_entropy import Head, Reference, Rows, check_token_ids, weighted_cross_entropy
 
 SETTINGS = settings(max_examples=50, deadline=None)
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ebft.method.cross_entropy import Reference
-from ebft.method.head import Head
+from ebft.method.cross_entropy import Head, Reference
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.losses import LossTerms, counted_tokens, ebft_loss
 

@@ -11,8 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ebft.method.rewards import Whitening, feature_matching_rewards, token_groups, truth_groups
-from ebft.method.whitening import gram, whiten
+from ebft.method.rewards import Whitening, feature_matching_rewards, gram, token_groups, truth_groups, whiten
 
 SETTINGS = settings(max_examples=50, deadline=None)
 MODES: tuple[Whitening, ...] = get_args(Whitening)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ebft.method.whitening import gram, whiten
+from ebft.method.rewards import gram, whiten
 
 
 def features(seed: int, n: int, D: int, distinct: int) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ebft.method.cross_entropy import Reference, Rows, weighted_cross_entropy
-from ebft.method.head import Head
+from ebft.method.cross_entropy import Head, Reference, Rows, weighted_cross_entropy
 from ebft.method.layout import PackedLayout
 
 

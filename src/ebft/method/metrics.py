@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from ebft.method.ratios import Estimate, ratio_of_sums
-from ebft.method.rewards import check_features
-from ebft.method.whitening import gram
+from ebft.method.rewards import check_features, gram
 
 
 def conditional_feature_matching_loss(generated: Tensor, truth: Tensor) -> Tensor:

@@ -1,7 +1,10 @@
 """Rewards: how well a sample's features align with the truth's, and how much the samples resemble each other.
 
-The reward of sample j is `alignment_j - alpha * diversity_j` (paper, section on feature-matching rewards). Six
-forms of the two terms exist; with P, K and k as in whitening.py:
+The reward of sample j is `alignment_j - alpha * diversity_j` (paper, section on feature-matching rewards). Whitening
+needs the n x n Gram matrix alone: with Phi [D, n] the features of the n samples, psi the truth's, K = Phi^T Phi and
+k = Phi^T psi, the whitened features (Phi Phi^T)^{dagger/2} Phi have inner products P = K^{dagger/2} K K^{dagger/2}, the
+projector onto the range of K. So an n x n eigen-decomposition in float64 replaces the D-dimensional one of the paper.
+Six forms of the two terms exist:
 
 none       2 k_j                                                       2/(n-1) sum_{j'!=j} K_jj'
 plain      2 n (K^dagger k)_j                                          2n/(n-1) sum P_jj'
@@ -11,17 +14,72 @@ truth      2 sqrt(n) (K^dagger k)_j / |K^dagger k|                     as plain 
 reference  2 sign((K^{dagger/2} 1)_j) (K^{dagger/2} k)_j / (sqrt(P_jj) |psi|)       2/(n-1) sum P_jj'
 
 `reference` is what the authors' released code computes and what the published numbers come from.
+
+The advantage is the reward minus a leave-one-out baseline that does not depend on the sample itself. The plain mean of
+the other rewards will not do: their diversity terms contain this sample. Taking its share out of them gives the paper's
+baseline (appendix on the RLOO baseline)
+
+    b_j = 1/(n-1) sum_{j'!=j} T1_j' - 1/(n-2) sum_{j'!=j} T2_j' + 1/(n-2) T2_j,  T1 = alignment, T2 = alpha*diversity
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import get_args
 
 import torch
 from torch import Tensor
 
 from ebft.method.choices import Whitening
-from ebft.method.whitening import gram, whiten
+
+# Eigenvalues of K below this share of the largest count as zero. They are squares of singular values: 1e-10 means
+# directions of relative size 1e-5, well above float32 rounding of the features and below any real difference.
+RELATIVE_TOLERANCE = 1e-10
+
+
+@dataclass(frozen=True)
+class Gram:
+    """Inner products of one context's features, float64."""
+
+    K: Tensor  # [..., n, n] samples with samples
+    k: Tensor  # [..., n] samples with the truth
+    truth_norm: Tensor  # [...] norm of the truth's features
+
+
+@dataclass(frozen=True)
+class WhitenedGram:
+    projector: Tensor  # P [..., n, n]
+    inverse_k: Tensor  # K^dagger k [..., n]
+    half_inverse_k: Tensor  # K^{dagger/2} k [..., n]
+    half_inverse_sum: Tensor  # K^{dagger/2} 1 [..., n]
+
+
+def gram(generated: Tensor, truth: Tensor) -> Gram:
+    """Gram matrix of generated [..., n, D] and its products with truth [..., D]."""
+    generated, truth = generated.double(), truth.double()
+    return Gram(
+        K=generated @ generated.transpose(-1, -2),
+        k=(generated @ truth[..., None])[..., 0],
+        truth_norm=truth.norm(dim=-1),
+    )
+
+
+def whiten(products: Gram, tolerance: float = RELATIVE_TOLERANCE) -> WhitenedGram:
+    eigenvalues, U = torch.linalg.eigh(products.K)
+    kept = eigenvalues > tolerance * eigenvalues.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    half_inverse = torch.where(kept, eigenvalues.where(kept, 1.0).rsqrt(), 0.0)
+    k_in_U = (products.k[..., None, :] @ U)[..., 0, :]
+    one_in_U = U.sum(-2)
+
+    def back(coefficients: Tensor) -> Tensor:
+        return (U @ coefficients[..., None])[..., 0]
+
+    return WhitenedGram(
+        projector=(U * kept[..., None, :]) @ U.transpose(-1, -2),
+        inverse_k=back(half_inverse**2 * k_in_U),
+        half_inverse_k=back(half_inverse * k_in_U),
+        half_inverse_sum=back(half_inverse * one_in_U),
+    )
 
 
 def feature_matching_rewards(
@@ -135,3 +193,24 @@ def check_features(generated: Tensor, truth: Tensor) -> None:
             continue  # asking would wait for the device; bad features show in the rewards
         if not bool(torch.isfinite(value).all()):
             raise ValueError(f"{name} features contain NaN or infinity; the feature network's weights or input are bad")
+
+
+def leave_one_out_baseline(alignment: Tensor, diversity: Tensor, alpha: float = 1.0) -> Tensor:
+    """b_j for terms [..., n]. The T2 part needs n >= 3 and is dropped for n = 2; a single sample has no baseline."""
+    n = alignment.shape[-1]
+    penalty = alpha * diversity
+    baseline = alignment.new_zeros(alignment.shape)
+    if n >= 2:
+        baseline = (alignment.sum(-1, keepdim=True) - alignment) / (n - 1)
+    if n >= 3:
+        baseline = baseline - (penalty.sum(-1, keepdim=True) - 2 * penalty) / (n - 2)
+    return baseline
+
+
+def leave_one_out_advantages(alignment: Tensor, diversity: Tensor, alpha: float = 1.0) -> Tensor:
+    """alignment_j - alpha * diversity_j - b_j for terms [..., n]. For n >= 3 they sum to zero over a context."""
+    if alignment.shape != diversity.shape:
+        raise ValueError(f"alignment {tuple(alignment.shape)} and diversity {tuple(diversity.shape)} differ in shape")
+    if alignment.dim() < 1 or alignment.shape[-1] < 1:
+        raise ValueError("advantages need at least one sample per context")
+    return alignment - alpha * diversity - leave_one_out_baseline(alignment, diversity, alpha)

@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 
 from ebft.method.choices import Backend
 from ebft.method.compiling import prepare_compiling
-from ebft.method.cross_entropy import check_token_ids
-from ebft.method.head import Head
+from ebft.method.cross_entropy import Head, check_token_ids
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model.attention import ATTENTION_NAME, CachedPass, PackedPass, resolve_backend
 from ebft.model.full_precision import in_float32

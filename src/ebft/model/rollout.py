@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ebft.method.choices import Backend
-from ebft.method.cross_entropy import check_token_ids, rows_per_chunk
-from ebft.method.head import Head
+from ebft.method.cross_entropy import Head, check_token_ids, rows_per_chunk
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import check_sampling, sample_with_entropy, uniforms
 from ebft.model.attention import CachedPass, resolve_backend
