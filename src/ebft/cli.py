@@ -548,9 +548,14 @@ def _score(arguments: list[str]) -> int:
 def _fetch(arguments: list[str]) -> int:
     from ebft.fetch import NAMES, fetch
 
-    parser = _Parser(prog="ebft fetch", description="Get a small model without a model hub.")
+    parser = _Parser(prog="ebft fetch", description="Get a model without a model hub.")
     parser.add_argument("name", help=", ".join(NAMES))
-    print(fetch(parser.parse_args(arguments).name))
+    parser.add_argument(
+        "--from", dest="file", metavar="FILE.gguf", help="the model's GGUF file, instead of downloading it"
+    )
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], help="of the checkpoint; else that of the original")
+    given = parser.parse_args(arguments)
+    print(fetch(given.name, given.file, given.dtype))
     return 0
 
 
