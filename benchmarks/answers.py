@@ -43,7 +43,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(args.device)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompts = [problem.prompt("raw") for problem in problems]
-    settings = GenerationSettings(args.max_new_tokens, 0.6, samples=args.samples, stop=problems[0].stop_strings)
+    settings = GenerationSettings(args.max_new_tokens, 0.6, samples=args.samples, stop=problems[0].stop_strings())
     TransformersGenerator(model, tokenizer, 64).complete(prompts[:8], GenerationSettings(16))  # warm-up
     rows = []
     for batch_size in args.batch_sizes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from ebft.config.method import MethodConfig, settings_that_change
 from ebft.config.training import EBFTConfig
 from ebft.data.packing import PADDING, SequenceDataset, to_device
 from ebft.iteration import distinct_share, make_layout, score
-from ebft.method.cross_entropy import Rows, weighted_cross_entropy
+from ebft.method.cross_entropy import log_probs_at_temperatures
 from ebft.method.layout import PackedLayout
 from ebft.method.losses import counted_tokens
 from ebft.method.metric_names import OF_ROLLOUTS
@@ -36,14 +36,12 @@ from ebft.runtime.processes import count, join_rows, rank
 from ebft.trees import pack_to_score
 
 
-@torch.no_grad()
-def truth_log_probs(model: nn.Module, input_ids: Tensor, hidden: Tensor) -> Tensor:
-    """log p(x_t | x_<t) at temperature 1, [b, T], from hidden states [b, T, H]; 0 at t = 0, which nothing predicts."""
-    targets = input_ids[:, 1:].reshape(-1, 1)
-    no_weights = torch.zeros_like(targets, dtype=torch.float32)
-    rows = Rows(targets, no_weights, torch.ones(len(targets), device=targets.device))
-    log_probs = weighted_cross_entropy(hidden[:, :-1].flatten(0, 1), output_head(model), rows).log_probs
-    return torch.nn.functional.pad(log_probs.view(input_ids.shape[0], -1), (1, 0))
+def truth_log_probs(model: nn.Module, input_ids: Tensor, hidden: Tensor, temperatures: Sequence[float]) -> Tensor:
+    """log p(x_t | x_<t) at each temperature, [b, T, temperatures], from hidden states [b, T, H]; 0 at t = 0, which
+    nothing predicts."""
+    rows, targets = hidden[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten()
+    log_probs = log_probs_at_temperatures(rows, output_head(model), targets, temperatures)
+    return torch.nn.functional.pad(log_probs.unflatten(0, (len(input_ids), -1)), (0, 0, 1, 0))
 
 
 @torch.no_grad()
@@ -53,19 +51,22 @@ def measure(
     batch: dict[str, Any],
     config: MethodConfig,
     end_token_ids: Tensor | None,
+    temperatures: Sequence[float] = (),
 ) -> dict[str, Tensor]:
     """What each sequence of a batch contributes, [b] each: its number, sums and counts of its tokens' log-probs, and
-    means over its contexts, NaN for a sequence without any."""
+    means over its contexts, NaN for a sequence without any. temperatures: of further sums of log-probs."""
     input_ids, document_ids = batch["input_ids"], batch["document_ids"]
     found: dict[str, Tensor] = {"sequence": batch["sequence_id"]}
     layout, rollouts, context = rolled_out(model, batch, config, end_token_ids, turn=0)
-    log_probs = truth_log_probs(model, input_ids, context).double()
+    log_probs = truth_log_probs(model, input_ids, context, (1.0, *temperatures)).double()
     real = document_ids != PADDING
     if config.document_masks:  # the first token of a document has nothing to be predicted from
         real[:, 1:] &= document_ids[:, 1:] == document_ids[:, :-1]
     real[:, 0] = False
     for name, counted in ("", real), ("answer_", real & batch["answer_mask"]):
-        found[f"{name}log_probs"] = torch.where(counted, log_probs, 0.0).sum(1)
+        sums = torch.where(counted[..., None], log_probs, 0.0).sum(1)
+        found[f"{name}log_probs"] = sums[:, 0]
+        found |= {f"{name}log_probs_temperature_{t:g}": sums[:, n] for n, t in enumerate(temperatures, 1)}
         found[f"{name}tokens"] = counted.sum(1)
 
     found["contexts"] = layout.anchor_mask.expand(input_ids.shape[0], -1).sum(1)

@@ -60,7 +60,7 @@ def test_groups_hold_every_option_once() -> None:
         ({"tasks": "humanevl"}, "unknown task 'humanevl'; there is .*; did you mean 'humaneval'"),
         ({"languages": ["jss"]}, "unknown language 'jss'; there is .*; did you mean 'js'"),
         ({"promt_style": "raw"}, "unknown option 'promt_style' of an evaluation; did you mean 'prompt_style'"),
-        ({"prompt_style": "plain"}, "prompt_style='plain' is not one of raw, chat"),
+        ({"prompt_style": "plain"}, "prompt_style='plain' is not one of auto, raw, chat"),
         ({"limit": "few"}, "limit='few' is not a whole number"),
         ({"limit": 0}, "limit=0 must be at least 1, or none"),
         ({"samples": -1}, r"samples=-1 must be 0 \(greedy only\) or more"),

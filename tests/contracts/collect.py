@@ -129,6 +129,7 @@ def runs(folder: Path) -> dict[str, list[str]]:
     (folder / "recipe.yaml").write_text(yaml.safe_dump(given))
     run, evaluated, compared = folder / "run", folder / "evaluated", folder / "compared"
     few = ["--samples", 1, "--max-new-tokens", 4, "--profile-lengths", "1,2", "--profile-stride", 8, "--no-score"]
+    few += ["--prompt-style", "raw"]  # the context is small
     (folder / "another").mkdir()
     (folder / "another" / "run").symlink_to(run)
     for command in (

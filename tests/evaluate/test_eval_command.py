@@ -19,7 +19,7 @@ from ebft import cli, loading
 from ebft.evaluate import tables
 from ebft.runtime.files import locked, read_jsonl
 from ebft.sandbox.isolation import Sandbox, SandboxError
-from ebft.tasks.generation import Completion, TransformersGenerator
+from ebft.tasks.generation import GREEDY, Completion, TransformersGenerator
 from ebft.tasks.resumable_records import ResumableRecords
 from tests.sandbox.sandboxed import needs_sandbox
 from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
@@ -67,7 +67,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     )
     calibration = (
         "--calibration-data {} --context-length 32 --horizon 4 --stride 8 --rollouts 2 --sequences 6 "
-        "--profile-lengths 1,2,8 --profile-stride 8 --calibration-batch-size 2"
+        "--profile-lengths 1,2,8 --profile-stride 8 --calibration-batch-size 2 --no-answer-only"
     )
     return {"translation": translation.format(pairs).split(), "calibration": calibration.format(rows).split()}
 
@@ -99,13 +99,18 @@ def test_everything_that_is_promised_is_written(run: Run, tmp_path: Path, capfd:
     results = run(tmp_path / "out", "calibration,translation", "--seed", 3)
     printed = capfd.readouterr().out
     found = results["tasks"]
-    assert set(found["calibration"]["metrics"]) == {"cross_entropy", "answer_cross_entropy", "cfm", "whitened_proxy"}
+    temperatures = {"best_temperature", "answer_best_temperature"}
+    losses = {"cross_entropy", "answer_cross_entropy", "cfm", "whitened_proxy"}
+    assert set(found["calibration"]["metrics"]) == losses | temperatures
+    points = found["calibration"]["temperatures"]
+    assert [point["temperature"] for point in points] == [0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5]
+    assert points[5]["cross_entropy"] == found["calibration"]["metrics"]["cross_entropy"]
     assert [point["length"] for point in found["calibration"]["profile"]] == [1, 2, 8]
     expected = {"greedy_bleu", "greedy_chrf", "best_of_1_bleu", "best_of_4_sentence_chrf"}
     assert expected <= set(found["translation"]["metrics"])
     for entry in found.values():
-        for value in entry["metrics"].values():
-            assert value["standard_error"] >= 0
+        for name, value in entry["metrics"].items():
+            assert name in temperatures or value["standard_error"] >= 0
             assert value["count"] == 6
             assert torch.tensor(value["value"]).isfinite()
     assert results["seed"] == 3
@@ -118,8 +123,10 @@ def test_everything_that_is_promised_is_written(run: Run, tmp_path: Path, capfd:
     assert sorted((row["task_id"], row["sample"]) for row in rows) == [
         (str(n), s) for n in range(1, 7) for s in range(4)
     ]
-    assert (tmp_path / "out" / "profile.png").read_bytes().startswith(b"\x89PNG")
+    for picture in ("profile.png", "temperatures.png"):
+        assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")
     table = (tmp_path / "out" / "results.md").read_text()
+    assert "| cross-entropy, answer tokens | 0.6 |" in table
     for text in (printed, table):
         for name in ("cross-entropy, all tokens", "feature-matching loss at 8 tokens", "best_of_4_sentence_bleu"):
             assert name in text
@@ -129,12 +136,13 @@ def test_everything_that_is_promised_is_written(run: Run, tmp_path: Path, capfd:
 
 def test_ends_that_are_left_out_are_noted(run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     results = run(tmp_path / "without", "calibration", "--document-masks")
-    [note] = results["tasks"]["calibration"]["notes"]
+    [note, *others] = results["tasks"]["calibration"]["notes"]
+    assert all("the best temperature is at an edge" in other for other in others)
     assert "favours models that do not end; measure with --short-truths" in note
     assert f"calibration: {note}" in capfd.readouterr().err
     assert note in (tmp_path / "without" / "results.md").read_text()
     for name, options in (("with", ["--document-masks", "--short-truths"]), ("one", [])):
-        assert run(tmp_path / name, "calibration", *options)["tasks"]["calibration"]["notes"] == []
+        assert run(tmp_path / name, "calibration", *options)["tasks"]["calibration"]["notes"] == others
 
 
 def test_the_same_seed_gives_the_same_numbers(run: Run, tmp_path: Path) -> None:
@@ -342,7 +350,8 @@ class TestCode:
         def stream(self: Any, prompts: Any, settings: Any, wanted: Any, keys: Any) -> Iterator[list[Any]]:
             asked.append((list(prompts), settings))
             for place, sample in wanted:
-                right = settings.temperature == 0 or (place, sample) in [(0, 0), (0, 1), (1, 3)]
+                greedy = settings.temperature == 0 or sample == GREEDY
+                right = greedy or (place, sample) in [(0, 0), (0, 1), (1, 3)]
                 text = PROBLEMS[place]["canonical_solution"] if right else "    return None\n"
                 yield [(place, sample, Completion(str(text), "stop", 5))]
 
@@ -359,9 +368,13 @@ class TestCode:
         assert found["pass@1"]["value"] == pytest.approx((2 / 4 + 1 / 4 + 0) / 3)
         assert found["pass@4"]["value"] == pytest.approx(2 / 3)
         assert "pass@16" not in found
-        assert [settings.temperature for _, settings in answering] == [0, 0.6]
-        assert answering[0][0] == [row["prompt"] for row in PROBLEMS]
-        assert "\ndef " in answering[0][1].stop
+        [(prompts, settings)] = answering  # the greedy answers beside the samples
+        assert settings.temperature == 0.6
+        assert all(row["prompt"].strip() in prompt for row, prompt in zip(PROBLEMS, prompts, strict=True))
+        assert settings.prompt_style == "chat", "the tokenizer has a template"
+        assert settings.answer_start.endswith("```python\n")
+        assert results["tasks"]["humaneval"]["settings"]["prompt_style"] == "chat"
+        assert found["cut"]["value"] == found["no_code"]["value"] == 0.0
         # What `ebft score` makes of the same generations.
         scored = tmp_path / "scored.json"
         command = [
@@ -412,7 +425,7 @@ class TestCode:
         with monkeypatch.context() as patched:
             patched.setattr(Sandbox, "check", no_sandbox)
             found = run(tmp_path / "all" / "later", *arguments, "--no-score")["tasks"]["humaneval"]
-            assert found["metrics"] == {}
+            assert set(found["metrics"]) == {f"{d}{k}" for d in ("greedy_", "") for k in ("empty", "cut", "no_code")}
             assert found["generations"] == at_once["generations"]
             assert "not scored yet; run `ebft score` on its folder" in capfd.readouterr().out
             generated = len(answering)
@@ -464,7 +477,7 @@ class TestCode:
         assert cli.main([*score, "--problems", str(other)]) == 2
         assert "they are not those that the model was given" in capfd.readouterr().err
         assert cli.main([*score, "--problems", f"humaneval={moved}"]) == 0
-        assert "greedy_pass@1  1.0000" in capfd.readouterr().out
+        assert "greedy_pass@1   1.0000" in capfd.readouterr().out
 
     @needs_sandbox
     def test_what_was_not_all_generated_is_not_scored_and_stops_nothing_else(

@@ -75,3 +75,24 @@ def test_other_problems_are_not_paired(tmp_path: Path) -> None:
     assert found == {"two": {}}
     (note,) = paired.without(results, found)
     assert note.startswith("humaneval: no paired differences of two from one; ")
+
+
+def test_a_difference_of_answers_that_are_no_programs_is_called_so(tmp_path: Path) -> None:
+    """Of ten problems one model passes all, another writes nothing to four, a third four wrong programs."""
+    results, good, bad = {}, "def f():\n    return 1\n", "def f():\n    return 2\n"
+    for name, texts in ("one", [good] * 10), ("silent", [good] * 6 + [""] * 4), ("wrong", [good] * 6 + [bad] * 4):
+        results[name] = evaluated(tmp_path / name, {"humaneval": [[int(text == good)] for text in texts]})
+        results[name]["tasks"]["humaneval"] |= {"language": "python"}
+        for file in (tmp_path / name).glob("*.jsonl"):
+            outcomes = [json.loads(line) | {"sample": 0} for line in file.read_text().splitlines()]
+            file.write_text("".join(json.dumps(row) + "\n" for row in outcomes))
+        rows = [
+            {"task_id": f"humaneval/{number}", "sample": 0, "completion": text, "finish": "end"}
+            for number, text in enumerate(texts)
+        ]
+        (tmp_path / name / "humaneval.greedy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (note,) = paired.of_answers_that_are_none(results, {name: tmp_path / name for name in results})
+    assert note.startswith(
+        "humaneval, greedy_pass@1, silent - one: most of the difference is from answers that are empty"
+    )
+    assert note.endswith("where neither is (6 of 10 pairs of answers) it is +0.0000")

@@ -7,6 +7,8 @@ import pytest
 
 from ebft.errors import ConfigError
 from ebft.evaluate import tables
+from ebft.method.ratios import Estimate
+from ebft.tasks.temperatures import TEMPERATURES
 
 
 @pytest.mark.pictures
@@ -32,6 +34,21 @@ def test_curves_are_drawn_with_the_papers_axes(tmp_path: Path, monkeypatch: pyte
     assert [list(line.get_ydata()) for line in axis.lines] == [[1, 8, 128], [2, 16, 256]]
     assert list(axis.lines[0].get_xdata()) == [1, 8, 128]
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["base", "ebft"]
+
+
+@pytest.mark.pictures
+def test_temperatures_have_a_table_and_a_picture(tmp_path: Path) -> None:
+    point = {"value": 2.0, "standard_error": 0.1, "count": 3}
+    points = [{"temperature": t, "cross_entropy": point, "answer_cross_entropy": None} for t in TEMPERATURES]
+    results = {"base": {"tasks": {"calibration": {"metrics": {}, "temperatures": points}}}, "code": {"tasks": {}}}
+    differences = {"code": {("calibration", "cross_entropy_temperature_0.6"): Estimate(-0.5, 0.25)}}
+    rows = tables.temperature_table(results, differences)
+    assert rows[0] == ("metric", "temperature", "base", "code", "code - base")
+    assert rows[2] == ("cross-entropy, all tokens", "0.6", "2.0000 ± 0.1000 (n=3)", "", "-0.5000 ± 0.2500")
+    assert len(rows) == 1 + len(TEMPERATURES), "no answer tokens, no rows"
+    assert tables.temperature_table({"code": {"tasks": {}}}, {}) == []
+    assert tables.temperatures_plot(results, tmp_path / "plot.png") == tmp_path / "plot.png"
+    assert tables.temperatures_plot({"code": {"tasks": {}}}, tmp_path / "none.png") is None
 
 
 def test_labels_tell_models_apart() -> None:

@@ -13,7 +13,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ebft.method import cross_entropy
-from ebft.method.cross_entropy import Head, Reference, Rows, check_token_ids, weighted_cross_entropy
+from ebft.method.cross_entropy import (
+    Head,
+    Reference,
+    Rows,
+    check_token_ids,
+    log_probs_at_temperatures,
+    weighted_cross_entropy,
+)
 
 SETTINGS = settings(max_examples=50, deadline=None)
 
@@ -360,3 +367,17 @@ def test_the_form_for_a_compiler_keeps_small_gradients_of_sure_rows() -> None:
     )
     expected = logits.softmax(-1) - torch.tensor([[1.0, 0, 0]])
     torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.5])
+def test_log_probs_at_several_temperatures_equal_a_softmax_of_each(
+    softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cross_entropy, "rows_per_chunk", lambda *_: 4)  # the last chunk is smaller
+    problem = random_problem(3, softcap=softcap)
+    targets, temperatures = problem.rows.targets[:, 0], (0.5, 1.0, 1.3)
+    z = 0.7 * (problem.hidden @ problem.head.weight.T + problem.head.bias)
+    logits = z if softcap is None else softcap * torch.tanh(z / softcap)
+    expected = [torch.log_softmax(logits / t, -1).gather(1, targets[:, None])[:, 0] for t in temperatures]
+    found = log_probs_at_temperatures(problem.hidden, problem.head, targets, temperatures)
+    torch.testing.assert_close(found, torch.stack(expected, 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ebft.problems.answers import fenced_blocks, python_variants
+from ebft.problems.answers import fenced_blocks, has_code, python_variants
 from ebft.problems.problem import run_tests
 from ebft.sandbox.command import Limits
 from tests.sandbox.sandboxed import ADD, HEAD, needs_sandbox
@@ -72,3 +72,54 @@ def test_blocks() -> None:
     assert fenced_blocks("```a\n1\n```\n2\n```\n3\n```") == ["1", "3"]
     assert fenced_blocks("x `y` ```not a fence``` z") == []
     assert fenced_blocks("code\n```\n") == ["code"]
+
+
+CHAT = {
+    "cut in an example": f"```python\n{FUNCTION}\n# Example\nprint(add(1,",
+    "wrong asserts of its own": f"```python\n{FUNCTION}\nassert add(1, 1) == 3\n```",
+    "asks for input": f"```python\n{FUNCTION}\nprint(add(int(input()), 1))\n```",
+    "continues an open block": f"from math import sqrt\n\n{FUNCTION}",
+    "continues and closes it": f"{FUNCTION}```\n",
+    "the head again and a helper": f"def plus(a, b):\n    return a + b\n\n\n{HEAD}    return plus(a, b)\n",
+    "cut in a second function": f"{FUNCTION}\n\ndef test():\n    x = [1,",
+    "a word before the fence": f"Here: ```python\n{FUNCTION}```",
+}
+
+
+@needs_sandbox
+@pytest.mark.parametrize("name", CHAT)
+def test_answers_of_a_chat_are_read(name: str) -> None:
+    outcome = run_tests(ADD, CHAT[name], limits=LONG)
+    assert outcome.passed, outcome
+
+
+@needs_sandbox
+def test_a_body_stays_the_answer_when_the_model_begins_anew() -> None:
+    """Raw, and not stopped: the first function counts, as in other harnesses."""
+    assert run_tests(ADD, f"{BODY}\ndef add(a, b):\n    return 0\n", limits=LONG).passed
+    assert not run_tests(ADD, f"    return 0\n\n{FUNCTION}", limits=LONG).passed
+
+
+@pytest.mark.parametrize("answer", [*ANSWERS.values(), *CHAT.values()])
+def test_programs_are_code(answer: str) -> None:
+    assert has_code(answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["I cannot help.", "What should it do?\nPlease say more.", "```python\n```", "The sum of a and b:\n\n$a+b$"],
+)
+def test_prose_is_no_code(answer: str) -> None:
+    assert not has_code(answer)
+    assert not has_code(answer, "cpp")
+
+
+def test_code_of_other_languages() -> None:
+    assert has_code("```cpp\nint add(int a, int b) {\n    return a + b;\n}\n```", "cpp")
+    assert has_code("  return a + b;\n", "js")
+
+
+def test_looking_for_code_is_linear() -> None:
+    for hostile in (" " * 200_000, "\n" * 200_000, "for " * 50_000, "a " * 100_000, "if in " * 30_000):
+        assert not has_code(hostile)
+        assert not has_code(hostile, "cpp")

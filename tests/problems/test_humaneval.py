@@ -31,7 +31,9 @@ def test_helpers_of_the_prompt_are_the_problems_own() -> None:
 
 def test_prompts() -> None:
     assert ADD.prompt("raw") == HEAD
-    assert HEAD.strip() in ADD.prompt("instruct")
+    assert ADD.prompt("chat").endswith(f"in a markdown code block:\n```\n{HEAD.strip()}\n```\n")
+    assert ADD.answer_start.endswith(":\n```python\n")
+    assert "\n```" in ADD.stop_strings("chat")
 
 
 @pytest.mark.parametrize(

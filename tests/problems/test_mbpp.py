@@ -77,7 +77,7 @@ def test_mbpp_function_named_like_a_builtin() -> None:
 def test_prompts() -> None:
     mbpp = mbpp_problem(Record("own", MBPP))
     assert mbpp.prompt("raw") == f'"""\n{MBPP["text"]}\n{MBPP["test_list"][0]}\n"""\n'
-    assert all(test in mbpp.prompt("instruct") for test in MBPP["test_list"])
+    assert f"```\n{mbpp.prompt().strip()}\n```\n" in mbpp.prompt("chat")
 
 
 @pytest.mark.parametrize("field", ["task_id", "text", "test_list"])

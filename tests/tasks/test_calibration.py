@@ -116,7 +116,7 @@ def test_cross_entropy_equals_plain_sequences(document_masks: bool) -> None:
     chosen = options(document_masks=document_masks)
     records = measured(model, FeatureNetwork(model, source="shared"), dataset, chosen)
     plain = untouched(model)
-    sums = {"": [0.0] * 3, "answer_": [0.0] * 3}
+    sums = {name: [0.0] * 3 for name in ("", "answer_", "sharp", "flat")}
     counts = {"": [0] * 3, "answer_": [0] * 3}
     for row in range(3):
         item = dataset[row]
@@ -128,13 +128,19 @@ def test_cross_entropy_equals_plain_sequences(document_masks: bool) -> None:
                 start = int((documents == documents[t]).nonzero()[0])
                 if t == start:
                     continue
-            log_prob = (
-                plain_logits(plain, item["input_ids"][start:t])[-1].double().log_softmax(-1)[item["input_ids"][t]]
-            )
+            logits = plain_logits(plain, item["input_ids"][start:t])[-1].double()
+            sharp, log_prob, flat = (float((logits / T).log_softmax(-1)[item["input_ids"][t]]) for T in (0.5, 1, 1.5))
+            sums["sharp"][row] += sharp
+            sums["flat"][row] += flat if item["answer_mask"][t] else 0.0
             for name in ("", "answer_") if item["answer_mask"][t] else ("",):
-                sums[name][row] += float(log_prob)
+                sums[name][row] += log_prob
                 counts[name][row] += 1
-    metrics, _ = estimates(records, LENGTHS)
+    metrics, points = estimates(records)
+    assert [record["log_probs_temperature_0.5"] for record in records] == pytest.approx(sums["sharp"], rel=1e-4)
+    assert [record["answer_log_probs_temperature_1.5"] for record in records] == pytest.approx(sums["flat"], rel=1e-4)
+    sharp, flat = -sum(sums["sharp"]) / sum(counts[""]), -sum(sums["flat"]) / sum(counts["answer_"])
+    assert points["cross_entropy_temperature_0.5"].mean == pytest.approx(sharp, rel=1e-4)
+    assert points["answer_cross_entropy_temperature_1.5"].mean == pytest.approx(flat, rel=1e-4)
     for name, metric in (("", "cross_entropy"), ("answer_", "answer_cross_entropy")):
         assert [record[f"{name}tokens"] for record in records] == counts[name]
         assert [record[f"{name}log_probs"] for record in records] == pytest.approx(sums[name], rel=1e-4)
@@ -187,8 +193,8 @@ def test_another_temperature_is_as_if_measured_at_it() -> None:
     alone = measured(model, features, dataset, options(rollout_temperature=1.5))
     assert [record["cfm_temperature_1.5"] for record in both] == [record["cfm"] for record in alone]
     assert [record["cfm"] for record in both] != [record["cfm"] for record in alone]
-    metrics, _ = estimates(both, LENGTHS)
-    assert metrics["cfm_temperature_1.5"] == estimates(alone, LENGTHS)[0]["cfm"]
+    metrics, _ = estimates(both)
+    assert metrics["cfm_temperature_1.5"] == estimates(alone)[0]["cfm"]
 
 
 def test_numbers_do_not_depend_on_the_batch() -> None:
@@ -237,22 +243,20 @@ def test_estimates_are_means_over_contexts() -> None:
             "cfm_at_1": 4.0,
         },
     ]
-    metrics, points = estimates(records, [1])
+    metrics, points = estimates(records)
     assert set(metrics) == {"cross_entropy", "cfm", "whitened_proxy"}
     assert metrics["cfm"].mean == pytest.approx((1 + 1 + 2) / 3)
     # By hand: residuals of (2, 2) and (2, 1) about 4/3 are -2/3 and 2/3, on counts of 1.5 in the mean.
     assert metrics["cfm"].standard_error == pytest.approx(4 / 9)
     assert metrics["whitened_proxy"].mean == pytest.approx((0.5 + 0.5 + 0.7) / 3)
     assert metrics["cross_entropy"].mean == 2.0
-    ((length, point),) = points
-    assert (length, point.mean) == (1, pytest.approx((3 * 3 + 4) / 4))
-    assert point.standard_error == pytest.approx(0.75 / 2)
+    assert points == {"cfm_at_1": (pytest.approx((3 * 3 + 4) / 4), pytest.approx(0.75 / 2))}
 
 
 def test_a_broken_model_shows() -> None:
     """NaN is what a sequence with contexts gives, not a sequence to leave out."""
     record = {"log_probs": None, "tokens": 2, "answer_log_probs": 0.0, "answer_tokens": 0, "contexts": 1}
-    metrics, _ = estimates([{**record, "cfm": None, "whitened_proxy": 0.1, "reward": 0.0}] * 2, [])
+    metrics, _ = estimates([{**record, "cfm": None, "whitened_proxy": 0.1, "reward": 0.0}] * 2)
     assert math.isnan(float(metrics["cfm"].mean))
     assert math.isnan(float(metrics["cross_entropy"].mean))
 
@@ -289,7 +293,7 @@ def test_attention_and_mode_are_restored() -> None:
 def test_no_profile_is_fine() -> None:
     model = tiny_model("llama")
     records = measured(model, FeatureNetwork(model), sequences([24]), options(profile_lengths=[]))
-    assert estimates(records, [])[1] == []
+    assert not any(name.startswith("cfm_at_") for name in estimates(records)[1])
 
 
 @pytest.mark.parametrize(

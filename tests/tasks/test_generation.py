@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from ebft.errors import ConfigError
 from ebft.method.sampling import truncate, uniforms
 from ebft.model.backbone import prepare_model, text_config
+from ebft.tasks import generation
+from ebft.tasks.generation import GREEDY as GREEDY_SAMPLE
 from ebft.tasks.generation import (
     Completion,
     GenerationSettings,
@@ -77,6 +80,21 @@ def test_results_do_not_depend_on_batch_order_or_neighbours() -> None:
     assert alone[::-1] == every
     fewer = GenerationSettings(max_new_tokens=12, temperature=2.5, samples=2, seed=5)
     assert [texts[:2] for texts in every] == TransformersGenerator(model, tokenizer).generate(PROMPTS, fewer, PROMPTS)
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_greedy_answers_beside_samples_are_as_alone(side_by_side: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not side_by_side:
+        monkeypatch.setattr(generation, "has_plain_cache", lambda base: False)
+    generator = TransformersGenerator(model_of(), byte_tokenizer(), 5)
+    wanted = [(place, sample) for place in range(len(PROMPTS)) for sample in (GREEDY_SAMPLE, 0, 1, 2)]
+    keys = [str(place) for place in range(len(PROMPTS))]
+    batches = generator.stream(PROMPTS, SAMPLED, wanted, keys)
+    found = {(place, sample): made.text for batch in batches for place, sample, made in batch}
+    greedy, samples = generator.generate(PROMPTS, GREEDY), generator.generate(PROMPTS, SAMPLED)
+    for place in range(len(PROMPTS)):
+        assert [found[place, sample] for sample in range(3)] == samples[place]
+        assert found[place, GREEDY_SAMPLE] == greedy[place][0]
 
 
 def test_seed_and_key_decide_what_is_sampled() -> None:
@@ -317,6 +335,10 @@ def test_chat_style_wraps_the_prompt() -> None:
     chat = GenerationSettings(max_new_tokens=12, prompt_style="chat", system_prompt="be brief")
     raw = TransformersGenerator(model, tokenizer).generate([text], GREEDY)
     assert TransformersGenerator(model, tokenizer).generate(["hi"], chat) == raw
+    begun = replace(chat, answer_start="Sure:\n")
+    raw = replace(GREEDY, prompt_style="rendered")
+    expected = TransformersGenerator(model, tokenizer).generate([f"{text}Sure:\n"], raw)
+    assert TransformersGenerator(model, tokenizer).generate(["hi"], begun) == expected
     with pytest.raises(ConfigError, match="no chat template, so the model cannot chat"):
         TransformersGenerator(model, byte_tokenizer(chat_template=None)).generate(["hi"], chat)
 
@@ -347,3 +369,17 @@ def test_bad_settings(settings: dict[str, Any], message: str) -> None:
 def test_empty_prompts_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="prompt task-7 is empty"):
         TransformersGenerator(model_of(), byte_tokenizer()).generate([""], GREEDY, ["task-7"])
+
+
+def test_a_cpu_writes_sixteen_at_once_if_nobody_says_otherwise() -> None:
+    model, tokenizer = model_of(), byte_tokenizer()
+    widths: list[int] = []
+    original = model.forward
+
+    def forward(ids: Any, *args: Any, **kwargs: Any) -> Any:
+        widths.append(ids.shape[0])
+        return original(ids, *args, **kwargs)
+
+    model.forward = forward
+    TransformersGenerator(model, tokenizer, None).generate(["a"] * 40, GenerationSettings(max_new_tokens=2))
+    assert max(widths) == 16

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from ebft.config.evaluation import EvalOptions
-from ebft.errors import ConfigError
 from ebft.tasks.generation import Completion, GenerationSettings
-from ebft.tasks.problem_set import ProblemSet
-from ebft.tasks.resumable_records import ResumableRecords
-from ebft.tasks.run_task import joined, run_set
+from ebft.tasks.problem_set import Asked, ProblemSet
+from ebft.tasks.run_task import joined, run_set, with_prompt_style
 
 
 def part(name: str, value: float, error: float | None) -> dict[str, Any]:
@@ -36,7 +34,7 @@ def test_an_unknown_error_leaves_the_mean_without_one() -> None:
 
 
 def run(
-    folder: Path, answers: list[Completion], value: float, prompt: str = "English:", **options: Any
+    folder: Path, answers: list[Completion], value: float, language: str | None = None, score: bool = True
 ) -> dict[str, Any]:
     """A set with these answers and this score."""
 
@@ -46,15 +44,16 @@ def run(
         ) -> Iterator[list[tuple[int, int, Completion]]]:
             yield [(place, sample, answers[place]) for place, sample in wanted]
 
-    def score(texts: list[list[str]], file: Path, finishes: list[list[str]]) -> dict[str, Any]:
+    def scored(texts: list[list[str]], file: Path, finishes: list[list[str]]) -> dict[str, Any]:
         assert texts == [[answer.text] for answer in answers]
         assert finishes == [[answer.finish] for answer in answers]
         return {"metrics": {"bleu": {"value": value, "standard_error": 0.0, "count": len(answers)}}}
 
     keys = [f"task {place}" for place in range(len(answers))]
-    problems = ProblemSet("translation", keys, [prompt] * len(answers), (), 10, score)
+    asked = {"raw": Asked(["English:"] * len(answers))}
+    problems = ProblemSet("translation", keys, asked, 10, scored if score else None, None, language)
     subject: Any = SimpleNamespace(identity="model", generator=Generator())
-    return run_set(problems, EvalOptions(samples=0, **options), subject, folder)
+    return run_set(problems, EvalOptions(samples=0, prompt_style="raw"), subject, folder)
 
 
 GOOD, EMPTY, CUT = Completion("a house", "stop", 3), Completion(" \n", "end", 1), Completion("a a a", "length", 10)
@@ -81,19 +80,23 @@ def test_a_score_of_zero_says_why_and_shows_an_answer(tmp_path: Path) -> None:
     assert "example" not in run(tmp_path / "good", [GOOD], 1.0)["greedy"]
 
 
-def test_completions_of_unstripped_prompts_are_not_mixed_with_others(tmp_path: Path) -> None:
-    run(tmp_path / "plain", [GOOD], 1.0)
-    run(tmp_path / "plain", [GOOD], 1.0)
-    run(tmp_path / "spaced", [GOOD], 1.0, prompt="English: ")
-    settings = (tmp_path / "spaced" / "translation.greedy.settings.json").read_text()
-    assert "trailing_whitespace" in settings
-    before = ResumableRecords.__init__
+def test_code_has_shares_of_answers_that_are_no_programs(tmp_path: Path) -> None:
+    """With and without scores; each answer counts once."""
+    good, talk = Completion("def f(x):\n    return x\n", "end", 5), Completion("I cannot help with that.", "end", 5)
+    endless = Completion("def f(x):\n    return x\n" * 9, "length", 10)
+    for score in True, False:
+        found = run(tmp_path / str(score), [good, talk, endless, EMPTY, good], 30.0, language="python", score=score)
+        shares = {name: found["metrics"][f"greedy_{name}"]["value"] for name in ("empty", "cut", "no_code")}
+        assert shares == {"empty": 0.2, "cut": 0.2, "no_code": 0.2}
+        assert found["metrics"]["greedy_cut"]["standard_error"] == pytest.approx(0.2)
+        assert ("greedy_bleu" in found["metrics"]) == score
+    assert set(run(tmp_path / "prose", [good, EMPTY], 1.0)["metrics"]) == {"greedy_bleu"}
 
-    def as_before(self: ResumableRecords, folder: Path, name: str, settings: dict[str, Any], *rest: Any) -> None:
-        before(self, folder, name, {k: v for k, v in settings.items() if k != "trailing_whitespace"}, *rest)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ResumableRecords, "__init__", as_before)
-        run(tmp_path / "old", [GOOD], 1.0, prompt="English: ")
-    with pytest.raises(ConfigError, match="was made with trailing_whitespace=null"):
-        run(tmp_path / "old", [GOOD], 1.0, prompt="English: ")
+@pytest.mark.parametrize(
+    ("style", "template", "asked"),
+    [("auto", "{}", "chat"), ("auto", None, "raw"), ("raw", "{}", "raw"), ("chat", None, "chat")],
+)
+def test_a_model_with_a_chat_template_is_asked_in_a_chat(style: Any, template: str | None, asked: str) -> None:
+    subject: Any = SimpleNamespace(tokenizer=SimpleNamespace(chat_template=template))
+    assert with_prompt_style(EvalOptions(prompt_style=style), subject).prompt_style == asked

@@ -92,7 +92,9 @@ class EvalOptions:
     max_new_tokens: int | None = _generation(
         None, "longest completion in tokens; default: 512 for code, 256 for translation"
     )
-    prompt_style: Literal["raw", "chat"] = _generation("raw", "raw, or chat for the tokenizer's chat template")
+    prompt_style: Literal["auto", "raw", "chat"] = _generation(
+        "auto", "chat for the tokenizer's chat template, raw without one; auto: chat if it has one"
+    )
     system_prompt: str | None = _generation(None, "what a chat begins with")
     too_long: Literal["error", "truncate"] = _generation(
         "error", "a prompt longer than the model's context: error, or truncate"
@@ -149,7 +151,9 @@ class EvalOptions:
     )
     calibration_batch_size: int = _calibration(4, "sequences at once")
 
-    batch_size: int = _running(16, "completions generated at once")
+    batch_size: int | None = _running(
+        None, "completions generated at once; default: 16 on a CPU, on a GPU as many as fit in half its free memory"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _running(
         "auto", "auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16 or float16"
     )

@@ -20,13 +20,14 @@ from ebft.runtime.machine import describe
 from ebft.tasks.problem_set import ProblemSet
 from ebft.tasks.registry import problem_sets
 from ebft.tasks.resumable_records import fingerprint
+from ebft.tasks.temperatures import TEMPERATURES
 
 if TYPE_CHECKING:  # they bring in torch, which an error in the options does not wait for
     from ebft.tasks.subject import CheckpointSubject, Subject
 
 logger = logging.getLogger(__name__)
 
-PLOT_FILE, TABLE_FILE = "profile.png", "results.md"
+PLOT_FILE, TEMPERATURES_FILE, TABLE_FILE = "profile.png", "temperatures.png", "results.md"
 LOCK_FILE = "eval.lock"  # while a process writes here
 # Which options a task's numbers depend on: its groups' and the seed and limit, but not how fast it is made.
 _GROUPS = {"calibration": ("calibration",), "translation": ("generation", "translation")}
@@ -106,8 +107,10 @@ def evaluate(
     command: Sequence[str],
 ) -> tables.Results:
     """All tasks on one model. Written after every task, so that a stopped run keeps what it has."""
-    from ebft.tasks.run_task import run_task
+    from ebft.tasks.run_task import run_task, with_prompt_style
 
+    if any(task != "calibration" for task in options.tasks):
+        options = with_prompt_style(options, subject)
     try:
         results = tables.read_results(folder)
     except ConfigError:
@@ -142,6 +145,8 @@ def task_settings(task: str, options: EvalOptions) -> dict[str, Any]:
     others = {name for other, names in _SOURCES.items() if other != task for name in names}
     found = {name: value for name, value in options.values(*groups).items() if name not in {*_NOT_OF_NUMBERS, *others}}
     found = {name: value for name, value in found.items() if name not in ONLY_IF_SET or value}
+    if found.get("prompt_style") == "auto":
+        del found["prompt_style"]  # not decided yet
     if task == "calibration":
         found["means_over"] = "contexts"  # they were over sequences once: such results do not compare with these
     return {"seed": options.seed, "limit": options.limit, **found}
@@ -151,10 +156,9 @@ def task_mark(task: str, options: EvalOptions, subject: Subject, sets: Sequence[
     """The same for the same numbers: model, data and settings."""
     if task == "calibration":
         data = rows.contents(options.calibration_data or "", options.calibration_split)
-        inputs: Any = [subject.identity, subject.feature_source, data]
+        inputs: Any = [subject.identity, subject.feature_source, data, TEMPERATURES]
     else:
-        inputs = [subject.identity, *([p.keys, p.prompts, p.skipped] for p in sets)]
-        inputs += [made for p in sets if (made := p.prompt_format(options.prompt_style))]
+        inputs = [subject.identity, *([p.keys, p.asked[options.prompt_style].prompts, p.skipped] for p in sets)]
     return fingerprint([task, inputs, task_settings(task, options)])
 
 
@@ -162,9 +166,11 @@ def present(results: dict[str, tables.Results], folders: dict[str, Path], output
     notes = tables.check_same_space(results)
     differences = paired.against_first(results, folders)
     notes += paired.without(results, differences)
+    notes += paired.of_answers_that_are_none(results, folders)
     for note in notes:
         logger.warning(note)
     output.mkdir(parents=True, exist_ok=True)
     write_text(output / TABLE_FILE, tables.markdown(results, differences, notes))
     tables.profile_plot(results, output / PLOT_FILE)
+    tables.temperatures_plot(results, output / TEMPERATURES_FILE)
     return tables.table(results, differences)

@@ -10,13 +10,17 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 from ebft.evaluate.tables import Differences, Results, is_scored, same_profile
-from ebft.method.ratios import Estimate, SumsAndCounts, paired_difference
+from ebft.method.ratios import Estimate, paired_difference, ratio_of_sums
 from ebft.method.sequence_records import Record, differences
 from ebft.runtime.files import read_jsonl
 from ebft.sandbox.isolated_tests import PASSED, SKIPPED
+from ebft.tasks import temperatures
+from ebft.tasks.answer_counts import kind_of_answer, of_means, shares
 from ebft.tasks.pass_at_k import pass_at_k
 from ebft.tasks.scoring import outcomes_file_of
 
@@ -59,6 +63,8 @@ def _calibration(first: Evaluated, mine: Evaluated) -> dict[str, Estimate]:
     if len({results["tasks"]["calibration"].get("text") for results, _ in (first, mine)}) > 1:
         return {}
     found = differences(_sequences(mine), _sequences(first))
+    if found:  # the same sequences
+        found |= temperatures.differences(_sequences(mine), _sequences(first))
     if not same_profile(mine[0], first[0]):
         found = {metric: difference for metric, difference in found.items() if not metric.startswith("cfm_at_")}
     return found
@@ -72,15 +78,21 @@ def _sequences(evaluated: Evaluated) -> list[Record]:
 
 
 def _code(task: str, first: Evaluated, mine: Evaluated) -> dict[str, Estimate]:
-    """pass@k of each set of problems (each language), and of the plain mean over several."""
+    """pass@k and shares of answers that are no programs, of each set of problems (each language), and of the plain mean
+    over several."""
     by_set: dict[str, dict[str, Estimate]] = defaultdict(dict)  # by metric and set
     entry = mine[0]["tasks"][task]
     parts = [part for part in entry.get("parts", [entry]) if not part.get("skipped")]
     for part in parts:
         for metric in part["metrics"]:
-            if match := re.fullmatch(r"(greedy_)?pass@(\d+)", metric):
-                decoding, k = "greedy" if match[1] else "samples", int(match[2])
-                rates = [pass_rates(folder, f"{part['name']}.{decoding}", k) for _, folder in (mine, first)]
+            if match := re.fullmatch(r"(greedy_)?(?:pass@(\d+)|(.+))", metric):
+                file = f"{part['name']}.{'greedy' if match[1] else 'samples'}"
+                rates = [
+                    pass_rates(folder, file, int(match[2]))
+                    if match[2]
+                    else shares(read_jsonl(folder / f"{file}.jsonl"), part["language"])[match[3]]
+                    for _, folder in (mine, first)
+                ]
                 if rates[0].keys() == rates[1].keys() and rates[0]:  # the same problems
                     by_set[metric][part["name"]] = _difference_of_means(*rates)
     if "parts" not in entry:
@@ -102,10 +114,67 @@ def pass_rates(folder: Path, name: str, k: int) -> dict[str, float]:
 
 
 def _difference_of_means(mine: dict[str, float], first: dict[str, float]) -> Estimate:
-    ones = [1] * len(mine)
-    return paired_difference(
-        SumsAndCounts(list(mine.values()), ones), SumsAndCounts([first[key] for key in mine], ones)
+    return paired_difference(of_means(mine), of_means({key: first[key] for key in mine}))
+
+
+class _Outcome(NamedTuple):
+    passed: bool
+    is_program: bool  # neither empty, nor cut off, nor without code
+
+
+def of_answers_that_are_none(results: Mapping[str, Results], folders: Mapping[str, Path]) -> list[str]:
+    """A note on each difference in pass@1, beyond its standard error, of which more than half is from pairs of answers
+    where one is empty, cut off or without code: the programs of that model need not be better or worse then."""
+    first, *others = results
+    notes = []
+    for label, decoding in product(others, ("greedy", "samples")):
+        theirs = _languages(results[first])
+        for name, language in _languages(results[label]).items():
+            if name in theirs:
+                files = [(folders[of], f"{name}.{decoding}", language) for of in (label, first)]
+                found = _mostly_not_of_programs(_outcomes(*files[0]), _outcomes(*files[1]))
+                metric = "greedy_pass@1" if decoding == "greedy" else "pass@1"
+                notes += [f"{name}, {metric}, {label} - {first}: {found}"] if found else []
+    return notes
+
+
+def _languages(results: Results) -> dict[str, str]:
+    """Of the sets of problems whose answers are programs."""
+    parts = [part for entry in results["tasks"].values() for part in entry.get("parts", [entry])]
+    return {part["name"]: part["language"] for part in parts if part.get("language")}
+
+
+def _mostly_not_of_programs(
+    mine: Mapping[tuple[str, int], _Outcome], theirs: Mapping[tuple[str, int], _Outcome]
+) -> str | None:
+    if not mine or mine.keys() != theirs.keys():
+        return None
+    moved = {key: mine[key].passed - theirs[key].passed for key in mine}
+    programs = [moved[key] for key in mine if mine[key].is_program and theirs[key].is_program]
+    by_problem: dict[str, list[int]] = defaultdict(list)
+    for (task_id, _), change in moved.items():
+        by_problem[task_id].append(change)
+    difference = ratio_of_sums(*of_means({key: sum(of) / len(of) for key, of in by_problem.items()}))
+    total = sum(moved.values())
+    if not abs(difference.mean) > difference.standard_error or sum(programs) / total >= 0.5:
+        return None
+    return (
+        f"most of the difference is from answers that are empty, cut off or without code; where neither is "
+        f"({len(programs)} of {len(moved)} pairs of answers) it is {sum(programs) / max(len(programs), 1):+.4f}"
     )
+
+
+def _outcomes(folder: Path, name: str, language: str) -> dict[tuple[str, int], _Outcome]:
+    """Of each answer that was run, by problem and sample."""
+    are_programs = {
+        (row["task_id"], row["sample"]): kind_of_answer(row["completion"], row["finish"], language) is None
+        for row in read_jsonl(folder / f"{name}.jsonl")
+    }
+    return {
+        key: _Outcome(row["status"] == PASSED, are_programs[key])
+        for row in read_jsonl(outcomes_file_of(folder / f"{name}.scores.json"))
+        if row["status"] != SKIPPED and (key := (row["task_id"], row["sample"])) in are_programs
+    }
 
 
 def _mean(found: dict[str, Estimate]) -> Estimate:

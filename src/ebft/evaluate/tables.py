@@ -13,6 +13,7 @@ from ebft.errors import ConfigError
 from ebft.method.metric_names import title
 from ebft.method.ratios import Estimate, with_error
 from ebft.runtime.messages import plot_label
+from ebft.tasks.temperatures import TEMPERATURES, TOKENS, metric_at
 
 RESULTS_FILE = "results.json"
 Results = dict[str, Any]
@@ -78,6 +79,27 @@ def table(results: Mapping[str, Results], differences: Mapping[str, Differences]
     return rows
 
 
+def temperature_table(results: Mapping[str, Results], differences: Mapping[str, Differences]) -> list[tuple[str, ...]]:
+    """Cross-entropy at each temperature, with columns as in `table`; empty without a calibration."""
+    first = next(iter(results), "")
+    differences = {label: found for label, found in differences.items() if found}
+    points = {
+        label: {point["temperature"]: point for point in found["tasks"].get("calibration", {}).get("temperatures", ())}
+        for label, found in results.items()
+    }
+    rows = []
+    for of, tokens in TOKENS.items():
+        for temperature in TEMPERATURES:
+            cells = [_cell(found.get(temperature, {}).get(f"{of}cross_entropy")) for found in points.values()]
+            key = ("calibration", metric_at(temperature, of))
+            moved = [_difference_cell(found.get(key)) for found in differences.values()]
+            if any(cells):
+                rows.append((f"cross-entropy, {tokens}", f"{temperature:g}", *cells, *moved))
+    return (
+        [("metric", "temperature", *results, *(f"{label} - {first}" for label in differences)), *rows] if rows else []
+    )
+
+
 def _skipped(found: Results) -> dict[tuple[str, str], str]:
     """Why sets of problems (languages) could not be scored, by task and set."""
     parts = [(task, part) for task, entry in found["tasks"].items() for part in entry.get("parts", [entry])]
@@ -105,8 +127,9 @@ def markdown(
     lines = ["# Evaluation", "", "Values ± standard errors, with the number of problems or sequences.", ""]
     if any(differences.values()):
         lines[-2] += " Differences are paired: by sequence, or by problem."
-    lines += [f"| {' | '.join(rows[0])} |", "|" + "---|" * len(rows[0])]
-    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows[1:]]
+    lines += _rows_of_markdown(rows)
+    if at_temperatures := temperature_table(results, differences):
+        lines += ["", *_rows_of_markdown(at_temperatures)]
     lines += [f"\n{note}" for note in comparison_notes]
     for label, found in results.items():
         for task, entry in found["tasks"].items():
@@ -115,6 +138,11 @@ def markdown(
         lines += ["", f"{label}: `{found.get('model')}`, seed {found.get('seed')}, ebft {versions.get('ebft')}, "]
         lines[-1] += f"torch {versions.get('torch')}, transformers {versions.get('transformers')}."
     return "\n".join(lines) + "\n"
+
+
+def _rows_of_markdown(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
 
 
 # Settings that only the profile depends on.
@@ -190,6 +218,33 @@ def profile_plot(results: Mapping[str, Results], file: Path) -> Path | None:
         axis.fill_between(lengths, lower, upper, alpha=0.2, color=line.get_color())
     over_lengths(axis, {point["length"] for points in curves.values() for point in points})
     axis.set_ylabel("conditional feature-matching loss")
+    figure.tight_layout()
+    figure.savefig(file, dpi=150)
+    plt.close(figure)
+    return file
+
+
+def temperatures_plot(results: Mapping[str, Results], file: Path) -> Path | None:
+    """Cross-entropy over temperature, a curve per model: solid for all tokens, dashed for answer tokens."""
+    curves = {label: r["tasks"].get("calibration", {}).get("temperatures", ()) for label, r in results.items()}
+    if not any(curves.values()):
+        return None
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(5.2, 3.8))
+    for number, (label, points) in enumerate(curves.items()):
+        for (of, tokens), line in zip(TOKENS.items(), ("-", "--"), strict=True):
+            found = [(p["temperature"], e["value"]) for p in points if (e := p[f"{of}cross_entropy"]) is not None]
+            if found:
+                name = f"{plot_label(label)}, {tokens}"
+                axis.plot(*zip(*found, strict=True), line, color=f"C{number}", marker="o", markersize=3, label=name)
+    axis.set_xlabel("temperature")
+    axis.set_ylabel("cross-entropy (nats per token)")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(file, dpi=150)
     plt.close(figure)

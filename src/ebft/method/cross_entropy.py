@@ -8,6 +8,7 @@ chunk of logits lives for one turn of a loop, and none is made again in backward
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -230,6 +231,25 @@ class _WeightedCrossEntropy(torch.autograd.Function):
         )
         ctx.grads = None
         return (*grads, None, None, None, None, None)
+
+
+@torch.no_grad()
+def log_probs_at_temperatures(hidden: Tensor, head: Head, targets: Tensor, temperatures: Sequence[float]) -> Tensor:
+    """log p of one target of each row [R] at each temperature, [R, temperatures]: logits are made once for all."""
+    head = head.prepared(hidden)
+    found = hidden.new_empty(len(targets), len(temperatures), dtype=torch.promote_types(hidden.dtype, torch.float32))
+    chunk_rows = rows_per_chunk(head, hidden.device)
+    for start in range(0, len(targets), chunk_rows):
+        at = slice(start, start + chunk_rows)
+        logits = head.logits(hidden[at])
+        logits -= logits.amax(-1, keepdim=True)
+        of_target = logits.gather(1, targets[at, None])[:, 0]
+        scaled = torch.empty_like(logits) if len(temperatures) > 1 else logits
+        for column, temperature in enumerate(temperatures):
+            mass = torch.mul(logits, 1 / temperature, out=scaled).exp_().sum(-1)
+            found[at, column] = of_target / temperature - mass.log()
+        del logits, scaled  # before the next chunk is made
+    return found
 
 
 def _fuse(logits: Tensor, head: Head, reference: Reference | None) -> bool:

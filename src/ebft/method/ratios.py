@@ -29,7 +29,7 @@ def ratio_of_sums(sums: Sequence[float], counts: Sequence[float]) -> Estimate:
     """The total of `sums` divided by that of `counts`. A sequence that counts nothing is no observation."""
     observed = [place for place, count in enumerate(counts) if count]
     ratio, influences = linearized(SumsAndCounts(sums, counts), observed)
-    return Estimate(ratio, _standard_error(influences))
+    return Estimate(ratio, standard_error(influences))
 
 
 def paired_difference(mine: SumsAndCounts, other: SumsAndCounts) -> Estimate:
@@ -41,7 +41,7 @@ def paired_difference(mine: SumsAndCounts, other: SumsAndCounts) -> Estimate:
     my_ratio, my_influences = linearized(mine, observed)
     other_ratio, other_influences = linearized(other, observed)
     moved = [a - b for a, b in zip(my_influences, other_influences, strict=True)]
-    return Estimate(my_ratio - other_ratio, _standard_error(moved))
+    return Estimate(my_ratio - other_ratio, standard_error(moved))
 
 
 def linearized(given: SumsAndCounts, observed: Sequence[int]) -> tuple[float, list[float]]:
@@ -56,7 +56,7 @@ def linearized(given: SumsAndCounts, observed: Sequence[int]) -> tuple[float, li
     return ratio, [(s - ratio * count) / mean_count for s, count in zip(sums, counts, strict=True)]
 
 
-def _standard_error(influences: Sequence[float]) -> float:
+def standard_error(influences: Sequence[float]) -> float:
     """Of a mean of independent values, given by their differences from it."""
     m = len(influences)
     return math.sqrt(math.fsum(i * i for i in influences) / (m - 1) / m) if m > 1 else math.nan

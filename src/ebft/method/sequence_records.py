@@ -24,7 +24,6 @@ METRICS = {
     "whitened_proxy": "contexts",
     "reward": "contexts",
 }
-_LOG_PROBS = {"cross_entropy": "log_probs", "answer_cross_entropy": "answer_log_probs"}
 
 
 def estimates(records: Sequence[Record]) -> dict[str, Estimate]:
@@ -68,7 +67,10 @@ def sums_by_metric(records: Sequence[Record]) -> dict[str, SumsAndCounts]:
 def _further(record: Record) -> Iterator[tuple[str, str]]:
     """Metrics that only some records have, and what they are per."""
     for name in record:
-        if name in OF_ROLLOUTS or name.startswith("cfm_temperature_"):
+        metric = name.replace("log_probs", "cross_entropy")
+        if "cross_entropy_temperature_" in metric:
+            yield metric, "answer_tokens" if metric.startswith("answer_") else "tokens"
+        elif name in OF_ROLLOUTS or name.startswith("cfm_temperature_"):
             yield name, "contexts"
         elif name.startswith("cfm_at_"):
             yield name, "profile_contexts"
@@ -83,7 +85,7 @@ def _sum(record: Record, metric: str, count: int) -> float:
     """A broken model shows: no number from a sequence that counts is NaN, not 0."""
     if count == 0:
         return 0.0
-    value = record.get(_LOG_PROBS.get(metric, metric))
+    value = record.get(metric.replace("cross_entropy", "log_probs"))
     if value is None:
         return math.nan
-    return -value if metric in _LOG_PROBS else value * count
+    return -value if "cross_entropy" in metric else value * count

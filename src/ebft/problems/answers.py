@@ -2,7 +2,8 @@
 
 For Python there are several interpretations, best first, and the first that compiles and defines the function is used.
 They are compiled inside the sandbox, never here: compiling a hostile text can crash an interpreter. The first one is
-always prompt and completion as they are, so a completion that works in other harnesses means the same here.
+prompt and completion as they are, so a completion that works in other harnesses means the same here; but of an answer
+that defines the function anew, the definition.
 """
 
 from __future__ import annotations
@@ -26,6 +27,21 @@ def unwrapped(answer: str) -> str:
     answer = re.sub(r"^\ufeff", "", answer.replace("\r\n", "\n"), flags=re.MULTILINE)
     quoted = re.search(rf"\A>|^> ?({FENCE}|def |class |import |from )", answer, re.MULTILINE)
     return re.sub(r"^> ?", "", answer, flags=re.MULTILINE) if quoted else answer
+
+
+# A line that only code has: a statement of Python; in the other languages, the end of one or of a block.
+_PYTHON_STATEMENT = re.compile(
+    r"^[ \t]*(?:(?:async )?def |class \w|import \w|from \S{1,80} import |@\w|return\b|yield\b|raise\b|try:|else:"
+    r"|print\(|for .{1,80} in .{1,200}:|(?:el)?if .{1,200}:|while .{1,200}:|with .{1,200}:"
+    r"|[A-Za-z_][\w.,\[\]'\" ]{0,80}[-+*/|&%]?=[^=])",
+    re.MULTILINE,
+)
+_END_OF_STATEMENT = re.compile(r"[;{}][ \t]*$", re.MULTILINE)
+
+
+def has_code(answer: str, language: str = "python") -> bool:
+    """Whether any line looks like code. A wrong program has code; a refusal, a question or a description has none."""
+    return bool((_PYTHON_STATEMENT if language == "python" else _END_OF_STATEMENT).search(unwrapped(answer[:LONGEST])))
 
 
 def fenced_blocks(text: str) -> list[str]:
@@ -70,7 +86,15 @@ def python_variants(prompt: str, answer: str, name: str | None = None) -> tuple[
         answer = answer.split("[BEGIN]")[-1].split("[DONE]")[0]
     # The head as a function of its own, for its imports and helpers when the answer repeats only the function.
     head = f"{prompt.rstrip()}\n    pass\n" if prompt.strip() else ""
-    variants: list[tuple[str, ...]] = [(prompt + answer,)]
+    variants: list[tuple[str, ...]] = []
+
+    def is_new(code: str) -> bool:
+        """Whether it is no body of the prompt's function, but defines that function itself."""
+        begins = code.lstrip("\n")[:1] not in (" ", "\t")
+        return begins and bool(name and re.search(rf"^(?:async )?def {re.escape(name)}\b", code, re.MULTILINE))
+
+    if not (head and is_new(answer)):
+        variants.append((prompt + answer,))
 
     def whole(code: str) -> None:
         if head:
@@ -78,7 +102,7 @@ def python_variants(prompt: str, answer: str, name: str | None = None) -> tuple[
         variants.append((code,))
 
     def body(code: str) -> None:
-        if not head:
+        if not head or is_new(code):
             return
         start = prompt if prompt.endswith("\n") else prompt + "\n"
         variants.append((start + code,))
@@ -92,9 +116,10 @@ def python_variants(prompt: str, answer: str, name: str | None = None) -> tuple[
         body(block)
     whole(answer)
     cut = min((place for stop in FUNCTION_STOPS if (place := answer.find(stop, 1)) > 0), default=len(answer))
-    body(answer)
-    body(answer[:cut])
-    body(_indented_part(answer))
+    if not is_new(answer):
+        body(answer)
+        body(answer[:cut])
+        body(_indented_part(answer))
     if (code := _without_prose(answer)) is not None:
         whole(code)
     return tuple(dict.fromkeys(variants))

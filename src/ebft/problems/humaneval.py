@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ebft.errors import DataError
 from ebft.problems.answers import python_variants
-from ebft.problems.problem import Problem
+from ebft.problems.problem import PYTHON_ANSWER_START, PYTHON_CHAT_STOPS, PYTHON_REQUEST, Problem
 from ebft.problems.python_source import NOT_PYTHON, check_python, definitions
 from ebft.problems.records import Record
 from ebft.sandbox.command import Limits
@@ -28,16 +28,16 @@ class HumanEvalProblem(Problem):
     classes: tuple[str, ...] = ()
 
     def prompt(self, style: str = "raw") -> str:
-        if style == "raw":
-            return self.head
-        return (
-            "Complete the following Python function. Answer with the whole function, its imports included, in one "
-            f"```python code block.\n\n```python\n{self.head.strip()}\n```"
-        )
+        raw = self.head
+        return raw if style == "raw" else PYTHON_REQUEST.format(raw.strip())
+
+    def stop_strings(self, style: str = "raw") -> tuple[str, ...]:
+        raw = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n```")
+        return raw if style == "raw" else PYTHON_CHAT_STOPS
 
     @property
-    def stop_strings(self) -> tuple[str, ...]:
-        return ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n```")
+    def answer_start(self) -> str:
+        return PYTHON_ANSWER_START
 
     def interpretations(self, answer: str) -> Sequence[Sequence[str]]:
         return python_variants(self.head, answer, self.entry_point)
@@ -49,6 +49,7 @@ class HumanEvalProblem(Problem):
             names=() if self.entry_point in self.classes else (self.entry_point,),
             classes=self.classes,
             prompt=self.head,
+            sanitize=True,
             check=self.entry_point if re.search(r"^\s*(def check\b|check\s*=)", self.tests, re.MULTILINE) else "",
         )
         return run_python(sandbox, tests, limits)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ebft.errors import DataError, kind_of
 from ebft.problems.answers import python_variants
-from ebft.problems.problem import Problem
+from ebft.problems.problem import PYTHON_ANSWER_START, PYTHON_CHAT_STOPS, PYTHON_REQUEST, Problem
 from ebft.problems.python_source import check_python, definitions
 from ebft.problems.records import Record
 from ebft.sandbox.command import Limits
@@ -30,17 +30,16 @@ class MBPPProblem(Problem):
     modules: tuple[str, ...] = ()
 
     def prompt(self, style: str = "raw") -> str:
-        if style == "raw":
-            return f'"""\n{self.text.strip()}\n{self.tests[0].strip()}\n"""\n'
-        tests = "\n".join(test.strip() for test in self.tests)
-        return (
-            f"{self.text.strip()}\n\nYour code should pass these tests:\n\n```python\n{tests}\n```\n\n"
-            "Answer with the code, its imports included and without the tests, in one ```python code block."
-        )
+        raw = f'"""\n{self.text.strip()}\n{self.tests[0].strip()}\n"""\n'
+        return raw if style == "raw" else PYTHON_REQUEST.format(raw.strip())
+
+    def stop_strings(self, style: str = "raw") -> tuple[str, ...]:
+        raw = ("\nclass Test", "\nassert ", '\n"""', "\nprint(", "\nif __name__", "\n```", "\n[DONE]")
+        return raw if style == "raw" else PYTHON_CHAT_STOPS
 
     @property
-    def stop_strings(self) -> tuple[str, ...]:
-        return ("\nclass Test", "\nassert ", '\n"""', "\nprint(", "\nif __name__", "\n```", "\n[DONE]")
+    def answer_start(self) -> str:
+        return PYTHON_ANSWER_START
 
     def interpretations(self, answer: str) -> Sequence[Sequence[str]]:
         return python_variants("", answer, self.names[0] if self.names else None)

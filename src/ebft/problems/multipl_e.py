@@ -61,9 +61,8 @@ class MultiPLEProblem(Problem):
             f"```{self.language}\n{self.head.strip()}\n```"
         )
 
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        return self.stop_tokens
+    def stop_strings(self, style: str = "raw") -> tuple[str, ...]:
+        return self.stop_tokens if style == "raw" else ()
 
     def run(self, interpretations: Sequence[str], sandbox: Sandbox, limits: Limits) -> Outcome:
         sign = bridges.signature(self.language, self.head)

@@ -20,6 +20,17 @@ from ebft.sandbox.command import Limits
 from ebft.sandbox.isolated_tests import ERROR, FAILED, Outcome
 from ebft.sandbox.isolation import Sandbox
 
+# The chat prompt of EvalPlus, by which models are published.
+PYTHON_REQUEST = (
+    "Please provide a self-contained Python script that solves the following problem in a markdown code block:\n"
+    "```\n{}\n```\n"
+)
+PYTHON_ANSWER_START = (
+    "Below is a Python script with a self-contained function that solves the problem and passes corresponding tests:\n"
+    "```python\n"
+)
+PYTHON_CHAT_STOPS = ("\n```", "\nif __name__", "\ndef main(", "\nprint(")
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -29,13 +40,17 @@ class Problem:
     language: str = "python"
 
     def prompt(self, style: str = "raw") -> str:
-        """`raw`: text for a base model to continue. `instruct`: the message of a user to a chat model."""
+        """`raw`: text for a base model to continue. `chat`: the message of a user to a chat model."""
+        raise NotImplementedError
+
+    def stop_strings(self, style: str = "raw") -> tuple[str, ...]:
+        """Where the generation of an answer may stop."""
         raise NotImplementedError
 
     @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """Where the generation of a raw answer may stop."""
-        raise NotImplementedError
+    def answer_start(self) -> str:
+        """What the answer in a chat begins with, which is given to the model."""
+        return ""
 
     def interpretations(self, answer: str) -> Sequence[Any]:
         """What an answer may mean as a program, best first. Called in another process, by `reading.read_answer`."""

@@ -1,11 +1,11 @@
 """Calibration: how close a model's own rollouts come to real text, in the feature space of a named frozen network.
 
-Per sequence: cross-entropy over all and over answer tokens, the unbiased conditional feature-matching loss (CFM) and
-the whitened proxy at one horizon, and the CFM's profile over completion lengths. The profile rolls out the longest
-length once from every anchor and looks at its prefixes: a prefix of a rollout is a rollout of that length. All its
-points are over the same contexts, those whose truth window is whole at the longest length, so that points differ by
-length and nothing else. The floor of the profile, the loss of a perfect model, is non-decreasing in the length (paper,
-appendix on the profile); estimates of a model's loss need not be.
+Per sequence: cross-entropy over all and over answer tokens, at several temperatures; the unbiased conditional
+feature-matching loss (CFM) and the whitened proxy at one horizon, and the CFM's profile over completion lengths. The
+profile rolls out the longest length once from every anchor and looks at its prefixes: a prefix of a rollout is a
+rollout of that length. All its points are over the same contexts, those whose truth window is whole at the longest
+length, so that points differ by length and nothing else. The floor of the profile, the loss of a perfect model, is
+non-decreasing in the length (paper, appendix on the profile); estimates of a model's loss need not be.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ebft.method.ratios import Estimate
 from ebft.method.sequence_records import Record
 from ebft.model.backbone import base_model, evaluating, input_embeddings, text_config
 from ebft.model.features import FeatureNetwork
+from ebft.tasks.temperatures import TEMPERATURES, TOKENS, best
 from ebft.trees import pack_to_score
 from ebft.validation import mean_over_contexts, measure, of_rollouts, records_of, rolled_out
 
@@ -48,7 +49,8 @@ def measure_sequences(
         for rows in batches:
             batch = to_device(collate([dataset[row] for row in rows]), device)
             with torch.no_grad(), evaluating(model):
-                found = measure(model, features, batch, config, end_token_ids)
+                further = [temperature for temperature in TEMPERATURES if temperature != 1]
+                found = measure(model, features, batch, config, end_token_ids, further)
                 for temperature in temperatures:
                     found[f"cfm_temperature_{temperature:g}"] = cfm_at_temperature(
                         model, features, batch, config, temperature, end_token_ids
@@ -100,11 +102,15 @@ def profile_of(
     return found
 
 
-def estimates(records: Sequence[Record], lengths: Sequence[int]) -> tuple[dict[str, Estimate], list[Any]]:
-    """Metrics over all sequences, and the profile as (length, estimate) where any sequence has a context for it."""
+def estimates(records: Sequence[Record]) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
+    """Metrics over all sequences, and apart from them the points of curves: over lengths and over temperatures."""
     found = sequence_records.estimates(records)
-    metrics = {name: value for name, value in found.items() if name != "reward" and not name.startswith("cfm_at_")}
-    return metrics, [(length, found[name]) for length in lengths if (name := f"cfm_at_{length}") in found]
+    points = {name for name in found if name.startswith("cfm_at_") or "cross_entropy_temperature_" in name}
+    metrics = {name: value for name, value in found.items() if name != "reward" and name not in points}
+    for of in TOKENS:
+        if (least := best(records, of)) is not None:
+            metrics[f"{of}best_temperature"] = least.estimate
+    return metrics, {name: found[name] for name in found if name in points}
 
 
 @contextmanager

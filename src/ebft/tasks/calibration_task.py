@@ -21,11 +21,16 @@ from ebft.tasks import calibration
 from ebft.tasks.problem_set import Scored
 from ebft.tasks.resumable_records import ResumableRecords
 from ebft.tasks.subject import Subject
+from ebft.tasks.temperatures import TEMPERATURES, TOKENS, best, metric_at
 from ebft.validation import text_checksum
 
 ENDS_NOT_MEASURED = (
     "anchors from which a text ends within a rollout are left out, so the feature-matching loss favours models that do "
     "not end; measure with --short-truths"
+)
+BEYOND_THE_GRID = (
+    f"the best temperature is at an edge of those measured, {TEMPERATURES[0]:g} to {TEMPERATURES[-1]:g}; the least "
+    "cross-entropy may lie beyond"
 )
 
 
@@ -41,6 +46,7 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
         "features": subject.feature_source,
         "data": contents(options.calibration_data or "", options.calibration_split),
         "seed": options.seed,
+        "temperatures": TEMPERATURES,
         **{k: v for k, v in calibration_settings(options).items() if k not in _NOT_OF_A_SEQUENCE},
     }
     records = ResumableRecords(folder, "calibration", made_with, options.overwrite, options.replace_changed)
@@ -66,19 +72,27 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
                 records.append(batch)
                 advance(len(batch))
     counted = [record for record in records.rows if record["sequence"] < len(rows)]
-    metrics, points = calibration.estimates(counted, profile.lengths)
-    entries = {name: _entry(estimate, counted, per_what(name)) for name, estimate in metrics.items()}
+    metrics, points = calibration.estimates(counted)
+    entries = {name: _entry(estimate, counted, _per(name)) for name, estimate in {**metrics, **points}.items()}
+    at_edge = [tokens for of, tokens in TOKENS.items() if (least := best(counted, of)) is not None and least.at_edge]
     return {
-        "metrics": {name: entry for name, entry in entries.items() if name not in OF_ROLLOUTS},
-        "rollouts": {name: entry for name, entry in entries.items() if name in OF_ROLLOUTS},
-        "profile": [{"length": length, **_entry(estimate, counted, "profile_contexts")} for length, estimate in points],
+        "metrics": {name: entries[name] for name in metrics if name not in OF_ROLLOUTS},
+        "rollouts": {name: entries[name] for name in metrics if name in OF_ROLLOUTS},
+        "profile": [{"length": g, **entries[name]} for g in profile.lengths if (name := f"cfm_at_{g}") in points],
+        "temperatures": [
+            {"temperature": t, **{f"{of}cross_entropy": entries.get(metric_at(t, of)) for of in TOKENS}}
+            for t in TEMPERATURES
+        ],
         "sequences": len(counted),
         "tokens": int(sum(record["tokens"] for record in counted)),
         "contexts": int(sum(record["contexts"] for record in counted)),
         "profile_contexts": int(sum(record.get("profile_contexts", 0) for record in counted)),
         "features": features,
         "text": text_checksum(dataset, rows),  # differences are between measurements of the same
-        "notes": [ENDS_NOT_MEASURED] if config.leaves_ends_out else [],
+        "notes": [
+            *([ENDS_NOT_MEASURED] if config.leaves_ends_out else []),
+            *(f"cross-entropy, {tokens}: {BEYOND_THE_GRID}" for tokens in at_edge),
+        ],
     }
 
 
@@ -108,6 +122,11 @@ def calibration_documents(options: EvalOptions, tokenizer: Any) -> DocumentIndex
                 "give the validation_split of the run: a share below 1, or a smaller number"
             ) from None
     return rest if test is None else test
+
+
+def _per(metric: str) -> str:
+    """The count that a metric is per."""
+    return {f"{of}best_temperature": f"{of}tokens" for of in TOKENS}.get(metric) or per_what(metric)
 
 
 def _entry(estimate: Estimate, records: list[Record], per: str) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ebft.config.evaluation import EvalOptions
 from ebft.errors import ConfigError, DataError, HubUnreachable, SandboxError
 from ebft.problems.catalog import load_problems
+from ebft.problems.problem import Problem
 from ebft.sandbox.isolation import Sandbox
-from ebft.tasks.problem_set import ProblemSet, Scored
+from ebft.tasks.problem_set import Asked, ProblemSet, Scored
 from ebft.tasks.scoring import (
     MEMORY_MIB,
     TIMEOUT,
@@ -68,7 +70,6 @@ def _set(task: str, source: str, language: str | None, options: EvalOptions, san
         except SandboxError as error:
             raise ConfigError(str(error)) from None
         skipped = problems[0].unavailable(sandbox)
-    chat = options.prompt_style == "chat"
 
     def score(texts: list[list[str]], file: Path, finishes: list[list[str]]) -> Scored:
         """Writes `<file>.scores.json`, as `ebft score` would, and the outcome of every program beside it."""
@@ -88,9 +89,15 @@ def _set(task: str, source: str, language: str | None, options: EvalOptions, san
     return ProblemSet(
         task if language is None else f"{task}-{language}",
         [problem.task_id for problem in problems],
-        [problem.prompt("instruct" if chat else "raw") for problem in problems],
-        () if chat else tuple(dict.fromkeys(stop for problem in problems for stop in problem.stop_strings)),
+        {style: _asked(problems, style) for style in ("raw", "chat")},
         MAX_NEW_TOKENS,
         score if options.score else None,
         skipped,
+        problems[0].language,
     )
+
+
+def _asked(problems: Sequence[Problem], style: str) -> Asked:
+    stop = tuple(dict.fromkeys(stop for problem in problems for stop in problem.stop_strings(style)))
+    start = problems[0].answer_start if style == "chat" else ""
+    return Asked([problem.prompt(style) for problem in problems], stop, start)

@@ -35,6 +35,8 @@ from ebft.model.attention import avoid_cudnn_attention
 from ebft.model.backbone import base_model, end_tokens_of, evaluating, text_config
 from ebft.tasks.side_by_side import SideBySide, has_plain_cache, left_padded
 
+GREEDY = -1  # the sample that is drawn at temperature 0, beside others at the temperature of the settings
+
 
 @dataclass(frozen=True)
 class GenerationSettings:
@@ -49,6 +51,7 @@ class GenerationSettings:
             and which is not part of the completion; "chat" makes it a user's turn of the tokenizer's template;
             "rendered" is a text that the template has made already.
         system_prompt: what a chat begins with, if anything.
+        answer_start: what the answer in a chat begins with; it is given to the model and not part of the completion.
         seed: of all samples.
         too_long: what to do with a prompt that leaves no room in the model's context.
     """
@@ -60,6 +63,7 @@ class GenerationSettings:
     stop: tuple[str, ...] = ()
     prompt_style: Literal["raw", "chat", "rendered"] = "raw"
     system_prompt: str | None = None
+    answer_start: str = ""
     seed: int = 0
     too_long: Literal["error", "truncate"] = "error"
 
@@ -95,7 +99,8 @@ class Generator(ABC):
         wanted: Sequence[tuple[int, int]],
         keys: Sequence[str],
     ) -> Iterator[list[tuple[int, int, Completion]]]:
-        """Completions (prompt, sample, completion) for the wanted (prompt, sample) pairs, a few at a time."""
+        """Completions (prompt, sample, completion) for the wanted (prompt, sample) pairs, a few at a time. The sample
+        `GREEDY` is drawn at temperature 0, whatever the settings say."""
 
     def generate(
         self, prompts: Sequence[str], settings: GenerationSettings, keys: Sequence[str] | None = None
@@ -187,12 +192,12 @@ class TransformersGenerator(Generator):
         model: a causal language model of transformers, with or without a peft adapter. Its mode, its attention and
             its generation settings are as before afterwards; the process has `avoid_cudnn_attention`.
         tokenizer: its tokenizer. A pad token is not needed, and may be the end token.
-        batch_size: completions generated at once.
+        batch_size: completions generated at once; None: 16 on a CPU, on a GPU as many as fit (`rows_that_fit`).
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Any, batch_size: int = 8) -> None:
+    def __init__(self, model: nn.Module, tokenizer: Any, batch_size: int | None = 8) -> None:
         super().__init__(tokenizer, context_size(model, tokenizer))
-        if batch_size < 1:
+        if batch_size is not None and batch_size < 1:
             raise ConfigError(f"batch_size={batch_size} must be at least 1")
         avoid_cudnn_attention()
         self.model, self.batch_size = model, batch_size
@@ -211,24 +216,33 @@ class TransformersGenerator(Generator):
             _Row(self.tokenizer, self.end_token_ids, settings, fitted[place], place, sample) for place, sample in order
         )
         base: Any = base_model(self.model)
-        write = self._write if has_plain_cache(base) else self._write_batches
-        for ended in write(base, waiting, settings, keys):
+        plain = has_plain_cache(base)
+        prompt = max((len(row.prompt.tokens) for row in waiting), default=0)
+        batch_size = self.batch_size or (rows_that_fit(base, prompt, settings.max_new_tokens) if plain else ROWS)
+        write = self._write if plain else self._write_batches
+        for ended in write(base, waiting, batch_size, settings, keys):
             yield [(row.place, row.sample, row.completion) for row in ended if row.completion is not None]
 
     def _write(
-        self, base: Any, waiting: deque[_Row], settings: GenerationSettings, keys: Sequence[str]
+        self,
+        base: Any,
+        waiting: deque[_Row],
+        batch_size: int,
+        settings: GenerationSettings,
+        keys: Sequence[str],
     ) -> Iterator[list[_Row]]:
         """Rows as they end; those that wait take their places."""
         rows: list[_Row] = []
         staying: list[int] = []
         texts = SideBySide(base, settings.temperature, settings.top_p)
         while waiting or staying:
-            joining = [waiting.popleft() for _ in range(min(len(waiting), self.batch_size - len(staying)))]
+            joining = [waiting.popleft() for _ in range(min(len(waiting), batch_size - len(staying)))]
             rows = [*(rows[place] for place in staying), *joining]
             if self.streamer is not None:
                 self.streamer.put(torch.tensor(rows[0].prompt.tokens))
             with evaluating(self.model):
-                texts.replace(staying, [row.prompt.tokens for row in joining], _uniforms(joining, settings, keys))
+                numbers = _uniforms(joining, settings, keys)
+                texts.replace(staying, [row.prompt.tokens for row in joining], numbers, [r.greedy for r in joining])
                 while all(row.completion is None for row in rows):
                     # No row goes past the end of its room, where there may be no positions.
                     steps = min(_steps_between_looks(len(rows)), *(row.room for row in rows))
@@ -243,11 +257,16 @@ class TransformersGenerator(Generator):
             yield [row for row in rows if row.completion is not None]
 
     def _write_batches(
-        self, base: Any, waiting: deque[_Row], settings: GenerationSettings, keys: Sequence[str]
+        self,
+        base: Any,
+        waiting: deque[_Row],
+        batch_size: int,
+        settings: GenerationSettings,
+        keys: Sequence[str],
     ) -> Iterator[list[_Row]]:
         """A batch after another by transformers' own loop, for models that keep more than keys and values."""
         while waiting:
-            rows = [waiting.popleft() for _ in range(min(len(waiting), self.batch_size))]
+            rows = [waiting.popleft() for _ in range(min(len(waiting), batch_size))]
             self._write_batch(base, rows, settings, keys)
             yield rows
 
@@ -256,7 +275,8 @@ class TransformersGenerator(Generator):
         device = base.get_input_embeddings().weight.device
         ids, mask = left_padded([row.prompt.tokens for row in rows])
         longest = ids.shape[1]
-        sampling = _Sampling(_uniforms(rows, settings, keys).to(device), longest, settings)
+        greedy = torch.tensor([[row.greedy] for row in rows], device=device)
+        sampling = _Sampling(_uniforms(rows, settings, keys).to(device), greedy, longest, settings)
         stopping = _Stopping(rows, longest)
         # Defaults of the model's own (a repetition penalty, a temperature) must not slip in, hence bare ones.
         own_settings, base.generation_config = base.generation_config, GenerationConfig()
@@ -277,6 +297,29 @@ class TransformersGenerator(Generator):
         stopping.look(output)
 
 
+ROWS, MOST_ROWS = 16, 1024
+
+
+def rows_that_fit(base: Any, prompt: int, new: int) -> int:
+    """How many texts of so many new tokens after so many a model can write side by side in half of the memory that its
+    GPU has free."""
+    device = base.get_input_embeddings().weight.device
+    if device.type != "cuda":
+        return ROWS
+    config, size = text_config(base), base.dtype.itemsize
+    heads = config.num_attention_heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    # Keys and values of all layers; of one again where rows join, and where its heads are repeated. What the pass over
+    # the prompts holds. Logits in the model's precision, and a few times in float32 where they are sampled from.
+    cached = 2 * width * (key_heads * (config.num_hidden_layers + 2) + 2 * heads)
+    in_pass = 8 * config.hidden_size + 3 * inner
+    per_row = size * ((prompt + new) * cached + prompt * in_pass) + 20 * config.vocab_size
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return max(1, min(MOST_ROWS, free // 2 // per_row))
+
+
 def _uniforms(rows: Sequence[_Row], settings: GenerationSettings, keys: Sequence[str]) -> Tensor:
     """[rows, max_new_tokens], of each row's own."""
     if settings.temperature == 0 or not rows:
@@ -294,6 +337,7 @@ class _Row:
     ) -> None:
         self.tokenizer, self.ends, self.settings, self.prompt = tokenizer, ends, settings, prompt
         self.place, self.sample = place, sample
+        self.greedy = sample == GREEDY
         self.tokens: list[int] = []
         self.completion: Completion | None = None
         # A token holds at least a byte, but for special ones: looking back so far finds every stop string.
@@ -340,14 +384,15 @@ class _Row:
 class _Sampling(LogitsProcessor):
     """Chooses each row's token by its own uniform number; the greedy search that follows can only take that one."""
 
-    def __init__(self, uniform: Tensor, prompt_length: int, settings: GenerationSettings) -> None:
-        self.uniform, self.prompt_length, self.settings = uniform, prompt_length, settings
+    def __init__(self, uniform: Tensor, greedy: Tensor, prompt_length: int, settings: GenerationSettings) -> None:
+        self.uniform, self.greedy, self.prompt_length, self.settings = uniform, greedy, prompt_length, settings
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         step = input_ids.shape[1] - self.prompt_length
         chosen = sample_tokens(
             scores.float(), self.uniform[:, step : step + 1], self.settings.temperature, None, self.settings.top_p
         )
+        chosen = torch.where(self.greedy, scores.argmax(-1, keepdim=True), chosen)
         return torch.full_like(scores, float("-inf")).scatter(1, chosen, 0.0)
 
 
@@ -372,7 +417,7 @@ class _Stopping(StoppingCriteria):
 
 def _steps_between_looks(rows: int) -> int:
     """Decoding many rows after every token takes longer than a small model's step."""
-    return min(8, 1 + rows // 16)
+    return min(16, 1 + rows // 16)
 
 
 def tokenize(prompt: str, tokenizer: Any, settings: GenerationSettings) -> list[int]:
@@ -382,7 +427,8 @@ def tokenize(prompt: str, tokenizer: Any, settings: GenerationSettings) -> list[
         # Some tokenizers end every text by themselves, after which a model has nothing to say.
         return tokens[:-1] if len(tokens) > 1 and tokens[-1] == tokenizer.eos_token_id else tokens
     if settings.prompt_style == "chat":
-        prompt = chat_text([{"role": "user", "content": prompt}], tokenizer, settings.system_prompt)
+        turns = [{"role": "user", "content": prompt}]
+        prompt = chat_text(turns, tokenizer, settings.system_prompt) + settings.answer_start
     return tokenizer(prompt, add_special_tokens=False)["input_ids"]
 
 

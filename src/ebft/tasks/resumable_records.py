@@ -63,6 +63,8 @@ class ResumableRecords:
 
     def append(self, rows: Iterable[dict[str, Any]]) -> None:
         rows = list(rows)
+        if not rows:
+            return
         with self.file.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         self.rows += rows

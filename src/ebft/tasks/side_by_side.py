@@ -50,9 +50,12 @@ class SideBySide:
         self.last = torch.zeros(0, 1, dtype=torch.long, device=self.device)  # the token that a step begins with
         self.uniform = torch.zeros(0, steps, device=self.device)  # [rows, steps], what each token is drawn by
         self.made = torch.zeros(0, 1, dtype=torch.long, device=self.device)  # tokens drawn so far
+        self.greedy: list[bool] = []  # rows that take the likeliest token, whatever the temperature
 
     @torch.no_grad()
-    def replace(self, staying: Sequence[int], prompts: Sequence[list[int]], uniform: Tensor) -> None:
+    def replace(
+        self, staying: Sequence[int], prompts: Sequence[list[int]], uniform: Tensor, greedy: Sequence[bool] = ()
+    ) -> None:
         """Other rows than those staying have ended, and more join, with a uniform number [rows, steps] for every token
         that they may have. A prompt that several of them have is computed once."""
         places: dict[tuple[int, ...], int] = {}
@@ -73,6 +76,8 @@ class SideBySide:
         self.last = torch.cat([self.last[stay], last])
         self.uniform = torch.cat([self.uniform[stay], uniform.to(self.device)])
         self.made = torch.cat([self.made[stay], torch.zeros_like(last)])
+        self.greedy = [*(self.greedy[place] for place in staying), *(greedy or [False] * len(prompts))]
+        self.likeliest = torch.tensor(self.greedy, device=self.device)[:, None] if any(self.greedy) else None
 
     def _computed(self, prompts: Sequence[tuple[int, ...]]) -> tuple[DynamicCache, Tensor]:
         """Keys and values of all but the last token, which is left to the first step: all rows then begin alike."""
@@ -89,6 +94,8 @@ class SideBySide:
         logits = self._forward(self.last, self.mask, self.cache)[:, -1].to(self.device, torch.float32)
         number = self.uniform.gather(1, self.made)
         self.last = sample_tokens(logits, number, self.temperature, None, self.top_p)
+        if self.likeliest is not None:
+            self.last = torch.where(self.likeliest, logits.argmax(-1, keepdim=True), self.last)
         self.made = self.made + 1
         return self.last
 

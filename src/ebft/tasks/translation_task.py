@@ -8,7 +8,7 @@ from ebft.config.evaluation import EvalOptions
 from ebft.errors import ConfigError
 from ebft.problems import translation
 from ebft.runtime.files import write_jsonl
-from ebft.tasks.problem_set import ProblemSet, Scored
+from ebft.tasks.problem_set import Asked, ProblemSet, Scored
 from ebft.tasks.translation_scores import TranslationScoring, score_translations
 
 MAX_NEW_TOKENS = 256
@@ -32,6 +32,8 @@ def translation_set(options: EvalOptions) -> ProblemSet:
         comet_python=options.comet_python,
     )
 
+    prompts = translation.prompts(pairs, source, target, options.prompt_template or translation.TEMPLATE)
+
     def score(texts: list[list[str]], file: Path, finishes: list[list[str]]) -> Scored:
         found = score_translations(pairs, texts, scoring)
         write_jsonl(file.with_name(f"{file.stem}.scores.jsonl"), found.pop("sentences"))
@@ -40,8 +42,7 @@ def translation_set(options: EvalOptions) -> ProblemSet:
     return ProblemSet(
         "translation",
         [pair.key for pair in pairs],
-        translation.prompts(pairs, source, target, options.prompt_template or translation.TEMPLATE),
-        translation.STOP if options.prompt_style == "raw" else (),
+        {"raw": Asked(prompts, translation.STOP), "chat": Asked(prompts)},
         MAX_NEW_TOKENS,
         score,
     )

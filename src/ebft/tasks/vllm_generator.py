@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ebft.errors import ConfigError, how_to_install
-from ebft.tasks.generation import Completion, Fitted, GenerationSettings, Generator, prompt_seed
+from ebft.tasks.generation import GREEDY, Completion, Fitted, GenerationSettings, Generator, prompt_seed
 
 REQUESTS_AT_ONCE = 1024  # vLLM batches by itself; this is how often finished completions reach the disk
 
@@ -81,8 +81,8 @@ class VLLMGenerator(Generator):
     ) -> list[Any]:
         parameters = [
             self.vllm.SamplingParams(
-                temperature=settings.temperature,
-                top_p=settings.top_p if settings.top_p is not None else 1.0,
+                temperature=0.0 if sample == GREEDY else settings.temperature,
+                top_p=1.0 if sample == GREEDY or settings.top_p is None else settings.top_p,
                 max_tokens=fitted[place].room,
                 stop=list(stop) or None,
                 stop_token_ids=self.end_token_ids or None,

@@ -104,11 +104,14 @@ def choose(variants: list[list[str]], names: list[str], sanitize: bool = False) 
     for part in (str, longest_part) if sanitize else (str,):
         for sources in variants:
             try:
-                trees = [parse(part(source)) for source in sources]
+                texts = [part(source) for source in sources]
+                trees = [parse(text) for text in texts]
                 if sanitize:
+                    for text in texts:  # what is left out must be sound, too: a `return` outside of a function is not
+                        compile(text, "<program>", "exec", dont_inherit=True)
                     trees = [up_to_the_function(tree, names) for tree in trees]
                 codes = [compile(tree, "<program>", "exec", dont_inherit=True) for tree in trees]
-                defined = {name for tree in trees for name in _defined(tree)}
+                defined = _defined(trees[-1])  # not by the prompt before the answer
             except NO_PROGRAM as error:
                 first_error = first_error or error
                 continue
