@@ -72,8 +72,7 @@ def test_the_frozen_network_is_the_base_model(kind: str, tiny: Path, sums: Path,
     """Whatever the adapter has learnt: same features, and the same mark as the base model's own features."""
     from ebft.method.layout import StridedLayout
     from ebft.model.backbone import adapter_parameters
-    from ebft.model.features import FeatureNetwork
-    from ebft.model.fingerprint import weight_fingerprint
+    from ebft.model.features import FeatureNetwork, weight_fingerprint
 
     given = load_recipe(write_recipe(tmp_path, tiny, sums, peft=KINDS[kind]), {"output_dir": str(tmp_path / "out")})
     base = FeatureNetwork(AutoModelForCausalLM.from_pretrained(tiny))

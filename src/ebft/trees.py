@@ -12,8 +12,8 @@ from torch import Tensor
 from ebft.config.method import MethodConfig
 from ebft.method.layout import PackedLayout
 from ebft.method.tree import Tree
+from ebft.model.computed import ask, rounded_up
 from ebft.model.layout_graph import replay
-from ebft.model.sizes import ask, rounded_up
 from ebft.rollouts import Rollouts
 from ebft.runtime.graphs import Graphs
 

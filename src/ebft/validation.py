@@ -28,8 +28,7 @@ from ebft.method.metrics import whitened_proxy
 from ebft.method.sampling import sequence_seeds
 from ebft.method.sequence_records import Record
 from ebft.model.backbone import evaluating, output_head
-from ebft.model.features import FeatureNetwork
-from ebft.model.fingerprint import weight_fingerprint
+from ebft.model.features import FeatureNetwork, weight_fingerprint
 from ebft.rollouts import Rollouts, roll_out_with_context
 from ebft.runtime.messages import progress
 from ebft.runtime.processes import count, join_rows, rank

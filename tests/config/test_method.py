@@ -14,7 +14,7 @@ from ebft.config.method import MethodConfig
 from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
 from ebft.method.rewards import feature_matching_rewards
-from ebft.model.taps import resolve_taps
+from ebft.model.features import resolve_taps
 
 
 def test_training_takes_every_setting_as_it_is() -> None:

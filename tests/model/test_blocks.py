@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from ebft.method.layout import PackedLayout, StridedLayout
-from ebft.model.blocks import classify_blocks, ordered
+from ebft.model.flex import classify_blocks, ordered
 from tests.model.mask_cases import cases, dense_mask
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ebft.errors import ConfigError
-from ebft.model.experts import expert_modules, experts_per_token, idle_parameters
+from ebft.model.backbone import expert_modules, experts_per_token, idle_parameters
 from tests.models import MIXTURES, tiny_model
 
 

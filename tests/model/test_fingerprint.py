@@ -8,8 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from ebft.model.features import FeatureNetwork
-from ebft.model.fingerprint import feature_space, weight_fingerprint
+from ebft.model.features import FeatureNetwork, feature_space, weight_fingerprint
 from tests.models import tiny_model
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from ebft.model.backbone import compile_layers, decoder_of, prepare_model
-from ebft.model.features import FeatureNetwork
-from ebft.model.fingerprint import weight_fingerprint
+from ebft.model.features import FeatureNetwork, weight_fingerprint
 from ebft.model.fused import add_product, fuse_projections
 from ebft.model.working_copy import WorkingCopy
 from tests.model.packed_losses import LAYOUT, some_loss, some_packed

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ebft.model.scores import ScoreRule
+from ebft.model.flex import ScoreRule
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])

@@ -20,12 +20,12 @@ from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model import attention, backbone
 from ebft.model.backbone import (
     check_training_pass,
+    in_float32,
     output_head,
     packed_hidden_states,
     prepare_model,
 )
 from ebft.model.features import FeatureNetwork
-from ebft.model.full_precision import in_float32
 from ebft.model.rollout import rollout
 from tests.models import VOCABULARY, tiny_model
 from tests.plain import places, plain_logits, untouched

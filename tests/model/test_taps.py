@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ebft.method.layout import StridedLayout
 from ebft.model.backbone import decoder_layers, decoder_of
-from ebft.model.features import FeatureNetwork
-from ebft.model.taps import cut_decoder, random_like, resolve_taps, tapped_states
+from ebft.model.features import FeatureNetwork, cut_decoder, random_like, resolve_taps, tapped_states
 from tests.model.plain_features import T, brute_force, check, some_batch
 from tests.models import FAMILIES, tiny_model
 from tests.plain import places, plain_hidden_states, untouched

@@ -33,7 +33,7 @@ from ebft.method.choices import Backend
 from ebft.method.layout import PackedLayout
 from ebft.model import flex
 from ebft.model.computed import Computed
-from ebft.model.scores import ScoreRule
+from ebft.model.flex import ScoreRule
 
 ATTENTION_NAME = "ebft"
 

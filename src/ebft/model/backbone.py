@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ebft.errors import ConfigError
 from ebft.method.choices import Backend
 from ebft.method.compiling import prepare_compiling
 from ebft.method.cross_entropy import Head, check_token_ids
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model.attention import ATTENTION_NAME, CachedPass, PackedPass, resolve_backend
-from ebft.model.full_precision import in_float32
-from ebft.model.positions import check_length
 
 _RECURRENT = ("mamba", "linear_attention", "recurrent", "conv", "short_conv", "ssm")
 _OTHER_MASKS = ("chunked_attention", "compressed_attention", "indexer")
@@ -387,3 +386,126 @@ def _short_window(base: PreTrainedModel) -> Iterator[None]:
     finally:
         for holder, window in before:
             holder.sliding_window = window
+
+
+# ---- rotary positions that depend on how long a sequence is --------------------------------------------------------
+
+
+def check_length(decoder: Any, layout: PackedLayout) -> None:
+    """A packed sequence has one set of frequencies, and its completions must have those of plain sequences."""
+    completions = max(layout.furthest_context, default=0) + layout.horizon
+    check_tokens(decoder, max(layout.context_length, completions))
+
+
+def check_tokens(decoder: nn.Module, tokens: int) -> None:
+    """Whether sequences of so many tokens, and all shorter ones, are computed with the same frequencies."""
+    config: Any = decoder.config
+    for kind, longest in _switches(config.get_text_config(decoder=True)):
+        if tokens > longest:
+            raise ValueError(
+                f"{type(decoder).__name__} has {kind} RoPE, whose frequencies change when a sequence is longer than "
+                f"{longest} tokens, and completions at different places of {tokens} tokens cannot share them; use "
+                f"context_length<={longest}"
+            )
+
+
+def _switches(config: Any) -> list[tuple[str, int]]:
+    """Kinds of RoPE that depend on the length, each with the length up to which it does not."""
+    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    # Models with several kinds of layers have parameters for each.
+    nested = [value for value in given.values() if isinstance(value, dict) and "rope_type" in value]
+    found = []
+    for parameters in nested or [given]:
+        kind = str(parameters.get("rope_type", parameters.get("type")))
+        if "dynamic" in kind:
+            found.append((kind, int(config.max_position_embeddings)))
+        elif kind == "longrope":
+            found.append((kind, int(parameters["original_max_position_embeddings"])))
+    return found
+
+
+# ---- mixtures of experts -------------------------------------------------------------------------------------------
+
+# How configurations name the number of experts that a token goes to.
+_CHOSEN = ("num_experts_per_tok", "moe_topk", "top_k_experts")
+
+
+def expert_modules(module: nn.Module) -> Iterator[Any]:
+    """The modules that hold experts: transformers stacks the matrices of all experts of a layer, [experts, out, in]."""
+    for part in module.modules():
+        if hasattr(part, "num_experts") and any(p.dim() == 3 for p in part.parameters(recurse=False)):
+            yield part
+
+
+def experts_per_token(config: Any, experts: int) -> int:
+    """To how many of so many experts a token goes, by the configuration of the decoder."""
+    name, chosen = next(((n, getattr(config, n)) for n in _CHOSEN if hasattr(config, n)), (_CHOSEN[0], None))
+    if isinstance(chosen, list) and chosen:
+        chosen = max(chosen)  # HunYuan's has one for every layer
+    if not isinstance(chosen, int) or not 1 <= chosen <= experts:
+        raise ConfigError(f"config.json: {name}={chosen} must be a whole number from 1 to the {experts} experts")
+    return chosen
+
+
+def idle_parameters(module: nn.Module, config: Any) -> int:
+    """Parameters that a token does not meet, those of the experts it does not go to."""
+    idle = 0
+    for held in expert_modules(module):
+        experts = held.num_experts
+        each = sum(p.numel() for p in held.parameters(recurse=False)) // experts
+        idle += each * (experts - experts_per_token(config, experts))
+    return idle
+
+
+# ---- a model in float32 for a moment -------------------------------------------------------------------------------
+
+_NARROW = (torch.bfloat16, torch.float16)
+_WIDE = (torch.float32, torch.float64)
+
+
+@contextmanager
+def in_float32(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, the model computes in float32, for calls without gradients. After, its weights are the same tensors.
+
+    Copies in float32 exist of one layer at a time, while it runs, and of what is outside of the layers. A model whose
+    weights are quantised, or are elsewhere and come when they are needed, stays as it is.
+    """
+    device = next(model.parameters()).device
+    kept: dict[int, tuple[Tensor, Tensor]] = {}  # every tensor that is wide now, with its own data
+
+    def widen(tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            if tensor.dtype in _NARROW:
+                kept[id(tensor)] = (tensor, tensor.data)
+                tensor.data = tensor.data.float()
+
+    def restore(tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            if id(tensor) in kept:
+                tensor.data = kept.pop(id(tensor))[1]
+
+    layers = list(layers) if _can_be_widened(model) else []
+    within = {id(tensor) for layer in layers for tensor in _tensors(layer)}
+    hooks = []
+    try:
+        with torch.autocast(device.type, enabled=False):
+            for layer in layers:
+                hooks.append(layer.register_forward_pre_hook(lambda layer, _: widen(_tensors(layer))))
+                hooks.append(layer.register_forward_hook(lambda layer, *_: restore(_tensors(layer)), always_call=True))
+            if layers:
+                widen(tensor for tensor in _tensors(model) if id(tensor) not in within)
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        restore([tensor for tensor, _ in kept.values()])
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _can_be_widened(model: Any) -> bool:
+    known = all(parameter.dtype in _NARROW + _WIDE and not parameter.is_meta for parameter in model.parameters())
+    return known and getattr(model, "hf_quantizer", None) is None

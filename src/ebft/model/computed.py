@@ -17,7 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from ebft.method.rewards import token_groups
-from ebft.model.sizes import rounded_up
+
+# Up to a sixteenth of the largest, in whole blocks.
+_STEPS, _BLOCK = 16, 128
+
+
+def rounded_up(size: int, largest: int) -> int:
+    step = -(-largest // (_STEPS * _BLOCK)) * _BLOCK
+    return -(-max(size, 1) // step) * step
+
+
+def ask(counts: Sequence[Tensor]) -> list[list[int]]:
+    """The device's numbers, for the host. It waits for them."""
+    return torch.stack(list(counts)).tolist()
+
 
 ASK = None  # instead of a number: as many as there are, which the host waits for
 Sizes = tuple[int | None, ...]  # of the steps of a rollout

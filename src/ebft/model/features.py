@@ -8,8 +8,11 @@ the context holds the truth.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+import copy
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -22,6 +25,8 @@ from ebft.method.choices import Backend, Normalize, Pooling
 from ebft.method.layout import PackedLayout
 from ebft.model.attention import PackedPass, resolve_backend
 from ebft.model.backbone import (
+    adapter_parameters,
+    check_length,
     check_packed_ids,
     compile_layers,
     decoder_config,
@@ -36,9 +41,8 @@ from ebft.model.backbone import (
 )
 from ebft.model.fused import fuse_projections
 from ebft.model.layout_graph import is_launch_bound, replay_network
-from ebft.model.positions import check_length
-from ebft.model.taps import cut_decoder, random_like, resolve_taps, tapped_states
 from ebft.model.working_copy import copy_in_dtype
+from ebft.runtime.sharding import whole
 
 Source = Literal["copy", "shared", "adapter_off", "random", "average"]
 
@@ -287,3 +291,104 @@ def _pooled_rows(
         return slots.gather(2, last), torch.ones(1, 1, 1, 1, device=device)
     inside = steps <= last
     return slots.gather(2, torch.minimum(steps, last)), (inside / lengths[..., None])[..., None]
+
+
+# ---- taps ----------------------------------------------------------------------------------------------------------
+
+
+def resolve_taps(layers: Sequence[float | int], depth: int) -> tuple[int, ...]:
+    """Indices into `hidden_states` (0 is the embeddings) for fractions of the depth or indices."""
+    if not layers:
+        raise ValueError("layers is empty; tap at least one")
+    taps = []
+    for layer in layers:
+        if isinstance(layer, bool) or not isinstance(layer, (int, float)):
+            raise ValueError(f"layers holds {layer!r}; use fractions of the depth (0.25) or layer numbers (8)")
+        if isinstance(layer, float):
+            if not 0 <= layer <= 1:
+                raise ValueError(f"layers holds {layer}; a fraction of the depth lies between 0 and 1")
+            taps.append(math.floor(layer * depth))
+        else:
+            if not 0 <= layer <= depth:
+                raise ValueError(f"layers holds {layer} but the network has {depth} layers")
+            taps.append(layer)
+    return tuple(taps)
+
+
+def cut_decoder(decoder: nn.Module, depth: int) -> nn.Module:
+    """The decoder with only its first `depth` layers (at least one), sharing its weights."""
+    name, layers = decoder_layers(decoder)
+    depth = max(depth, 1)
+    cut = copy.copy(decoder)
+    cut._modules = {**decoder._modules, name: nn.ModuleList(list(layers)[:depth])}
+    cut.config = copy.deepcopy(decoder.config)
+    decoder_config(cut).num_hidden_layers = depth
+    return cut
+
+
+def random_like(decoder: nn.Module, seed: int) -> nn.Module:
+    """The same shape with other weights. Only the device is taken over: `.to(dtype)` would round buffers as well."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        fresh = type(decoder)(copy.deepcopy(decoder.config))
+    return fresh.to(next(decoder.parameters()).device)
+
+
+@contextmanager
+def tapped_states(
+    decoder: nn.Module, taps: Sequence[int], places: Sequence[Tensor]
+) -> Iterator[dict[int, list[Tensor]]]:
+    """Keep tokens [b, R, m] of the tapped hidden states, as [b, R, m, width], and nothing else.
+    Tokens are numbered over all rows of the pass, one after the other."""
+    layers = decoder_layers(decoder)[1]
+    found: dict[int, list[Tensor]] = {}
+
+    def keep(tap: int, hidden: Tensor) -> None:
+        found[tap] = [hidden.flatten(0, 1)[tokens] for tokens in places]
+
+    def before_first_layer(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        keep(0, args[0] if args else kwargs["hidden_states"])
+
+    def after_layer(tap: int) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda _, __, output: keep(tap, output[0] if isinstance(output, tuple) else output)
+
+    handles = []
+    for tap in set(taps):
+        if tap == 0:
+            handles.append(layers[0].register_forward_pre_hook(before_first_layer, with_kwargs=True))
+        else:
+            handles.append(layers[tap - 1].register_forward_hook(after_layer(tap)))
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# ---- telling networks apart by some of every weight, without reading gigabytes -------------------------------------
+
+_SHOWN = 64  # of every weight, about so many numbers
+
+
+def weight_fingerprint(network: nn.Module) -> str:
+    """The same for the same weights in any precision, sharded or not, with an adapter on top or without."""
+    mark, adapter = hashlib.sha256(), adapter_parameters(network)
+    for name, parameter in network.named_parameters():
+        if id(parameter) in adapter:  # off when features are computed
+            continue
+        values = whole(parameter.detach()).flatten()
+        # In bf16, so that one checkpoint loaded in two precisions has one mark.
+        some = values[:: max(1, len(values) // _SHOWN)].bfloat16().float().cpu().numpy()
+        mark.update(name.replace(".base_layer", "").replace(".original_module", "").encode() + some.tobytes())
+    return mark.hexdigest()[:16]
+
+
+def feature_space(features: FeatureNetwork, name: str) -> dict[str, Any]:
+    """What says whether two evaluations looked at their models in the same space."""
+    return {
+        "model": name,
+        "taps": list(features.taps),
+        "pooling": features.pooling,
+        "normalize": features.normalize,
+        "weights": weight_fingerprint(features.decoder),
+    }

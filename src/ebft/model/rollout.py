@@ -20,6 +20,7 @@ from ebft.method.layout import PackedLayout
 from ebft.method.sampling import check_sampling, sample_with_entropy, uniforms
 from ebft.model.attention import CachedPass, resolve_backend
 from ebft.model.backbone import (
+    check_length,
     decoder_of,
     embedding_size,
     evaluating,
@@ -27,10 +28,8 @@ from ebft.model.backbone import (
     prepare_model,
     run_decoder,
 )
-from ebft.model.computed import ASK, Computed, Expected, Sizes, too_few
+from ebft.model.computed import ASK, Computed, Expected, Sizes, ask, too_few
 from ebft.model.layout_graph import is_launch_bound, replay_network
-from ebft.model.positions import check_length
-from ebft.model.sizes import ask
 from ebft.runtime.sharding import is_sharded
 
 Sampling = tuple[float, int | None, float | None]  # temperature, top_k, top_p

@@ -12,9 +12,17 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from ebft.method.cross_entropy import Head, rows_per_chunk
-from ebft.model.backbone import base_model, check_supported, decoder_config, decoder_layers, decoder_of
-from ebft.model.experts import expert_modules, experts_per_token, idle_parameters
-from ebft.model.taps import cut_decoder, resolve_taps
+from ebft.model.backbone import (
+    base_model,
+    check_supported,
+    decoder_config,
+    decoder_layers,
+    decoder_of,
+    expert_modules,
+    experts_per_token,
+    idle_parameters,
+)
+from ebft.model.features import cut_decoder, resolve_taps
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ebft.iteration import check_sequences
 from ebft.method.metric_names import OF_ROLLOUTS
 from ebft.method.ratios import Estimate
 from ebft.method.sequence_records import Record, per_what
-from ebft.model.fingerprint import feature_space
+from ebft.model.features import feature_space
 from ebft.runtime.messages import progress
 from ebft.tasks import calibration
 from ebft.tasks.problem_set import Scored

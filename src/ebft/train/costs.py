@@ -15,10 +15,10 @@ from ebft.model.backbone import (
     decoder_config,
     decoder_layers,
     decoder_of,
+    idle_parameters,
     input_embeddings,
     text_config,
 )
-from ebft.model.experts import idle_parameters
 from ebft.model.features import FeatureNetwork
 from ebft.runtime.files import read_json, write_json
 

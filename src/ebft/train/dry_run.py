@@ -13,8 +13,7 @@ import torch
 from ebft.config.recipe import Recipe
 from ebft.data.packing import SequenceDataset, collate, end_token_ids
 from ebft.iteration import make_layout
-from ebft.model.backbone import text_config
-from ebft.model.experts import idle_parameters
+from ebft.model.backbone import idle_parameters, text_config
 from ebft.train.advice import only_warm_up
 from ebft.train.samples import CONTEXT_TOKENS, earlier
 from ebft.train.sequences import beyond_positions

@@ -20,6 +20,7 @@ from ebft.errors import ConfigError
 from ebft.loading import feature_network
 from ebft.model.backbone import (
     base_model,
+    check_tokens,
     check_training_pass,
     compile_layers,
     decoder_layers,
@@ -27,7 +28,6 @@ from ebft.model.backbone import (
     prepare_model,
 )
 from ebft.model.fused import fuse_projections
-from ebft.model.positions import check_tokens
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
 from ebft.runtime import processes, sharding
 from ebft.runtime.gradients import FixedGradients
