@@ -13,17 +13,15 @@ from torch import Tensor
 
 from drawn_sharing import shared_draws
 from ebft.config.method import MethodConfig
-from ebft.iteration import micro_batches
+from ebft.iteration import UpdateGraphs, loss_of, micro_batches
 from ebft.method.layout import PackedLayout
 from ebft.method.rewards import Whitening, feature_matching_rewards, leave_one_out_advantages
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import compile_layers, decoder_of
 from ebft.model.features import FeatureNetwork
 from ebft.model.working_copy import WorkingCopy
-from ebft.rollouts import Rollouts, roll_out
+from ebft.rollouts import Packing, Rollouts, packings, roll_out
 from ebft.runtime.gradients import FixedGradients
-from ebft.trees import Packing, packings
-from ebft.update import UpdateGraphs, loss_of
 from step_settings import TEMPERATURE, Settings
 
 

@@ -8,7 +8,7 @@ import torch
 
 from ebft.method.layout import PackedLayout
 from ebft.model.computed import ask
-from ebft.trees import Packing
+from ebft.rollouts import Packing
 from packed_implementation import PackedImplementation, Rolled
 
 

@@ -22,9 +22,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ebft.method.cross_entropy import Rows, weighted_cross_entropy
 from ebft.method.layout import StridedLayout
 from ebft.method.losses import ebft_loss
-from ebft.method.metrics import conditional_feature_matching_loss, cross_entropy, mean_and_standard_error
-from ebft.method.ratios import Estimate
-from ebft.method.rewards import feature_matching_rewards, leave_one_out_advantages, token_groups
+from ebft.method.measures import Estimate, cross_entropy, mean_and_standard_error
+from ebft.method.rewards import (
+    conditional_feature_matching_loss,
+    feature_matching_rewards,
+    leave_one_out_advantages,
+    token_groups,
+)
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout

@@ -21,8 +21,7 @@ from ebft.method.losses import LossTerms, ebft_loss
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
-from ebft.rollouts import roll_out
-from ebft.trees import pack_to_score
+from ebft.rollouts import pack_to_score, roll_out
 from tests.model.plain_features import brute_force
 from tests.models import VOCABULARY, tiny_model
 from tests.plain import plain_logits, untouched

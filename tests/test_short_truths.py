@@ -19,9 +19,8 @@ from ebft.iteration import check_sequences, make_layout, score
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import sequence_seeds
 from ebft.model.features import FeatureNetwork
-from ebft.rollouts import roll_out
+from ebft.rollouts import pack_to_score, roll_out
 from ebft.train.dry_run import short_texts
-from ebft.trees import pack_to_score
 from tests.model.plain_features import brute_force
 from tests.models import tiny_model
 from tests.plain import untouched

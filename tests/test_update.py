@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ebft import update
+from ebft import iteration
 from ebft.config.method import MethodConfig
+from ebft.iteration import UpdateGraphs, loss_of
 from ebft.model import layout_graph
 from ebft.model.backbone import base_model
 from ebft.model.working_copy import WorkingCopy
 from ebft.runtime.gradients import FixedGradients
-from ebft.update import UpdateGraphs, loss_of
 from tests.model import compiled_models as gpu
 
 pytestmark = pytest.mark.cuda
@@ -114,7 +114,7 @@ def test_a_capture_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) -
             raise torch.OutOfMemoryError("no memory is left")
         return terms
 
-    monkeypatch.setattr(update, "loss_of", fails)
+    monkeypatch.setattr(iteration, "loss_of", fails)
     trained.zero_grad()
     graphs = UpdateGraphs(working.model, working.gradients, config)
     for batch in batches:

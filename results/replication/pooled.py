@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ebft.method.sequence_records import sums_by_metric
+from ebft.method.measures import sums_by_metric
 from ebft.studies.statistics import Measured, Summary, difference, holm, measured
 
 # By study, the names of runs without their seeds: EBFT and SFT.

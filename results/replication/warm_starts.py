@@ -17,7 +17,7 @@ from pathlib import Path
 from against_sft import METRICS, methods
 from pooled import shown
 
-from ebft.method.ratios import SumsAndCounts
+from ebft.method.measures import SumsAndCounts
 from ebft.studies.statistics import Measured, difference, measured
 from ebft.tasks.pass_at_k import pass_at_k
 

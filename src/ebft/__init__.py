@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ebft.method.layout import PackedLayout as PackedLayout
     from ebft.method.layout import StridedLayout as StridedLayout
     from ebft.method.losses import ebft_loss as ebft_loss
-    from ebft.method.metrics import conditional_feature_matching_loss as conditional_feature_matching_loss
+    from ebft.method.rewards import conditional_feature_matching_loss as conditional_feature_matching_loss
     from ebft.method.rewards import feature_matching_rewards as feature_matching_rewards
     from ebft.method.rewards import leave_one_out_advantages as leave_one_out_advantages
     from ebft.method.rewards import token_groups as token_groups
@@ -30,7 +30,7 @@ _HOME = {
     "FeatureNetwork": "ebft.model.features",
     "PackedLayout": "ebft.method.layout",
     "StridedLayout": "ebft.method.layout",
-    "conditional_feature_matching_loss": "ebft.method.metrics",
+    "conditional_feature_matching_loss": "ebft.method.rewards",
     "ebft_loss": "ebft.method.losses",
     "feature_matching_rewards": "ebft.method.rewards",
     "leave_one_out_advantages": "ebft.method.rewards",

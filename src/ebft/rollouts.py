@@ -1,8 +1,10 @@
-"""Rollouts under the settings of a run."""
+"""Rollouts under the settings of a run, and what each pass over a window needs of them: as trees, every prefix once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +13,13 @@ from torch import Tensor, nn
 from ebft.config.method import MethodConfig
 from ebft.method.layout import PackedLayout
 from ebft.method.rewards import token_groups
+from ebft.method.tree import Tree
 from ebft.model.attention import resolve_backend
 from ebft.model.backbone import base_model
-from ebft.model.layout_graph import is_launch_bound
+from ebft.model.computed import ask, rounded_up
+from ebft.model.layout_graph import is_launch_bound, replay
 from ebft.model.rollout import draw
+from ebft.runtime.graphs import Graphs
 
 
 @dataclass
@@ -72,3 +77,73 @@ def _sharing_pays(model: nn.Module, samples: int, device: torch.device, config: 
     of 128 tokens takes 0.7 s, where sharing, with another shape for every batch, took 6 to 12."""
     backend = resolve_backend(config.attention_backend, device)
     return not is_launch_bound(base_model(model), 10 * samples, backend)
+
+
+_GRAPHS = Graphs()
+
+
+@dataclass
+class Packing:
+    """The sequences of a window for one pass: plain completions, or the trees of what the pass needs of them."""
+
+    layout: PackedLayout
+    tree: Tree | None = None
+    nodes: list[int] = field(default_factory=list)  # of each row, as the host knows it
+    predicting: list[int] = field(default_factory=list)
+
+    def of_rows(self, rows: Sequence[int], index: slice | Tensor) -> PackedLayout:
+        """The layout of some rows; `index` says the same to the device."""
+        if self.tree is None:
+            return self.layout.select_rows(index)
+        layout = self.layout
+        nodes, predicting = max(self.nodes[row] for row in rows), sum(self.predicting[row] for row in rows)
+        if layout.device.type == "cuda":
+            every_node = layout.num_anchors * layout.samples * layout.horizon
+            nodes = rounded_up(nodes, every_node)
+            predicting = rounded_up(predicting, len(rows) * every_node)
+        return layout.select_rows(index).with_tree(self.tree.select(index), nodes, predicting)
+
+
+def packings(
+    layout: PackedLayout, input_ids: Tensor, rollouts: Rollouts, config: MethodConfig
+) -> tuple[Packing, Packing]:
+    """For the frozen network, and for the update. Asks the device how large the trees are: once for both."""
+    if not config.trees:
+        return Packing(layout), Packing(layout)
+    # Where all completions are equal, from three samples on, all advantages are 0. A divergence is there all the same.
+    leave_out_equal = layout.samples >= 3 and not config.kl_weight
+    build = partial(_trees, leave_out_equal)
+    given = [input_ids, rollouts.completions, rollouts.groups]
+    if rollouts.lengths is not None:
+        given.append(rollouts.lengths)
+    found = replay(build, _GRAPHS, layout, given, leave_out_equal) if input_ids.is_cuda else build(layout, *given)
+    seen, trained = Tree(*found[: len(found) // 2]), Tree(*found[len(found) // 2 :])
+    counts = ask([seen.counts, seen.predicting, trained.counts, trained.predicting])
+    return Packing(layout, seen, *counts[:2]), Packing(layout, trained, *counts[2:])
+
+
+def _trees(
+    leave_out_equal: bool,
+    layout: PackedLayout,
+    input_ids: Tensor,
+    completions: Tensor,
+    groups: Tensor,
+    lengths: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """The tensors of two trees: one of all completions, one of what predicts something with a weight."""
+    seen = layout.tree_of(completions, input_ids, lengths)
+    # The last token predicts nothing.
+    needed = (torch.full_like(groups, layout.horizon) if lengths is None else lengths) - 1
+    if leave_out_equal:
+        needed = torch.where((groups == 0).all(-1, keepdim=True), -1, needed)
+    trained = layout.tree_of(completions, input_ids, needed)
+    return *seen.tensors, *trained.tensors
+
+
+def pack_to_score(layout: PackedLayout, input_ids: Tensor, rollouts: Rollouts, config: MethodConfig) -> PackedLayout:
+    """The layout to look at rollouts with, where no update follows."""
+    if not config.trees:
+        return layout
+    tree = layout.tree_of(rollouts.completions, input_ids, rollouts.lengths)
+    rows = range(input_ids.shape[0])
+    return Packing(layout, tree, *ask([tree.counts, tree.predicting])).of_rows(rows, slice(None))

@@ -1,6 +1,6 @@
 """Validation: what cross-entropy, feature-matching loss and whitened proxy are of each sequence.
 
-The same measurement for EBFT, for the baselines and for `ebft eval`; `method.sequence_records` makes metrics of it.
+The same measurement for EBFT, for the baselines and for `ebft eval`; `method.measures` makes metrics of it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ from ebft.iteration import distinct_share, make_layout, score
 from ebft.method.cross_entropy import log_probs_at_temperatures
 from ebft.method.layout import PackedLayout
 from ebft.method.losses import counted_tokens
-from ebft.method.metric_names import OF_ROLLOUTS
-from ebft.method.metrics import whitened_proxy
+from ebft.method.measures import OF_ROLLOUTS, Record
+from ebft.method.rewards import whitened_proxy
 from ebft.method.sampling import sequence_seeds
-from ebft.method.sequence_records import Record
 from ebft.model.backbone import evaluating, output_head
 from ebft.model.features import FeatureNetwork, weight_fingerprint
-from ebft.rollouts import Rollouts, roll_out_with_context
+from ebft.rollouts import Rollouts, pack_to_score, roll_out_with_context
 from ebft.runtime.messages import progress
 from ebft.runtime.processes import count, join_rows, rank
-from ebft.trees import pack_to_score
 
 
 def truth_log_probs(model: nn.Module, input_ids: Tensor, hidden: Tensor, temperatures: Sequence[float]) -> Tensor:
@@ -51,9 +49,11 @@ def measure(
     config: MethodConfig,
     end_token_ids: Tensor | None,
     temperatures: Sequence[float] = (),
+    document_ends: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """What each sequence of a batch contributes, [b] each: its number, sums and counts of its tokens' log-probs, and
-    means over its contexts, NaN for a sequence without any. temperatures: of further sums of log-probs."""
+    means over its contexts, NaN for a sequence without any. temperatures: of further sums of log-probs. document_ends:
+    tokens that a further sum over answers leaves out."""
     input_ids, document_ids = batch["input_ids"], batch["document_ids"]
     found: dict[str, Tensor] = {"sequence": batch["sequence_id"]}
     layout, rollouts, context = rolled_out(model, batch, config, end_token_ids, turn=0)
@@ -67,6 +67,10 @@ def measure(
         found[f"{name}log_probs"] = sums[:, 0]
         found |= {f"{name}log_probs_temperature_{t:g}": sums[:, n] for n, t in enumerate(temperatures, 1)}
         found[f"{name}tokens"] = counted.sum(1)
+    if document_ends is not None:
+        counted = real & batch["answer_mask"] & ~torch.isin(input_ids, document_ends.to(input_ids.device))
+        found["answer_log_probs_without_end"] = torch.where(counted, log_probs[..., 0], 0.0).sum(1)
+        found["answer_tokens_without_end"] = counted.sum(1)
 
     found["contexts"] = layout.anchor_mask.expand(input_ids.shape[0], -1).sum(1)
     return found | of_rollouts(features, input_ids, layout, rollouts, config)

@@ -21,7 +21,7 @@ from ebft.config.settings_page import settings_page
 from ebft.config.shipped import RECIPES as SHIPPED
 from ebft.config.shipped import find_recipe
 from ebft.config.training import EBFTConfig
-from ebft.method.sequence_records import METRICS
+from ebft.method.measures import METRICS
 from ebft.studies import compare, points, sweep
 from ebft.studies.study_file import read_study
 from ebft.studies.study_jobs import StudyPlan

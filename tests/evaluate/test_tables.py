@@ -7,7 +7,7 @@ import pytest
 
 from ebft.errors import ConfigError
 from ebft.evaluate import tables
-from ebft.method.ratios import Estimate
+from ebft.method.measures import Estimate
 from ebft.tasks.temperatures import TEMPERATURES
 
 

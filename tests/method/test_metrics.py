@@ -12,12 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ebft.method.metrics import (
-    conditional_feature_matching_loss,
-    cross_entropy,
-    mean_and_standard_error,
-    whitened_proxy,
-)
+from ebft.method.measures import cross_entropy, mean_and_standard_error
+from ebft.method.rewards import conditional_feature_matching_loss, whitened_proxy
 
 SETTINGS = settings(max_examples=50, deadline=None)
 

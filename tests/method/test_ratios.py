@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebft.method.ratios import SumsAndCounts, paired_difference, ratio_of_sums, with_error
+from ebft.method.measures import SumsAndCounts, paired_difference, ratio_of_sums, with_error
 
 SETTINGS = settings(max_examples=100, deadline=None)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ebft.method.sequence_records import as_logged, differences, estimates
+from ebft.method.measures import as_logged, differences, estimates
 
 
 def record(sequence: int, contexts: int, cfm: float | None, **more: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from ebft import adapters
+from ebft import loading
 from ebft.config.method import MethodConfig
 from ebft.data.packing import OnHost
 from ebft.method.compiling import REASONS_TO_KEEP
@@ -69,7 +69,7 @@ def test_the_estimate_is_near_the_measured_peak(file: Path, monkeypatch: pytest.
         bf16=settings["dtype"] == "bfloat16",
         checkpointing=settings["gradient_checkpointing"],
         optimizer="adafactor" if settings["optimizer"] == "adafactor" else "adamw_torch_fused",
-        adapter=adapters.count_weights(model, adapter).trained if settings["lora"] else 0,
+        adapter=loading.count_adapter_weights(model, adapter).trained if settings["lora"] else 0,
     )
     found = estimate(ModelShape.of(model, LAYERS), work, LORA if settings["lora"] else DDP)
     measured = result["peak_memory_bytes"]  # the plan reckons with completions that have nothing in common
@@ -157,7 +157,7 @@ def test_keys_and_values_are_those_of_a_real_rollout(family: str, monkeypatch: p
 )
 def test_the_adapter_is_as_large_as_peft_says(config: LoraConfig) -> None:
     model = tiny_model("llama")
-    counted = adapters.count_weights(meta_model(model.config), config).trained
+    counted = loading.count_adapter_weights(meta_model(model.config), config).trained
     adapted = get_peft_model(model, config)
     assert counted == adapted.get_nb_trainable_parameters()[0]
     found = estimate(ModelShape.of(tiny_model("llama"), LAYERS), replace(WORK, adapter=counted), LORA)
@@ -207,7 +207,10 @@ def test_an_adapter_of_experts_builds_them_anew() -> None:
     config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     model = tiny_model("mixtral")
     experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    rebuilt, shape = adapters.count_weights(meta_model(model.config), config).rebuilt, ModelShape.of(model, LAYERS)
+    rebuilt, shape = (
+        loading.count_adapter_weights(meta_model(model.config), config).rebuilt,
+        ModelShape.of(model, LAYERS),
+    )
     assert rebuilt == experts
     adapted = get_peft_model(model, config)
     saved = Saved(adapted)
@@ -219,7 +222,7 @@ def test_an_adapter_of_experts_builds_them_anew() -> None:
     without, found = (estimate(shape, replace(work, rebuilt=n), LORA) for n in (0, rebuilt))
     assert found.activations - without.activations == 4 * rebuilt
     assert found.backward - without.backward == found.rolling - without.rolling == 4 * rebuilt / shape.layers
-    assert adapters.count_weights(meta_model(tiny_model("llama").config), config).rebuilt == 0
+    assert loading.count_adapter_weights(meta_model(tiny_model("llama").config), config).rebuilt == 0
 
 
 def test_evaluation_is_rollouts_and_features_of_its_own_size() -> None:
@@ -271,7 +274,7 @@ def test_four_bits_are_what_bitsandbytes_keeps(family: str, tmp_path: Path) -> N
     model = tiny_model(family, hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=4)
     model.save_pretrained(tmp_path)
     shape = ModelShape.of(model, LAYERS)
-    options = adapters.four_bit(torch.device("cpu"))
+    options = loading.four_bit(torch.device("cpu"))
     kept = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, **options)
     real = bytes_of(kept)
     for parameter in kept.parameters():

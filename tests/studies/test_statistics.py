@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from ebft.method.ratios import SumsAndCounts, paired_difference, ratio_of_sums
+from ebft.method.measures import SumsAndCounts, paired_difference, ratio_of_sums
 from ebft.studies.statistics import (
     Measured,
     difference,

@@ -52,7 +52,11 @@ def measured(
     rows = [range(start, min(start + 2, len(dataset))) for start in range(0, len(dataset), 2)]
     more = chosen.also_at_temperatures
     return [
-        r for batch in measure_sequences(model, features, dataset, rows, config, profile, ends, more) for r in batch
+        record
+        for batch in measure_sequences(
+            model, features, dataset, rows, config, profile, ends, more, torch.tensor([END, END + 1])
+        )
+        for record in batch
     ]
 
 
@@ -116,8 +120,8 @@ def test_cross_entropy_equals_plain_sequences(document_masks: bool) -> None:
     chosen = options(document_masks=document_masks)
     records = measured(model, FeatureNetwork(model, source="shared"), dataset, chosen)
     plain = untouched(model)
-    sums = {name: [0.0] * 3 for name in ("", "answer_", "sharp", "flat")}
-    counts = {"": [0] * 3, "answer_": [0] * 3}
+    sums = {name: [0.0] * 3 for name in ("", "answer_", "sharp", "flat", "without")}
+    counts = {"": [0] * 3, "answer_": [0] * 3, "without": [0] * 3}
     for row in range(3):
         item = dataset[row]
         documents = item["document_ids"]
@@ -132,6 +136,9 @@ def test_cross_entropy_equals_plain_sequences(document_masks: bool) -> None:
             sharp, log_prob, flat = (float((logits / T).log_softmax(-1)[item["input_ids"][t]]) for T in (0.5, 1, 1.5))
             sums["sharp"][row] += sharp
             sums["flat"][row] += flat if item["answer_mask"][t] else 0.0
+            if item["answer_mask"][t] and int(item["input_ids"][t]) not in (END, END + 1):
+                sums["without"][row] += log_prob
+                counts["without"][row] += 1
             for name in ("", "answer_") if item["answer_mask"][t] else ("",):
                 sums[name][row] += log_prob
                 counts[name][row] += 1
@@ -141,6 +148,9 @@ def test_cross_entropy_equals_plain_sequences(document_masks: bool) -> None:
     sharp, flat = -sum(sums["sharp"]) / sum(counts[""]), -sum(sums["flat"]) / sum(counts["answer_"])
     assert points["cross_entropy_temperature_0.5"].mean == pytest.approx(sharp, rel=1e-4)
     assert points["answer_cross_entropy_temperature_1.5"].mean == pytest.approx(flat, rel=1e-4)
+    assert sum(counts["without"]) < sum(counts["answer_"]), "no end token among the answers: the test shows nothing"
+    without = -sum(sums["without"]) / sum(counts["without"])
+    assert metrics["answer_cross_entropy_without_end"].mean == pytest.approx(without, rel=1e-4)
     for name, metric in (("", "cross_entropy"), ("answer_", "answer_cross_entropy")):
         assert [record[f"{name}tokens"] for record in records] == counts[name]
         assert [record[f"{name}log_probs"] for record in records] == pytest.approx(sums[name], rel=1e-4)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
-from ebft.method.ratios import with_error
+from ebft.method.measures import with_error
 from tests.baselines.runs import needs_trl, results_of, run, write_recipe
 
 pytestmark = pytest.mark.usefixtures("offline")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ebft import EBFTTrainer, rollouts, trees
+from ebft import EBFTTrainer, rollouts
 from ebft.data.packing import collate
 from ebft.model import rollout
 from tests.baselines.runs import ROWS, results_of, write_recipe, write_rows
@@ -96,7 +96,7 @@ def test_an_iteration_waits_three_times_at_most_and_compiles_nothing_again(
 
     monkeypatch.setattr(torch.linalg, "eigh", watched("eigenvalues", torch.linalg.eigh))
     monkeypatch.setattr(rollout, "ask", watched("samples", rollout.ask))
-    monkeypatch.setattr(trees, "ask", watched("trees", trees.ask))
+    monkeypatch.setattr(rollouts, "ask", watched("trees", rollouts.ask))
     one([0, 1, 2, 3])
     one([1, 0, 3, 2])
     one([2, 1, 0, 3])

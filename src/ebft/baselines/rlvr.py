@@ -19,13 +19,13 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from ebft.adapters import peft_config
 from ebft.baselines import trl_trainers
 from ebft.baselines.prompts import Prompts, load_prompts
 from ebft.baselines.verifiable_rewards import COUNTS, RewardFunction, make_rewards
 from ebft.config.baseline_settings import RLVRSettings
 from ebft.config.recipe import Recipe
 from ebft.errors import ConfigError, TrainingDiverged
+from ebft.loading import peft_config
 from ebft.runtime import processes
 from ebft.train.costs import CostTracker
 from ebft.train.dry_run import columns, steps_of

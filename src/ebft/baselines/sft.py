@@ -20,12 +20,12 @@ from torch import Tensor
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from ebft.adapters import peft_config
 from ebft.baselines import trl_trainers
 from ebft.config.baseline_settings import SFTSettings
 from ebft.config.recipe import Recipe
 from ebft.data.packing import PADDING, SequenceDataset
 from ebft.errors import DataError
+from ebft.loading import peft_config
 from ebft.runtime import processes
 from ebft.train.costs import CostTracker, wide
 from ebft.train.dry_run import columns, in_a_sequence, steps_of

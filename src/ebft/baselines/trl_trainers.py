@@ -21,7 +21,7 @@ from ebft.config.baseline_options import ONLY_EBFT
 from ebft.config.recipe import Recipe
 from ebft.data.packing import SequenceDataset
 from ebft.errors import ConfigError, how_to_install, nearest
-from ebft.method.sequence_records import as_logged, estimates
+from ebft.method.measures import as_logged, estimates
 from ebft.model.attention import avoid_cudnn_attention
 from ebft.model.backbone import evaluating
 from ebft.runtime import processes

@@ -12,7 +12,7 @@ from ebft.data import loaders
 from ebft.data.packing import SequenceDataset, collate, end_token_ids, to_device
 from ebft.iteration import prepare_window
 from ebft.loading import feature_network
-from ebft.method.sequence_records import Record
+from ebft.method.measures import Record
 from ebft.model.backbone import evaluating, prepare_model
 from ebft.model.working_copy import WorkingCopy
 from ebft.validation import validate

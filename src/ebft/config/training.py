@@ -23,7 +23,7 @@ from ebft.config.running import RunningConfig
 from ebft.config.secrets import is_secret
 from ebft.config.synonyms import suggestion
 from ebft.errors import ConfigError, nearest
-from ebft.method.metric_names import NAMES, smaller_is_better
+from ebft.method.measures import NAMES, smaller_is_better
 
 
 @dataclass

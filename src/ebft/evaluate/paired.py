@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebft.evaluate.tables import Differences, Results, is_scored, same_profile
-from ebft.method.ratios import Estimate, paired_difference, ratio_of_sums
-from ebft.method.sequence_records import Record, differences
+from ebft.method.measures import Estimate, Record, differences, paired_difference, ratio_of_sums
 from ebft.runtime.files import read_jsonl
 from ebft.sandbox.isolated_tests import PASSED, SKIPPED
 from ebft.tasks import temperatures

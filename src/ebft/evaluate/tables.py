@@ -10,8 +10,7 @@ from typing import Any
 
 from ebft.config.evaluation import HARMLESS, NOT_SET
 from ebft.errors import ConfigError
-from ebft.method.metric_names import title
-from ebft.method.ratios import Estimate, with_error
+from ebft.method.measures import Estimate, title, with_error
 from ebft.runtime.messages import plot_label
 from ebft.tasks.temperatures import TEMPERATURES, TOKENS, metric_at
 

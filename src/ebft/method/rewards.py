@@ -137,6 +137,25 @@ def feature_matching_rewards(
     return alignment, 2 / others * _sum_over_others(cosines)
 
 
+def conditional_feature_matching_loss(generated: Tensor, truth: Tensor) -> Tensor:
+    """Unbiased estimate of || E phi(c:y_hat) - phi(c:y) ||^2 per context: [..., n, D], [..., D] -> [...].
+
+    The plug-in || mean phi - psi ||^2 would be too high by Var(phi)/n; leaving the pairs j = j' out removes that.
+    """
+    check_features(generated, truth)
+    n = generated.shape[-2]
+    if n < 2:
+        raise ValueError("the unbiased feature-matching loss needs n >= 2 samples per context; use samples >= 2")
+    products = gram(generated, truth)
+    pairs = products.K.sum((-1, -2)) - products.K.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return products.truth_norm**2 - 2 * products.k.mean(-1) + pairs / (n * (n - 1))
+
+
+def whitened_proxy(alignment: Tensor, diversity: Tensor) -> Tensor:
+    """mean_j (AT_j - DT_j / 2) per context: [..., n] -> [...]. Larger is better (the paper calls it a loss)."""
+    return (alignment - diversity / 2).mean(-1)
+
+
 def token_groups(completions: Tensor, dim: int = -1) -> Tensor:
     """For completions [..., n, G], the number of the first sample with the same tokens: [..., n]."""
     tokens = completions.movedim(dim, -1)

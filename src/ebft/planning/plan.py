@@ -110,7 +110,7 @@ class Plan:
 
 
 def plan(recipe: Recipe, hardware: Hardware) -> Plan:
-    from ebft import adapters
+    from ebft import loading
     from ebft.planning.model_shape import ModelShape, meta_model
 
     training = recipe.training
@@ -123,7 +123,7 @@ def plan(recipe: Recipe, hardware: Hardware) -> Plan:
     adapter = rebuilt = 0
     if find_spec("peft") is not None:
         asked = recipe if recipe.model.adapted else replace(recipe, model=replace(recipe.model, lora=True))
-        adapter, rebuilt = adapters.count_weights(model, adapters.peft_config(asked))
+        adapter, rebuilt = loading.count_adapter_weights(model, loading.peft_config(asked))
     works: dict[Strategy, Workload] = {}
     for strategy in STRATEGIES:
         if adapter or not strategy.adapter:  # else peft, which knows the adapter's size, is not installed

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.errors import ConfigError
-from ebft.method.metric_names import NAMES
-from ebft.method.ratios import with_error
+from ebft.method.measures import NAMES, with_error
 from ebft.runtime.files import json_ready, read_json, write_json, write_text
 from ebft.studies import paired
 from ebft.studies.metric_facts import better, facts

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ebft.method.metric_names import NAMES, OF_ROLLOUTS, smaller_is_better, title
+from ebft.method.measures import NAMES, OF_ROLLOUTS, smaller_is_better, title
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ebft.method.metric_names import NAMES
-from ebft.method.ratios import Estimate, with_error
-from ebft.method.sequence_records import differences
+from ebft.method.measures import NAMES, Estimate, differences, with_error
 from ebft.studies.run_reader import Run
 from ebft.studies.same_measurement import compares, settings_that_differ
 

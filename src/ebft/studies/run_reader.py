@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.errors import ConfigError, what_is_wrong
-from ebft.method.sequence_records import Record
+from ebft.method.measures import Record
 from ebft.train import validation_records
 
 METRICS_FILE = "metrics.jsonl"

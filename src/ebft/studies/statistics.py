@@ -12,7 +12,7 @@ Welch and Satterthwaite's degrees of freedom: two seeds that disagree give a wid
 seed only V_items is known, and nothing is said about training again.
 
 A metric is a ratio of sums (all tokens of all sequences); items enter by their pulls at it, to first order
-(`method.ratios`). Corpus BLEU and chrF are no means over sentences, but functions of sums over them: corpora are drawn
+(method/measures). Corpus BLEU and chrF are no means over sentences, but functions of sums over them: corpora are drawn
 from the sentences with replacement, the same draws for every model, as sacrebleu's paired bootstrap does. Their spread
 is V_items, and the p-value is the larger of the t test's and the bootstrap's.
 """
@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ebft.method.ratios import SumsAndCounts, linearized
+from ebft.method.measures import SumsAndCounts, linearized
 
 LEVEL = 0.95
 _ENUMERATED = 12  # with so few items, signs are enumerated

@@ -30,7 +30,7 @@ from ebft.config.recipe import field_types, known_settings, read_values
 from ebft.config.shipped import find_recipe
 from ebft.config.synonyms import suggestion
 from ebft.errors import ConfigError, nearest
-from ebft.method.metric_names import NAMES
+from ebft.method.measures import NAMES
 from ebft.studies.points import check_folder, load_for_elsewhere, name_of
 
 COMMANDS = {"ebft": "train", "sft": "sft", "rlvr": "rlvr"}  # the command of each method

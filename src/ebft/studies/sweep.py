@@ -10,8 +10,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from ebft.method.metric_names import NAMES
-from ebft.method.ratios import with_error
+from ebft.method.measures import NAMES, with_error
 from ebft.runtime.files import locked
 from ebft.studies import compare, launchers
 from ebft.studies.launchers import Launcher

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ebft.method.ratios import SumsAndCounts
+from ebft.method.measures import SumsAndCounts
 from ebft.problems.answers import has_code
 
 MANY_EMPTY = 0.05  # a larger share of empty answers is worth a note: the prompt or the stop strings may be wrong

@@ -21,14 +21,13 @@ from torch import Tensor, nn
 from ebft.config.method import MethodConfig
 from ebft.config.profile import Profile
 from ebft.data.packing import SequenceDataset, collate, to_device
-from ebft.method import sequence_records
-from ebft.method.metrics import conditional_feature_matching_loss
-from ebft.method.ratios import Estimate
-from ebft.method.sequence_records import Record
+from ebft.method import measures
+from ebft.method.measures import Estimate, Record
+from ebft.method.rewards import conditional_feature_matching_loss
 from ebft.model.backbone import base_model, evaluating, input_embeddings, text_config
 from ebft.model.features import FeatureNetwork
+from ebft.rollouts import pack_to_score
 from ebft.tasks.temperatures import TEMPERATURES, TOKENS, best
-from ebft.trees import pack_to_score
 from ebft.validation import mean_over_contexts, measure, of_rollouts, records_of, rolled_out
 
 
@@ -41,6 +40,7 @@ def measure_sequences(
     profile: Profile,
     end_token_ids: Tensor | None,
     temperatures: Sequence[float] = (),
+    document_ends: Tensor | None = None,
 ) -> Iterator[list[Record]]:
     """A record of each sequence, for batches of rows of the dataset. temperatures: of further rollouts."""
     profile.check(config.context_length)
@@ -50,7 +50,7 @@ def measure_sequences(
             batch = to_device(collate([dataset[row] for row in rows]), device)
             with torch.no_grad(), evaluating(model):
                 further = [temperature for temperature in TEMPERATURES if temperature != 1]
-                found = measure(model, features, batch, config, end_token_ids, further)
+                found = measure(model, features, batch, config, end_token_ids, further, document_ends)
                 for temperature in temperatures:
                     found[f"cfm_temperature_{temperature:g}"] = cfm_at_temperature(
                         model, features, batch, config, temperature, end_token_ids
@@ -104,7 +104,7 @@ def profile_of(
 
 def estimates(records: Sequence[Record]) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
     """Metrics over all sequences, and apart from them the points of curves: over lengths and over temperatures."""
-    found = sequence_records.estimates(records)
+    found = measures.estimates(records)
     points = {name for name in found if name.startswith("cfm_at_") or "cross_entropy_temperature_" in name}
     metrics = {name: value for name, value in found.items() if name != "reward" and name not in points}
     for of in TOKENS:

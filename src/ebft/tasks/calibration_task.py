@@ -12,9 +12,7 @@ from ebft.data.rows import contents
 from ebft.data.store import tokenize_source
 from ebft.errors import ConfigError, DataError
 from ebft.iteration import check_sequences
-from ebft.method.metric_names import OF_ROLLOUTS
-from ebft.method.ratios import Estimate
-from ebft.method.sequence_records import Record, per_what
+from ebft.method.measures import OF_ROLLOUTS, Estimate, Record, per_what
 from ebft.model.features import feature_space
 from ebft.runtime.messages import progress
 from ebft.tasks import calibration
@@ -38,7 +36,8 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
     config, profile = options.method, options.profile
     documents = calibration_documents(options, subject.tokenizer)
     dataset = SequenceDataset(documents, config.context_length, config.packing, pad_token_id(subject.tokenizer))
-    end_tokens = end_token_ids(subject.tokenizer, config.completions_end)
+    document_ends = end_token_ids(subject.tokenizer, True)
+    end_tokens = document_ends if config.completions_end else None
     check_sequences(dataset, config, end_tokens)
     rows = range(min(len(dataset), options.sequences, options.limit or options.sequences))
     made_with = {
@@ -47,6 +46,7 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
         "data": contents(options.calibration_data or "", options.calibration_split),
         "seed": options.seed,
         "temperatures": TEMPERATURES,
+        "document_ends": None if document_ends is None else document_ends.tolist(),
         **{k: v for k, v in calibration_settings(options).items() if k not in _NOT_OF_A_SEQUENCE},
     }
     records = ResumableRecords(folder, "calibration", made_with, options.overwrite, options.replace_changed)
@@ -68,6 +68,7 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
                 profile,
                 end_tokens,
                 options.also_at_temperatures,
+                document_ends,
             ):
                 records.append(batch)
                 advance(len(batch))

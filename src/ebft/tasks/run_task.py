@@ -17,7 +17,7 @@ from typing import Any
 
 from ebft.config.evaluation import EvalOptions
 from ebft.errors import DataError
-from ebft.method.ratios import ratio_of_sums
+from ebft.method.measures import ratio_of_sums
 from ebft.runtime.files import read_jsonl, write_jsonl
 from ebft.runtime.messages import progress
 from ebft.tasks.answer_counts import is_empty, note_on_empty, of_means, shares, why_zero

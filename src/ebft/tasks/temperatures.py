@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ebft.method.ratios import Estimate, linearized, standard_error
-from ebft.method.sequence_records import Record, sums_by_metric
+from ebft.method.measures import Estimate, Record, linearized, standard_error, sums_by_metric
 
 TEMPERATURES = tuple(tenths / 10 for tenths in range(5, 16))
 TOKENS = {"": "all tokens", "answer_": "answer tokens"}  # starts of metric names

@@ -98,7 +98,7 @@ def _inside_run(source: str) -> str:
 def _load(found: Checkpoint, trust_remote_code: bool) -> Any:
     import torch
 
-    from ebft import adapters
+    from ebft import loading
     from ebft.loading import load_pretrained
 
     options: dict[str, Any] = {"dtype": torch.float32}
@@ -106,7 +106,7 @@ def _load(found: Checkpoint, trust_remote_code: bool) -> Any:
     four_bit = settings.get("load_in_4bit", False)
     if four_bit:  # made from the same numbers as in training; on the CPU, which has room for all of it in float32
         dtype = torch.bfloat16 if settings.get("bf16") else torch.float32
-        options = {"dtype": dtype, **adapters.four_bit(torch.device("cpu"))}
+        options = {"dtype": dtype, **loading.four_bit(torch.device("cpu"))}
     try:
         model = load_pretrained(found.base, trust_remote_code=trust_remote_code, **options)
     except (OSError, ValueError) as error:

@@ -14,8 +14,7 @@ import transformers
 import yaml
 
 from ebft.config.recipe import Recipe
-from ebft.method.metric_names import NAMES, along_training, smaller_is_better
-from ebft.method.ratios import with_error
+from ebft.method.measures import NAMES, along_training, smaller_is_better, with_error
 from ebft.train import answers_before_after
 from ebft.train.training_method import TrainingMethod
 from ebft.version import __version__

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from ebft import validation
-from ebft.method.sequence_records import Record, as_logged, differences
+from ebft.method.measures import Record, as_logged, differences
 from ebft.runtime.files import json_ready, read_json, write_json, write_text
 from ebft.train import validation_records
 from ebft.train.run_folder import RECIPE_FILE, RESOLVED_FILE, RESULTS_FILE, outcome

@@ -17,7 +17,7 @@ from ebft.config.recipe import Recipe, as_given
 from ebft.data.formats import check_tokenizer
 from ebft.errors import ConfigError
 from ebft.loading import check_feature_model, load_model, load_tokenizer
-from ebft.method.sequence_records import as_logged, differences
+from ebft.method.measures import as_logged, differences
 from ebft.model.backbone import embedding_size, end_tokens_of
 from ebft.planning.rates import cpu_seconds
 from ebft.runtime import processes

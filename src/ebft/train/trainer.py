@@ -24,15 +24,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 
-from ebft import adapters, fetch
+from ebft import fetch, loading
 from ebft.config.training import EBFTConfig
 from ebft.data import loaders
 from ebft.data.formats import check_tokenizer
 from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token_ids, pad_token_id
 from ebft.data.store import tokenize_rows
 from ebft.errors import ConfigError, DataError, TrainingDiverged
-from ebft.iteration import Window, check_sequences, prepare_window
-from ebft.method.sequence_records import as_logged, estimates
+from ebft.iteration import LossParts, UpdateGraphs, Window, check_sequences, loss_of, prepare_window
+from ebft.method.measures import as_logged, estimates
 from ebft.model.attention import avoid_cudnn_attention, resolve_backend
 from ebft.model.backbone import embedding_size, end_tokens_of
 from ebft.model.features import FeatureNetwork
@@ -53,7 +53,6 @@ from ebft.train.sequences import (
     glued_rows,
 )
 from ebft.train.sharded_trainer import ShardedTrainer
-from ebft.update import LossParts, UpdateGraphs, loss_of
 from ebft.validation import Evaluated, validate
 
 # What a window says of itself also where nothing was rolled out.
@@ -104,7 +103,7 @@ class EBFTTrainer(ShardedTrainer):
             check_tokenizer(processing_class, embedding_size(model), end_tokens_of(model))
         if peft_config is not None:
             set_seed(args.seed)  # the Trainer does so only later; the adapter's random weights belong to the run
-            model = adapters.add(model, peft_config)
+            model = loading.add_adapter(model, peft_config)
         if args.disable_dropout:
             disable_dropout(model)
         resolve_backend(args.attention_backend, args.device)  # an error here costs nothing yet

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ebft import adapters
+from ebft import loading
 from ebft.config.recipe import Recipe
 from ebft.data.packing import SequenceDataset
 from ebft.train.dry_run import describe
@@ -44,7 +44,7 @@ def _build(loaded: Loaded) -> EBFTTrainer:
         loaded.train_set,
         loaded.validation_set,
         loaded.tokenizer,
-        adapters.peft_config(recipe),
+        loading.peft_config(recipe),
     )
 
 

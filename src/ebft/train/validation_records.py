@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from ebft.method.sequence_records import Record
+from ebft.method.measures import Record
 from ebft.runtime.files import read_jsonl, write_jsonl
 
 When = Literal["before", "after"]

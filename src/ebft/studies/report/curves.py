@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ebft.method.metric_names import along_training
+from ebft.method.measures import along_training
 from ebft.studies.metric_facts import facts
 from ebft.studies.report.evidence import Evidence, ReportRow
 from ebft.studies.report.study_tables import column_title, summary_of

@@ -18,8 +18,7 @@ from ebft.config.evaluation import HARMLESS
 from ebft.errors import ConfigError
 from ebft.evaluate.paired import pass_rates
 from ebft.evaluate.tables import is_scored
-from ebft.method.ratios import SumsAndCounts
-from ebft.method.sequence_records import sums_by_metric
+from ebft.method.measures import SumsAndCounts, sums_by_metric
 from ebft.runtime.files import read_json, read_jsonl
 from ebft.studies import jobs
 from ebft.studies.run_reader import METRICS_FILE, Run, read_run

@@ -1,0 +1,227 @@
+"""Metrics: ratios of sums over sequences with standard errors, records of sequences, and the names of metrics.
+
+Each sequence gives a sum and a count (of its tokens, of its contexts); the metric is one total divided by the other, so
+that every token or context weighs the same. Sequences are independent of each other and what is inside them is not:
+standard errors are over sequences, by the delta method. Nothing here imports torch: `ebft compare` need not wait.
+
+A record holds the numbers of one sequence, as `validation.measure` finds them: its number, `log_probs` summed over its
+`tokens`, means such as `cfm` over its `contexts`, and None for what is not a number.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Estimate(NamedTuple):
+    mean: float
+    standard_error: float  # NaN for fewer than two observations
+
+
+class SumsAndCounts(NamedTuple):
+    """What each sequence gives."""
+
+    sums: Sequence[float]
+    counts: Sequence[float]
+
+
+def ratio_of_sums(sums: Sequence[float], counts: Sequence[float]) -> Estimate:
+    """The total of `sums` divided by that of `counts`. A sequence that counts nothing is no observation."""
+    observed = [place for place, count in enumerate(counts) if count]
+    ratio, influences = linearized(SumsAndCounts(sums, counts), observed)
+    return Estimate(ratio, standard_error(influences))
+
+
+def paired_difference(mine: SumsAndCounts, other: SumsAndCounts) -> Estimate:
+    """`mine` minus `other`: two ratios of sums over the same sequences, in the same order.
+
+    What makes a sequence hard for both cancels, so the standard error is often much smaller than those of the two.
+    """
+    observed = [place for place, pair in enumerate(zip(mine.counts, other.counts, strict=True)) if any(pair)]
+    my_ratio, my_influences = linearized(mine, observed)
+    other_ratio, other_influences = linearized(other, observed)
+    moved = [a - b for a, b in zip(my_influences, other_influences, strict=True)]
+    return Estimate(my_ratio - other_ratio, standard_error(moved))
+
+
+def linearized(given: SumsAndCounts, observed: Sequence[int]) -> tuple[float, list[float]]:
+    """The ratio, and how each sequence pulls at it: to first order the ratio errs by the mean of these pulls, which
+    add up to zero."""
+    sums, counts = ([column[place] for place in observed] for column in given)
+    total = math.fsum(counts)
+    if not total > 0:
+        raise ValueError("there is nothing to take the mean over: all counts are 0")
+    ratio = math.fsum(sums) / total
+    mean_count = total / len(counts)
+    return ratio, [(s - ratio * count) / mean_count for s, count in zip(sums, counts, strict=True)]
+
+
+def standard_error(influences: Sequence[float]) -> float:
+    """Of a mean of independent values, given by their differences from it."""
+    m = len(influences)
+    return math.sqrt(math.fsum(i * i for i in influences) / (m - 1) / m) if m > 1 else math.nan
+
+
+def with_error(value: float | None, error: float | None, sign: Literal["", "+"] = "") -> str:
+    """A value and its standard error, which one sequence alone does not have. Differences show their sign: "+".
+
+    Four decimals, or more where the error would be rounded to nothing: `+0.00012 ± 0.00003`. A difference that is 0 on
+    every sequence is `0`: nothing changed.
+    """
+    if value is None:
+        return ""
+    if sign and value == 0 and error == 0:
+        return "0"
+    if error is None or math.isnan(error):
+        return f"{value:{sign}.4f}"
+    if error <= 1e-9 * abs(value):  # nothing, but for rounding
+        return f"{value:{sign}.4f} ± 0"
+    digits = 4 if error >= 0.00005 else min(9, -math.floor(math.log10(error)))
+    return f"{value:{sign}.{digits}f} ± {error:.{digits}f}"
+
+
+def mean_and_standard_error(values: Tensor, mask: Tensor | None = None) -> Estimate:
+    """Mean over independent observations, and its standard error."""
+    chosen = (values if mask is None else values[mask]).double().flatten().tolist()
+    return ratio_of_sums(chosen, [1.0] * len(chosen))
+
+
+def cross_entropy(log_probs: Tensor, mask: Tensor) -> Estimate:
+    """Cross-entropy per token over the tokens in `mask`, from log-probs of the truth [b, T] at temperature 1.
+
+    The tokens of a sequence are not independent: the standard error is that of a ratio of sums over sequences.
+    Give the answer flags as part of `mask` for the cross-entropy over answers.
+    """
+    return ratio_of_sums((-log_probs.double().masked_fill(~mask, 0.0).sum(-1)).tolist(), mask.sum(-1).tolist())
+
+
+NAMES = {
+    "cross_entropy": "cross-entropy, all tokens",
+    "answer_cross_entropy": "cross-entropy, answer tokens",
+    "cfm": "feature-matching loss",
+    "whitened_proxy": "whitened proxy (larger is better)",
+}
+# As the released code counts answers; in evaluation alone.
+WITHOUT_END = {"answer_cross_entropy_without_end": "cross-entropy, answer tokens without end tokens"}
+# What rollouts are like: measured in evaluation alone, and neither larger nor smaller is better.
+OF_ROLLOUTS = {"distinct": "distinct rollouts", "entropy": "entropy of rollouts"}
+# Above 1 a model is too sharp, below too flat.
+OF_SHARPNESS = {
+    "best_temperature": "temperature of the least cross-entropy, all tokens",
+    "answer_best_temperature": "temperature of the least cross-entropy, answer tokens",
+}
+
+
+def smaller_is_better(metric: str) -> bool:
+    """Of losses, those of tasks too, and of shares of bad answers; not of other rates, rewards and scores."""
+    return any(word in metric for word in ("cross_entropy", "cfm", "loss")) or metric.endswith(
+        ("empty", "cut", "no_code")
+    )
+
+
+def title(metric: str) -> str:
+    """What a metric is called in a table; `cfm_at_8` is of 8 tokens, `cfm_temperature_1` of samples at 1."""
+    if found := re.fullmatch(r"cfm_at_(\d+)", metric):
+        return f"{NAMES['cfm']} at {found[1]} token{'s' * (found[1] != '1')}"
+    if found := re.fullmatch(r"(.+)_temperature_(.+)", metric):
+        return f"{title(found[1])} at temperature {found[2]}"
+    return (NAMES | WITHOUT_END | OF_ROLLOUTS | OF_SHARPNESS).get(metric, metric)
+
+
+def along_training(entries: Iterable[dict[str, Any]], key: str) -> dict[int, dict[str, Any]]:
+    """Entries of metrics.jsonl that have a metric, by step; of two at one step, the later.
+
+    Without that of the best model, which was loaded after the last step: a curve would jump back to it.
+    """
+    return {
+        entry["step"]: entry
+        for entry in entries
+        if isinstance(entry.get(key), int | float)
+        and math.isfinite(entry[key])
+        and entry.get("model_step", entry["step"]) == entry["step"]
+    }
+
+
+Record = dict[str, Any]
+
+# Metric: the count that it is per.
+METRICS = {
+    "cross_entropy": "tokens",
+    "answer_cross_entropy": "answer_tokens",
+    "cfm": "contexts",
+    "whitened_proxy": "contexts",
+    "reward": "contexts",
+}
+
+
+def estimates(records: Sequence[Record]) -> dict[str, Estimate]:
+    """The metrics that anything was counted for."""
+    return {name: ratio_of_sums(*columns) for name, columns in sums_by_metric(records).items()}
+
+
+def differences(mine: Sequence[Record], other: Sequence[Record]) -> dict[str, Estimate]:
+    """`mine` minus `other`, of the metrics that both have. Nothing if these are not the same sequences."""
+    mine, other = (sorted(records, key=lambda record: record["sequence"]) for records in (mine, other))
+    if [(r["sequence"], r["tokens"]) for r in mine] != [(r["sequence"], r["tokens"]) for r in other]:
+        return {}
+    theirs = sums_by_metric(other)
+    return {
+        name: paired_difference(columns, theirs[name])
+        for name, columns in sums_by_metric(mine).items()
+        if name in theirs
+    }
+
+
+def as_logged(found: Mapping[str, Estimate], prefix: str = "eval") -> dict[str, float]:
+    """`eval_<metric>`, and `eval_<metric>_se` beside it."""
+    return {
+        f"{prefix}_{name}{ending}": value
+        for name, estimate in found.items()
+        for ending, value in zip(("", "_se"), estimate, strict=True)
+    }
+
+
+def sums_by_metric(records: Sequence[Record]) -> dict[str, SumsAndCounts]:
+    """What each sequence gives to each metric, of those that anything was counted for."""
+    found = {}
+    for metric, counted in (METRICS | {name: per for record in records for name, per in _further(record)}).items():
+        counts = [record.get(counted, 0) for record in records]
+        if any(counts):
+            sums = [_sum(record, metric, count) for record, count in zip(records, counts, strict=True)]
+            found[metric] = SumsAndCounts(sums, counts)
+    return found
+
+
+def _further(record: Record) -> Iterator[tuple[str, str]]:
+    """Metrics that only some records have, and what they are per."""
+    for name in record:
+        metric = name.replace("log_probs", "cross_entropy")
+        if "cross_entropy_temperature_" in metric:
+            yield metric, "answer_tokens" if metric.startswith("answer_") else "tokens"
+        elif metric == "answer_cross_entropy_without_end":
+            yield metric, "answer_tokens_without_end"
+        elif name in OF_ROLLOUTS or name.startswith("cfm_temperature_"):
+            yield name, "contexts"
+        elif name.startswith("cfm_at_"):
+            yield name, "profile_contexts"
+
+
+def per_what(metric: str) -> str:
+    """The count that a metric of records is per."""
+    return METRICS[metric] if metric in METRICS else dict(_further({metric: None}))[metric]
+
+
+def _sum(record: Record, metric: str, count: int) -> float:
+    """A broken model shows: no number from a sequence that counts is NaN, not 0."""
+    if count == 0:
+        return 0.0
+    value = record.get(metric.replace("cross_entropy", "log_probs"))
+    if value is None:
+        return math.nan
+    return -value if "cross_entropy" in metric else value * count
