@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -283,49 +281,26 @@ def _plan(arguments: list[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(PLAN)
         return 0
-    from ebft.planning.rates import GPUS
+    from ebft import plan
+    from ebft.config.recipe import read_values
 
     file, settings = _flags([a for a in arguments if a != "--json"])
     if file is None and not settings.get("model"):
         raise ConfigError("ebft plan needs --config recipe.yaml, or --model and any other settings")
     gpu = str(settings.pop("gpu")).lower() if "gpu" in settings else None
-    if gpu is not None and gpu not in GPUS:
-        raise ConfigError(
-            f"--gpu {gpu} is not one of {', '.join(GPUS)}; for another, give --gpu-memory, and --gpus for their number"
-            f"{nearest(gpu, GPUS)}"
-        )
+    if gpu not in (None, *plan.GPUS) or (gpu is None and "gpu_memory" not in settings):
+        raise ConfigError(f"ebft plan needs --gpu, one of {', '.join(plan.GPUS)}, or --gpu-memory with a number")
     output = settings.pop("output", None)
-    if output is not None and (not isinstance(output, str) or Path(output).exists()):
-        reason = f"{output} is there already" if isinstance(output, str) else "it takes the name of one"
-        raise ConfigError(f"--output writes a new file: {reason}")
+    if output is not None and Path(str(output)).exists():
+        raise ConfigError(f"--output writes a new file: {output} is there already")
     tokens = _number(settings, "tokens") if "tokens" in settings else None
-    gpus = _number(settings, "gpus") if "gpus" in settings else 1
-    if gpu is None and "gpu_memory" not in settings:
-        near = "".join(f"; --{name} is not known" for name in get_close_matches("gpu_memory", settings, n=1))
-        raise ConfigError(f"ebft plan needs --gpu, one of {', '.join(GPUS)}, or --gpu-memory with a number{near}")
-    gpu_memory = _number(settings, "gpu_memory") if "gpu_memory" in settings else GPUS[str(gpu)].memory_gib
-    if gpus != int(gpus):
-        raise ConfigError(f"--gpus {gpus:g} is not a whole number")
-    from ebft import fetch
-    from ebft.config.recipe import check_values, load_recipe, read_values
-    from ebft.planning import plan
-
-    hardware = plan.Hardware(int(gpus), gpu_memory, gpu)
+    gpus = int(_number(settings, "gpus")) if "gpus" in settings else 1
+    memory = _number(settings, "gpu_memory") if "gpu_memory" in settings else plan.GPUS[str(gpu)][0]
     given = {**({} if file is None else read_values(file)), **settings}
-    standing_in = {"dataset": "my.jsonl", "output_dir": "runs/mine"}  # neither takes memory
-    missing = {name: value for name, value in standing_in.items() if name not in given}
-    check_values({**given, **missing})
-    fetch.check_models(given)
-    found = plan.plan(load_recipe(file, {**settings, **missing}), hardware)
+    found = plan.make_plan(given, gpus, memory, gpu)
     if output is not None:
-        text = "\n".join(plan.recipe_lines(found, missing)) + "\n"
-        Path(output).write_text(text, encoding="utf-8")
-    if "--json" in arguments:
-        print(json.dumps(plan.as_json(found), indent=1))
-        return 0
-    print("\n".join(plan.recommendation(found, tokens, missing, output)), end="\n\n")
-    print("\n".join(plan.introduction(found)), end="\n\n")
-    _print_table(plan.table(found))
+        Path(output).write_text(plan.recipe_text(found), encoding="utf-8")
+    print(plan.as_json(found) if "--json" in arguments else plan.report(found, tokens, output))
     return 0
 
 

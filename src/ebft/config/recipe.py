@@ -83,8 +83,8 @@ def load_recipe(file: str | Path | None, overrides: dict[str, Any], command: str
     return Recipe(of(ModelConfig), of(DataConfig), of(training), given, command)
 
 
-def check_values(values: dict[str, Any], command: str = "train") -> None:
-    """What can be said about the values of a recipe without transformers."""
+def check_values(values: dict[str, Any], command: str = "train") -> dict[str, Any]:
+    """What can be said about the values of a recipe without transformers. Returns them as their types."""
     if "sweep" in values:
         raise ConfigError("the recipe holds a `sweep`, which is many runs; start them with `ebft sweep`")
     if "methods" in values:
@@ -119,6 +119,7 @@ def check_values(values: dict[str, Any], command: str = "train") -> None:
         raise ConfigError("no output folder: set `output_dir`")
     for cls in (ModelConfig, DataConfig, MethodConfig, RunningConfig):
         cls(**{f.name: checked[f.name] for f in fields(cls) if f.name in checked})
+    return checked
 
 
 def check_places(values: dict[str, Any]) -> None:

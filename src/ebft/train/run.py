@@ -19,7 +19,7 @@ from ebft.errors import ConfigError
 from ebft.loading import check_feature_model, load_model, load_tokenizer
 from ebft.method.measures import as_logged, differences
 from ebft.model.backbone import embedding_size, end_tokens_of
-from ebft.planning.rates import cpu_seconds
+from ebft.plan import cpu_seconds
 from ebft.runtime import processes
 from ebft.runtime.files import json_ready, share_weights
 from ebft.train import hub, model_card, validation_records

@@ -1,1 +1,0 @@
-"""Memory of a run before it starts."""

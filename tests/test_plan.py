@@ -1,0 +1,164 @@
+"""`ebft plan` through the command: it needs a config.json and nothing else, and says what fits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ebft import cli, fetch, plan
+from ebft.config.recipe import load_recipe
+from ebft.plan_memory import GIB, Run, Shape
+from tests.imports import imports_torch
+from tests.shapes import SHAPES, shape_folder
+
+pytestmark = pytest.mark.usefixtures("offline")
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shape_folder("Qwen/Qwen2.5-7B", tmp_path_factory.mktemp("shape"))
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    capsys.readouterr()
+    assert cli.main(["plan", "--json", *map(str, arguments)]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "gib", "strategy", "checkpointing"),
+    [
+        (1, 1000, "whole model", False),
+        (1, 165, "whole model", True),
+        (1, 140, "lora", False),
+        (8, 80, "fsdp2", False),
+        (1, 48, "lora", False),
+        (1, 24, "lora", True),
+        (1, 14, "qlora", True),
+    ],
+)
+def test_what_gives_up_least_comes_first(
+    gpus: int, gib: int, strategy: str, checkpointing: bool, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--model", model, "--gpus", gpus, "--gpu-memory", gib)
+    found = planned(capsys, *arguments)
+    best, settings = found["recommended"], found["settings"]
+    assert (best["strategy"], settings.get("gradient_checkpointing", False)) == (strategy, checkpointing)
+    assert best["peak"] <= 0.9 * gib * GIB
+    assert settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] * gpus == 16
+    # Its settings, given, are what was computed, and no larger batch would have fitted.
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    again = planned(capsys, *arguments, *flags)["given"]
+    assert (again["peak"], again["fits"]) == (best["peak"], True)
+    n = 2 * settings["per_device_train_batch_size"]
+    if n <= 16 // gpus:
+        larger = [f"--per_device_train_batch_size={n}", f"--gradient_accumulation_steps={16 // gpus // n}"]
+        assert not planned(capsys, *arguments, *flags, *larger)["given"]["fits"]
+
+
+def test_a_recipe_that_fits_stays_as_it_is(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("plan", "--config", "qwen-0.5b", "--model", str(model), "--gpu-memory", "400")
+    assert cli.main([*arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "As given: whole model, " in printed
+    assert ": it fits." in printed
+    assert "Recommended" not in printed
+    assert yaml.safe_load(printed.split("\n\n")[1])["per_device_train_batch_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gib"), [("qwen-0.5b", 24), ("qwen-1.5b", 80), ("qwen-1.5b-lora", 16)], ids=lambda value: str(value)
+)
+def test_the_recipes_of_real_models_fit(
+    recipe: str, gib: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "folder_of", lambda name: tmp_path / name)
+    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+    small = {**SHAPES["Qwen/Qwen2.5-1.5B"]().to_dict(), **sizes}
+    shape = SHAPES["Qwen/Qwen2.5-1.5B"]().to_dict() if "1.5" in recipe else small
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
+    found = planned(capsys, "--config", recipe, "--model", tmp_path / "model", "--gpu-memory", gib)
+    assert found["given"]["fits"]
+
+
+def test_the_recipe_is_ready_to_paste(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", "--model", str(model), "--gpus", "8", "--gpu", "H100", "--tokens", "5e6", "--gamma", "0.1"]
+    assert cli.main(given) == 0
+    printed = capsys.readouterr().out
+    assert "As given: ddp, " in printed
+    assert "Recommended for 8 GPUs of 80 GiB: fsdp2, " in printed
+    assert " s a step and " in printed
+    assert "As recipe.yaml: ebft train --config recipe.yaml --launch 8\n" in printed
+    assert "\ndataset: my.jsonl  # replace by yours\noutput_dir: runs/mine  # replace by yours\n" in printed
+    values = yaml.safe_load(printed.split("\n\n")[1])
+    assert values["gamma"] == 0.1
+    assert load_recipe(None, values).training.sharding is not None
+    file = tmp_path / "recipe.yaml"
+    assert cli.main([*given, "--output", str(file), "--output_dir", "mine"]) == 0
+    assert yaml.safe_load(file.read_text()) == {**values, "output_dir": "mine"}
+    assert cli.main([*given, "--output", str(file)]) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_settings_of_transformers_count(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    adam, adafactor = (
+        planned(capsys, "--model", model, "--gpu-memory", 80, "--bf16", "true", "--optim", optimizer)["given"]["stages"]
+        for optimizer in ("adamw_torch_fused", "adafactor")
+    )
+    assert adam["rollouts"] - adafactor["rollouts"] == pytest.approx(8 * 7.615e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("given", "rate"),
+    [
+        ([], 1e-5),  # ten times the default
+        (["--learning_rate", "3e-6"], 3e-5),  # it was meant for the whole model
+        (["--lora", "--learning_rate", "3e-6"], 3e-6),  # it was meant for the adapter
+    ],
+)
+def test_an_adapter_gets_a_learning_rate_of_its_own(
+    given: list[str], rate: float, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = planned(capsys, "--model", model, "--gpu-memory", 48, *given)["settings"]
+    assert (settings["lora"], settings["learning_rate"]) == (True, rate)
+
+
+def test_nothing_fits_and_what_is_wrong(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--model", str(model), "--gpu-memory", "4"]) == 0
+    assert "Nothing fits on 1 GPU of 4 GiB" in capsys.readouterr().out
+    for arguments, words in (
+        (["--model", str(model), "--gpu", "h10"], "ebft plan needs --gpu, one of h200, h100"),
+        (["--model", str(model)], "ebft plan needs --gpu, one of h200, h100"),
+        (["--gpu", "h100"], "ebft plan needs --config recipe.yaml, or --model"),
+        (["--model", str(model), "--gpu", "h100", "--horizn", "4"], "unknown setting 'horizn'"),
+        (["--model", str(tmp_path), "--gpu", "h100"], "config.json of model="),
+    ):
+        assert cli.main(["plan", *arguments]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_torch_is_not_imported(model: Path) -> None:
+    assert not imports_torch("plan", "--model", str(model), "--gpu", "h100")
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "llama3.2-1b", "qwen2.5-1.5b-trees", "qwen2.5-1.5b-lora"])
+def test_times_are_near_those_that_were_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(RESULTS.parent))
+    import step
+
+    found = json.loads((RESULTS / f"step-h200-{name}.json").read_text())
+    settings = found["settings"]
+    shape = Shape.of(step.SIZES[settings["size"]].config().to_dict())
+    run = Run(
+        shape, 1, 1, settings["context_length"], found["shape"]["anchors"], settings["samples"], settings["horizon"]
+    )
+    run = replace(run, adapter=settings["lora"] * shape.adapter)
+    seconds = plan.Plan(run, settings["sequences"], None, {}, 0, "h200").seconds(run)
+    assert seconds == pytest.approx(found["seconds"]["packed"]["iteration"]["median"], rel=0.25)
