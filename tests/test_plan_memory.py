@@ -11,8 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from ebft.errors import ConfigError
-from ebft.method.cross_entropy import rows_per_chunk
-from ebft.method.head import Head
+from ebft.method.cross_entropy import Head, rows_per_chunk
 from ebft.model.features import FeatureNetwork
 from ebft.plan_memory import GIB, Run, Shape
 from tests.models import EXTRA_CONFIGS, FAMILIES, tiny_model

@@ -122,7 +122,7 @@ def test_bad_input(
     output = tmp_path / "out"
     capfd.readouterr()
     assert run("rlvr", recipe, output, *arguments) == 2
-    (line,) = capfd.readouterr().err.splitlines()
+    *_, line = capfd.readouterr().err.splitlines()
     assert line.startswith("ebft: ")
     assert what in line
     assert not contents(output) if output.exists() else True

@@ -276,7 +276,7 @@ class TestSeveral:
     def test_differences_are_paired(
         self, run: Run, model: Path, other_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        run(tmp_path / "out", "calibration", models=(model, other_model))
+        run(tmp_path / "out", "calibration", "--answer-only", "false", models=(model, other_model))
         folders = [tmp_path / "out" / name for name in ("tiny", "other")]
         capfd.readouterr()
         assert cli.main(["eval", "--compare", *map(str, folders), "--output", str(tmp_path / "both")]) == 0
@@ -297,7 +297,16 @@ class TestSeveral:
 
         rows = tmp_path / "rows.jsonl"  # other text, of the same size
         rows.write_text("".join(json.dumps({k: v[::-1] for k, v in row.items()}) + "\n" for row in ROWS))
-        run(tmp_path / "turned", "calibration", "--calibration-data", rows, "--feature-model", model)
+        run(
+            tmp_path / "turned",
+            "calibration",
+            "--answer-only",
+            "false",
+            "--calibration-data",
+            rows,
+            "--feature-model",
+            model,
+        )
         texts = [
             tables.read_results(folder)["tasks"]["calibration"]["text"] for folder in (*folders, tmp_path / "turned")
         ]

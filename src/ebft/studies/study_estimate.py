@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ebft.config.recipe import Recipe
+from ebft.config.recipe import Recipe, known_settings
 from ebft.errors import first_line
-from ebft.planning.plan import Hardware
-from ebft.planning.plan import plan as plan_memory
+from ebft.plan import make_plan
 from ebft.runtime.messages import duration
 from ebft.studies.local_launcher import visible_gpus
 from ebft.studies.points import load_for_elsewhere
@@ -103,20 +102,21 @@ def _estimate(study: Study, plan: StudyPlan, row: Row, speed: float) -> Estimate
     recipe = load_for_elsewhere(values, method.command)
     try:
         # By `ebft plan`, on one GPU: it knows how EBFT trains, and baselines need less.
-        needs = plan_memory(recipe, Hardware(1, 80.0))
+        known = known_settings()
+        needs = make_plan({name: value for name, value in values.items() if name in known}, 1, 80.0).given
         steps, tokens = _steps_and_tokens(recipe, method.kind)
     except Exception as error:  # data or a model that is not here: the rest can still be said
         return Estimate(runs, 0.0, 0.0, 0.0, first_line(error))
     finished = [run for run in plan.runs if run.row == row and plan.is_finished(run)]
     seconds = _measured_seconds(finished)
     if seconds is None:
-        seconds = steps * 2 * needs.active * tokens / speed
+        seconds = steps * 2 * needs.shape.active * tokens / speed
     training = recipe.training
     kept = 0 if training.save_strategy == "no" else max(1, steps // max(1, int(training.save_steps)))
     kept = min(kept, training.save_total_limit or kept)
     # Weights in 4 bytes; a checkpoint also has the two moments of Adam.
-    disk = needs.parameters * 4 * (1 + 3 * kept)
-    return Estimate(runs, (runs - len(finished)) * seconds, runs * disk, needs.strategies[needs.chosen].memory.peak)
+    disk = needs.shape.parameters * 4 * (1 + 3 * kept)
+    return Estimate(runs, (runs - len(finished)) * seconds, runs * disk, needs.peak)
 
 
 def _measured_seconds(runs: Sequence[TrainingRun]) -> float | None:
