@@ -276,7 +276,7 @@ class TestSeveral:
     def test_differences_are_paired(
         self, run: Run, model: Path, other_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        run(tmp_path / "out", "calibration", "--answer-only", "false", models=(model, other_model))
+        run(tmp_path / "out", "calibration", "--no-answer-only", models=(model, other_model))
         folders = [tmp_path / "out" / name for name in ("tiny", "other")]
         capfd.readouterr()
         assert cli.main(["eval", "--compare", *map(str, folders), "--output", str(tmp_path / "both")]) == 0
