@@ -71,6 +71,8 @@ def command_of(file: Path) -> str:
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: str(file.relative_to(SHIPPED)))
 def test_recipes_load(file: Path, tmp_path: Path) -> None:
     overrides: dict[str, Any] = {"output_dir": str(tmp_path)}
+    if file.stem.startswith("qwen-"):
+        overrides["dataset"] = "my.jsonl"  # the only thing to give
     if not torch.cuda.is_available():
         overrides["use_cpu"] = True  # transformers refuses bf16 without a GPU otherwise
     recipe = load_recipe(file, overrides, command_of(file))

@@ -300,8 +300,7 @@ class TestSeveral:
         run(
             tmp_path / "turned",
             "calibration",
-            "--answer-only",
-            "false",
+            "--no-answer-only",
             "--calibration-data",
             rows,
             "--feature-model",
