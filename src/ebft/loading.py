@@ -7,16 +7,14 @@ and `load_in_4bit: true` keeps the base model in 4 bits (QLoRA).
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ebft import fetch
@@ -349,27 +347,6 @@ def add_adapter(model: Any, config: Any) -> Any:
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
     return adapted
-
-
-class Counted(NamedTuple):
-    """Weights that matter with an adapter."""
-
-    trained: int  # of the adapter itself
-    rebuilt: int  # of the model, built anew in every pass with the adapter's part added
-
-
-def count_adapter_weights(meta_model: nn.Module, config: Any) -> Counted:
-    """Of the adapter on a model of the meta device, which is left as it is."""
-    from peft import get_peft_model
-    from peft.tuners.lora.layer import ParamWrapper
-
-    # peft writes what it has found out into the configuration, and its layers into the model.
-    adapted: Any = get_peft_model(copy.deepcopy(meta_model), copy.deepcopy(config), low_cpu_mem_usage=True)
-    # Stacked experts have no layer of their own that an adapter could stand beside.
-    wrapped = [module.get_param() for module in adapted.modules() if isinstance(module, ParamWrapper)]
-    return Counted(
-        sum(p.numel() for p in adapted.parameters() if p.requires_grad), sum(p.numel() for p in wrapped if p.dim() == 3)
-    )
 
 
 def four_bit(device: torch.device) -> dict[str, Any]:
