@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ebft.method.cross_entropy import Rows, weighted_cross_entropy
+from ebft.method.cross_entropy import log_probs_at_temperatures
 from ebft.method.layout import StridedLayout
 from ebft.method.losses import ebft_loss
-from ebft.method.measures import Estimate, cross_entropy, mean_and_standard_error
+from ebft.method.measures import Estimate, ratio_of_sums
 from ebft.method.rewards import (
     conditional_feature_matching_loss,
     feature_matching_rewards,
@@ -70,13 +70,13 @@ def evaluate(model: LlamaForCausalLM, features: FeatureNetwork, ids: Tensor) -> 
     """Cross-entropy and unbiased conditional feature-matching loss on held-out sequences, at a fixed seed."""
     layout = StridedLayout(CONTEXT, HORIZON, STRIDE, SAMPLES)
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1].flatten(0, 1)
-    targets = ids[:, 1:].reshape(-1, 1)
-    rows = Rows(targets, torch.zeros_like(targets, dtype=torch.float32), torch.ones(len(targets)))
-    log_probs = weighted_cross_entropy(hidden, output_head(model), rows).log_probs.view(len(ids), -1)
+    log_probs = log_probs_at_temperatures(hidden, output_head(model), ids[:, 1:].flatten(), [1.0])
+    cross_entropy = -log_probs.view(len(ids), -1).mean(1)
     completions = rollout(model, ids, layout, TEMPERATURE, seeds=torch.arange(len(ids)))
     generated, truth = features(layout.pack(ids, completions), layout)
-    per_sequence = conditional_feature_matching_loss(generated, truth).mean(1)
-    return cross_entropy(log_probs, torch.ones_like(log_probs).bool()), mean_and_standard_error(per_sequence)
+    matching = conditional_feature_matching_loss(generated, truth).mean(1)
+    ones = [1.0] * len(ids)  # sequences of one length: the mean over them is that over tokens, or contexts
+    return ratio_of_sums(cross_entropy.tolist(), ones), ratio_of_sums(matching.tolist(), ones)
 
 
 def main() -> None:

@@ -165,20 +165,6 @@ def test_gradient_checkpointing_gives_the_same_gradients(family: str) -> None:
         torch.testing.assert_close(with_, without, rtol=1e-5, atol=1e-6 * float(without.abs().max()))
 
 
-def test_what_follows_an_end_token_changes_nothing_before_it() -> None:
-    layout, _ = layouts()["one document"]
-    model = tiny_model()
-    packed = torch.randint(VOCABULARY, (2, layout.packed_length), generator=torch.Generator().manual_seed(7))
-    changed = packed.clone()
-    last_two = layout.completion_slots[:, :, -2:].flatten()
-    changed[:, last_two] = (changed[:, last_two] + 1) % VOCABULARY
-    with torch.no_grad():
-        before, after = (packed_hidden_states(model, p, layout) for p in (packed, changed))
-    kept = torch.ones(layout.packed_length, dtype=torch.bool)
-    kept[last_two] = False
-    assert torch.equal(before[:, kept], after[:, kept])
-
-
 def test_plain_calls_stay_as_they_were(family: str) -> None:
     """ebft leaves its attention in the model; whoever calls the model without a pass must not notice."""
     model = tiny_model(family)

@@ -164,13 +164,3 @@ def test_padding_that_all_rows_share_is_left_out_of_all() -> None:
     for row in range(2):
         for all_rows, one in zip(together, features(packed[row : row + 1], layout), strict=True):
             torch.testing.assert_close(all_rows[row], one[0])
-
-
-def test_a_single_sample_is_a_tree_too() -> None:
-    layout = PackedLayout(T, 5, 1, torch.tensor([3, 9, 14]))
-    ids, completions = a_batch(layout, "the truth")
-    model = tiny_model()
-    tree = layout.as_tree(completions, ids)
-    hidden = packed_hidden_states(model, tree.pack(ids, completions), tree)
-    expected = packed_hidden_states(model, layout.pack(ids, completions), layout)
-    torch.testing.assert_close(tree.completions(hidden), layout.completions(expected), rtol=1e-4, atol=1e-4)

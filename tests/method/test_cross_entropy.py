@@ -119,11 +119,6 @@ def check(problem: Problem, chunk_rows: int | None) -> None:
     torch.testing.assert_close(found_gradients, expected_gradients)
 
 
-@pytest.mark.parametrize("chunk_rows", [*range(1, 11), None])
-def test_value_and_gradients_for_every_chunk_size(chunk_rows: int | None) -> None:
-    check(random_problem(0, R=9), chunk_rows)
-
-
 @SETTINGS
 @given(
     seed=st.integers(0, 10**6),
@@ -134,7 +129,7 @@ def test_value_and_gradients_for_every_chunk_size(chunk_rows: int | None) -> Non
     scale=st.sampled_from([1.0, 0.25]),
     softcap=st.sampled_from([None, 1.5]),
     kl=st.booleans(),
-    chunk_rows=st.integers(1, 8),
+    chunk_rows=st.none() | st.integers(1, 8),
 )
 def test_value_and_gradients_for_every_kind_of_head(
     seed: int,
@@ -145,16 +140,10 @@ def test_value_and_gradients_for_every_kind_of_head(
     scale: float,
     softcap: float | None,
     kl: bool,
-    chunk_rows: int,
+    chunk_rows: int | None,
 ) -> None:
     problem = random_problem(seed, R=R, V=V, m=m, bias=bias, scale=scale, softcap=softcap, kl=kl)
     check(problem, chunk_rows)
-
-
-def test_the_same_target_several_times_in_a_row() -> None:
-    problem = random_problem(1)
-    problem.rows = replace(problem.rows, targets=torch.full_like(problem.rows.targets, 2))
-    check(problem, 4)
 
 
 def test_a_reference_without_weights_is_measured_only() -> None:
@@ -220,31 +209,6 @@ def test_gradients_of_many_tokens_survive_float16(share: float, hidden_dtype: to
     found = gradients_of_a_scaled_mean(share, hidden_dtype, torch.float16)
     for mine, other in zip(found, expected, strict=True):
         assert (mine - other).norm() < 2e-3 * other.norm()
-
-
-class MatrixProducts(TorchDispatchMode):
-    """How many matrix products are made under it."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-        return func(*args, **(kwargs or {}))
-
-
-def test_without_grad_mode_no_work_goes_into_gradients() -> None:
-    problem = random_problem(10, R=9, kl=False)
-    with torch.no_grad(), MatrixProducts() as products:
-        weighted_cross_entropy(problem.hidden, problem.head, problem.rows, None, 4)
-    assert products.count == 3  # one a chunk, for its logits
-
-
-def test_only_the_loss_is_differentiable() -> None:
-    problem = random_problem(6)
-    found = weighted_cross_entropy(problem.hidden, problem.head, problem.rows, problem.reference, 4)
-    assert found.loss.requires_grad
-    assert found.kl is not None
-    assert not any(x.requires_grad for x in (found.log_probs, found.entropy, found.kl))
 
 
 # ---- memory ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ebft.method.cross_entropy import Head, Reference
 from ebft.method.layout import PackedLayout, StridedLayout
-from ebft.method.losses import LossTerms, counted_tokens, ebft_loss
+from ebft.method.losses import LossTerms, ebft_loss
 
 SETTINGS = settings(max_examples=50, deadline=None)
 V, D, ROWS = 7, 4, 2
@@ -264,14 +264,6 @@ def test_loss_and_gradient_equal_the_formula(
     check(random_problem(seed, CASES[name], gamma, ends, kl_weight, counts), chunk_rows)
 
 
-def test_counts_may_be_tensors() -> None:
-    problem = random_problem(2, CASES["one document"], gamma=0.5, counts=(17.0, 5.0))
-    expected = float(expected_loss(problem).detach())
-    problem.generated_tokens = torch.tensor(17)
-    problem.truth_tokens = torch.tensor(5)
-    assert problem.library().loss.item() == pytest.approx(expected, rel=1e-5)
-
-
 def test_advantages_and_reference_are_constants() -> None:
     problem = random_problem(3, CASES["one document"], kl_weight=0.5)
     assert problem.reference is not None
@@ -284,46 +276,6 @@ def test_advantages_and_reference_are_constants() -> None:
     assert problem.reference.head.weight.grad is None
 
 
-def test_dropped_anchors_and_tokens_after_the_end_have_no_influence() -> None:
-    problem = random_problem(4, CASES["documents and padding"], ends=True, kl_weight=0.5)
-    lengths = problem.completion_lengths
-    assert lengths is not None
-    loss = problem.library().loss
-    (gradient,) = torch.autograd.grad(loss, problem.hidden)
-    other = torch.Generator().manual_seed(5)
-    advantages, ids = problem.advantages.clone(), problem.packed_ids.clone()
-    T, G, n = 8, 2, 3
-    for row, anchors in enumerate(problem.case.anchors):
-        for b, anchor in enumerate(anchors):
-            for j in range(n):
-                first = T + (b * n + j) * G
-                if anchor is None:
-                    advantages[row, b, j] = 1e3
-                counted = 0 if anchor is None else int(lengths[row, b, j])
-                for slot in range(first + counted, first + G):
-                    ids[row, slot] = torch.randint(0, V, (), generator=other)
-                # The state of the last token that counts predicts what does not.
-                assert float(gradient[row, first + max(counted - 1, 0) : first + G].abs().max()) == 0
-    problem.advantages, problem.packed_ids = advantages, ids
-    assert float(problem.library().loss.detach()) == pytest.approx(float(loss.detach()), rel=1e-6)
-
-
-def test_counted_tokens() -> None:
-    lengths = torch.tensor([[[1] * 3, [2] * 3, [2] * 3], [[2] * 3, [1] * 3, [1] * 3]])
-    counted = counted_tokens(CASES["documents and padding"].layout, 2, lengths)
-    assert counted[0, :, 0].tolist() == [[True, False], [False, False], [True, True]]
-    assert counted[1, :, 2].tolist() == [[True, True], [True, False], [False, False]]
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1.0])
-def test_greedy_completions_are_an_error(temperature: float) -> None:
-    problem = replace(random_problem(6, CASES["one document"]), temperature=temperature)
-    with pytest.raises(ValueError, match=r"temperature=.*no policy gradient; use a value above 0"):
-        problem.library()
-
-
-def test_a_layout_of_another_batch_is_an_error() -> None:
-    problem = random_problem(7, CASES["documents and padding"])
-    problem.hidden, problem.packed_ids = problem.hidden[:1], problem.packed_ids[:1]
-    with pytest.raises(ValueError, match="layout describes 2 sequences but the batch has 1"):
-        problem.library()
+def test_greedy_completions_are_an_error() -> None:
+    with pytest.raises(ValueError, match="no policy gradient; use a value above 0"):
+        replace(random_problem(6, CASES["one document"]), temperature=0.0).library()

@@ -1,7 +1,9 @@
-"""Rewards from the n x n Gram matrix against the paper's formulas in the D-dimensional feature space."""
+"""Rewards, advantages and the feature-matching loss against the paper's formulas, by loops and by enumeration."""
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from collections.abc import Callable
 from typing import get_args
 
@@ -11,7 +13,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ebft.method.rewards import Whitening, feature_matching_rewards, gram, token_groups, truth_groups, whiten
+from ebft.method.rewards import (
+    Whitening,
+    conditional_feature_matching_loss,
+    feature_matching_rewards,
+    leave_one_out_advantages,
+    leave_one_out_baseline,
+    token_groups,
+    truth_groups,
+    whitened_proxy,
+)
 
 SETTINGS = settings(max_examples=50, deadline=None)
 MODES: tuple[Whitening, ...] = get_args(Whitening)
@@ -23,10 +34,6 @@ def random_features(seed: int, *shape: int) -> Tensor:
 
 def unit_rows(features: Tensor) -> Tensor:
     return features / features.norm(dim=-1, keepdim=True)
-
-
-def random_rotation(seed: int, D: int) -> Tensor:
-    return torch.linalg.qr(random_features(seed, D, D)).Q
 
 
 # ---- the paper's formulas ----------------------------------------------------------------------------------
@@ -125,18 +132,6 @@ def test_contexts_of_a_batch_do_not_mix() -> None:
                 assert diversity[row, b].tolist() == pytest.approx(expected[1], abs=1e-9)
 
 
-@SETTINGS
-@given(seed=st.integers(0, 10**6), D=st.integers(2, 12), n=st.integers(1, 6), whitening=st.sampled_from(MODES))
-def test_rotating_the_feature_space_changes_nothing(seed: int, D: int, n: int, whitening: Whitening) -> None:
-    generated, truth = random_features(seed, n, D), random_features(seed + 1, D)
-    rotation = random_rotation(seed + 2, D)
-    sums = sums_that_decide_the_sign(generated)
-    assume(well_conditioned(generated) and bool(sums.abs().min() > 1e-6 * sums.abs().max()))
-    before = feature_matching_rewards(generated, truth, whitening)
-    after = feature_matching_rewards(generated @ rotation, truth @ rotation, whitening)
-    torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-8)
-
-
 # ---- the paper's lemma on equal completions ----------------------------------------------------------------
 
 
@@ -145,38 +140,6 @@ def multiplicities(copies: list[int]) -> list[int]:
 
 
 COPIES = st.lists(st.integers(0, 4), min_size=2, max_size=6)
-
-
-@SETTINGS
-@given(seed=st.integers(0, 10**6), copies=COPIES)
-def test_lemma_on_duplicates(seed: int, copies: list[int]) -> None:
-    n, times = len(copies), multiplicities(copies)
-    distinct = sorted(set(copies))
-    base = unit_rows(random_features(seed, 5, 16))
-    generated, truth = base[copies], random_features(seed + 1, 16)
-
-    projector = whiten(gram(generated, truth)).projector
-    for j in range(n):
-        for i in range(n):
-            expected = 1 / times[j] if copies[i] == copies[j] else 0.0
-            assert float(projector[j, i]) == pytest.approx(expected, abs=1e-9)
-
-    # x: coefficients of the truth's projection onto the distinct completions, by least squares.
-    x_distinct = torch.linalg.lstsq(base[distinct].T, truth[:, None], driver="gelsd").solution[:, 0].tolist()
-    x = [x_distinct[distinct.index(c)] for c in copies]
-    norm = sum(x_k**2 / copies.count(c) for x_k, c in zip(x_distinct, distinct, strict=True)) ** 0.5
-    as_plain = [2 * (1 - 1 / m) / (1 - 1 / n) for m in times]
-    normalised = [2 * x_j / (m**0.5 * norm) for x_j, m in zip(x, times, strict=True)]
-    expected_terms = {
-        "plain": ([2 * n * x_j / m for x_j, m in zip(x, times, strict=True)], as_plain),
-        "paper": (normalised, as_plain),
-        "both": (normalised, [2 * (m - 1) / (n - 1) for m in times]),
-        "truth": ([2 * n**0.5 * x_j / (m * norm) for x_j, m in zip(x, times, strict=True)], as_plain),
-    }
-    for whitening, (expected_alignment, expected_diversity) in expected_terms.items():
-        alignment, diversity = feature_matching_rewards(generated, truth, whitening)
-        assert alignment.tolist() == pytest.approx(expected_alignment, rel=1e-6, abs=1e-8), whitening
-        assert diversity.tolist() == pytest.approx(expected_diversity, abs=1e-8), whitening
 
 
 def with_bf16_noise(features: Tensor, seed: int) -> Tensor:
@@ -247,31 +210,15 @@ def test_the_truth_group_takes_the_truths_features() -> None:
 
 
 @pytest.mark.parametrize("whitening", MODES)
-def test_zero_features_give_finite_rewards(whitening: Whitening) -> None:
-    generated, truth = random_features(0, 5, 8), random_features(1, 8)
-    cases = [
-        (torch.zeros_like(generated), truth),
-        (generated, torch.zeros_like(truth)),
-        (torch.zeros_like(generated), torch.zeros_like(truth)),
-    ]
-    for row in range(5):
-        holed = generated.clone()
-        holed[row] = 0
-        cases.append((holed, truth))
-    for g, t in cases:
-        for term in feature_matching_rewards(g, t, whitening):
-            assert torch.isfinite(term).all()
-
-
-@pytest.mark.parametrize("whitening", MODES)
 def test_a_zero_feature_vector_aligns_with_nothing(whitening: Whitening) -> None:
-    for n in range(2, 7):
-        for row in range(n):
-            generated, truth = random_features(10 * n + row, n, 8), random_features(1, 8)
-            generated[row] = 0
-            alignment, diversity = feature_matching_rewards(generated, truth, whitening)
-            assert float(alignment[row]) == pytest.approx(0, abs=1e-6)
-            assert float(diversity[row]) == pytest.approx(0, abs=1e-6)
+    for n, row in itertools.product(range(2, 7), range(6)):
+        generated, truth = random_features(10 * n + row, n, 8), random_features(1, 8)
+        generated[row % n] = 0
+        alignment, diversity = feature_matching_rewards(generated, truth, whitening)
+        assert float(alignment[row % n]) == pytest.approx(0, abs=1e-6)
+        assert float(diversity[row % n]) == pytest.approx(0, abs=1e-6)
+        for g, t in ((generated, truth), (0 * generated, truth), (generated, 0 * truth)):
+            assert all(bool(torch.isfinite(term).all()) for term in feature_matching_rewards(g, t, whitening))
 
 
 def test_a_single_sample_has_no_diversity() -> None:
@@ -312,22 +259,6 @@ REFERENCE_CASES = {
         ],
         [0.640287, 0.640287, 0.513231, 0.486822],
         [0.166667, 0.166667, 0.0, 0.0],
-    ),
-    "three equal": (
-        [
-            [1.0, 0.0, 0.0],
-            [0.913742, 0.406296, 0.0],
-            [0.913742, 0.406296, 0.0],
-            [0.913742, 0.406296, 0.0],
-            [0.900658, 0.066169, 0.42946],
-        ],
-        [0.772306, 0.772306, 0.772306, 0.54215],
-        [0.222222, 0.222222, 0.222222, 0.0],
-    ),
-    "two samples": (
-        [[1.0, 0.0, 0.0], [0.949354, 0.31421, 0.0], [0.92353, 0.086739, 0.373588]],
-        [0.720325, 0.636976],
-        [0.0, 0.0],
     ),
     "a zero row": (
         [
@@ -390,47 +321,159 @@ def test_groups_of_a_batch() -> None:
 # ---- bad input ---------------------------------------------------------------------------------------------
 
 
-def poisoned(value: float) -> Tensor:
-    features = torch.ones(2, 4)
-    features[1, 2] = value
-    return features
+def test_bad_input_is_told() -> None:
+    for generated, truth in ((torch.ones(2, 4), torch.ones(5)), (torch.ones(3, 2, 4), torch.ones(2, 4))):
+        with pytest.raises(ValueError, match=r"of the same contexts and the same feature network"):
+            feature_matching_rewards(generated, truth)
+    with pytest.raises(ValueError, match=r"whitening='zca' is not one of none, plain"):
+        feature_matching_rewards(torch.ones(2, 4), torch.ones(4), "zca")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="truth_group needs groups"):
+        feature_matching_rewards(torch.ones(2, 4), torch.ones(4), truth_group=torch.tensor(0))
 
 
-BAD_INPUTS = {
-    "NaN among the samples": (poisoned(float("nan")), torch.ones(4), {}, r"generated features contain NaN"),
-    "infinity in the truth": (
-        torch.ones(2, 2, 4),
-        poisoned(float("inf")),
-        {},
-        r"truth features contain NaN or infinity",
-    ),
-    "different widths": (
-        torch.ones(2, 4),
-        torch.ones(5),
-        {},
-        r"generated has 4, truth has 5; both must come from the same",
-    ),
-    "different contexts": (torch.ones(3, 2, 4), torch.ones(2, 4), {}, r"describe different contexts"),
-    "no samples": (torch.ones(0, 4), torch.ones(4), {}, r"no samples; n must be at least 1"),
-    "no sample dimension": (torch.ones(4), torch.ones(4), {}, r"generated must be \[\.\.\., n, D\]"),
-    "unknown whitening": (
-        torch.ones(2, 4),
-        torch.ones(4),
-        {"whitening": "zca"},
-        r"whitening='zca' is not one of none, plain",
-    ),
-    "groups of another shape": (
-        torch.ones(2, 4),
-        torch.ones(4),
-        {"groups": torch.zeros(3, dtype=torch.long)},
-        r"groups has shape \(3,\) but there are \(2,\) samples",
-    ),
-}
+# ---- advantages --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", BAD_INPUTS)
-def test_bad_input_is_told_in_one_line(name: str) -> None:
-    generated, truth, options, expected = BAD_INPUTS[name]
-    with pytest.raises(ValueError, match=expected) as caught:
-        feature_matching_rewards(generated, truth, **options)
-    assert "\n" not in str(caught.value)
+def terms(features: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """T1 and T2 of the paper without whitening, by loops over pairs."""
+    n = features.shape[0]
+    alignment = [2 * float(x @ truth) for x in features]
+    diversity = [sum(2 / (n - 1) * float(features[j] @ features[i]) for i in range(n) if i != j) for j in range(n)]
+    return torch.tensor(alignment, dtype=torch.float64), torch.tensor(diversity, dtype=torch.float64)
+
+
+def baseline_without(j: int, features: Tensor, truth: Tensor, alpha: float) -> float:
+    """b_j from the other samples alone: T2^(j',j) is the diversity of j' among those that are not j."""
+    n = features.shape[0]
+    others = [i for i in range(n) if i != j]
+    total = 0.0
+    for i in others:
+        alignment = 2 * float(features[i] @ truth)
+        rest = [m for m in others if m != i]
+        diversity = 2 / (n - 2) * sum(float(features[i] @ features[m]) for m in rest) if n > 2 else 0.0
+        total += alignment - alpha * diversity
+    return total / (n - 1)
+
+
+@SETTINGS
+@given(seed=st.integers(0, 10**6), n=st.integers(3, 8), alpha=st.floats(0, 1))
+def test_baseline_is_the_mean_reward_of_the_others_among_themselves(seed: int, n: int, alpha: float) -> None:
+    features, truth = random_features(seed, n, 5), random_features(seed + 1, 5)
+    alignment, diversity = terms(features, truth)
+    expected = [baseline_without(j, features, truth, alpha) for j in range(n)]
+    assert leave_one_out_baseline(alignment, diversity, alpha).tolist() == pytest.approx(expected, abs=1e-10)
+    advantages = leave_one_out_advantages(alignment, diversity, alpha).tolist()
+    rewards = [float(a - alpha * d) for a, d in zip(alignment, diversity, strict=True)]
+    assert advantages == pytest.approx([r - b for r, b in zip(rewards, expected, strict=True)], abs=1e-10)
+    assert sum(advantages) == pytest.approx(0, abs=1e-10)
+
+
+@SETTINGS
+@given(seed=st.integers(0, 10**6), n=st.integers(2, 6), j=st.integers(0, 5))
+def test_a_sample_has_no_say_in_its_own_baseline(seed: int, n: int, j: int) -> None:
+    j = j % n
+    features, truth = random_features(seed, n, 5), random_features(seed + 1, 5)
+    changed = features.clone()
+    changed[j] = 10 * random_features(seed + 2, 5)
+    before = leave_one_out_baseline(*terms(features, truth))
+    after = leave_one_out_baseline(*terms(changed, truth))
+    assert float(after[j]) == pytest.approx(float(before[j]), abs=1e-10)
+    assert (after - before).abs().max() > 1e-3  # the others' baselines do change
+
+
+def test_two_samples_drop_the_diversity_part() -> None:
+    alignment, diversity = torch.tensor([3.0, 5.0]), torch.tensor([0.7, 0.7])
+    assert leave_one_out_baseline(alignment, diversity).tolist() == [5.0, 3.0]
+    assert leave_one_out_advantages(alignment, diversity).tolist() == pytest.approx([-2.7, 1.3])
+
+
+def test_one_sample_has_no_baseline() -> None:
+    alignment, diversity = torch.tensor([3.0]), torch.tensor([0.0])
+    assert leave_one_out_baseline(alignment, diversity).tolist() == [0.0]
+    assert leave_one_out_advantages(alignment, diversity).tolist() == [3.0]
+
+
+def test_advantages_of_a_batch_do_not_mix() -> None:
+    alignment, diversity = random_features(0, 2, 3, 4), random_features(1, 2, 3, 4)
+    together = leave_one_out_advantages(alignment, diversity, 0.5)
+    for row in range(2):
+        for b in range(3):
+            for j in range(4):
+                others = [i for i in range(4) if i != j]
+                t1, t2 = alignment[row, b], 0.5 * diversity[row, b]
+                expected = t1[j] - t2[j] - sum(t1[i] for i in others) / 3 + sum(t2[i] for i in others) / 2
+                assert float(together[row, b, j]) == pytest.approx(float(expected - t2[j] / 2), abs=1e-12)
+
+
+# Inputs and outputs of the reference implementation: alpha, alignment, diversity, baseline.
+BASELINE_CASES = [
+    (1.0, [-0.973556, 0.378074], [0.937935, 0.065746], [0.378074, -0.973556]),
+    (0.5, [0.544988, -0.101904, -2.828142], [1.033566, 0.334816, 0.952906], [-1.592101, -1.967405, 0.013804]),
+    (
+        1.0,
+        [-1.018404, 0.432473, 0.906345, -2.287943],
+        [0.948854, 0.082091, -0.918981, 0.267544],
+        [0.442725, -0.907664, -2.066694, 0.184595],
+    ),
+    (
+        0.5,
+        [0.226616, 0.83027, 0.294075, 0.272073, 0.227965, 0.990596, 2.165084, -0.459295],
+        [0.283657, 1.979931, -0.029037, 1.324301, 0.640717, 0.273606, -1.951287, 0.548434],
+        [0.408669, 0.605145, 0.346916, 0.575615, 0.467986, 0.297853, -0.240746, 0.550785],
+    ),
+]
+
+
+@pytest.mark.parametrize(("alpha", "alignment", "diversity", "baseline"), BASELINE_CASES)
+def test_baseline_equals_the_reference_implementation(
+    alpha: float, alignment: list[float], diversity: list[float], baseline: list[float]
+) -> None:
+    found = leave_one_out_baseline(torch.tensor(alignment), torch.tensor(diversity), alpha)
+    assert found.tolist() == pytest.approx(baseline, abs=3e-6)
+
+
+# ---- the feature-matching loss -------------------------------------------------------------------------------
+
+
+@SETTINGS
+@given(seed=st.integers(0, 10**6), n=st.integers(2, 4))
+def test_feature_matching_loss_is_unbiased_and_the_plug_in_is_not(seed: int, n: int) -> None:
+    """Expectations over all n-tuples from a space of four completions."""
+    g = torch.Generator().manual_seed(seed)
+    features = torch.randn(4, 3, generator=g, dtype=torch.float64)
+    truth = torch.randn(3, generator=g, dtype=torch.float64)
+    p = torch.rand(4, generator=g, dtype=torch.float64).softmax(0)
+    tuples = torch.tensor(list(itertools.product(range(4), repeat=n)))
+    weights = p[tuples].prod(1)
+    drawn = features[tuples]  # [4^n, n, D]
+
+    mean = p @ features
+    exact = float((mean - truth).square().sum())
+    variance = float(p @ (features - mean).square().sum(1))
+    estimates = conditional_feature_matching_loss(drawn, truth.expand(len(tuples), 3))
+    assert float(weights @ estimates) == pytest.approx(exact, rel=1e-10)
+    plug_in = (drawn.mean(1) - truth).square().sum(1)
+    assert float(weights @ plug_in) == pytest.approx(exact + variance / n, rel=1e-10)
+
+
+def test_feature_matching_loss_of_each_context_equals_loops() -> None:
+    generated = random_features(0, 2, 3, 4, 5)
+    truth = random_features(1, 2, 3, 5)
+    found = conditional_feature_matching_loss(generated, truth)
+    assert found.shape == (2, 3)
+    for row in range(2):
+        for b in range(3):
+            phi, psi = generated[row, b], truth[row, b]
+            pairs = [float(phi[i] @ phi[j]) for i in range(4) for j in range(4) if i != j]
+            expected = float(psi @ psi) - 2 * statistics.mean(float(x @ psi) for x in phi)
+            assert float(found[row, b]) == pytest.approx(expected + statistics.mean(pairs), abs=1e-12)
+
+
+def test_feature_matching_loss_needs_two_samples() -> None:
+    with pytest.raises(ValueError, match="needs n >= 2 samples per context; use samples >= 2"):
+        conditional_feature_matching_loss(torch.ones(1, 4), torch.ones(4))
+
+
+def test_whitened_proxy() -> None:
+    alignment, diversity = torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([[2.0, 2.0], [0.0, 4.0]])
+    assert whitened_proxy(alignment, diversity).tolist() == [0.5, 3.0]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from ebft.method.layout import PackedLayout, StridedLayout
-from ebft.method.tree import build_tree, lexicographic_order
+from ebft.method.tree import lexicographic_order
 
 SETTINGS = settings(max_examples=60, deadline=None)
 T, G, S = 14, 3, 4
@@ -122,21 +121,6 @@ def test_the_order_is_that_of_sorted_lists(completions: list[list[int]]) -> None
     assert place[0, 0, order[0, 0]].tolist() == list(range(len(completions)))
 
 
-@pytest.mark.parametrize("equal", [True, False])
-def test_all_completions_equal_and_none(equal: bool) -> None:
-    layout = StridedLayout(12, 4, 4, 3)
-    tokens = torch.arange(2 * 2 * 3 * 4).view(2, 2, 3, 4)
-    completions = tokens[:, :, :1].expand(-1, -1, 3, -1).contiguous() if equal else tokens
-    tree = layout.as_tree(completions)
-    assert tree.packed_length == 12 + 2 * 4 * (1 if equal else 3)
-    if not equal:  # trees that part at the root are the plain layout
-        assert torch.equal(tree.completion_slots, layout.completion_slots.expand(2, -1, -1, -1))
-        assert torch.equal(tree.attention_mask(), layout.attention_mask().expand(2, -1, -1))
-        assert torch.equal(tree.position_ids, layout.position_ids.expand(2, -1))
-        ids = torch.zeros(2, 12, dtype=torch.long)
-        assert torch.equal(tree.pack(ids, completions), layout.pack(ids, completions))
-
-
 def test_a_short_truth_shares_no_more_than_it_has() -> None:
     answers = torch.tensor([[False, False, True, True, False, False, True, True]])
     layout = PackedLayout.at_answer_starts(answers, horizon=4, samples=1)
@@ -145,10 +129,3 @@ def test_a_short_truth_shares_no_more_than_it_has() -> None:
     tree = layout.tree_of(completions, ids)
     assert tree.in_context.flatten().tolist() == [2, 2], "two tokens of answer, whatever follows them"
     assert tree.counts.tolist() == [4]
-
-
-def test_nothing_held_is_nothing() -> None:
-    completions = torch.zeros(1, 2, 2, 3, dtype=torch.long)
-    tree = build_tree(completions, torch.full((1, 2, 2), -1))
-    assert tree.counts.tolist() == tree.predicting.tolist() == [0]
-    assert not bool(tree.predicted.any())

@@ -11,36 +11,24 @@ from torch import Tensor
 
 
 def at_least_one(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if value < 1:
         raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
     return value
 
 
-def common_batch_size(
-    context_length: int,
-    anchors: Tensor | None,
-    document_ids: Tensor | None,
-    answer_mask: Tensor | None,
-    lengths: Tensor | None,
-    target_mask: Tensor | None = None,
-    ends: Tensor | None = None,
-) -> int | None:
-    """The number of rows that the arguments given per row agree on; None if nothing differs by row."""
+def common_batch_size(context_length: int, per_token: dict[str, Tensor | None], **per_row: Tensor | None) -> int | None:
+    """The number of rows that the arguments given per row agree on; None if nothing differs by row.
+
+    per_token: [T] or [b, T] each; per_row: [b], or anchors [B] or [b, B].
+    """
     sizes = {}
-    if lengths is not None:
-        if lengths.dim() != 1:
-            raise ValueError(f"lengths must have 1 dimension, one number per sequence, not {lengths.dim()}")
-        sizes["lengths"] = lengths.shape[0]
-    masks = {"document_ids": document_ids, "answer_mask": answer_mask, "target_mask": target_mask, "ends": ends}
-    for name, value in {"anchors": anchors, **masks}.items():
+    for name, value in {**per_token, **per_row}.items():
         if value is None:
             continue
-        if value.dim() not in (1, 2):
-            raise ValueError(f"{name} must have 1 or 2 dimensions, not {value.dim()}")
-        if value.dim() == 2:
-            sizes[name] = value.shape[0]
-        if name != "anchors" and value.shape[-1] != context_length:
+        if name in per_token and value.shape[-1] != context_length:
             raise ValueError(f"{name} has {value.shape[-1]} entries per sequence, context_length is {context_length}")
+        if value.dim() == 2 or name == "lengths":
+            sizes[name] = value.shape[0]
     if len(set(sizes.values())) > 1:
         raise ValueError(f"batch sizes differ: {', '.join(f'{k} has {v} rows' for k, v in sizes.items())}")
     return next(iter(sizes.values()), None)
@@ -125,14 +113,3 @@ def answer_starts(answers_RT: Tensor, documents_RT: Tensor, round_up: bool) -> T
     # The positions of the True entries of each row, in order and without a loop.
     positions = torch.where(begins_RT, torch.arange(T), T).sort(1).values[:, :places]
     return torch.where(positions == T, 0, positions)
-
-
-def why_no_anchor(document_ids: Tensor | None, answer_mask: Tensor | None, lengths: Tensor | None) -> str:
-    reasons = {
-        "every truth window crosses a document boundary or padding": document_ids,
-        "no truth window lies inside an answer": answer_mask,
-        "the sequences are too short": lengths,
-    }
-    why = [reason for reason, given in reasons.items() if given is not None]
-    why = why or ["every anchor is at the very start or past the end"]
-    return f"no valid anchor: {' or '.join(why)}; use a smaller horizon or stride, or longer texts"

@@ -12,9 +12,7 @@ import torch
 import torch._functorch.config
 from torch import Tensor
 
-# A run meets a handful of shapes: context, step, packed pass, features, each with and without gradients or a window.
-# Several evaluations, lengths or runs in one process meet more. Past torch's limit, 8 by default, a function silently
-# runs uncompiled.
+# Past torch's limit of shapes, 8 by default, a function silently runs uncompiled. One run meets a handful.
 _SHAPES = 512
 # Torch's reasons, as its settings name them, for keeping for the backward pass what is cheap to compute.
 REASONS_TO_KEEP = (
@@ -46,9 +44,8 @@ def prepare_compiling() -> None:
 def wait_for_stores() -> None:
     """Let the threads of a kernel that torch writes wait for each other at the end of every loop that stores.
 
-    Torch reads such a stored buffer again in the kernel's next loop, where a number may be another thread's: without
-    waiting it can come before the store (github.com/pytorch/pytorch/pull/190519; torch 2.13 does not wait). The
-    gradients of Gemma 3's keys were noise by it, with heads of 256 numbers in bf16 on an H200.
+    Torch reads the stored buffer again in the kernel's next loop, maybe before another thread has stored its number
+    (github.com/pytorch/pytorch/pull/190519): the gradients of Gemma 3's keys were noise by it on an H200.
     """
     from torch._inductor import config
     from torch._inductor.codegen.triton import TritonKernel

@@ -21,13 +21,13 @@ What a token sees (`allowed` decides):
 - with document ids, only tokens of its own document; with a window, only tokens less than that many positions
   back. Never another completion, never the truth after its anchor, unless the completion itself begins with it.
 
-Not covered: what a completion emits after an end token needs no mask of its own. Nothing before an end token
-can see what follows it, so it is enough that `completion_lengths` keeps it out of loss and features.
+What a completion emits after an end token needs no mask of its own: nothing before it can see it.
 """
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,24 +40,11 @@ from ebft.method.anchors import (
     document_starts,
     documents_and_padding,
     truth_lengths,
-    why_no_anchor,
 )
 from ebft.method.tree import Tree, build_tree
 
-_PER_ROW = (
-    "_anchors",
-    "_valid",
-    "_truths",
-    "_truth_mask",
-    "_slots",
-    "_completions",
-    "row_positions",
-    "visible_context",
-    "subtree_end",
-    "packed_documents",
-    "predicted",
-    "has_token",
-)
+_PER_ROW = ["_anchors", "_valid", "_truths", "_truth_mask", "_slots", "_completions", "predicted", "has_token"]
+_PER_ROW += ["row_positions", "visible_context", "subtree_end", "packed_documents"]
 
 
 class PackedLayout:
@@ -117,7 +104,8 @@ class PackedLayout:
         self.context_length = T = at_least_one("context_length", context_length)
         self.horizon = at_least_one("horizon", horizon)
         self.samples = at_least_one("samples", samples)
-        self.batch_size = common_batch_size(T, anchors, document_ids, answer_mask, lengths, target_mask, ends)
+        masks = {"document_ids": document_ids, "answer_mask": answer_mask, "target_mask": target_mask, "ends": ends}
+        self.batch_size = common_batch_size(T, masks, anchors=anchors, lengths=lengths)
         # Inside, every tensor has a row dimension R: one row if nothing differs by row, else the batch's.
         R = self.batch_size or 1
         documents_RT, padding_RT = documents_and_padding(R, T, document_ids, lengths)
@@ -142,7 +130,10 @@ class PackedLayout:
             enough_RB |= (truth_RB >= 1) & ends_RT.gather(1, last_RB)
         valid_RB = inside_RB & has_context_RB & enough_RB
         if not allow_empty and not bool(valid_RB.any()):
-            raise ValueError(why_no_anchor(document_ids, answer_mask, lengths))
+            raise ValueError(
+                "no valid anchor: no truth window lies in one document or answer, after a context; use a smaller "
+                "horizon or stride, or longer texts"
+            )
         used = valid_RB.any(0) if drop_unused else torch.ones(anchors_RB.shape[1], dtype=torch.bool)
 
         self._anchors = anchors_RB[:, used]
@@ -432,8 +423,8 @@ class PackedLayout:
         round_up: make the number of places for anchors a power of two, so that batches have few different shapes, for
         code that is compiled for each of them.
         """
-        T = answer_mask.shape[-1] if answer_mask.dim() else 0
-        batch_size = common_batch_size(T, None, document_ids, answer_mask, lengths)
+        T = answer_mask.shape[-1]
+        batch_size = common_batch_size(T, {"document_ids": document_ids, "answer_mask": answer_mask}, lengths=lengths)
         R = batch_size or 1
         documents_RT, padding_RT = documents_and_padding(R, T, document_ids, lengths)
         answers_RT = answer_mask.bool().cpu().expand(R, T) & ~padding_RT
@@ -441,17 +432,8 @@ class PackedLayout:
         if not allow_empty and not bool(anchors.any()):
             raise ValueError("no valid anchor: no answer starts after a context; answer_mask must mark the answers")
         anchors = anchors if batch_size else anchors[0]
-        return cls(
-            T,
-            horizon,
-            samples,
-            anchors,
-            document_ids,
-            answer_mask,
-            lengths,
-            allow_empty=allow_empty,
-            target_mask=target_mask,
-        )
+        more: dict[str, Any] = {"allow_empty": allow_empty, "target_mask": target_mask}
+        return cls(T, horizon, samples, anchors, document_ids, answer_mask, lengths, **more)
 
 
 class StridedLayout(PackedLayout):
@@ -485,11 +467,9 @@ class StridedLayout(PackedLayout):
         self.stride = at_least_one("stride", stride)
         grid = (context_length - horizon) // stride
         if grid < 1:
-            longest = context_length - stride
-            way_out = f"use horizon<={longest} or longer sequences" if longest >= 1 else "use longer sequences"
             raise ValueError(
                 f"horizon={horizon} with stride={stride} does not fit in sequences of {context_length} tokens; "
-                + way_out
+                f"use horizon<={context_length - stride} or longer sequences"
             )
         super().__init__(
             context_length,

@@ -13,10 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from typing import Any, Literal, NamedTuple
 
 
 class Estimate(NamedTuple):
@@ -84,21 +81,6 @@ def with_error(value: float | None, error: float | None, sign: Literal["", "+"] 
         return f"{value:{sign}.4f} ± 0"
     digits = 4 if error >= 0.00005 else min(9, -math.floor(math.log10(error)))
     return f"{value:{sign}.{digits}f} ± {error:.{digits}f}"
-
-
-def mean_and_standard_error(values: Tensor, mask: Tensor | None = None) -> Estimate:
-    """Mean over independent observations, and its standard error."""
-    chosen = (values if mask is None else values[mask]).double().flatten().tolist()
-    return ratio_of_sums(chosen, [1.0] * len(chosen))
-
-
-def cross_entropy(log_probs: Tensor, mask: Tensor) -> Estimate:
-    """Cross-entropy per token over the tokens in `mask`, from log-probs of the truth [b, T] at temperature 1.
-
-    The tokens of a sequence are not independent: the standard error is that of a ratio of sums over sequences.
-    Give the answer flags as part of `mask` for the cross-entropy over answers.
-    """
-    return ratio_of_sums((-log_probs.double().masked_fill(~mask, 0.0).sum(-1)).tolist(), mask.sum(-1).tolist())
 
 
 NAMES = {

@@ -100,14 +100,15 @@ def feature_matching_rewards(
             whitened into two independent directions.
         truth_group: integers [...]; samples whose group equals it are the truth itself and take its features.
     """
-    _check(generated, truth, whitening, groups)
-    if truth_group is not None and (groups is None or truth_group.shape != truth.shape[:-1]):
-        raise ValueError("truth_group needs groups, and one integer per context; see truth_groups")
+    check_features(generated, truth)
     if groups is not None:
-        generated = _share_features(generated, groups)
-        if truth_group is not None:
-            is_truth = (groups == truth_group[..., None])[..., None]
-            generated = torch.where(is_truth, truth[..., None, :].to(generated.dtype), generated)
+        first = (groups[..., :, None] == groups[..., None, :]).to(torch.uint8).argmax(-1)
+        generated = generated.gather(-2, first[..., None].expand_as(generated))
+    if truth_group is not None:
+        if groups is None:
+            raise ValueError("truth_group needs groups; see truth_groups")
+        is_truth = (groups == truth_group[..., None])[..., None]
+        generated = torch.where(is_truth, truth[..., None, :].to(generated.dtype), generated)
     n = generated.shape[-2]
     others = max(n - 1, 1)  # a single sample has no others, and a diversity of 0
     products = gram(generated, truth)
@@ -132,7 +133,8 @@ def feature_matching_rewards(
     alignment = 2 * _ratio(inverse_k, own * projected_truth)
     if whitening == "paper":
         return alignment, diversity
-    assert whitening == "both", f"no formula for whitening={whitening!r}"
+    if whitening != "both":
+        raise ValueError(f"whitening={whitening!r} is not one of {', '.join(get_args(Whitening))}")
     cosines = _ratio(P, own[..., :, None] * own[..., None, :])
     return alignment, 2 / others * _sum_over_others(cosines)
 
@@ -170,11 +172,6 @@ def truth_groups(completions: Tensor, truth: Tensor, groups: Tensor) -> Tensor:
     return torch.where(same.any(-1), groups.gather(-1, first)[..., 0], -1)
 
 
-def _share_features(generated: Tensor, groups: Tensor) -> Tensor:
-    first = (groups[..., :, None] == groups[..., None, :]).to(torch.uint8).argmax(-1)
-    return generated.gather(-2, first[..., None].expand_as(generated))
-
-
 def _sum_over_others(matrix: Tensor) -> Tensor:
     return matrix.sum(-1) - matrix.diagonal(dim1=-2, dim2=-1)
 
@@ -185,33 +182,12 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(zero, 0.0, numerator / denominator.masked_fill(zero, 1.0))
 
 
-def _check(generated: Tensor, truth: Tensor, whitening: str, groups: Tensor | None) -> None:
-    if whitening not in get_args(Whitening):
-        raise ValueError(f"whitening={whitening!r} is not one of {', '.join(get_args(Whitening))}")
-    check_features(generated, truth)
-    if groups is not None and groups.shape != generated.shape[:-1]:
-        raise ValueError(f"groups has shape {tuple(groups.shape)} but there are {tuple(generated.shape[:-1])} samples")
-
-
 def check_features(generated: Tensor, truth: Tensor) -> None:
-    if generated.dim() < 2 or truth.dim() < 1:
-        raise ValueError("generated must be [..., n, D] and truth [..., D]")
-    if generated.shape[-1] != truth.shape[-1]:
+    if generated.shape[:-2] != truth.shape[:-1] or generated.shape[-1] != truth.shape[-1]:
         raise ValueError(
-            f"features of different width: generated has {generated.shape[-1]}, truth has {truth.shape[-1]}; "
-            "both must come from the same feature network"
+            f"generated features {tuple(generated.shape)} must be [..., n, D] and those of the truth "
+            f"{tuple(truth.shape)} [..., D], of the same contexts and the same feature network"
         )
-    if generated.shape[:-2] != truth.shape[:-1]:
-        raise ValueError(
-            f"generated {tuple(generated.shape)} and truth {tuple(truth.shape)} describe different contexts"
-        )
-    if generated.shape[-2] < 1:
-        raise ValueError("generated holds no samples; n must be at least 1")
-    for name, value in (("generated", generated), ("truth", truth)):
-        if value.is_cuda:
-            continue  # asking would wait for the device; bad features show in the rewards
-        if not bool(torch.isfinite(value).all()):
-            raise ValueError(f"{name} features contain NaN or infinity; the feature network's weights or input are bad")
 
 
 def leave_one_out_baseline(alignment: Tensor, diversity: Tensor, alpha: float = 1.0) -> Tensor:
@@ -228,8 +204,4 @@ def leave_one_out_baseline(alignment: Tensor, diversity: Tensor, alpha: float = 
 
 def leave_one_out_advantages(alignment: Tensor, diversity: Tensor, alpha: float = 1.0) -> Tensor:
     """alignment_j - alpha * diversity_j - b_j for terms [..., n]. For n >= 3 they sum to zero over a context."""
-    if alignment.shape != diversity.shape:
-        raise ValueError(f"alignment {tuple(alignment.shape)} and diversity {tuple(diversity.shape)} differ in shape")
-    if alignment.dim() < 1 or alignment.shape[-1] < 1:
-        raise ValueError("advantages need at least one sample per context")
     return alignment - alpha * diversity - leave_one_out_baseline(alignment, diversity, alpha)
