@@ -8,7 +8,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ebft.method.sampling import check_sampling, sample_tokens, sequence_seeds, truncate, uniforms
+from ebft.method.sampling import (
+    check_sampling,
+    sample_tokens,
+    sample_with_entropy,
+    sequence_seeds,
+    truncate,
+    uniforms,
+)
 
 SETTINGS = settings(max_examples=50, deadline=None)
 
@@ -196,6 +203,18 @@ def test_the_largest_uniform_number_does_not_overrun_a_large_vocabulary() -> Non
     logits[-1000:] = float("-inf")
     tokens = sample_tokens(logits[None], torch.tensor([[1 - 2.0**-23]]), 1.0)
     assert int(tokens) < V - 1000
+
+
+def test_tokens_and_entropy_of_a_vocabulary_of_several_blocks() -> None:
+    logits = 3 * torch.randn(6, 300, generator=torch.Generator().manual_seed(1))
+    uniform = torch.rand(6, 50, generator=torch.Generator().manual_seed(2))
+    tokens, entropy = sample_with_entropy(logits, uniform, 0.7)
+    p = torch.softmax(logits.double() / 0.7, -1)
+    for row in range(6):
+        for found, u in zip(tokens[row].tolist(), uniform[row].tolist(), strict=True):
+            before = float(p[row, :found].sum())
+            assert before - 1e-6 <= u <= before + float(p[row, found]) + 1e-6
+    torch.testing.assert_close(entropy.double(), -(p * p.log()).sum(-1), rtol=1e-5, atol=1e-6)
 
 
 def test_temperature_zero_takes_the_likeliest_token() -> None:

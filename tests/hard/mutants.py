@@ -1,0 +1,114 @@
+"""Faults of one line in the method, the model, the sandbox and training, each of which the tests must catch.
+
+    python -m tests.hard.mutants [--only TEXT] [--list]
+
+A fault is found by its text, in whatever file of src/ebft it stands by now, and made in a copy; the tests that catch it
+run on the copy, and once without any fault. Printed are faults that no test catches, and those whose text is gone or is
+there more than once: then the line has moved on, and its entry in `mutants.txt` needs the new text or goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src"
+TABLE = Path(__file__).with_suffix(".txt")
+# What is imported once; each fault has a process of its own that begins with these.
+LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "pytest", "hypothesis", "numpy", "yaml", "matplotlib")
+SURVIVED, GONE, NO_TESTS = "SURVIVED", "the text is gone", "the tests are gone"
+
+
+def mutants() -> list[tuple[str, str, str]]:
+    """Of each fault the old text, the new one, and the tests that catch it."""
+    found, tests, old = [], "", ""
+    for line in TABLE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            tests = line[1:-1]
+        elif line.startswith("- "):
+            old = line[2:]
+        elif line.startswith("+ "):
+            found.append((old, line[2:], tests))
+    return found
+
+
+def place_of(old: str) -> list[Path]:
+    return [file for file in sorted(SOURCE.rglob("*.py")) for _ in range(file.read_text(encoding="utf-8").count(old))]
+
+
+def outcome(old: str, new: str, tests: str) -> str | None:
+    """None if the tests catch the fault."""
+    found = place_of(old)
+    if len(found) != 1:
+        return f"the text is there {len(found)} times" if found else GONE
+    if (code := code_of(tests)) != 0:
+        return f"{NO_TESTS} or fail without it (pytest ends with {code})"
+    code = code_of(tests, found[0], old, new)
+    return {0: SURVIVED, 1: None}.get(code, f"pytest ends with {code}")
+
+
+@cache
+def code_of(tests: str, file: Path | None = None, old: str = "", new: str = "") -> int:
+    """How the tests end on a copy of src, with a fault in a file."""
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place) / "src"
+        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        if file is not None:
+            changed = copy / file.relative_to(SOURCE)
+            changed.write_text(changed.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+        return run(copy, tests)
+
+
+def run(source: Path, tests: str) -> int:
+    """pytest's exit code, in a process that imports ebft from `source`."""
+    child = os.fork()
+    if child == 0:
+        log = os.open(source.parent / "log", os.O_CREAT | os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        code = 3
+        with contextlib.suppress(BaseException):
+            os.environ["PYTHONPATH"] = str(source)
+            sys.path.insert(0, str(source))
+            pytest = importlib.import_module("pytest")
+            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *shlex.split(tests)]))
+            import ebft
+
+            code = code if str(source) in ebft.__file__ else 3
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--only", default="", help="faults whose text or tests hold this")
+    options.add_argument("--list", action="store_true", help="say where each stands, run nothing")
+    given = options.parse_args()
+    chosen = [mutant for mutant in mutants() if given.only in " ".join(mutant)]
+    if given.list:
+        for old, _, _ in chosen:
+            print(f"{', '.join(str(file.relative_to(SOURCE)) for file in place_of(old)) or GONE}: {old}")
+        return 0
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    importlib.import_module("torch").set_num_threads(1)
+    left = []
+    for number, mutant in enumerate(chosen, 1):
+        if (why := outcome(*mutant)) is not None:
+            left.append(why)
+            print(f"{why}: {mutant[0]!r} -> {mutant[1]!r} ({mutant[2]})", flush=True)
+        print(f"\r{number} of {len(chosen)}", end="", file=sys.stderr, flush=True)
+    print(f"\n{len(chosen) - len(left)} of {len(chosen)} faults are caught")
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
