@@ -1,4 +1,7 @@
-"""The command `ebft`. One function per command; torch and transformers are imported only where they are needed."""
+"""The command `ebft`: a table of commands, and one place where errors become a line and an exit code.
+
+torch and transformers are imported only where they are needed.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,21 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from ebft.config.synonyms import suggestion
-from ebft.config.usage import PLAN, STUDY, USAGE
+from ebft.config.settings import Parser, _with_dashes
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
-from ebft.runtime.launch import PREEMPTED, end_with_launcher, stop_on_notice
+from ebft.runtime.launch import PREEMPTED, end_with_launcher, how_to_resume, stop_on_notice
 from ebft.runtime.machine import lack_of_gpu_memory
-from ebft.runtime.messages import LEVELS, each_message_once, printable, show_messages
+from ebft.runtime.messages import each_message_once, printable, show_messages
 from ebft.version import __version__
 
 logger = logging.getLogger("ebft.cli")  # by this name also where the module is run as a program
 
-BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 TRAINING = ("train", "sft", "rlvr")
-_LESS_MEMORY = (
-    "halve per_device_train_batch_size and double gradient_accumulation_steps, which leaves a step as it is, lower "
-    "per_device_eval_batch_size, or set gradient_checkpointing=true; ebft plan says what fits"
-)
 RESUMING = ("sweep", "study run", "eval", "score")  # what they have done is on disk at any moment
 
 
@@ -39,283 +38,234 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not command or command[0] in ("-h", "--help"):
-        print(USAGE)
+        lines = [f"  ebft {name:<10} {what}" for name, (_, what) in COMMANDS.items()]
+        print("usage: ebft COMMAND [options]", "", *lines, "", "ebft COMMAND --help tells more.", sep="\n")
         return 0 if command else BAD_INPUT
     if command[0] == "--version":
         print(__version__)
         return 0
     name, rest = command[0], command[1:]
-    others: dict[str, Callable[[list[str]], int]] = {
-        "plan": _plan,
-        "sweep": _sweep,
-        "study": _study,
-        "compare": _compare,
-        "generate": _generate,
-        "export": _export,
-        "eval": _eval,
-        "score": _score,
-        "fetch": _fetch,
-        "env": _env,
-    }
-    commands = (*TRAINING, *others)
-    if name not in commands:
-        return _print_error(f"unknown command {name!r}; there is {', '.join(commands)}{nearest(name, commands)}")
+    if name not in COMMANDS:
+        return _print_error(f"unknown command {name!r}; there is {', '.join(COMMANDS)}{nearest(name, COMMANDS)}")
+    show_messages()
     try:
-        level, without_level = _take_log_level(rest)
-        show_messages(level)
-        if name in TRAINING:  # where the level is a setting like any other
-            return _run_training(name, rest)
+        if name in TRAINING:  # which listens to notices itself
+            return COMMANDS[name][0](rest)
         with stop_on_notice():
-            return others[name](without_level)
+            return COMMANDS[name][0](rest)
+    except SystemExit as end:  # --help
+        return int(end.code or 0)
     except BrokenPipeError:  # `ebft train --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, SandboxError) as error:  # configuration, data and layout errors are all ValueErrors
-        return _print_error(str(error), once=True)
-    except KeyboardInterrupt:
-        return _print_error(f"stopped{_how_to_go_on(command)}", INTERRUPTED)
-    except Preempted as notice:
-        return _print_error(f"stopped by {notice}{_how_to_go_on(command)}", PREEMPTED)
-    except OSError as error:
-        return _print_error(": ".join(str(part) for part in (error.filename, error.strerror or error) if part), FAILED)
-    except RuntimeError as error:
-        if (lack := lack_of_gpu_memory(error)) is None:
-            raise
-        smaller = "--batch-size or --calibration-batch-size" if name == "eval" else "--batch-size"
-        return _print_error(f"{lack}; give a smaller {smaller}{_how_to_go_on(command)}", FAILED)
+    except (Exception, KeyboardInterrupt, Preempted) as error:
+        how = "; the same command resumes from here" if " ".join(command).startswith(RESUMING) else ""
+        return _failed(error, how)
 
 
-def _how_to_go_on(command: Sequence[str]) -> str:
-    return "; the same command resumes from here" if " ".join(command).startswith(RESUMING) else ""
+def _failed(
+    error: BaseException, how_to_go_on: str = "", folder: Path | None = None, processes: int | None = None
+) -> int:
+    """What went wrong in one line, where the last good checkpoint of a run's folder is, and the exit code.
+
+    An error that nobody foresaw keeps its traceback.
+    """
+    from ebft.runtime.launch import LAUNCHED, ProcessKilled
+
+    launched, what, code = os.environ.get(LAUNCHED), str(error), FAILED
+    if isinstance(error, ValueError | SandboxError):  # of configuration, data and layouts: all of them
+        return _print_error(what, BAD_INPUT, once=True)
+    if isinstance(error, KeyboardInterrupt):
+        what, code = f"stopped{how_to_go_on}", INTERRUPTED
+    elif isinstance(error, Preempted):
+        what, code = f"stopped by {error}{how_to_go_on}", PREEMPTED
+        if launched and error.__cause__ is not None and _lost_another(error.__cause__):
+            return code  # ended by the launcher because another process had died, which it says
+    elif folder is not None and _disk_full(error, folder):
+        what = f"the disk is full: {getattr(error, 'filename', None) or folder}"
+    elif (lack := lack_of_gpu_memory(error)) is not None:
+        what = f"{lack}; make batches smaller (docs/troubleshooting.md){how_to_go_on}"
+    elif folder is not None and _lost_another(error):
+        if launched:
+            return code  # the launcher knows which, and says so
+        what = f"lost another process: {error}"
+    elif isinstance(error, OSError):
+        what = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+    elif not isinstance(error, TrainingDiverged | ProcessKilled):
+        raise error
+    _print_error(what, code, once=folder is not None and not isinstance(error, ProcessKilled))
+    if folder is not None:
+        _print_where_to_go_on(error, folder, processes)
+    return code
 
 
-class _Parser(argparse.ArgumentParser):
-    """Prints errors in one line, suggests the option that was meant, takes - and _ but no shortened names."""
+def _lost_another(error: BaseException) -> bool:
+    from ebft.runtime.processes import lost_another
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(allow_abbrev=False, **kwargs)
-        self._given: list[str] = []
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Options are written with - here and with _ in recipes; both are taken."""
-        return super().parse_known_args([_with_dashes(word) for word in args], namespace)
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._given = list(args)
-        return super().parse_args(args, namespace)
-
-    def error(self, message: str) -> NoReturn:
-        if message.startswith("the following arguments are required"):
-            flags = [word.partition("=")[0] for word in self._given if word.startswith("--")]
-            unknown_flags = [flag for flag in flags if flag.replace("_", "-") not in self._option_string_actions]
-            if unknown_flags:  # perhaps what is missing, misspelt
-                message = f"unrecognized arguments: {unknown_flags[0]}"
-        unknown = message.removeprefix("unrecognized arguments: ")
-        if unknown != message:
-            # As it was typed, and without the value that follows.
-            typed = next((word for word in self._given if f"{unknown} ".startswith(f"{_with_dashes(word)} ")), unknown)
-            message = f"unexpected argument {typed!r}"
-            if typed.startswith("-"):
-                option = typed.partition("=")[0]
-                message = f"unknown option {option!r}{suggestion(option, self._option_string_actions)}"
-        raise SystemExit(_print_error(message))
+    return lost_another(error)
 
 
-def _with_dashes(word: str) -> str:
-    name, equals, value = word.partition("=")
-    return f"{name.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
+def _disk_full(error: BaseException, folder: Path) -> bool:
+    from ebft.train import checkpoints
+
+    if found := checkpoints.is_disk_full(error, folder):
+        checkpoints.remove_incomplete(folder)  # the half-written one only takes room
+    return found
+
+
+def _print_where_to_go_on(error: BaseException, folder: Path, processes: int | None) -> None:
+    from ebft.train.checkpoints import last_checkpoint
+
+    if os.environ.get("LOCAL_RANK", "0") != "0" or not (folder / "recipe.yaml").exists():
+        return
+    again, last = how_to_resume(folder, processes), last_checkpoint(folder)
+    where = f"the last good checkpoint is {last}; continue with: {again}"
+    if last is None:
+        where = f"there is no checkpoint yet; one is made every save_steps; begin again with: {again}"
+    elif isinstance(error, TrainingDiverged):  # resumed with the same settings it would end the same way
+        where = f"the last good checkpoint is {last}; a new run can begin there: --model {last}"
+    print(f"ebft: {where}", file=sys.stderr)
 
 
 # ---- training ------------------------------------------------------------------------------------------------------
 
+# Of transformers' settings, those that most runs set: the others do not show in the help.
+_COMMON = """output_dir per_device_train_batch_size gradient_accumulation_steps learning_rate lr_scheduler_type
+    warmup_steps num_train_epochs max_steps max_grad_norm bf16 gradient_checkpointing logging_steps log_level
+    eval_strategy eval_steps save_strategy save_steps save_total_limit load_best_model_at_end metric_for_best_model
+    report_to seed use_cpu fsdp""".split()  # noqa: SIM905
 
-def _run_training(command: str, arguments: list[str]) -> int:
+
+def _training_parser(command: str, shown: bool = True) -> Parser:
+    from ebft.config.recipe import groups
+
+    usage = "--config recipe.yaml [--setting value ...] [--resume] [--dry-run] [--launch N]"
+    parser = Parser(command, "Settings come from the recipe; flags win over it.", usage)
+    parser.add_argument("--config", metavar="F", help="a YAML file, or the name of a recipe that comes with ebft")
+    for title, settings in groups("train" if command == "plan" else command).items():
+        theirs = "transformers" in title
+        hidden = [f.name for f in settings if not shown or (theirs and f.name not in _COMMON)]
+        parser.add_settings(title, [(f.name, f) for f in settings], hidden)
+    return parser
+
+
+def _train(command: str, arguments: list[str]) -> int:
     """`ebft train`, `ebft sft` and `ebft rlvr`."""
+    if any(word.partition("=")[0] == "--launch" for word in arguments):
+        return _launch(command, arguments)
+    parser = _training_parser(command)
+    parser.add_argument("--resume", action="store_true", help="resume from the last complete checkpoint in output_dir")
+    parser.add_argument("--dry-run", action="store_true", help="load the data, print the plan and an example, and stop")
+    parser.add_argument("--launch", metavar="N", help="start N processes on this machine, one per GPU")
+    options = parser.parse_args(arguments)
     from ebft import fetch
-    from ebft.config.recipe import UNNAMED, check_hub_datasets, check_places, check_values, read_values
-    from ebft.train.output_folder import refusal
-
-    if "--help" in arguments or "-h" in arguments:
-        from ebft.config.help import settings_help
-
-        print(settings_help(command))
-        return 0
-    # --resume and --dry-run take no value; every other flag is a setting.
-    resume, dry_run = "--resume" in arguments, "--dry-run" in arguments or "--dry_run" in arguments
-    file, overrides = _flags([a for a in arguments if a not in ("--resume", "--dry-run", "--dry_run")])
-    values = {**(read_values(file) if file is not None else {}), **overrides}
-    if dry_run and not values.get("output_dir"):
-        values["output_dir"] = overrides["output_dir"] = UNNAMED
-    if "launch" in values:
-        return _launch(command, values, arguments)
-    check_values(values, command)
-    check_places(values)
-    fetch.check_models(values)
-    output = Path(str(values["output_dir"])).expanduser()
-    if output.exists() and not output.is_dir():
-        raise ConfigError(f"output_dir={output} is a file; choose a folder")
-    if not dry_run and (why := refusal(output, resume)) is not None:
-        raise ConfigError(why)
-    check_hub_datasets(values)
-    _quiet_libraries()
-    from ebft.config.recipe import load_recipe
+    from ebft.config.recipe import load_recipe, read_values
+    from ebft.data.rows import check_hub, check_place
     from ebft.runtime import processes
     from ebft.train import answers_before_after, model_card, run
+    from ebft.train.output_folder import refusal
     from ebft.train.training_method import EBFT
 
+    values = {**(read_values(options.config) if options.config else {}), **options.settings}
+    if options.dry_run:  # writes nothing
+        values.setdefault("output_dir", "unnamed")
+    recipe = load_recipe(None, values, command)
+    show_messages(recipe.training.log_level)
+    for source in [*recipe.data.dataset, *filter(None, [recipe.data.validation_dataset])]:
+        check_place(source)
+        check_hub(source)
+    fetch.check_models(recipe.given)
+    output = Path(str(recipe.training.output_dir)).expanduser()
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"output_dir={output} is a file; choose a folder")
+    if not options.dry_run and (why := refusal(output, options.resume)) is not None:
+        raise ConfigError(why)
+    _quiet_libraries()
     try:
         method = EBFT
         if command != "train":
             from ebft.baselines import trl_trainers
 
             method = trl_trainers.method(command)
-        recipe = load_recipe(file, overrides, command)
-        show_messages(recipe.training.log_level)
-        if dry_run:
-            print("\n".join(run.plan(recipe, method, resume)))
+        if options.dry_run:
+            print("\n".join(run.plan(recipe, method, options.resume)))
             return 0
-        results = run.train(recipe, resume, method)
+        results = run.train(recipe, options.resume, method)
     except (Exception, KeyboardInterrupt, Preempted) as error:
-        return _training_failed(error, output)
+        return _failed(error, folder=output)
     processes.leave()
-    if results:
-        if compared := model_card.before_and_after(results):
-            _print_table([model_card.TITLES, *compared])
-            print("", *model_card.verdict(results), sep="\n")
-        else:
-            print("no validation data: nothing was evaluated")
-        if answers := results.get("answers"):
-            print("\nheld-out prompts, how their text goes on, and what the model wrote before and after training:")
-            print("\n".join(map(printable, answers_before_after.lines(answers))))
-        left = {"model": "final", "curves": "curves.png", "samples": "samples", "metrics": "metrics.jsonl"}
-        print()
-        _print_table([(name, f"{output}/{file}") for name, file in left.items()])
-        models = shlex.join([recipe.model.model, f"{output}/final"])
-        print(f'\nask both models something: ebft generate --model {models} --prompt "..."')
+    if not results:  # another process prints them
+        return 0
+    if compared := model_card.before_and_after(results):
+        _print_table([model_card.TITLES, *compared])
+        print("", *model_card.verdict(results), sep="\n")
+    else:
+        print("no validation data: nothing was evaluated")
+    if answers := results.get("answers"):
+        print("\nheld-out prompts, how their text goes on, and what the model wrote before and after training:")
+        print("\n".join(map(printable, answers_before_after.lines(answers))))
+    left = {"model": "final", "curves": "curves.png", "samples": "samples", "metrics": "metrics.jsonl"}
+    print()
+    _print_table([(name, f"{output}/{file}") for name, file in left.items()])
+    models = shlex.join([recipe.model.model, f"{output}/final"])
+    print(f'\nask both models something: ebft generate --model {models} --prompt "..."')
     return 0
 
 
-def _training_failed(error: BaseException, output: Path | None) -> int:
-    """What went wrong in one line, where the last good checkpoint is, and the exit code."""
-    from ebft.runtime import processes
-    from ebft.runtime.launch import LAUNCHED
-    from ebft.train import checkpoints
+def _launch(command: str, arguments: list[str]) -> int:
+    """`--launch N`: the same command in N processes. Nothing heavy is imported: this process only stands by."""
+    from ebft.runtime import launch
 
-    if isinstance(error, ValueError):
-        return _print_error(str(error), once=True)
-    if isinstance(error, TrainingDiverged):
-        # Resumed with the same settings it would end the same way, and with others it would not be the same run.
-        return _print_error(str(error), FAILED, output, once=True, remedy="a new run can begin there: --model {}")
-    if isinstance(error, KeyboardInterrupt):
-        return _print_error("stopped", INTERRUPTED, output, once=True)
-    if isinstance(error, Preempted):
-        if os.environ.get(LAUNCHED) and error.__cause__ is not None and processes.lost_another(error.__cause__):
-            return PREEMPTED  # ended by the launcher because another process had died, which it says
-        return _print_error(f"stopped by {error}", PREEMPTED, output, once=True)
-    if processes.lost_another(error):
-        if os.environ.get(LAUNCHED):
-            return FAILED  # the launcher knows which, and says so
-        return _print_error(f"lost another process: {error}", FAILED, output, once=True)
-    if checkpoints.is_disk_full(error, output):
-        if output is not None:
-            checkpoints.remove_incomplete(output)  # the half-written one only takes room
-        return _print_error(f"the disk is full: {getattr(error, 'filename', None) or output}", FAILED, output)
-    if isinstance(error, PermissionError):
-        return _print_error(f"{error.filename}: permission denied", FAILED, output)
-    if (lack := lack_of_gpu_memory(error)) is not None:
-        return _print_error(f"{lack}; {_LESS_MEMORY}", FAILED, output)
-    raise error
-
-
-def _launch(command: str, values: dict[str, Any], arguments: list[str]) -> int:
-    """`--launch N`: the same command in N processes."""
-    from ebft.config.recipe import check_values
-    from ebft.runtime.launch import ProcessKilled, launch  # nothing heavy: this process only stands by
-
-    number = values.pop("launch")
-    if not (isinstance(number, str) and number.isdecimal() and int(number) > 0):
-        given = "" if number is True else f", not {number!r}"
-        raise ConfigError(f"--launch takes the number of processes to start{given}")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--launch", "--config", "--output_dir"):
+        parser.add_argument(name, *{name.replace("_", "-")} - {name}, nargs="?")
+    given = parser.parse_known_args(arguments)[0]
+    if not (given.launch or "").isdecimal() or int(given.launch) < 1:
+        raise ConfigError("--launch takes the number of processes to start")
     if "WORLD_SIZE" in os.environ:
         raise ConfigError("--launch starts processes itself; leave it out under torchrun, accelerate launch or srun")
-    check_values(values, command)
-    at = next(i for i, argument in enumerate(arguments) if argument.partition("=")[0] == "--launch")
+    at = next(i for i, word in enumerate(arguments) if word.partition("=")[0] == "--launch")
     rest = arguments[:at] + arguments[at + (1 if "=" in arguments[at] else 2) :]
     try:
-        return launch(int(number), command, rest)
-    except ProcessKilled as error:
+        return launch.launch(int(given.launch), command, rest)
+    except launch.ProcessKilled as error:
+        from ebft.config.recipe import read_values
+
         print(file=sys.stderr)  # a progress bar may be standing there, unfinished
-        return _print_error(str(error), FAILED, Path(values.get("output_dir") or ""), processes=int(number))
+        folder = given.output_dir or (read_values(given.config) if given.config else {}).get("output_dir", "")
+        return _failed(error, folder=Path(folder).expanduser(), processes=int(given.launch))
     except KeyboardInterrupt:  # the first process has said so
         return INTERRUPTED
-
-
-def _flags(arguments: list[str]) -> tuple[str | None, dict[str, Any]]:
-    """`--config F --name value --name=value`; a flag without a value means true; several values make a list."""
-    file: str | None = None
-    values: dict[str, Any] = {}
-    position = 0
-    while position < len(arguments):
-        flag = arguments[position]
-        if not flag.startswith("--"):
-            raise ConfigError(f"unexpected argument {flag!r}; settings are given as --setting value")
-        name, equals, value = flag[2:].partition("=")
-        position += 1
-        found = [value] if equals else []
-        while not equals and position < len(arguments) and not arguments[position].startswith("--"):
-            found.append(arguments[position])
-            position += 1
-        if name == "config":
-            if len(found) != 1:
-                raise ConfigError("--config takes one file")
-            file = found[0]
-        else:
-            values[name.replace("-", "_")] = True if not found else found[0] if len(found) == 1 else found
-    return file, values
 
 
 # ---- the other commands --------------------------------------------------------------------------------------------
 
 
 def _plan(arguments: list[str]) -> int:
-    if "--help" in arguments or "-h" in arguments:
-        print(PLAN)
-        return 0
     from ebft import plan
     from ebft.config.recipe import read_values
 
-    file, settings = _flags([a for a in arguments if a != "--json"])
-    if file is None and not settings.get("model"):
-        raise ConfigError("ebft plan needs --config recipe.yaml, or --model and any other settings")
-    gpu = str(settings.pop("gpu")).lower() if "gpu" in settings else None
-    if gpu not in (None, *plan.GPUS) or (gpu is None and "gpu_memory" not in settings):
+    parser = _training_parser("plan", shown=False)
+    parser.usage = "ebft plan (--config recipe.yaml | --model M) (--gpu h100 | --gpu-memory GIB) [--setting value ...]"
+    parser.description = "Whether a recipe fits on a GPU, the settings that would, and how long a step takes."
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="processes, one on each GPU [1]")
+    parser.add_argument("--gpu", type=str.lower, choices=plan.GPUS, metavar="NAME", help=", ".join(plan.GPUS))
+    parser.add_argument("--gpu-memory", type=float, metavar="GIB", help="of each GPU, without its name or instead")
+    parser.add_argument("--tokens", type=float, metavar="N", help="of the training text, for the time of an epoch")
+    parser.add_argument("--output", metavar="F", help="also write the recommended recipe to this new file")
+    parser.add_argument("--json", action="store_true", help="everything in bytes, for programs")
+    options = parser.parse_args(arguments)
+    if options.gpu is None and options.gpu_memory is None:
         raise ConfigError(f"ebft plan needs --gpu, one of {', '.join(plan.GPUS)}, or --gpu-memory with a number")
-    output = settings.pop("output", None)
-    if output is not None and Path(str(output)).exists():
-        raise ConfigError(f"--output writes a new file: {output} is there already")
-    tokens = _number(settings, "tokens") if "tokens" in settings else None
-    gpus = int(_number(settings, "gpus")) if "gpus" in settings else 1
-    memory = _number(settings, "gpu_memory") if "gpu_memory" in settings else plan.GPUS[str(gpu)][0]
-    given = {**({} if file is None else read_values(file)), **settings}
-    found = plan.make_plan(given, gpus, memory, gpu)
-    if output is not None:
-        Path(output).write_text(plan.recipe_text(found), encoding="utf-8")
-    print(plan.as_json(found) if "--json" in arguments else plan.report(found, tokens, output))
+    if options.output is not None and Path(options.output).exists():
+        raise ConfigError(f"--output writes a new file: {options.output} is there already")
+    given = {**(read_values(options.config) if options.config else {}), **options.settings}
+    memory = plan.GPUS[options.gpu][0] if options.gpu_memory is None else options.gpu_memory
+    found = plan.make_plan(given, options.gpus, memory, options.gpu)
+    if options.output is not None:
+        Path(options.output).write_text(plan.recipe_text(found), encoding="utf-8")
+    print(plan.as_json(found) if options.json else plan.report(found, options.tokens, options.output))
     return 0
-
-
-def _number(settings: dict[str, Any], name: str) -> float:
-    """A flag of the command itself, taken out of the settings."""
-    flag, value = f"--{name.replace('_', '-')}", settings.pop(name, None)
-    if isinstance(value, str):
-        try:
-            found = float(value)
-        except ValueError:
-            found = float("inf")
-        if abs(found) < float("inf"):
-            return found
-        raise ConfigError(f"ebft plan needs {flag} with a number, not {value!r}")
-    raise ConfigError(f"ebft plan needs {flag} with a number")
 
 
 def _sweep(arguments: list[str]) -> int:
@@ -360,7 +310,8 @@ def _sweep(arguments: list[str]) -> int:
 def _study(arguments: list[str]) -> int:
     kinds: dict[str, Callable[[list[str]], int]] = {"run": _study_run, "report": _study_report}
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(STUDY)
+        print("usage: ebft study run study.yaml [--dry-run] [--jobs N] [--launcher slurm] [options]")
+        print("       ebft study report DIR [--output DIR] [--paper]")
         return 0 if arguments else BAD_INPUT
     if arguments[0] not in kinds:
         raise ConfigError(f"ebft study {arguments[0]}: there is {', '.join(kinds)}{nearest(arguments[0], kinds)}")
@@ -485,12 +436,11 @@ def _compare(arguments: list[str]) -> int:
 def _eval(arguments: list[str]) -> int:
     from ebft.config import evaluation
 
-    parser = _Parser(
-        prog="ebft eval",
-        usage="ebft eval --model M --tasks calibration,humaneval,... --output DIR [options]",
-        description="Evaluate checkpoints. The same command resumes where it stopped.",
-    )
-    options = evaluation.parse(arguments, parser)
+    usage = "--model M --tasks calibration,humaneval,... --output DIR [options]"
+    parser = Parser("eval", "Evaluate checkpoints. The same command resumes where it stopped.", usage)
+    for group, (_, title) in evaluation.GROUPS.items():
+        parser.add_settings(title, [(name, f) for name, f, _ in evaluation.options(group)])
+    options = evaluation.EvalOptions.from_values(parser.parse_args(arguments).settings)
     from ebft.evaluate import eval_command
 
     table = eval_command.run(options, ["ebft", "eval", *arguments])
@@ -545,21 +495,6 @@ def _env(arguments: list[str]) -> int:
 # ---- what commands share -------------------------------------------------------------------------------------------
 
 
-def _take_log_level(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """`--log_level`, which every command takes, and the other arguments: debug, info (the default), warning, error or
-    critical."""
-    level, rest = "info", list(arguments)
-    for place, argument in enumerate(arguments):
-        flag, equals, value = argument.partition("=")
-        if flag.replace("-", "_") == "__log_level":
-            level = value if equals else "".join(arguments[place + 1 : place + 2])
-            rest = [*arguments[:place], *arguments[place + (1 if equals else 2) :]]
-            break
-    if level not in (*LEVELS, "passive", "detail"):
-        raise ConfigError(f"--log_level {level} is not one of {', '.join(LEVELS)}")
-    return level, rest
-
-
 def _quiet_libraries(bars: bool = False) -> None:
     """transformers tells much that is about itself; its bars show how far loading and writing is."""
     from transformers.utils import logging
@@ -576,18 +511,9 @@ def _end_progress() -> None:
         bar.close()
 
 
-def _print_error(
-    message: str,
-    code: int = BAD_INPUT,
-    output: Path | None = None,
-    once: bool = False,
-    remedy: str | None = None,
-    processes: int | None = None,
-) -> int:
-    """One clear line on standard error, and where the last good checkpoint of `output` is.
+def _print_error(message: str, code: int = BAD_INPUT, once: bool = False) -> int:
+    """One clear line on standard error.
 
-    remedy: what to do with the checkpoint, which comes in the place of {}; by default, resume from it.
-    processes: of the run, where this process is none of them.
     With `once`, it is an error that all processes of a machine meet, as a rule: the first of them speaks for all.
     """
     if once and os.environ.get("LOCAL_RANK", "0") != "0":
@@ -598,18 +524,6 @@ def _print_error(
         time.sleep(5)
     _end_progress()
     print(f"ebft: {printable(' '.join(message.split()))}", file=sys.stderr)
-    if output is not None:
-        from ebft.config.like_run import how_to_resume
-        from ebft.train.checkpoints import last_checkpoint
-
-        last = last_checkpoint(output)
-        where = "there is no checkpoint yet; one is made every save_steps"
-        if (output / "recipe.yaml").exists():
-            where += f"; begin again with: {how_to_resume(output, processes)}"
-        if last:
-            remedy = remedy or f"continue with: {how_to_resume(output, processes)}"
-            where = f"the last good checkpoint is {last}; {remedy.replace('{}', str(last))}"
-        print(f"ebft: {where}", file=sys.stderr)
     return code
 
 
@@ -618,6 +532,51 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
     for row in rows:
         cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
         print(printable("  ".join(cells)).rstrip())
+
+
+# Until studies and the rest have parsers of their own.
+class _Parser(Parser):
+    def __init__(self, prog: str, description: str, usage: str | None = None) -> None:
+        super().__init__(prog.removeprefix("ebft "), description, usage and usage.removeprefix(f"{prog} "))
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return super().parse_known_args([_with_dashes(word) for word in args], namespace)
+
+
+def _flags(arguments: list[str]) -> tuple[str | None, dict[str, Any]]:
+    """`--config F --name value --name=value`; a flag without a value means true; several values make a list."""
+    file: str | None = None
+    values: dict[str, Any] = {}
+    position = 0
+    while position < len(arguments):
+        flag = arguments[position]
+        if not flag.startswith("--"):
+            raise ConfigError(f"unexpected argument {flag!r}; settings are given as --setting value")
+        name, equals, value = flag[2:].partition("=")
+        position += 1
+        found = [value] if equals else []
+        while not equals and position < len(arguments) and not arguments[position].startswith("--"):
+            found.append(arguments[position])
+            position += 1
+        values[name.replace("-", "_")] = True if not found else found[0] if len(found) == 1 else found
+    return file, values
+
+
+COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
+    "train": (partial(_train, "train"), "fine-tune a model with EBFT: --config recipe.yaml [--setting value ...]"),
+    "sft": (partial(_train, "sft"), "the baseline: supervised fine-tuning on the same data"),
+    "rlvr": (partial(_train, "rlvr"), "the baseline: reinforcement learning with a checked reward"),
+    "plan": (_plan, "the recipe for a model and a machine, its memory and time: --model M --gpus 8 --gpu h100"),
+    "sweep": (_sweep, "many runs: --config recipe.yaml --set gamma=0,0.1"),
+    "study": (_study, "methods, settings and seeds, tested on held-out data: run study.yaml; then: report DIR"),
+    "compare": (_compare, "a table and overlaid curves of runs: RUN RUN ... [--output DIR]"),
+    "generate": (_generate, "what models write, side by side: --model M [M ...] --prompt TEXT; without one, a chat"),
+    "export": (_export, "an ordinary model folder; an adapter is merged: RUN --output DIR"),
+    "eval": (_eval, "evaluate a checkpoint or an adapter: --model M --tasks calibration,humaneval --output DIR"),
+    "score": (_score, "score what `ebft eval --no-score` generated (DIR), or completions made elsewhere"),
+    "fetch": (_fetch, "get a model without a model hub: smollm2-135m"),
+    "env": (_env, "versions and hardware, for bug reports"),
+}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`ebft plan`: whether a recipe fits on a GPU, the settings that would, and how long a step takes.
 
-Of the model only config.json is read, and torch is not imported: an answer takes a second.
+Of the model only config.json is read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import yaml
 
 from ebft import fetch
-from ebft.config.fields import default_of
-from ebft.config.recipe import check_values, own_sections
+from ebft.config.recipe import load_recipe, sections
+from ebft.config.settings import default_of
 from ebft.errors import ConfigError, first_line
 from ebft.plan_memory import GIB, ROOM, Run, Shape
 from ebft.runtime.messages import duration
@@ -45,14 +45,6 @@ WITH_ADAPTER, WITH_CHECKPOINTING = 0.69, 0.57
 # Regret", 2025).
 ADAPTER_RATE = 10
 _ROWS = 16  # sequences in a step, as in the paper, where the recipe does not say
-# Settings of transformers that matter here, with their defaults.
-_THEIRS = {
-    "gradient_accumulation_steps": 1,
-    "gradient_checkpointing": False,
-    "bf16": False,
-    "optim": "adamw_torch_fused",
-    "fsdp": None,
-}
 # What a recommendation decides anew, and so does not take over from the recipe.
 _DECIDED = {"bf16", "bf16_if_fast", "use_cpu", "per_device_train_batch_size", "gradient_accumulation_steps"}
 _DECIDED |= {"rollout_batch_size", "gradient_checkpointing", "fsdp", "load_in_4bit"}
@@ -84,9 +76,9 @@ class Plan:
 
 def make_plan(given: Mapping[str, Any], gpus: int, gpu_memory: float, gpu: str | None = None) -> Plan:
     """given: the settings of a recipe; gpu_memory: of each GPU, in GiB."""
-    typed = check_values({**_STANDING_IN, **given})
-    defaults = {f.name: default_of(f) for section in own_sections("train") for f in fields(section) if f.init}
-    values = {**defaults, **_THEIRS, **given, **typed}
+    typed = load_recipe(None, {**_STANDING_IN, **given}).given
+    defaults = {f.name: default_of(f) for section in sections() for f in fields(section) if f.init}
+    values = {**defaults, **typed}
     run = _run(values, Shape.of(_config(values["model"], "model")), gpus)
     rows = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"]  # of a GPU
     chosen = bool({"per_device_train_batch_size", "gradient_accumulation_steps"} & given.keys())

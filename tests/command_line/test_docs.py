@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from tools.settings_page import settings_page
 
 from ebft import cli, iteration
 from ebft.baselines import rlvr, verifiable_rewards
 from ebft.config import evaluation as eval_options
 from ebft.config.method import settings_that_change
-from ebft.config.recipe import load_recipe, read_values
-from ebft.config.settings_page import settings_page
-from ebft.config.shipped import RECIPES as SHIPPED
-from ebft.config.shipped import find_recipe
+from ebft.config.recipe import RECIPES as SHIPPED
+from ebft.config.recipe import find_recipe, load_recipe, read_values
+from ebft.config.settings import Parser
 from ebft.config.training import EBFTConfig
 from ebft.method.measures import METRICS
 from ebft.studies import compare, points, sweep
@@ -36,7 +36,7 @@ RECIPES = sorted({*SHIPPED.rglob("*.yaml")} - {*STUDIES})
 
 def test_settings_page_is_what_the_dataclasses_say() -> None:
     committed = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    assert committed == settings_page(), "run `python -m ebft.config.settings_page > docs/settings.md`"
+    assert committed == settings_page(), "run `python -m tools.settings_page > docs/settings.md`"
 
 
 def logged_names() -> set[str]:
@@ -165,8 +165,8 @@ def test_the_papers_commands_are_taken(command: list[str], monkeypatch: pytest.M
     monkeypatch.chdir(ROOT)
     name, *arguments = command
     if name in cli.TRAINING:
-        file, overrides = cli._flags(arguments)
-        load_recipe(file, {**overrides, "use_cpu": True}, name)
+        chosen = cli._training_parser(name).parse_args(arguments)
+        load_recipe(chosen.config, {**chosen.settings, "use_cpu": True}, name)
     elif name == "sweep":
         parser = argparse.ArgumentParser()
         sweep.add_arguments(parser)
@@ -174,7 +174,9 @@ def test_the_papers_commands_are_taken(command: list[str], monkeypatch: pytest.M
         overrides = {**cli._flags(rest)[1], "use_cpu": True}
         assert len(points.points(chosen.config, overrides, chosen.set, chosen.command)) > 1
     elif name == "eval":
-        eval_options.parse(arguments, argparse.ArgumentParser())
+        parser = Parser("eval", "")
+        parser.add_settings("", [(name, f) for name, f, _ in eval_options.options()])
+        eval_options.EvalOptions.from_values(parser.parse_args(arguments).settings)
     elif name == "study":
         kind, place, *rest = arguments
         assert set(rest) <= {"run": {"--dry-run"}, "report": {"--paper"}}[kind]
@@ -192,8 +194,8 @@ def test_the_papers_commands_follow_on_each_other(monkeypatch: pytest.MonkeyPatc
     runs, sweeps, used = set(), set(), set()
     for name, *arguments in PAPER_COMMANDS:
         if name in cli.TRAINING:
-            file, overrides = cli._flags(arguments)
-            runs.add({**read_values(file or ""), **overrides}["output_dir"])
+            chosen = cli._training_parser(name).parse_args(arguments)
+            runs.add({**read_values(chosen.config), **chosen.settings}["output_dir"])
         elif name == "sweep":
             sweeps.add(arguments[arguments.index("--output_dir") + 1])
         elif name == "study" and arguments[0] == "run":

@@ -12,7 +12,7 @@ pytest.importorskip("trl")
 from ebft.runtime import launch
 
 
-@pytest.mark.parametrize("number", [[], ["0"], ["two"], ["2", "3"]])
+@pytest.mark.parametrize("number", [[], ["0"], ["two"]])
 def test_launch_wants_a_number(number: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "--model", "m", "--launch", *number]) == 2
     assert "--launch takes the number of processes to start" in capfd.readouterr().err

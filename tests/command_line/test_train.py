@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -203,13 +204,13 @@ class TestTrain:
 
 @pytest.mark.parametrize("launched", [False, True])
 def test_who_says_that_another_process_died(
-    launched: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    launched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The launcher ends the others with a signal, which may come before they notice, and says why itself."""
     stopped = Preempted("SIGTERM")
     stopped.__cause__ = DistNetworkError("no answer")
     monkeypatch.setenv(LAUNCHED, "1" if launched else "")
-    assert cli._training_failed(stopped, None) == PREEMPTED
+    assert cli._failed(stopped, folder=tmp_path) == PREEMPTED
     assert ("stopped by SIGTERM" in capsys.readouterr().err) == (not launched)
 
 
@@ -238,32 +239,17 @@ class TestMemoryRunsOut:
         assert cli.main(["train", "--config", str(recipe), "--output_dir", str(tmp_path / "out")]) == cli.FAILED
         said = capsys.readouterr().err
         assert f"ebft: {LACK}" in said
-        assert "halve per_device_train_batch_size and double gradient_accumulation_steps" in said
+        assert "make batches smaller" in said
         assert "Traceback" not in said
 
-    @pytest.mark.parametrize(
-        ("command", "remedy"),
-        [
-            ("eval", "a smaller --batch-size or --calibration-batch-size; the same command resumes from here"),
-            ("generate", "a smaller --batch-size\n"),
-        ],
-    )
-    def test_of_other_commands(
-        self, command: str, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        def run(_: list[str]) -> int:
-            raise torch.OutOfMemoryError(FULL)
-
-        monkeypatch.setattr(cli, f"_{command}", run)
-        assert cli.main([command]) == cli.FAILED
+    def test_of_other_commands(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setitem(cli.COMMANDS, "eval", (Mock(side_effect=torch.OutOfMemoryError(FULL)), ""))
+        assert cli.main(["eval"]) == cli.FAILED
         said = capsys.readouterr().err
         assert LACK in said
-        assert remedy in said
+        assert said.endswith("; the same command resumes from here\n")
 
     def test_other_errors_stay_what_they_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def run(_: list[str]) -> int:
-            raise RuntimeError("something else")
-
-        monkeypatch.setattr(cli, "_eval", run)
+        monkeypatch.setitem(cli.COMMANDS, "eval", (Mock(side_effect=RuntimeError("something else")), ""))
         with pytest.raises(RuntimeError, match="something else"):
             cli.main(["eval"])

@@ -1,156 +1,124 @@
+"""Recipes: where they come from, which names they may hold, and what is written of them."""
+
 from __future__ import annotations
 
-from dataclasses import fields
+import os
+import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
+import yaml
 
-from ebft.config.recipe import field_types, load_recipe, read_values
+from ebft.config.recipe import find_recipe, load_recipe, read_values, shipped_names
 from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
-from tests.config.recipes import NEEDED, load, refuse
+from tests.baselines.runs import run, write_recipe
+from tests.config.recipes import NEEDED, load
+
+TOKEN = "hf_NoSuchTokenButSecret"
 
 
 class TestSources:
-    def test_file_alone(self, tmp_path: Path) -> None:
-        file = tmp_path / "recipe.yaml"
-        file.write_text(
-            "model: m\ndataset: [a.jsonl, b.jsonl]\noutput_dir: out\nhorizon: 4\nlearning_rate: 1e-5\nuse_cpu: true\n"
-        )
-        recipe = load_recipe(file, {})
-        assert recipe.model.model == "m"
-        assert recipe.data.dataset == ["a.jsonl", "b.jsonl"]
-        assert recipe.training.horizon == 4
+    def test_a_file_and_flags_which_win(self, tmp_path: Path) -> None:
         # YAML itself takes 1e-5 for text.
-        assert recipe.training.learning_rate == 1e-5
-
-    def test_flags_win_over_the_file(self, tmp_path: Path) -> None:
-        recipe = load("horizon: 4\nstride: 2\nmodel: of-the-file\n", tmp_path, horizon="6")
-        assert (recipe.training.horizon, recipe.training.stride) == (6, 2)
-        assert recipe.model.model == "some-model"
+        text = "model: of-the-file\ndataset: [a.jsonl, b.jsonl]\nhorizon: 4\nstride: 2\nlearning_rate: 1e-5\n"
+        recipe = load(text, tmp_path, horizon="6")
+        assert (recipe.training.horizon, recipe.training.stride, recipe.training.learning_rate) == (6, 2, 1e-5)
+        assert (recipe.model.model, recipe.data.dataset) == ("some-model", ["rows.jsonl"]), "given by `load`"
         assert recipe.given["horizon"] == 6
+        assert load_recipe(tmp_path / "recipe.yaml", {"output_dir": "o"}).data.dataset == ["a.jsonl", "b.jsonl"]
 
-    def test_defaults_are_kept_where_nothing_is_set(self) -> None:
-        recipe = load()
-        assert recipe.training.context_length == 1024
-        assert recipe.training.whitening == "reference"
-        assert recipe.training.learning_rate == 1e-6
-        assert recipe.data.text_column == "text"
+    def test_a_shipped_recipe_is_found_from_any_folder_and_a_file_comes_first(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert all(find_recipe(name).is_file() for name in shipped_names())
+        assert read_values("studies/small/cpu")["methods"]
+        assert read_values("quickstart")["output_dir"] == "runs/quickstart"
+        (tmp_path / "quickstart").write_text("output_dir: mine\n")
+        assert read_values("quickstart") == {"output_dir": "mine"}
 
-    def test_every_field_is_known_and_has_a_type(self) -> None:
-        assert {f.name for f in fields(EBFTConfig) if f.init} <= set(field_types())
+    @pytest.mark.parametrize(
+        ("name", "meant"),
+        [("quikstart", "'quickstart'"), ("qa_code", "'paper/qa_code' or 'studies/paper/qa_code'"), ("no.yaml", "")],
+    )
+    def test_an_unknown_name_lists_near_ones(self, name: str, meant: str) -> None:
+        with pytest.raises(ConfigError, match="no such recipe") as error:
+            find_recipe(name)
+        assert meant in str(error.value)
 
-    def test_invalid_yaml(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"recipe\.yaml: not valid YAML") as caught:
-            load("model: [a, b\nhorizon: 4", tmp_path)
-        assert "\n" not in str(caught.value)
-
-    @pytest.mark.parametrize("text", ["", "- a\n- b\n", "just words\n"])
-    def test_yaml_that_is_no_mapping(self, tmp_path: Path, text: str) -> None:
-        with pytest.raises(ConfigError, match=r"recipe\.yaml: a recipe is a list of"):
-            load(text, tmp_path)
-
-    def test_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"nothing\.yaml: no such recipe"):
-            load_recipe(tmp_path / "nothing.yaml", NEEDED)
+    @pytest.mark.parametrize(
+        "content",
+        [b"", b"- a\n", b"words\n", b"model: [a", b"\xff\xfe: 1", b"[" * 5000, b"a: 2001-99-99", b"a: " + b"9" * 5000],
+        ids=lambda content: content[:9],
+    )
+    def test_what_is_no_recipe_is_one_line_with_the_files_name(self, content: bytes, tmp_path: Path) -> None:
+        file = tmp_path / "recipe.yaml"
+        file.write_bytes(content)
+        with pytest.raises(ConfigError) as error:
+            read_values(file)
+        assert str(error.value).startswith(f"{file}: ")
+        assert "\n" not in str(error.value)
 
 
 class TestNames:
     @pytest.mark.parametrize(
-        ("typo", "meant"),
-        [("horizen", "horizon"), ("learning-rates", "learning_rate"), ("datasets", "dataset"), ("modle", "model")],
-    )
-    def test_unknown_key_names_the_nearest(self, typo: str, meant: str) -> None:
-        with pytest.raises(ConfigError, match=f"unknown setting '{typo}'; did you mean '{meant}'"):
-            load(**{typo: 1})
-
-    def test_unknown_key_without_a_neighbour(self) -> None:
-        with pytest.raises(ConfigError, match=r"unknown setting 'xyzzy'$"):
-            load(xyzzy=1)
-
-    def test_a_study_is_no_recipe(self) -> None:
-        with pytest.raises(ConfigError, match="this is a study, which is many runs; start them with `ebft study run`"):
-            load(name="a", methods={"sft": {}})
-
-    @pytest.mark.parametrize("yaml", ["5: 6\n", "on: true\n", "null: 1\n"])
-    def test_key_that_is_no_text(self, tmp_path: Path, yaml: str) -> None:
-        with pytest.raises(ConfigError, match="unknown setting"):
-            load(yaml, tmp_path)
-
-    @pytest.mark.parametrize(("name", "what"), [("model", "no model"), ("dataset", "no data")])
-    @pytest.mark.parametrize("value", ["", None])
-    def test_missing_model_or_dataset(self, name: str, what: str, value: str | None) -> None:
-        given = {k: v for k, v in NEEDED.items() if k != name}
-        with pytest.raises(ConfigError, match=f"{what}: set `{name}`"):
-            load_recipe(None, given if value is None else {**given, name: value})
-
-    @pytest.mark.parametrize("value", ["", None, "none"])
-    def test_missing_output_folder(self, value: str | None) -> None:
-        with pytest.raises(ConfigError, match="no output folder: set `output_dir`"):
-            load(output_dir=value)
-
-    @pytest.mark.parametrize("command", ["train", "sft", "rlvr"])
-    def test_resuming_as_in_transformers_is_not_ignored(self, command: str) -> None:
-        given = {**NEEDED, "resume_from_checkpoint": "runs/mine/checkpoint-10"}
-        with pytest.raises(ConfigError, match=r"--resume continues .* --model CHECKPOINT begins"):
-            load_recipe(None, given, command)
-
-
-class TestMethod:
-    @pytest.mark.parametrize(
-        ("name", "value", "expected"),
+        ("name", "words"),
         [
-            ("whitening", "referense", "did you mean 'reference'"),
-            ("anchors", "stride", "did you mean 'strided'"),
-            ("feature_pooling", "max", "not one of last, mean"),
-            ("feature_normalize", "per-layer", "did you mean 'per_layer'"),
-            ("feature_source", "copi", "did you mean 'copy'"),
-            ("attention_backend", "flash", "not one of auto, sdpa, flex"),
-            ("temperature", 0, "must be above 0"),
-            ("temperature", -1, "must be above 0"),
-            ("alpha", 2, "between 0 and 1"),
-            ("alpha", -0.1, "between 0 and 1"),
-            ("gamma", -1, "must not be negative"),
-            ("kl_weight", -1, "must not be negative"),
-            ("horizon", 0, "at least 1"),
-            ("stride", 0, "at least 1"),
-            ("samples", 0, "at least 1"),
-            ("samples", 1, "eval_samples"),
-            ("context_length", 0, "at least 1"),
-            ("per_device_train_batch_size", 0, "at least 1"),
-            ("per_device_eval_batch_size", 0, "at least 1"),
-            ("gradient_accumulation_steps", 0, "at least 1"),
-            ("max_steps", 0, "-1 for num_train_epochs"),
-            ("validation_split", 1.5, "no number of documents"),
-            ("test_split", 2.5, "no number of documents"),
-            ("horizon", 1020, "does not fit in context_length=1024; use horizon<=1016"),
+            ("horizen", "unknown setting 'horizen' of `ebft train`; did you mean 'horizon'"),
+            ("lr", "here it is called 'learning_rate'"),
+            ("xyzzy", r"unknown setting 'xyzzy' of `ebft train`$"),
+            ("methods", "start them with `ebft sweep` or `ebft study run`"),
+            ("resume_from_checkpoint", "give --resume, or begin anew with --model CHECKPOINT"),
         ],
     )
-    def test_errors_name_the_field_and_the_way_out(self, name: str, value: Any, expected: str) -> None:
-        message = refuse(name, value)
-        assert name in message
-        assert str(value) in message
-        assert expected in message
+    def test_unknown_names(self, name: str, words: str) -> None:
+        with pytest.raises(ConfigError, match=words):
+            load(**{name: "1"})
 
-    def test_longest_horizon_that_fits(self) -> None:
-        assert load(horizon=1016).training.horizon == 1016
+    @pytest.mark.parametrize("text", ["5: 6\n", "on: true\n", "null: 1\n"])
+    def test_a_key_that_is_no_text(self, tmp_path: Path, text: str) -> None:
+        with pytest.raises(ConfigError, match="unknown setting"):
+            load(text, tmp_path)
 
-    def test_two_sources_of_features_exclude_each_other(self) -> None:
-        with pytest.raises(ConfigError, match="feature_model='other' and feature_source='copy' exclude each other"):
-            load(feature_model="other", feature_source="copy")
+    @pytest.mark.parametrize("name", ["model", "dataset", "output_dir"])
+    @pytest.mark.parametrize("value", ["", None])
+    def test_what_is_required(self, name: str, value: str | None) -> None:
+        given = {**NEEDED, name: value} if value is not None else {k: v for k, v in NEEDED.items() if k != name}
+        with pytest.raises(ConfigError, match=f"no {name}: set `{name}` to"):
+            load_recipe(None, given)
 
-    def test_config_errors_are_the_same_from_python(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="did you mean 'reference'"):
-            EBFTConfig(output_dir=str(tmp_path), whitening="referense")
+
+class TestSecrets:
+    @pytest.fixture(autouse=True)
+    def _environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HF_TOKEN", "before")  # so that it is put back
+
+    def test_settings_that_are_made_in_python_are_saved_without_it(self, tmp_path: Path) -> None:
+        args = EBFTConfig(output_dir=str(tmp_path), use_cpu=True, hub_token=TOKEN)
+        assert args.hub_token == TOKEN, "pushing needs it"
+        assert TOKEN.encode() not in pickle.dumps(args)
+
+    @pytest.mark.usefixtures("offline")
+    def test_a_run_leaves_it_nowhere(
+        self, tiny: Path, sums: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        recipe, output = write_recipe(tmp_path, tiny, sums, hub_token=TOKEN), tmp_path / "out"
+        assert run("train", recipe, output, "--max_steps", 2) == 0
+        assert os.environ["HF_TOKEN"] == TOKEN
+        printed = capfd.readouterr()
+        assert TOKEN not in printed.out + printed.err
+        files = [file for file in output.rglob("*") if file.is_file()]
+        assert {"recipe.yaml", "training_args.bin", "README.md"} <= {file.name for file in files}
+        assert [file for file in files if TOKEN.encode() in file.read_bytes()] == []
 
 
-@pytest.mark.parametrize("text", ["gamma: " + "[" * 5000, "seed: " + "9" * 5000, "run_name: 2001-99-99"], ids=len)
-def test_a_recipe_that_a_parser_chokes_on_is_one_line(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "recipe.yaml"
-    file.write_text(text)
-    with pytest.raises(ConfigError) as error:
-        read_values(file)
-    assert str(error.value).startswith(str(file))
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 500
+def test_little_data_has_the_settings_of_the_study() -> None:
+    studies = Path(__file__).parents[2] / "results" / "replication"
+    study, longer = (yaml.safe_load((studies / f"little-1000-{name}.yaml").read_text()) for name in ("ends", "packed"))
+    settings = {**study["settings"], **study["methods"]["ebft"]["settings"], "gamma": 0.3}
+    settings["num_train_epochs"] = longer["settings"]["num_train_epochs"]
+    recipe = read_values("little-data")
+    # The data are the user's own; batches of validation and what is only shown do not change a run.
+    apart = {"dataset", "validation_dataset", "per_device_eval_batch_size", "save_only_model", "samples_every"}
+    assert {name: recipe[name] for name in settings.keys() - apart} == {n: settings[n] for n in settings.keys() - apart}

@@ -26,8 +26,7 @@ from transformers import TrainingArguments
 import ebft
 from ebft import cli
 from ebft.config.evaluation import options as evaluation_options
-from ebft.config.recipe import sections
-from ebft.config.shipped import shipped_names
+from ebft.config.recipe import sections, shipped_names
 from ebft.model.backbone import prepare_model
 from ebft.runtime.launch import PREEMPTED
 from tests.command_line.commands import ROWS, SETTINGS, write_rows

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.config.evaluation import EvalOptions
-from ebft.config.recipe import Recipe, load_recipe, read_values
-from ebft.config.shipped import RECIPES, shipped_names
+from ebft.config.recipe import RECIPES, Recipe, load_recipe, read_values, shipped_names
 from ebft.studies.study_file import read_study
 from tests.contracts.collect import text_of
 

@@ -559,7 +559,7 @@ class TestBadInput:
             (["--tasks", "multipl-e", "--languages", "rust"], "unknown language 'rust'; there is"),
             (["--tasks", "humaneval", "--samples", "many"], "samples='many' is not a whole number"),
             (["--tasks", "humaneval", "--samples", "0", "--no-greedy"], "leaves nothing to generate"),
-            (["--tasks", "humaneval", "--temperature", "0"], "temperature=0.0 must be above 0 for samples"),
+            (["--tasks", "humaneval", "--temperature", "0"], "temperature=0.0 must be above 0"),
             (["--tasks", "humaneval", "--device", "gpu"], "device='gpu' is not a device"),
             (["--tasks", "humaneval", "--bakend", "vllm"], "unknown option '--bakend'; did you mean '--backend'?"),
             (["--tasks", "humaneval", "--back", "vllm"], "unknown option '--back'; did"),

@@ -107,8 +107,8 @@ def test_another_text_is_measured_as_a_whole(tmp_path: Path, changed: dict[str, 
     ("changed", "message"),
     [
         ({"validation_split": 0}, "held no text out"),
-        ({"dataset": ["a", "b"]}, "2 datasets, mixed"),
-        ({"model": None}, "no 'model'"),
+        ({"dataset": ["a", "b"]}, "several datasets, mixed"),
+        ({"model": None}, "no run is there"),
     ],
     ids=str,
 )

@@ -56,7 +56,7 @@ def study(tiny: Path, sums: Path, tmp_path: Path) -> Any:
         ({"evaluation": {"calibration_data": "{columns}"}}, "columns.jsonl: row 1: a row needs 'text'"),
         ({"evaluation": {"calibration_data": ["{bad}"]}}, "is not text"),
         ({"validation_dataset": ["{bad}"]}, "is not text"),
-        ({"dataset": 5}, "dataset=5 is not a list"),
+        ({"dataset": 5}, "dataset=5 is not text"),
         ({"evaluation": {"calibration_data": "no.txt"}}, "evaluation: no.txt: no such file or folder"),
         (
             {"evaluation": {"calibration_data": "stdlib-functions", "feature_model": "./no"}},

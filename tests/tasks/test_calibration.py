@@ -192,7 +192,7 @@ def test_what_rollouts_are_like_by_hand(document_masks: bool) -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, math.inf, math.nan])
 def test_temperatures_that_are_none(wrong: float) -> None:
-    with pytest.raises(ConfigError, match=r"also_at_temperatures=\[.*\] must be finite and above 0"):
+    with pytest.raises(ConfigError, match="must be above 0"):
         options(also_at_temperatures=[wrong])
 
 
@@ -306,12 +306,9 @@ def test_no_profile_is_fine() -> None:
     assert not any(name.startswith("cfm_at_") for name in estimates(records)[1])
 
 
-@pytest.mark.parametrize(
-    ("context", "way_out"),
-    [(100, "use lengths up to 36,"), (64, "use a smaller profile_stride, such as 32, with lengths up to 32,")],
-)
-def test_a_profile_that_does_not_fit_names_the_way_out(context: int, way_out: str) -> None:
-    with pytest.raises(ConfigError, match=way_out):
+@pytest.mark.parametrize("context", [100, 64])
+def test_a_profile_that_does_not_fit_says_so(context: int) -> None:
+    with pytest.raises(ConfigError, match=f"do not fit in context_length={context}"):
         Profile((64,), 64).check(context)
 
 

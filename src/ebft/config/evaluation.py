@@ -1,4 +1,4 @@
-"""Every option of `ebft eval`, with its help text and checks. In training, `eval_task_options` takes the same names.
+"""Every option of `ebft eval`. In training, `eval_task_options` takes the same names.
 
 Calibration measures with the method's own settings, and reads its documents by those of training: they are not declared
 a second time, but taken from `MethodConfig` and `DataConfig` (`BORROWED`).
@@ -6,188 +6,147 @@ a second time, but taken from `MethodConfig` and `DataConfig` (`BORROWED`).
 
 from __future__ import annotations
 
-import argparse
 import math
-import typing
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
-from functools import cache, partial
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-from ebft.config.convert import convert
-from ebft.config.fields import at_least, check_choices, default_of, option
-from ebft.config.like_run import validation_options
-from ebft.config.method import MethodConfig
-from ebft.config.model_and_data import DataConfig
-from ebft.config.profile import LENGTHS, STRIDE, Profile
+from ebft.config.data import DataConfig
+from ebft.config.method import MethodConfig, settings_that_change
+from ebft.config.settings import check, option, suggestion, typed, types_of
 from ebft.errors import ConfigError, nearest
+from ebft.runtime.files import read_json
 
 TASKS = ("calibration", "humaneval", "mbpp", "multipl-e", "translation")
 LANGUAGES = ("cpp", "js", "ts", "rs", "cs", "go", "php", "java")
+# The groups of the options, in their order: the first option of each, and its title.
 GROUPS = {
-    "what": "What to evaluate",
-    "generation": "Generation",
-    "code": "Code",
-    "translation": "Translation",
-    "calibration": "Calibration",
-    "running": "Running",
+    "what": ("model", "What to evaluate"),
+    "generation": ("greedy", "Generation"),
+    "code": ("humaneval", "Code"),
+    "translation": ("translation_data", "Translation"),
+    "calibration": ("calibration_data", "Calibration"),
+    "running": ("batch_size", "Running"),
 }
-_what, _generation, _code, _translation, _calibration, _running = (partial(option, group=group) for group in GROUPS)
-
 # What calibration takes of the method's settings and of the data's, by the names it has there and here: `samples` and
 # `temperature` are those of generation. `alpha` is left out, since no reward is reported, and seed and number of
 # rollouts have options of their own.
 BORROWED: dict[str, tuple[str, type]] = {
     {"samples": "rollouts", "temperature": "rollout_temperature"}.get(f.name, f.name): (f.name, MethodConfig)
     for f in fields(MethodConfig)
-    if f.metadata.get("changes") and f.name not in ("alpha", "eval_samples", "eval_seed")
-} | {
-    name: (name, DataConfig)
-    for name in (
-        "limit_documents",
-        "test_split",
-        "split_seed",
-        "text_column",
-        "prompt_column",
-        "completion_column",
-        "messages_column",
-        "prompt_separator",
-    )
+    if f.name in {*settings_that_change("text", "features", "proxy")} - {"alpha", "eval_samples", "eval_seed"}
 }
-# Translation has a template of its own.
-BORROWED["calibration_prompt_template"] = ("prompt_template", DataConfig)
-# Options that results from before there were any do not have: left out where they are not set, so that these compare.
-ONLY_IF_SET = (
-    "test_split",
-    "prompt_separator",
-    "calibration_prompt_template",
-    "short_truths",
-    "also_at_temperatures",
-)
+_OF_DATA = ["limit_documents", "test_split", "split_seed", "text_column", "prompt_column", "completion_column"]
+BORROWED |= {name: (name, DataConfig) for name in [*_OF_DATA, "messages_column", "prompt_separator"]}
+BORROWED["calibration_prompt_template"] = ("prompt_template", DataConfig)  # translation has a template of its own
+# Options that results do not have where they are not set.
+ONLY_IF_SET = ("test_split", "prompt_separator", "calibration_prompt_template", "short_truths", "also_at_temperatures")
 NOT_SET = "not set"  # what messages call these then
 # Options of calibration that change no other number, or are told apart in another way.
 HARMLESS = ("feature_model", "also_at_temperatures")
 
 
+LENGTHS, STRIDE = (1, 2, 4, 8, 16, 32, 64, 128), 64
+
+
+class Profile(NamedTuple):
+    """Over which completion lengths calibration looks at the feature-matching loss, and the tokens between its anchors.
+    Rollouts are long, so these are fewer than the metrics' own."""
+
+    lengths: tuple[int, ...] = LENGTHS
+    stride: int = STRIDE
+
+    @classmethod
+    def fitting(cls, context_length: int, stride: int | None = None) -> Profile:
+        """The usual one, as far as it fits."""
+        stride = max(1, min(STRIDE, context_length // 2)) if stride is None else stride
+        return cls(tuple(length for length in LENGTHS if length + stride <= context_length), stride)
+
+    def check(self, context_length: int) -> None:
+        if self.stride < 1 or any(not 1 <= length <= context_length - self.stride for length in self.lengths):
+            raise ConfigError(
+                f"profile_lengths={list(self.lengths)} with profile_stride={self.stride} do not fit in context_length="
+                f"{context_length}; a length and a stride are at least 1, and together at most that"
+            )
+
+
 @dataclass
 class EvalOptions:
-    model: list[str] = _what([], "checkpoint folder, hub name or LoRA adapter folder; several are compared")
-    tasks: list[str] = _what([], f"one or more of {', '.join(TASKS)}")
-    output: str = _what("", "folder for results.json, results.md, generations and plots")
-    compare: list[str] = _what(
-        [], "instead of evaluating: folders with results.json, for one table with differences and one plot"
-    )
-    like: str | None = _what(
-        None,
-        "output folder of a run: calibration as it validated, on the text that it held out, and of its final model "
-        "unless --model says otherwise; other options win",
-    )
-    limit: int | None = _what(None, "use only the first N problems of each task")
-    seed: int = _what(0, "seed of all samples and rollouts")
+    model: list[str] = option([], "checkpoint folder, hub name or LoRA adapter folder; several are compared")
+    tasks: list[str] = option([], f"one or more of {', '.join(TASKS)}")
+    output: str = option("", "folder for results.json, results.md, generations and plots")
+    compare: list[str] = option([], "instead of evaluating: folders with results.json, for one table and one plot")
+    like: str | None = option(None, "output folder of a run: its final model, and calibration as it validated")
+    limit: int | None = option(None, "use only the first N problems of each task")
+    seed: int = option(0, "seed of all samples and rollouts")
 
-    greedy: bool = _generation(True, "also one completion at temperature 0")
-    samples: int = _generation(16, "completions per prompt at the temperature; 0: greedy only")
-    temperature: float = _generation(0.6, "temperature of the samples")
-    top_p: float | None = _generation(None, "sample from the smallest set of tokens with this probability")
-    max_new_tokens: int | None = _generation(
-        None, "longest completion in tokens; default: 512 for code, 256 for translation"
+    greedy: bool = option(True, "also one completion at temperature 0")
+    samples: int = option(16, "completions per prompt at the temperature; 0: greedy only")
+    temperature: float = option(0.6, "temperature of the samples")
+    top_p: float | None = option(None, "sample from the smallest set of tokens with this probability")
+    max_new_tokens: int | None = option(None, "longest completion; default: 512 for code, 256 for translation")
+    prompt_style: Literal["auto", "raw", "chat"] = option(
+        "auto", "raw, or chat by the template; auto: chat if there is one"
     )
-    prompt_style: Literal["auto", "raw", "chat"] = _generation(
-        "auto", "chat for the tokenizer's chat template, raw without one; auto: chat if it has one"
-    )
-    system_prompt: str | None = _generation(None, "what a chat begins with")
-    too_long: Literal["error", "truncate"] = _generation(
-        "error", "a prompt longer than the model's context: error, or truncate"
-    )
-    backend: Literal["transformers", "vllm"] = _generation("transformers", "transformers, or vllm if it is installed")
+    system_prompt: str | None = option(None, "what a chat begins with")
+    too_long: Literal["error", "truncate"] = option("error", "a prompt beyond the model's context: error, or truncate")
+    backend: Literal["transformers", "vllm"] = option("transformers", "transformers, or vllm if it is installed")
 
-    humaneval: str = _code("openai/openai_humaneval", "HumanEval: JSONL file or hub name")
-    mbpp: str = _code("google-research-datasets/mbpp:full", "MBPP: JSONL file or hub name")
-    multipl_e: str = _code("nuprl/MultiPL-E", "MultiPL-E: hub name, or a folder with humaneval-LANGUAGE.jsonl files")
-    languages: list[str] = _code(list(LANGUAGES), "languages of MultiPL-E")
-    workers: int | None = _code(None, "programs run at once; default: one per core")
-    timeout: float | None = _code(None, "seconds a program may run; default: each task's own")
-    score: bool = _code(
-        True, "run the programs; --no-score only generates, for `ebft score OUTPUT` where there is a sandbox"
-    )
-    unsafe_exec: bool = _code(False, "run programs without a sandbox if there is none: at your own risk")
+    humaneval: str = option("openai/openai_humaneval", "HumanEval: JSONL file or hub name")
+    mbpp: str = option("google-research-datasets/mbpp:full", "MBPP: JSONL file or hub name")
+    multipl_e: str = option("nuprl/MultiPL-E", "MultiPL-E: hub name, or a folder with humaneval-LANGUAGE.jsonl files")
+    languages: list[str] = option(list(LANGUAGES), "languages of MultiPL-E")
+    workers: int | None = option(None, "programs run at once; default: one per core")
+    timeout: float | None = option(None, "seconds a program may run; default: each task's own")
+    score: bool = option(True, "run the programs; --no-score only generates, for `ebft score OUTPUT` elsewhere")
+    unsafe_exec: bool = option(False, "run programs without a sandbox if there is none: at your own risk")
 
-    translation_data: str | None = _translation(None, "file, folder or hub name (name:configuration)")
-    translation_split: str = _translation("test", "its split")
-    source_field: str | None = _translation(
-        None, "field of the source, such as en; default: src, source, or the first of two"
-    )
-    target_field: str | None = _translation(
-        None, "field of the reference(s), such as de; default: ref, refs, or the second of two"
-    )
-    source_language: str | None = _translation(None, "its name for the prompt, if the field is not a language code")
-    target_language: str | None = _translation(None, "its name for the prompt, if the field is not a language code")
-    prompt_template: str | None = _translation(
-        None, "with {source}, {source_language} and {target_language}; default: ALMA's"
-    )
-    bleu_tokenize: str | None = _translation(None, "sacrebleu's tokenizer; default: by target language")
-    comet_model: str | None = _translation(None, "name or path of a COMET model; default: no COMET")
-    comet_python: str | None = _translation(
-        None, "Python of an environment with unbabel-comet; default: the running one"
-    )
+    translation_data: str | None = option(None, "file, folder or hub name (name:configuration)")
+    translation_split: str = option("test", "its split")
+    source_field: str | None = option(None, "field of the source, such as en; default: src, or the first of two")
+    target_field: str | None = option(None, "field of the reference(s); default: ref, refs, or the second of two")
+    source_language: str | None = option(None, "its name for the prompt, if the field is not a language code")
+    target_language: str | None = option(None, "its name for the prompt, if the field is not a language code")
+    prompt_template: str | None = option(None, "with {source}, {source_language}, {target_language}; default: ALMA's")
+    bleu_tokenize: str | None = option(None, "sacrebleu's tokenizer; default: by target language")
+    comet_model: str | None = option(None, "name or path of a COMET model; default: no COMET")
+    comet_python: str | None = option(None, "Python of an environment with unbabel-comet; default: the running one")
 
-    calibration_data: str | None = _calibration(
-        None, "file, folder, hub name or built-in (stdlib-functions, stdlib-code, toy-functions)"
-    )
-    calibration_split: str = _calibration("validation", "its split")
-    held_out: float = _calibration(0.0, "only the documents that training with this validation_split held out; 0: all")
-    sequences: int = _calibration(128, "maximum number of sequences")
-    feature_model: str | None = _calibration(
-        None, "the frozen feature network: folder or hub name; default: the first model, as it says"
-    )
-    profile_lengths: list[int] = _calibration(
-        list(LENGTHS), "completion lengths of the profile, by default as far as they fit; none: no profile"
-    )
-    profile_stride: int = _calibration(
-        STRIDE, "tokens between the profile's anchors; by default at most half a context"
-    )
-    also_at_temperatures: list[float] = _calibration(
-        [], "further temperatures at which the feature-matching loss is measured, such as 1.0"
-    )
-    calibration_batch_size: int = _calibration(4, "sequences at once")
+    calibration_data: str | None = option(None, "file, folder, hub name or built-in (stdlib-functions, ...)")
+    calibration_split: str = option("validation", "its split")
+    held_out: float = option(0.0, "only the documents that training with this validation_split held out; 0: all")
+    sequences: int = option(128, "maximum number of sequences")
+    feature_model: str | None = option(None, "the frozen feature network; default: the first model, as it says")
+    profile_lengths: list[int] = option(list(LENGTHS), "completion lengths of the profile, as far as they fit; or none")
+    profile_stride: int = option(STRIDE, "tokens between the profile's anchors; by default at most half a context")
+    also_at_temperatures: list[float] = option([], "further temperatures of the feature-matching loss, such as 1.0")
+    calibration_batch_size: int = option(4, "sequences at once")
 
-    batch_size: int | None = _running(
-        None, "completions generated at once; default: 16 on a CPU, on a GPU as many as fit in half its free memory"
-    )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _running(
-        "auto", "auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16 or float16"
-    )
-    device: str = _running("auto", "auto, cpu, cuda, cuda:1, ...")
-    trust_remote_code: bool = _running(False, "run code that comes with a model from the hub")
-    overwrite: bool = _running(False, "make everything again, also what another setting made")
-    replace_changed: bool = _running(False, "make again what other settings or another model made, and nothing else")
+    batch_size: int | None = option(None, "completions generated at once; default: 16 on a CPU, on a GPU what fits")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "auto: bfloat16 on a GPU, else float32")
+    device: str = option("auto", "auto, cpu, cuda, cuda:1, ...")
+    trust_remote_code: bool = option(False, "run code that comes with a model from the hub")
+    overwrite: bool = option(False, "make everything again, also what another setting made")
+    replace_changed: bool = option(False, "make again what other settings or another model made, and nothing else")
 
     # ---- borrowed: given by their flags, kept as the objects that the method and the data are read by
     method: MethodConfig = field(default_factory=MethodConfig)
     data: DataConfig = field(default_factory=DataConfig)
 
     def __post_init__(self) -> None:
-        for task in self.tasks:
-            if task not in TASKS:
-                raise ConfigError(f"unknown task {task!r}; there is {', '.join(TASKS)}{nearest(task, TASKS)}")
-        for language in self.languages:
-            if language not in LANGUAGES:
-                raise ConfigError(
-                    f"unknown language {language!r}; there is {', '.join(LANGUAGES)}{nearest(language, LANGUAGES)}"
-                )
+        for what, names, known in (("task", self.tasks, TASKS), ("language", self.languages, LANGUAGES)):
+            if odd := next((name for name in names if name not in known), ""):
+                raise ConfigError(f"unknown {what} {odd!r}; there is {', '.join(known)}{nearest(odd, known)}")
         if self.prompt_template is not None and self.tasks and "translation" not in self.tasks:
             raise ConfigError(
-                "prompt_template is that of translation, which is not among the tasks; the prompts of calibration_data "
-                "are made with calibration_prompt_template"
+                "prompt_template is translation's; those of calibration_data are made with calibration_prompt_template"
             )
-        check_choices(self, EvalOptions)
-        at_least(self, 1, "limit", "sequences", "batch_size", "calibration_batch_size", "workers", "max_new_tokens")
-        if self.samples < 0:
-            raise ConfigError(f"samples={self.samples} must be 0 (greedy only) or more")
-        if self.samples and not self.temperature > 0:
-            raise ConfigError(f"temperature={self.temperature} must be above 0 for samples; for greedy, use samples=0")
-        if not all(0 < temperature < math.inf for temperature in self.also_at_temperatures):
-            raise ConfigError(f"also_at_temperatures={self.also_at_temperatures} must be finite and above 0")
+        counts = ("limit", "sequences", "batch_size", "calibration_batch_size", "workers", "max_new_tokens")
+        check(self, EvalOptions, **dict.fromkeys(counts, 1), samples=0)
+        wrong = [t for t in self.also_at_temperatures if not 0 < t < math.inf]
+        if wrong or (self.samples and not self.temperature > 0):
+            raise ConfigError(f"temperature={[*wrong, self.temperature][0]} must be above 0; for greedy, use samples=0")
         if not self.samples and not self.greedy:
             raise ConfigError("samples=0 without greedy leaves nothing to generate")
         if "calibration" in self.tasks:
@@ -199,76 +158,80 @@ class EvalOptions:
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> EvalOptions:
-        """From the text of flags or from a recipe: names and types are checked."""
+        """From the text of flags or from a recipe, by the names of the flags."""
         if values.get("like"):
-            values = {**validation_options(values["like"], BORROWED, values.get("calibration_data")), **values}
-        if values.get("profile_lengths") in ("none", ["none"]):
-            values = {**values, "profile_lengths": []}
-        types = {name: types_of(owner)[f.name] for name, f, owner in options()}
+            values = {**validation_options(values["like"], values.get("calibration_data")), **values}
+        known = {name: types_of(owner)[f.name] for name, f, owner in options()}
         given: dict[type, dict[str, Any]] = {EvalOptions: {}, MethodConfig: {}, DataConfig: {}}
         for name, value in values.items():
-            if name not in types:
-                raise ConfigError(f"unknown option {name!r} of an evaluation{nearest(name, types)}")
+            if name not in known:
+                raise ConfigError(f"unknown option {name!r} of an evaluation{suggestion(name, known)}")
             inner, owner = BORROWED.get(name, (name, EvalOptions))
-            given[owner][inner] = convert(name, value, types[name])
-        usual = Profile.fitting(
-            given[MethodConfig].get("context_length", MethodConfig().context_length),
-            given[EvalOptions].get("profile_stride"),
-        )
-        given[EvalOptions] = {
-            "profile_lengths": list(usual.lengths),
-            "profile_stride": usual.stride,
-            **given[EvalOptions],
-        }
-        rollouts = given[MethodConfig].get("samples")
-        if rollouts is not None and rollouts < 2:  # by the name that was given
-            raise ConfigError(f"rollouts={rollouts} must be at least 2 for the unbiased feature-matching loss")
-        method = MethodConfig(**given[MethodConfig], eval_seed=given[EvalOptions].get("seed", 0))
-        return cls(**given[EvalOptions], method=method, data=DataConfig(**given[DataConfig]))
+            given[owner][inner] = typed(name, value, known[name])
+        own = given[EvalOptions]
+        if given[MethodConfig].get("samples", 2) < 2:  # by the name that was given
+            raise ConfigError("rollouts must be at least 2 for the unbiased feature-matching loss")
+        method = MethodConfig(**given[MethodConfig], eval_seed=own.get("seed", 0))
+        usual = Profile.fitting(method.context_length, own.get("profile_stride"))
+        own = {"profile_lengths": list(usual.lengths), "profile_stride": usual.stride, **own}
+        return cls(**own, method=method, data=DataConfig(**given[DataConfig]))
 
     def values(self, *groups: str) -> dict[str, Any]:
         """The options of some groups, by the names of their flags."""
         owners: dict[type, Any] = {EvalOptions: self, MethodConfig: self.method, DataConfig: self.data}
-        return {name: getattr(owners[owner], f.name) for name, f, owner in options() if group_of(name, f) in groups}
+        return {name: getattr(owners[owner], f.name) for name, f, owner in options(*groups)}
 
 
-def options() -> Iterator[tuple[str, Field[Any], type]]:
-    """Every option: its name, the field that declares it, and the class that the field is of."""
-    for f in fields(EvalOptions):
-        if "group" in f.metadata:
+def options(*groups: str) -> Iterator[tuple[str, Field[Any], type]]:
+    """The options of these groups, or all: the name, the field that declares it, and the class that this is of."""
+    group = ""
+    firsts = {first: name for name, (first, _) in GROUPS.items()}
+    for f in fields(EvalOptions)[:-2]:  # without what holds the borrowed ones
+        group = firsts.get(f.name, group)
+        if not groups or group in groups:
             yield f.name, f, EvalOptions
     for name, (inner, owner) in BORROWED.items():
-        yield name, next(f for f in fields(owner) if f.name == inner), owner
+        if not groups or "calibration" in groups:
+            yield name, next(f for f in fields(owner) if f.name == inner), owner
 
 
-def group_of(name: str, f: Field[Any]) -> str:
-    return "calibration" if name in BORROWED else f.metadata["group"]
+# ---- settings of a run that was made ---------------------------------------------------------------------------------
 
 
-@cache
-def types_of(owner: type) -> dict[str, Any]:
-    return typing.get_type_hints(owner)
+def settings_of_run(folder: Path) -> dict[str, Any] | None:
+    """Of a run's folder, or of a model or checkpoint inside one."""
+    found = (read_json(place / "resolved.json") for place in (folder, folder.parent))
+    return next((settings for settings in found if isinstance(settings, dict)), None)
 
 
-def parse(arguments: list[str], parser: argparse.ArgumentParser) -> EvalOptions:
-    groups = {name: parser.add_argument_group(title) for name, title in GROUPS.items()}
-    for name, f, _ in options():
-        groups[group_of(name, f)].add_argument("--" + name.replace("_", "-"), **_argument(name, f))
-    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
-    for name in ("tasks", "languages", "profile_lengths", "also_at_temperatures", "feature_layers"):
-        if name in given:
-            given[name] = [item for value in given[name] for item in value.split(",") if item not in ("", "none")]
-    return EvalOptions.from_values(given)
+def place_of(source: str) -> str:
+    path = Path(source).expanduser()
+    return str(path.resolve()) if path.exists() else source
 
 
-def _argument(name: str, f: Field[Any]) -> dict[str, Any]:
-    default = default_of(f)
-    shown = ",".join(map(str, default)) if isinstance(default, list) else default
-    help = f.metadata["help"].replace("%", "%%")
-    if shown not in ("", None, False) and "default:" not in help:
-        help += f" [{shown}]"
-    if isinstance(default, bool):
-        return {"action": argparse.BooleanOptionalAction, "default": None, "help": help}
-    if isinstance(default, list):
-        return {"nargs": "+", "action": "extend", "metavar": name.upper(), "help": help}
-    return {"metavar": "VALUE", "help": help}
+def validation_options(folder: str, text: str | None = None) -> dict[str, Any]:
+    """The options that measure what a run measured, on the same text, or on another one, which is taken whole."""
+    settings = settings_of_run(Path(folder).expanduser())
+    if settings is None or not {"dataset", "model"} <= settings.keys():  # such as of a run by the Python trainer
+        raise ConfigError(f"like={folder}: no run is there; give its output folder, which has a resolved.json")
+    found = {name: settings[inner] for name, (inner, _) in BORROWED.items() if inner in settings}
+    found |= {
+        "model": [folder],
+        "rollouts": settings.get("eval_samples") or settings["samples"],
+        "seed": settings["eval_seed"],
+        "feature_model": settings.get("feature_model") or settings["model"],
+    }
+    several = len(settings["dataset"]) > 1
+    theirs = settings.get("validation_dataset") or (None if several else settings["dataset"][0])
+    if text is not None and (theirs is None or place_of(text) != place_of(theirs)):
+        of_their_text = ("limit_documents", "test_split", "split_seed")
+        return {name: value for name, value in found.items() if name not in of_their_text}
+    found["sequences"] = settings["validation_sequences"]
+    if settings.get("validation_dataset") is not None:
+        found |= {"calibration_split": settings["validation_dataset_split"], "held_out": 0.0, "test_split": 0.0}
+    elif settings["validation_split"] and not several:
+        found |= {"calibration_split": settings["dataset_split"], "held_out": settings["validation_split"]}
+    else:
+        what = "held out text of several datasets, mixed" if several else "held no text out"
+        raise ConfigError(f"like={folder}: that run {what}; give --calibration-data instead")
+    return found | {"calibration_data": theirs}

@@ -1,146 +1,92 @@
-"""The method's settings, for training, baselines, evaluation and sweeps alike. docs/method.md has the paper's.
-
-`changes` says which validation numbers depend on a setting: all of them ("text"), those that the frozen network gives
-("features"), or only the whitened proxy and the reward ("proxy"). `ebft eval` takes the settings that have it, and
-`ebft compare` looks at them to say which numbers of two runs compare.
-"""
+"""The method's settings, for training, baselines, evaluation and sweeps alike. docs/method.md has the paper's."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ebft.config.fields import at_least, check_choices, option
+from ebft.config.settings import check, option
 from ebft.errors import ConfigError
 from ebft.method.choices import Anchors, Backend, Normalize, Pooling, Whitening
 
-_method, _features = partial(option, group="method"), partial(option, group="features")
+# Which validation numbers depend on a setting: all of them ("text"), those that the frozen network gives ("features"),
+# or only the whitened proxy and the reward ("proxy").
+CHANGES = {
+    "text": ("context_length", "document_masks", "packing"),
+    "features": (
+        *("horizon", "stride", "temperature", "anchors", "answer_only", "short_truths", "eval_seed"),
+        *("feature_layers", "feature_pooling", "feature_normalize"),
+    ),
+    "proxy": ("samples", "whitening", "alpha", "eval_samples"),
+}
+# Settings of `ebft train` that say how EBFT trains and not how validation measures: idle in a baseline.
+ONLY_EBFT = ("gamma", "kl_weight", "rollout_batch_size", "max_reward", "compile_layers", "disable_dropout")
 
 
 @dataclass
 class MethodConfig:
-    context_length: int = _method(1024, "T: tokens of a sequence", changes="text")
-    horizon: int = _method(8, "G: tokens of a rollout", changes="features")
-    stride: int = _method(8, "s: tokens between anchors", changes="features")
-    samples: int = _method(4, "n: rollouts from every anchor", changes="proxy")
-    temperature: float = _method(
-        0.6, "sampling temperature of the rollouts, and of their log-probs", changes="features"
+    context_length: int = option(1024, "T: tokens of a sequence")
+    horizon: int = option(8, "G: tokens of a rollout")
+    stride: int = option(8, "s: tokens between anchors")
+    samples: int = option(4, "n: rollouts from every anchor")
+    temperature: float = option(0.6, "sampling temperature of the rollouts, and of their log-probs")
+    anchors: Anchors = option(
+        "strided", "strided: every `stride` tokens; answer_start: whole answers, with a long horizon"
     )
-    anchors: Anchors = _method(
-        "strided",
-        "strided: every `stride` tokens; answer_start: one anchor at the start of each answer, for whole-answer "
-        "rollouts with a long horizon, which end at end tokens",
-        changes="features",
+    whitening: Whitening = option(
+        "reference", f"form of the reward: {', '.join(get_args(Whitening))}. reference: the released code's"
     )
-    whitening: Whitening = _method(
-        "reference",
-        f"form of the reward: {', '.join(get_args(Whitening))}. reference is what the released code computes and what "
-        "the paper's numbers come from",
-        changes="proxy",
+    alpha: float = option(1.0, "weight of the diversity term in the reward, 0 to 1")
+    gamma: float = option(0.0, "weight of next-token cross-entropy beside feature matching")
+    kl_weight: float = option(0.0, "weight of the KL divergence from the model at the start (beta in TRL); 0 is off")
+    answer_only: bool = option(
+        True, "use only anchors and targets inside answers: completions, assistant turns, and all of plain text"
     )
-    alpha: float = _method(1.0, "weight of the diversity term in the reward, 0 to 1", changes="proxy")
-    gamma: float = _method(0.0, "weight of next-token cross-entropy beside feature matching")
-    kl_weight: float = _method(0.0, "weight of the KL divergence from the model at the start (beta in TRL); 0 is off")
-    answer_only: bool = _method(
-        True,
-        "use only anchors and cross-entropy targets inside answers: completions, assistant turns, and all of plain "
-        "text; the released runs train on every position",
-        changes="features",
+    document_masks: bool = option(False, "a token sees only its own document, and completions end at end tokens")
+    short_truths: bool = option(
+        False, "with document_masks, also anchors whose text ends before a rollout: without, models unlearn to end"
     )
-    document_masks: bool = _method(
-        False,
-        "a token sees only its own document, and completions end at end tokens (with answer_start anchors they always "
-        "do); the released runs went without",
-        changes="text",
-    )
-    short_truths: bool = _method(
-        False,
-        "with document_masks, also use anchors whose text ends before a rollout does, in training and in validation; "
-        "without them feature matching teaches a model not to end",
-        changes="features",
-    )
-
     # ---- the frozen feature network
-    feature_layers: list[int | float] = _features(
-        [0.25, 0.5, 0.75],
-        "hidden states to tap: fractions of the depth (0.25, 1.0) or layer numbers (1, 8; 0 is the embeddings)",
-        changes="features",
+    feature_layers: list[int | float] = option(
+        [0.25, 0.5, 0.75], "hidden states to tap: fractions of the depth (0.25, 1.0) or layers (1, 8; 0: embeddings)"
     )
-    feature_pooling: Pooling = _features(
-        "last", "last token of the completion, or mean over its tokens, each normalised", changes="features"
+    feature_pooling: Pooling = option("last", "last token of the completion, or mean over its tokens, each normalised")
+    feature_normalize: Normalize = option(
+        "per_layer", "unit length: per tapped layer as in the paper's text, or joint as in the released code"
     )
-    feature_normalize: Normalize = _features(
-        "per_layer",
-        "per_layer: unit length per tapped layer, as in the paper's text; joint: once, as the released code does",
-        changes="features",
+    feature_source: Literal["auto", "copy", "adapter_off", "random", "average"] = option(
+        "auto", "auto, copy of the model at the start, adapter_off under LoRA, random, or moving average"
     )
-    feature_source: Literal["auto", "copy", "adapter_off", "random", "average"] = _features(
-        "auto",
-        "auto: a copy of the model at the start, or with LoRA the base model with its adapter off; or copy, "
-        "adapter_off, random, average",
-    )
-    feature_model: str | None = _features(
-        None,
-        "another checkpoint (folder, hub name or output folder of a run) with the same vocabulary as the feature "
-        "network",
-    )
-    feature_decay: float = _features(0.999, "decay of the moving average with feature_source=average")
-
+    feature_model: str | None = option(None, "another checkpoint with the same vocabulary as the feature network")
+    feature_decay: float = option(0.999, "decay of the moving average with feature_source=average")
     # ---- around the method: how text becomes sequences, what computes, how validation draws
-    packing: bool = option(
-        True, "documents one after the other; otherwise one document a row, padded", "data", changes="text"
-    )
-    attention_backend: Backend = option("auto", "auto, sdpa, or flex (CUDA)", "running")
-    trees: bool = option(
-        True,
-        "compute what completions have in common once. The numbers are the same to rounding; off is for comparison",
-        "running",
-    )
-    eval_samples: int | None = option(
-        None, "rollouts per anchor in evaluation; default: samples", "running", changes="proxy"
-    )
-    eval_seed: int = option(
-        0, "seed of the rollouts in evaluation, the same at every step", "running", changes="features"
-    )
+    packing: bool = option(True, "documents one after the other; otherwise one document a row, padded")
+    attention_backend: Backend = option("auto", "auto, sdpa, or flex (CUDA)")
+    trees: bool = option(True, "compute what completions have in common once: the same numbers, to rounding")
+    eval_samples: int | None = option(None, "rollouts per anchor in evaluation; default: samples")
+    eval_seed: int = option(0, "seed of the rollouts in evaluation, the same at every step")
 
     def __post_init__(self) -> None:
         self.check_method()
 
     def check_method(self) -> None:
-        """All checks on the method's settings."""
-        check_choices(self, MethodConfig)
-        at_least(self, 1, "context_length", "horizon", "stride", "samples", "eval_samples")
-        if self.anchors == "strided" and self.context_length - self.horizon < self.stride:
-            longest = self.context_length - self.stride
-            way_out = f"use horizon<={longest}" if longest >= 1 else "use a smaller stride"
+        """What would go wrong only after the first rollouts, or without a word."""
+        positive = dict.fromkeys(("context_length", "horizon", "stride", "samples", "eval_samples"), 1)
+        check(self, MethodConfig, **positive, alpha=0, gamma=0, kl_weight=0)
+        if self.anchors == "strided" and (longest := self.context_length - self.stride) < self.horizon:
             raise ConfigError(
                 f"horizon={self.horizon} with stride={self.stride} does not fit in context_length="
-                f"{self.context_length}; {way_out} or a longer context"
+                f"{self.context_length}; use horizon<={longest}, or a longer context"
             )
         if self.short_truths and not (self.document_masks and self.anchors == "strided"):
-            raise ConfigError(
-                "short_truths=true needs document_masks=true and strided anchors: without masks, texts run on into the "
-                "next document, and whole answers (anchors=answer_start) have their ends already; set "
-                "short_truths=false"
-            )
-        if not self.temperature > 0:
-            raise ConfigError(
-                f"temperature={self.temperature} must be above 0: greedy rollouts have no policy gradient"
-            )
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha={self.alpha} must lie between 0 and 1")
-        for name in ("gamma", "kl_weight"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
+            raise ConfigError("short_truths=true needs document_masks=true and anchors=strided")
+        if not self.temperature > 0 or self.alpha > 1:
+            raise ConfigError(f"temperature={self.temperature} must be above 0, and alpha={self.alpha} at most 1")
         if self.samples < 2 and (self.eval_samples or 1) < 2:
-            raise ConfigError(
-                "samples=1 leaves no unbiased feature-matching loss to evaluate; set eval_samples=2 or more"
-            )
+            raise ConfigError("samples=1 leaves no unbiased feature-matching loss to evaluate; set eval_samples=2")
         if self.feature_model is not None and self.feature_source != "auto":
             raise ConfigError(
-                f"feature_model={self.feature_model!r} and feature_source={self.feature_source!r} exclude each "
-                "other; give one of them"
+                f"feature_model={self.feature_model!r} and feature_source={self.feature_source!r} exclude each other"
             )
 
     @property
@@ -161,4 +107,4 @@ class MethodConfig:
 
 def settings_that_change(*kinds: str) -> tuple[str, ...]:
     """Names of the settings that validation numbers of these kinds depend on."""
-    return tuple(f.name for f in fields(MethodConfig) if f.metadata.get("changes") in kinds)
+    return tuple(name for kind in kinds for name in CHANGES[kind])

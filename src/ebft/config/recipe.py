@@ -1,39 +1,31 @@
-"""Recipes: YAML files and command-line flags, turned into checked settings. Flags win over the file.
-
-Names, ebft's own values and what is missing are checked before transformers is imported, which takes seconds: a slip
-on the command line is answered at once.
-"""
+"""Recipes: YAML files, by path or by the name of one that comes with ebft, and flags, which win over the file."""
 
 from __future__ import annotations
 
-import typing
-from dataclasses import dataclass, fields
-from functools import cache
+import os
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from ebft.config.baseline_options import RLVROptions, SFTOptions
-from ebft.config.convert import convert
-from ebft.config.defaults import TransformersDefaults
-from ebft.config.fields import default_of
+from ebft.config.data import DataConfig, ModelConfig
 from ebft.config.method import MethodConfig
-from ebft.config.model_and_data import DataConfig, ModelConfig
-from ebft.config.running import RunningConfig
-from ebft.config.secrets import take_secrets
-from ebft.config.shipped import find_recipe
-from ebft.config.synonyms import suggestion
-from ebft.config.transformers_settings import transformers_settings
+from ebft.config.settings import default_of, suggestion, typed, types_of
 from ebft.data.rows import check_hub, check_place
-from ebft.errors import ConfigError
+from ebft.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from ebft.config.training import EBFTConfig
 
-UNNAMED = "unnamed"  # stands for the output folder of a dry run that was given none: it writes nothing
-# The commands that train, and what each adds to the settings of `ebft train`.
-TRAINING: dict[str, tuple[type, ...]] = {"train": (), "sft": (SFTOptions,), "rlvr": (RLVROptions,)}
+RECIPES = Path(__file__).parents[1] / "recipes"
+TRAINING = ("train", "sft", "rlvr")  # the commands that train
+REQUIRED = {
+    "model": "a folder or hub name, or smollm2-135m after `ebft fetch smollm2-135m`",
+    "dataset": "a file, a folder, a hub name or a built-in such as stdlib-functions",
+    "output_dir": "a folder",
+}
 
 
 @dataclass
@@ -45,96 +37,80 @@ class Recipe:
     command: str = "train"
 
 
-def settings_class(command: str = "train") -> type[EBFTConfig]:
-    """The settings of a command as one class, which imports transformers."""
-    from ebft.config.baseline_settings import RLVRSettings, SFTSettings
+def sections(command: str = "train") -> tuple[type, ...]:
+    """The dataclasses of a command's settings. Importing transformers, which the last needs, takes seconds."""
+    from ebft.config.baselines import RLVRSettings, SFTSettings
     from ebft.config.training import EBFTConfig
 
-    return {"train": EBFTConfig, "sft": SFTSettings, "rlvr": RLVRSettings}[command]
-
-
-def sections(command: str = "train") -> tuple[type, ...]:
-    return (ModelConfig, DataConfig, settings_class(command))
+    return ModelConfig, DataConfig, {"train": EBFTConfig, "sft": SFTSettings, "rlvr": RLVRSettings}[command]
 
 
 def field_types(command: str = "train") -> dict[str, Any]:
-    return _types(sections(command))
+    return {name: kind for section in sections(command) for name, kind in types_of(section).items()}
 
 
-@cache
-def _types(classes: tuple[type, ...]) -> dict[str, Any]:
-    types: dict[str, Any] = {}
-    for cls in classes:
-        hints = typing.get_type_hints(cls)
-        types.update({f.name: hints[f.name] for f in fields(cls) if f.init})
-    return types
-
-
-def load_recipe(file: str | Path | None, overrides: dict[str, Any], command: str = "train") -> Recipe:
-    """Read a recipe, apply the flags, check names and types, and build the three configurations."""
-    values = take_secrets({**(read_values(file) if file is not None else {}), **overrides})
-    check_values(values, command)
-    training, types = settings_class(command), field_types(command)
-    given = {name: convert(name, value, types[name]) for name, value in values.items()}  # in the order given
-
-    def of(cls: type) -> Any:
-        return cls(**{f.name: given[f.name] for f in fields(cls) if f.init and f.name in given})
-
-    return Recipe(of(ModelConfig), of(DataConfig), of(training), given, command)
-
-
-def check_values(values: dict[str, Any], command: str = "train") -> dict[str, Any]:
-    """What can be said about the values of a recipe without transformers. Returns them as their types."""
-    if "sweep" in values:
-        raise ConfigError("the recipe holds a `sweep`, which is many runs; start them with `ebft sweep`")
-    if "methods" in values:
-        raise ConfigError("this is a study, which is many runs; start them with `ebft study run`")
-    if values.get("resume_from_checkpoint"):  # of transformers, where nothing but example scripts reads it
-        raise ConfigError(
-            "resume_from_checkpoint is not used: --resume continues the run in output_dir from its last checkpoint, "
-            "and --model CHECKPOINT begins a new run with its weights"
-        )
-    types = {name: setting.type for name, setting in transformers_settings().items()} | _own_types(command)
-    checked: dict[str, Any] = {}
-    for name, value in values.items():
+def load_recipe(file: str | Path | None, overrides: Mapping[str, Any], command: str = "train") -> Recipe:
+    """Read a recipe, apply the flags, and build the three configurations, which check their values."""
+    values = {**(read_values(file) if file is not None else {}), **overrides}
+    if token := values.pop("hub_token", None):
+        os.environ["HF_TOKEN"] = str(token)  # where libraries look; recipes, cards and checkpoints then hold no secret
+    types = field_types(command)
+    for name in values:
+        if name in ("sweep", "methods"):
+            raise ConfigError(f"`{name}` means many runs; start them with `ebft sweep` or `ebft study run`")
         if name not in types:
-            for other in ("sft", "rlvr"):
-                if name in _own_types(other):
-                    raise ConfigError(
-                        f"unknown setting {name!r} of `ebft {command}`: it is one of `ebft {other}`; leave it out "
-                        "here, or in a study put it under that method"
-                    )
-            raise ConfigError(f"unknown setting {name!r}{suggestion(str(name), types)}")
-        if types[name] is not None:
-            checked[name] = convert(name, value, types[name])
-    if not checked.get("model"):
-        raise ConfigError(
-            "no model: set `model` to a folder or hub name, or to smollm2-135m after `ebft fetch smollm2-135m`"
-        )
-    if not checked.get("dataset"):
-        raise ConfigError(
-            "no data: set `dataset` to a file, a folder, a hub name or a built-in such as stdlib-functions"
-        )
-    if not checked.get("output_dir"):
-        raise ConfigError("no output folder: set `output_dir`")
-    for cls in (ModelConfig, DataConfig, MethodConfig, RunningConfig):
-        cls(**{f.name: checked[f.name] for f in fields(cls) if f.name in checked})
-    return checked
+            raise ConfigError(f"unknown setting {name!r} of `ebft {command}`{suggestion(str(name), types)}")
+    given = {name: typed(name, value, types[name]) for name, value in values.items()}
+    for name, what in REQUIRED.items():
+        if not given.get(name):
+            raise ConfigError(f"no {name}: set `{name}` to {what}")
+    if given.get("resume_from_checkpoint"):
+        raise ConfigError("resume_from_checkpoint is not used: give --resume, or begin anew with --model CHECKPOINT")
+    model, data, training = (
+        section(**{name: given[name] for name in types_of(section) if name in given}) for section in sections(command)
+    )
+    return Recipe(model, data, training, given, command)
 
 
-def check_places(values: dict[str, Any]) -> None:
-    """Data in local files must be there: said before anything slow is imported."""
+def groups(command: str = "train") -> dict[str, list[Field[Any]]]:
+    """The settings of a command by the titles under which help and documentation show them."""
+    from transformers import TrainingArguments
+
+    from ebft.config.training import EBFTConfig
+
+    model, data, training = sections(command)
+    theirs, method = types_of(TrainingArguments), types_of(MethodConfig)
+    own = training.__annotations__ if training is not EBFTConfig else {}
+    settings = [f for f in fields(training) if f.init and f.name not in own]
+    return {
+        "The model": list(fields(model)),
+        "The data": list(fields(data)),
+        "The baseline": [f for f in fields(training) if f.init and f.name in own],
+        "The method": [f for f in settings if f.name in method and not f.name.startswith("feature_")],
+        "The frozen feature network": [f for f in settings if f.name in method and f.name.startswith("feature_")],
+        "Running": [f for f in settings if f.name in EBFTConfig.__annotations__ and f.name not in theirs],
+        "Settings of transformers' TrainingArguments": [f for f in settings if f.name in theirs],
+    }
+
+
+UNNAMED = "unnamed"
+
+
+def known_settings(command: str = "train") -> list[str]:
+    return list(field_types(command))
+
+
+def check_places(values: Mapping[str, Any]) -> None:
     for source in _sources(values):
         check_place(source)
 
 
-def check_hub_datasets(values: dict[str, Any]) -> None:
-    """Datasets of the hub must be in the cache, or the hub must be there: said before anything slow is imported."""
+def check_hub_datasets(values: Mapping[str, Any]) -> None:
     for source in _sources(values):
         check_hub(source)
 
 
-def _sources(values: dict[str, Any]) -> list[str]:
+def _sources(values: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     for name in ("dataset", "validation_dataset"):
         sources = values.get(name) or []
@@ -142,52 +118,36 @@ def _sources(values: dict[str, Any]) -> list[str]:
     return found
 
 
-def known_settings(command: str = "train") -> list[str]:
-    """Every name that a recipe of the command may hold, without importing transformers."""
-    return [*_own_types(command), *transformers_settings()]
-
-
-def _own_types(command: str) -> dict[str, Any]:
-    return _types(own_sections(command))
-
-
-def own_sections(command: str) -> tuple[type, ...]:
-    """The classes of the settings that ebft declares itself; where two declare one, the last wins."""
-    return (ModelConfig, DataConfig, MethodConfig, RunningConfig, TransformersDefaults, *TRAINING[command])
-
-
 def read_values(file: str | Path) -> dict[str, Any]:
     """What stands in a recipe, a file or one of the package, unchecked."""
     path = find_recipe(file)
     try:
-        text = path.read_text(encoding="utf-8")
-        if _depth(text) > 100:  # the parser takes minutes over thousands of brackets
-            raise RecursionError
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also a date that is none, or what is no UTF-8
         raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8 text") from None
-    except (RecursionError, MemoryError):
-        raise ConfigError(f"{path}: nested too deeply") from None
-    except ValueError as error:  # a date that is none, a number of thousands of digits
-        raise ConfigError(f"{path}: not valid YAML ({error})") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a recipe is a list of `setting: value` lines")
     return values
 
 
-def _depth(text: str) -> int:
-    """How deeply the brackets of a text are nested."""
-    depth = deepest = 0
-    for character in text:
-        depth = max(0, depth + (character in "[{") - (character in "]}"))
-        deepest = max(deepest, depth)
-    return deepest
+def shipped_names() -> list[str]:
+    return sorted(file.relative_to(RECIPES).with_suffix("").as_posix() for file in RECIPES.rglob("*.yaml"))
 
 
-def as_given(name: str, values: dict[str, Any], command: str = "train") -> Any:
+def find_recipe(name: str | Path, kind: Literal["recipe", "study"] = "recipe") -> Path:
+    """The file of a recipe or study: a path, or else the name of one in the package."""
+    path, names = Path(name).expanduser(), shipped_names()
+    if path.is_file():
+        return path
+    if str(name) in names:
+        return RECIPES / f"{name}.yaml"
+    close = [found for found in names if found.rpartition("/")[2] == path.stem]
+    near = f"; did you mean {' or '.join(map(repr, close))}?" if close else nearest(str(name), names)
+    raise ConfigError(f"{name}: no such {kind}: neither a file nor one that comes with ebft{near}")
+
+
+def as_given(name: str, values: Mapping[str, Any], command: str = "train") -> Any:
     """What a setting is with these values: the one given, as its type, or the default."""
     if name in values:
-        return convert(name, values[name], field_types(command)[name])
-    return next(default_of(f) for cls in sections(command) for f in fields(cls) if f.name == name)
+        return typed(name, values[name], field_types(command)[name])
+    return next(default_of(f) for section in sections(command) for f in fields(section) if f.name == name)

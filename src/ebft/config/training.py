@@ -8,78 +8,127 @@ changes nothing: no process group is joined and no device is set up before a run
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from transformers import TrainingArguments
+from transformers.integrations import integration_utils
 
-from ebft.config import parallel
-from ebft.config.defaults import TransformersDefaults
-from ebft.config.fields import at_least
+from ebft.config.evaluation import TASKS
 from ebft.config.method import MethodConfig
-from ebft.config.parallel import Sharding
-from ebft.config.running import RunningConfig
-from ebft.config.secrets import is_secret
-from ebft.config.synonyms import suggestion
+from ebft.config.settings import check, option
 from ebft.errors import ConfigError, nearest
 from ebft.method.measures import NAMES, smaller_is_better
 
 
-@dataclass
-class EBFTConfig(RunningConfig, MethodConfig, TransformersDefaults, TrainingArguments):  # type: ignore[misc]  # fsdp may be a bool
-    sharding: Sharding | None = field(default=None, init=False, repr=False)  # what fsdp and fsdp_config come to
-    trains_in_fp16: ClassVar[bool] = False
+@dataclass(frozen=True)
+class Sharding:
+    """How a model is sharded over the processes (FSDP2)."""
 
-    def __new__(cls, *args: Any, **settings: Any) -> Self:
-        """Python's own error about an unknown name would not say what it is called here."""
-        known = [f.name for f in fields(cls) if f.init]
-        for name in settings:
-            if name not in known:
-                raise TypeError(f"{cls.__name__} has no setting {name!r}{suggestion(name, known)}")
-        return super().__new__(cls)
+    reshard_after_forward: bool = True  # free a layer's gathered weights after every forward pass
+
+
+@dataclass
+class EBFTConfig(MethodConfig, TrainingArguments):
+    trains_in_fp16: ClassVar[bool] = False
+    sharding: Sharding | None = field(default=None, init=False, repr=False)  # what fsdp and fsdp_config come to
+
+    # ---- how a run behaves beyond what transformers' settings say
+    bf16_if_fast: bool = option(False, "bf16=true where the hardware has units for it (GPUs since Ampere, AMX)")
+    compile_layers: bool | None = option(None, "torch.compile the layers; default: on a GPU, or with torch_compile")
+    rollout_batch_size: int | None = option(None, "sequences rolled out at once; default: a whole accumulation window")
+    disable_dropout: bool = option(True, "set the model's dropouts to 0: EBFT needs the log-probs it sampled from")
+    save_log_spaced: bool = option(False, "also save checkpoints at steps 1, 2, 4, 8, ...")
+    samples_every: int = option(50, "write a table of contexts, truths and completions every N steps; 0: never")
+    show_prompts: int = option(0, "held-out prompts to answer before and after training, shown at the end; 0: none")
+    early_stopping_patience: int | None = option(None, "stop after N evaluations without a better metric (cfm)")
+    early_stopping_threshold: float = option(0.0, "what counts as better must be so by more than this")
+    max_reward: float = option(1e4, "stop if the mean reward grows beyond this")
+    eval_tasks: list[str] = option([], f"tasks of `ebft eval` to run while training: {', '.join(TASKS)}")
+    eval_tasks_every: int | None = option(None, "run eval_tasks every N steps; default: at every evaluation")
+    eval_task_options: dict[str, Any] = option({}, "options of `ebft eval` for them: {limit: 20}; only in a recipe")
+
+    # ---- settings of transformers, most of them for the paper's values
+    per_device_train_batch_size: int = option(16, "sequences per process and forward pass")
+    per_device_eval_batch_size: int = option(8, "sequences per process in evaluation")
+    learning_rate: float = option(1e-6, "learning rate of AdamW")
+    lr_scheduler_type: str = option("constant_with_warmup", "learning rate schedule")
+    warmup_steps: float = option(0.03, "warm-up: a share of all steps below 1, else steps")
+    adam_beta2: float = option(0.95, "second beta of AdamW")
+    num_train_epochs: float = option(2.0, "passes over the data")
+    logging_steps: float = option(10, "number of steps between log entries")
+    save_total_limit: int | None = option(3, "checkpoints kept; the best one is kept besides")
+    report_to: str | list[str] | None = option("none", "tensorboard, wandb, trackio, a list of these, all, or none")
+    logging_nan_inf_filter: bool = option(False, "hide NaN losses in logs; EBFT stops at them")
+    remove_unused_columns: bool = option(False, "EBFT needs all columns of its datasets")
+    fsdp: str | bool | None = option(  # type: ignore[assignment]
+        None, "shard the model over the processes (FSDP2): full_shard; shard_grad_op keeps weights until backward"
+    )
+    fsdp_config: dict[str, Any] | str | None = option(None, "options of fsdp: version (2) and reshard_after_forward")
+    ddp_timeout: int = option(1800, "seconds after which a process gives up on another one that does not answer")
 
     def __post_init__(self) -> None:
         self.check_method()
-        self.check_running()
-        if not self.learning_rate >= 0:  # torch would say so only after the first evaluation
-            raise ConfigError(f"learning_rate={self.learning_rate} must not be negative")
-        at_least(self, 1, "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
+        sizes = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
+        counts = ("rollout_batch_size", "eval_tasks_every", "early_stopping_patience")
+        check(self, EBFTConfig, **dict.fromkeys((*sizes, *counts), 1), learning_rate=0, show_prompts=0)
         if self.max_steps == 0:
             raise ConfigError("max_steps=0 trains nothing; use 1 or more, or -1 for num_train_epochs")
+        if unknown := [task for task in self.eval_tasks if task not in TASKS]:
+            raise ConfigError(
+                f"eval_tasks holds {unknown[0]!r}; there is {', '.join(TASKS)}{nearest(unknown[0], TASKS)}"
+            )
         if self.bf16_if_fast and _has_fast_bf16(self.use_cpu):
             self.bf16 = True
-        if not self.use_cpu:
-            parallel.check_enough_gpus(torch.cuda.device_count())
         if not torch.accelerator.is_available():
             # Said aloud: bf16 in a recipe for a GPU then loads on any machine, and several processes find each other.
             self.use_cpu = True
             self.dataloader_pin_memory = False  # there is nothing to pin memory for, and torch would warn
-        parallel.check_not_wrapped(self)
-        self.sharding = parallel.sharding_of(self)
-        self.fsdp, self.fsdp_config = None, None
-        if self.enable_jit_checkpoint:
-            raise ConfigError("enable_jit_checkpoint=true: ebft saves on SIGTERM by itself; leave it out")
-        if self.fp16 and not self.trains_in_fp16:
-            raise ConfigError(
-                "fp16=true is not supported: the loss is a mean over all tokens of a step, and gradients so small are "
-                "lost in float16; use bf16=true, or float32"
-            )
+        self._refuse_what_is_ours()
+        self.sharding = self._sharding()
+        self.fsdp, self.fsdp_config = None, None  # transformers and accelerate must not shard a second time
         if self.early_stopping_patience is not None and self.eval_strategy in ("no", False):
-            raise ConfigError(
-                f"early_stopping_patience={self.early_stopping_patience} needs evaluations; set eval_strategy=steps "
-                "and eval_steps"
-            )
+            raise ConfigError("early_stopping_patience needs evaluations; set eval_strategy=steps and eval_steps")
         if self.load_best_model_at_end or self.save_strategy == "best" or self.early_stopping_patience is not None:
             self.metric_for_best_model = self.metric_for_best_model or "cfm"
         if self.metric_for_best_model is not None:
             self._check_metric(self.metric_for_best_model.removeprefix("eval_"))
             if self.greater_is_better is None:  # not transformers' rule: cross_entropy and cfm do not end with "loss"
                 self.greater_is_better = not smaller_is_better(self.metric_for_best_model)
+        self.report_to = "none" if self.report_to is None else self.report_to
         self._complete = False
         TrainingArguments.__post_init__(self)
         self._complete = True
-        _check_reporting(self.report_to)
+        there = integration_utils.get_available_reporting_integrations()
+        if missing := [name for name in self.report_to if name not in there]:  # else found after loading everything
+            raise ConfigError(f"report_to={missing[0]!r} is not known or not installed{nearest(missing[0], there)}")
+
+    def _refuse_what_is_ours(self) -> None:
+        """What transformers or `accelerate launch` would do beside or instead of ebft, without a word."""
+        for name in ("deepspeed", "parallelism_config", "enable_jit_checkpoint"):
+            if getattr(self, name) or os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false") not in ("false", "0"):
+                raise ConfigError(f"{name} is not supported; leave it out, and use fsdp=full_shard to shard a model")
+        if self.fp16 and (self.fsdp or not self.trains_in_fp16):
+            raise ConfigError(
+                "fp16=true is not supported: gradients of a mean over all tokens of a step are lost in float16; use "
+                "bf16=true, or float32"
+            )
+
+    def _sharding(self) -> Sharding | None:
+        """What fsdp asks for. Transformers' FSDP knows no CPUs, adds gradients up in bf16, and shards only when
+        training starts, after the frozen network was copied and the first evaluation was made."""
+        if self.fsdp in (None, False, "", "false"):
+            return None
+        options = self.fsdp_config or {}
+        if self.fsdp not in (True, "true", "full_shard", "shard_grad_op") or not isinstance(options, dict):
+            raise ConfigError(f"fsdp={self.fsdp!r} with fsdp_config={options!r}: use fsdp=full_shard or shard_grad_op")
+        if options.keys() - {"version", "reshard_after_forward"} or options.get("version", 2) != 2:
+            raise ConfigError(f"fsdp_config={options} is not supported; it takes version (2) and reshard_after_forward")
+        for name in ("eval_tasks", "show_prompts"):
+            if getattr(self, name):
+                raise ConfigError(f"{name} needs the whole model in one process; leave it out with fsdp")
+        return Sharding(bool(options.get("reshard_after_forward", self.fsdp != "shard_grad_op")))
 
     def _check_metric(self, name: str) -> None:
         """Transformers would look for it after the first evaluation."""
@@ -96,8 +145,8 @@ class EBFTConfig(RunningConfig, MethodConfig, TransformersDefaults, TrainingArgu
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled into checkpoints (training_args.bin): everything but secrets."""
-        return {name: None if is_secret(name) else value for name, value in vars(self).items()}
+        """What is pickled into checkpoints (training_args.bin): everything but the secret."""
+        return {**vars(self), "hub_token": None}
 
     # ---- devices and processes, which transformers would set up while the object is made
 
@@ -125,22 +174,6 @@ class EBFTConfig(RunningConfig, MethodConfig, TransformersDefaults, TrainingArgu
     @property
     def local_process_index(self) -> int:
         return super().local_process_index if self.started else int(os.environ.get("LOCAL_RANK") or 0)
-
-
-def _check_reporting(names: Any) -> None:
-    """Known and installed, said here and in one line; transformers would find out when the trainer is built."""
-    from transformers.integrations.integration_utils import (
-        INTEGRATION_TO_CALLBACK,
-        get_available_reporting_integrations,
-    )
-
-    for name in [names] if isinstance(names, str) else names or []:
-        if not isinstance(name, str) or name in ("all", "none"):
-            continue
-        if name not in INTEGRATION_TO_CALLBACK:
-            raise ConfigError(f"report_to={name!r} is not known{nearest(name, INTEGRATION_TO_CALLBACK)}")
-        if name not in get_available_reporting_integrations():
-            raise ConfigError(f"report_to={name!r} needs a package that is not installed; try `pip install {name}`")
 
 
 def _has_fast_bf16(use_cpu: bool) -> bool:

@@ -1,0 +1,213 @@
+"""How a setting is declared, read, checked and offered as a flag: once, for every command, recipe and study.
+
+A setting is a field of a dataclass with a default and a help text (`option`). What a recipe or a flag gives becomes the
+field's type in `typed`; the dataclass looks at the values when it is made (`check`), from Python as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import typing
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import MISSING, Field, field, fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
+
+from ebft.errors import ConfigError, nearest
+from ebft.runtime.messages import LEVELS, show_messages
+
+# What TRL and others call a setting, for suggestions. The first that the command knows is meant.
+_ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "learning_rate": ("lr",),
+    "num_train_epochs": ("epochs", "num_epochs"),
+    "max_steps": ("steps", "num_steps"),
+    "per_device_train_batch_size": ("batch_size", "train_batch_size", "micro_batch_size"),
+    "gradient_accumulation_steps": ("grad_accum", "accumulation_steps"),
+    "warmup_steps": ("warmup", "warmup_ratio"),
+    "max_grad_norm": ("grad_clip", "gradient_clipping"),
+    "model": ("base_model", "model_name", "model_name_or_path", "model_path"),
+    "dataset": ("data", "dataset_name", "train_file"),
+    "validation_dataset": ("eval_dataset", "eval_file"),
+    "text_column": ("dataset_text_field",),
+    "output_dir": ("output", "out_dir"),
+    "output": ("output_dir", "out_dir"),
+    "max_new_tokens": ("max_completion_length", "max_tokens", "max_length"),
+    "max_length": ("max_seq_length", "max_seq_len", "seq_length"),
+    "context_length": ("max_length", "max_seq_length", "max_seq_len", "seq_length"),
+    "horizon": ("max_completion_length", "max_new_tokens"),
+    "max_prompt_tokens": ("max_prompt_length",),
+    "generations": ("num_generations", "num_samples"),
+    "samples": ("num_generations", "num_samples"),
+    "kl_coefficient": ("beta", "kl_coef"),
+    "kl_weight": ("beta", "kl_coef"),
+    "rewards": ("reward_funcs", "reward_functions"),
+    "lora": ("use_peft", "use_lora"),
+    "lora_r": ("lora_rank", "rank"),
+    "load_in_4bit": ("qlora",),
+    "answer_only": ("completion_only_loss", "assistant_only_loss"),
+    "attention_backend": ("attn_implementation",),
+    "dtype": ("torch_dtype",),
+    "model_dtype": ("torch_dtype", "dtype"),
+    "eval_strategy": ("evaluation_strategy",),
+}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a mapping"}
+
+
+def option(default: Any, help: str) -> Any:
+    """A field of a dataclass of settings."""
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: type(default)(default), metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+def default_of(f: Field[Any]) -> Any:
+    if f.default_factory is not MISSING:
+        return f.default_factory()
+    return None if f.default is MISSING else f.default
+
+
+@cache
+def types_of(cls: type) -> dict[str, Any]:
+    """The type of every setting that a dataclass takes."""
+    hints = typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in fields(cls) if f.init}
+
+
+def check(settings: Any, cls: type, **smallest: float) -> None:
+    """Settings that `cls` itself declares with choices hold one of them, and these, where set, are large enough."""
+    for name in cls.__annotations__:
+        value, kind = getattr(settings, name), types_of(cls).get(name)
+        if get_origin(kind) is Literal and value not in (choices := get_args(kind)):
+            raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}{nearest(str(value), choices)}")
+    for name, least in smallest.items():
+        value = getattr(settings, name)
+        if value is not None and not value >= least:
+            raise ConfigError(f"{name}={value} must be at least {least}")
+
+
+def suggestion(name: str, known: Collection[str]) -> str:
+    """The end of an error message about an unknown name: what it is called here, or is spelt like."""
+    plain = name.lstrip("-").replace("-", "_")
+    dashes = "--" if name.startswith("-") else ""
+    for ours, elsewhere in _ELSEWHERE.items():
+        here = f"{dashes}{ours.replace('_', '-')}" if dashes else ours
+        if plain in elsewhere and here in known:
+            return f"; here it is called {here!r}"
+    return nearest(name, known)
+
+
+# ---- values --------------------------------------------------------------------------------------------------------
+
+
+def typed(name: str, value: Any, kind: Any) -> Any:
+    """A value of YAML, or the text of a flag, as the type of its setting."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if NoneType in kinds and (value is None or value in ("none", "None", "null")):
+        return None
+    if value is False and str in kinds and bool not in kinds:
+        return "no"  # what YAML makes of a bare `no`
+    if int in kinds and float in kinds and not _is_whole(value):
+        kinds = (float,)  # 1 and 1.0 may mean different things
+    for each in kinds:
+        try:
+            return _read(name, value, each)
+        except ConfigError:
+            raise
+        except (TypeError, ValueError, KeyError, OverflowError):
+            continue
+    meant = dict.fromkeys(_KINDS.get(get_origin(each) or each, "text") for each in kinds if each is not NoneType)
+    raise ConfigError(f"{name}={value!r} is not {' or '.join(meant)}")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, str) and value.strip().lstrip("-+").isdecimal())
+
+
+def _read(name: str, value: Any, kind: Any) -> Any:
+    base = get_origin(kind) or kind
+    if base is list:
+        items = [item.strip() for item in value.split(",")] if isinstance(value, str) else value
+        items = items if isinstance(items, list) else [items]
+        return [typed(name, item, *(get_args(kind) or (str,))) for item in items if item not in ("", "none")]
+    if base is bool:
+        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
+    if base in (int, float) and not isinstance(value, bool):
+        number = float(value)
+        if base is int and int(number) != number:
+            raise ValueError
+        return base(number)
+    wanted: Any = str if base is Literal else object if base is Any else base
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is int):
+        raise TypeError
+    return value
+
+
+# ---- flags ---------------------------------------------------------------------------------------------------------
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with settings as flags and errors of one line that name what was meant; takes - and _ alike."""
+
+    def __init__(self, command: str, description: str, usage: str | None = None) -> None:
+        super().__init__(
+            prog=f"ebft {command}",
+            usage=usage and f"ebft {command} {usage}",
+            description=description,
+            allow_abbrev=False,
+            formatter_class=_Help,
+        )
+
+    def add_settings(
+        self, title: str, settings: Iterable[tuple[str, Field[Any]]], hidden: Collection[str] = ()
+    ) -> None:
+        """Flags for settings, by the names they go by here. What is hidden does not show in the help."""
+        self.set_defaults(settings={})
+        group = self.add_argument_group(title)
+        for name, f in settings:
+            default = default_of(f)
+            flags = [f"--{name.replace('_', '-')}"]
+            if isinstance(default, bool):
+                flags.append(f"--no-{flags[0][2:]}")
+            text = " ".join(str(f.metadata.get("help", "")).split()).replace("%", "%%")
+            if default not in (None, "", False, [], {}) and "default:" not in text:
+                text += f" [{', '.join(map(str, default)) if isinstance(default, list) else default}]"
+            shown = argparse.SUPPRESS if name in hidden else text
+            group.add_argument(*flags, dest=name, nargs="*", action=_Given, const=isinstance(default, list), help=shown)
+
+    def parse_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
+        """The options; `settings` holds those of `add_settings` that were given."""
+        if "--log-level" not in self._option_string_actions:  # in training it is a setting
+            self.add_argument("--log-level", default="info", choices=LEVELS, help="what is said on the way [info]")
+        words = [_with_dashes(word) for word in args]
+        for given, flag in ((given, word.partition("=")[0]) for given, word in zip(args, words, strict=True)):
+            if flag.startswith("--") and flag not in (known := self._option_string_actions):
+                raise ConfigError(f"unknown option {given.partition('=')[0]!r}{suggestion(flag, known)}")
+        options = super().parse_args(words, namespace)
+        show_messages(vars(options).pop("log_level", "info"))
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+class _Given(argparse.Action):
+    """`--name value`; several values are a list, none means true, `--no-name` false. Of lists, the next adds to it."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        given = values[0] if len(values) == 1 else values or True
+        if self.const and values:
+            given = [*namespace.settings.get(self.dest, []), *(part for value in values for part in value.split(","))]
+        namespace.settings[self.dest] = False if self.option_strings.index(option_string or "") else given
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, _Given):
+            return ", ".join(action.option_strings)
+        return super()._format_action_invocation(action)
+
+
+def _with_dashes(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}" if word.startswith("--") else word

@@ -1,0 +1,195 @@
+"""How settings are read from YAML and flags: types, lists, names of other tools, slips."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import pytest
+
+from ebft import cli
+from ebft.config.evaluation import options
+from ebft.config.method import MethodConfig
+from ebft.config.recipe import field_types, groups
+from ebft.config.settings import Parser, check, default_of, option, suggestion, typed
+from ebft.errors import ConfigError
+from ebft.model.features import resolve_taps
+
+
+@dataclass
+class Settings:
+    kind: Literal["last", "none"] = option("last", "which")
+    names: list[str] = option(["x"], "some")
+    count: int = option(3, "how many")
+    share: float = option(0.5, "how much")
+    limit: int | None = option(None, "at most")
+    flag: bool = option(True, "whether")
+    layers: list[int | float] = option([], "some")
+    made_of: str | dict[str, Any] | None = option(None, "parts")
+
+
+TYPES = {"weights": list[float], "strategy": str, **{f.name: f.type for f in fields(Settings)}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        *((int, value, 4) for value in (4, "4", 4.0)),
+        (int, "1e2", 100),
+        *((float, value, 1e-5) for value in (1e-5, "1e-5")),
+        (float, 1, 1.0),
+        *((bool, value, True) for value in (True, "true", "True", "yes", "1", 1)),
+        *((bool, value, False) for value in (False, "false", "no", "0", 0)),
+        *((int | None, value, None) for value in (None, "none", "None", "null")),
+        (Literal["last", "none"], "none", "none"),  # a choice, and not the absence of a value
+        (str, False, "no"),  # YAML's bare `no`
+        (str | bool | None, True, True),
+        (list[str], " a , b ,", ["a", "b"]),
+        (list[str], ["a,b"], ["a,b"]),
+        (list[str], "none", []),
+        (list[float], "1,0.5", [1.0, 0.5]),
+        (list[float], 0.5, [0.5]),
+        (str | dict[str, Any] | None, {"r": 4}, {"r": 4}),
+        (str | dict[str, Any] | None, "adapter.json", "adapter.json"),
+    ],
+)
+def test_values_become_the_types_of_their_settings(kind: Any, value: Any, expected: Any) -> None:
+    found = typed("name", value, kind)
+    assert (found, type(found)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "words"),
+    [
+        (str, 5, "name=5 is not text"),
+        (str, ["a"], "is not text"),
+        (str, None, "name=None is not text"),
+        (int, "many", "name='many' is not a whole number"),
+        (int, 1.5, "is not a whole number"),
+        (int, True, "is not a whole number"),
+        (int | None, "all", "is not a whole number"),
+        (float, {}, "is not a number"),
+        (bool, "perhaps", "is not true or false"),
+        (bool, 2, "is not true or false"),
+        (list[int], ["8", "foo"], "name='foo' is not a whole number"),
+        (list[float], "1,x", "name='x' is not a number"),
+        (dict[str, Any], "a", "is not a mapping"),
+    ],
+)
+def test_wrong_types_are_told_in_one_line(kind: Any, value: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        typed("name", value, kind)
+    assert words in str(caught.value)
+
+
+def test_layers_are_fractions_of_the_depth_or_numbers() -> None:
+    for given in ([0.25, 1, 1.0], "0.25,1,1.0", ["0.25", "1", "1.0"]):
+        layers = typed("feature_layers", given, field_types()["feature_layers"])
+        taps = MethodConfig(feature_layers=layers).feature_taps
+        assert [(type(tap), tap) for tap in taps] == [(float, 0.25), (int, 1), (float, 1.0)]
+        assert resolve_taps(taps, 6) == (1, 1, 6), "the first layer, and the last"
+
+
+def test_checks_look_once_at_choices_and_smallest_values() -> None:
+    check(Settings(limit=None), Settings, limit=1, count=3)
+    with pytest.raises(ConfigError, match=r"kind='lats' is not one of last, none; did you mean 'last'\?"):
+        check(Settings(kind="lats"), Settings)  # type: ignore[arg-type]
+    for count in (0, float("nan")):
+        with pytest.raises(ConfigError, match=f"count={count} must be at least 1"):
+            check(Settings(count=count), Settings, count=1)  # type: ignore[arg-type]
+    Settings().names.append("y")
+    assert Settings().names == ["x"], "a default is not shared"
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+KNOWN = {command: [*field_types(command)] for command in ("train", "sft", "rlvr")}
+KNOWN["eval"] = ["--" + name.replace("_", "-") for name, _, _ in options()]
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "ours"),
+    [
+        ("train", "lr", "learning_rate"),
+        ("train", "epochs", "num_train_epochs"),
+        ("train", "batch_size", "per_device_train_batch_size"),
+        ("train", "base_model", "model"),
+        ("train", "beta", "kl_weight"),
+        ("rlvr", "beta", "kl_coefficient"),
+        ("train", "max_length", "context_length"),
+        ("sft", "max_seq_length", "max_length"),
+        ("train", "max_completion_length", "horizon"),
+        ("train", "num_generations", "samples"),
+        ("rlvr", "num_generations", "generations"),
+        ("train", "dataset_text_field", "text_column"),
+        ("train", "torch_dtype", "model_dtype"),
+        ("sft", "assistant_only_loss", "answer_only"),
+        ("eval", "--num-generations", "--samples"),
+        ("eval", "--max-length", "--max-new-tokens"),
+    ],
+)
+def test_names_of_other_tools_lead_to_ours(command: str, name: str, ours: str) -> None:
+    assert suggestion(name, KNOWN[command]) == f"; here it is called {ours!r}"
+
+
+def test_a_slip_is_corrected_by_its_spelling() -> None:
+    assert suggestion("horizen", KNOWN["train"]) == "; did you mean 'horizon'?"
+    assert suggestion("--modle", KNOWN["eval"]) == "; did you mean '--model'?"
+    assert suggestion("xyzzy", KNOWN["train"]) == ""
+
+
+# ---- flags -----------------------------------------------------------------------------------------------------------
+
+
+def parsed(*arguments: str) -> Any:
+    parser = Parser("test", "a test")
+    parser.add_argument("--config")
+    parser.add_settings("Settings", [(f.name, f) for f in fields(Settings)])
+    return parser.parse_args(arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        (["--count", "4", "--made_of=a=b"], {"count": "4", "made_of": "a=b"}),
+        (["--made-of", "x", "--count", "-1"], {"made_of": "x", "count": "-1"}),
+        (["--flag", "--names", "a,b", "c", "--names", "d"], {"flag": True, "names": ["a", "b", "c", "d"]}),
+        (["--no-flag", "--count", "1", "--count", "2"], {"flag": False, "count": "2"}),
+        (["--flag", "false"], {"flag": "false"}),
+    ],
+)
+def test_flags_are_read(arguments: list[str], settings: dict[str, Any]) -> None:
+    assert parsed(*arguments).settings == settings
+    assert parsed().settings == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--cuont", "4"], "unknown option '--cuont'; did you mean '--count'"),
+        (["--max_length", "4"], "unknown option '--max_length'"),
+        (["recipe.yaml"], "unrecognized arguments: recipe.yaml"),
+        (["--config"], "--config: expected one argument"),
+        (["--log_level", "loud"], "--log-level: invalid choice: 'loud'"),
+    ],
+)
+def test_wrong_flags_are_one_line(arguments: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        parsed(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "rlvr"])
+def test_help_has_every_setting_by_group_with_its_default(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    places = [text.index(f"\n{title}:") for title, settings in groups(command).items() if settings]
+    assert places == sorted(places)
+    for title, settings in groups(command).items():
+        for f in settings if "transformers" not in title else []:
+            assert f"  --{f.name.replace('_', '-')}" in text, f.name
+    words = " ".join(text.split())
+    epochs = {"train": "2.0", "sft": "5.0", "rlvr": "1.0"}[command]
+    for shown in ("G: tokens of a rollout [8]", f"passes over the data [{epochs}]", "[0.25, 0.5, 0.75]", "--resume"):
+        assert shown in words
+    assert default_of(next(f for f in groups(command)["The method"] if f.name == "packing")) is True
