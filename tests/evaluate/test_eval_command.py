@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from ebft import cli, loading
 from ebft.evaluate import tables
 from ebft.runtime.files import locked, read_jsonl
-from ebft.sandbox.isolation import Sandbox, SandboxError
+from ebft.sandbox.box import Sandbox, SandboxError
 from ebft.tasks.generation import GREEDY, Completion, TransformersGenerator
 from ebft.tasks.resumable_records import ResumableRecords
 from tests.sandbox.sandboxed import needs_sandbox

@@ -18,10 +18,12 @@ import pytest
 from ebft import cli
 from ebft.evaluate import score_command
 from ebft.runtime.files import locked
+from ebft.sandbox.other_languages import Language
 from ebft.tasks import scoring
 from ebft.tasks.scoring import outcomes_file_of
+from tests.hard.honest import ANSWERS
 from tests.problems.pairs import GUESSES, PAIRS, REFERENCES, SOURCES, write
-from tests.sandbox.attacks.others import PROBLEMS, RIGHT
+from tests.sandbox.multipl_e import checks_of, prompt_of
 from tests.sandbox.sandboxed import HEAD, TESTS, needs_language, needs_sandbox
 from tests.tasks.sacrebleu_command import sacrebleu
 
@@ -187,13 +189,14 @@ def test_mbpp_ids(tmp_path: Path) -> None:
 @needs_sandbox
 @needs_language("js")
 def test_several_languages_and_a_missing_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ebft.sandbox import languages
-
-    rows = [{"name": "own", "language": name, **PROBLEMS[name]} for name in ("js", "php")]
+    rows = [
+        {"name": "own", "language": name, "prompt": prompt_of(name, "mean"), "tests": checks_of(name, "mean")}
+        for name in ("js", "php")
+    ]
     problems = write_file(tmp_path / "problems.jsonl", rows)
-    samples = [{"name": "own", "language": name, "completion": RIGHT[name][0]} for name in ("js", "php")]
-    real = languages.Language.missing
-    monkeypatch.setattr(languages.Language, "missing", lambda self: "no php here" if self.name == "php" else real(self))
+    samples = [{"name": "own", "language": name, "completion": ANSWERS[name]["mean"][0]} for name in ("js", "php")]
+    real = Language.missing
+    monkeypatch.setattr(Language, "missing", lambda self: "no php here" if self.title == "PHP" else real(self))
     output = tmp_path / "results.json"
     assert run("multipl-e", problems, write_file(tmp_path / "samples.jsonl", samples), output) == 0
     results = json.loads(output.read_text())

@@ -15,9 +15,11 @@ import time
 from collections import Counter
 
 from ebft.problems.problem import Attempt, run_many
-from ebft.sandbox.command import Limits
+from ebft.sandbox.box import Limits
+from tests.hard.honest import ANSWERS
 from tests.sandbox.attacks import others
 from tests.sandbox.attacks.python import FLOODS, FORGERIES, PROBES
+from tests.sandbox.multipl_e import own_problem
 from tests.sandbox.sandboxed import ADD
 
 LIMITS = Limits(seconds=20.0, memory_mib=512, processes=32, disk_mib=16, output_kib=64)
@@ -34,10 +36,14 @@ def main() -> int:
     hostile = [Attempt(ADD, code, (name, False)) for name, code in (FORGERIES | PROBES | FLOODS).items()]
     if not given.python_only:
         for language, attacks in others.ATTACKS.items():
-            problem = others.own_problem(language)
-            if problem.unavailable() is None:
-                hostile += [Attempt(problem, code, (f"{language}: {name}", False)) for name, code in attacks.items()]
-                hostile += [Attempt(problem, code, (f"{language}: right", True)) for code in others.RIGHT[language]]
+            problem = own_problem(language)
+            if (missing := problem.unavailable()) is not None:
+                print(f"{language}: not run: {missing}")
+                continue
+            hostile += [Attempt(problem, code, (f"{language}: {name}", False)) for name, code in attacks.items()]
+            hostile += [
+                Attempt(problem, code, (f"{language}: right", True)) for code in ANSWERS[language]["join_numbers"][:1]
+            ]
     answers = itertools.cycle([(code, True) for code in RIGHT] + [(code, False) for code in WRONG])
     honest = [Attempt(ADD, code, ("honest", right)) for code, right in itertools.islice(answers, given.honest)]
     mixed: list[Attempt] = []

@@ -12,8 +12,7 @@ import signal
 import sys
 import time
 
-from ebft.sandbox.command import Limits
-from ebft.sandbox.isolation import Sandbox
+from ebft.sandbox.box import Command, Limits, Sandbox
 from tests.sandbox.sandboxed import gone, processes_of
 
 
@@ -25,13 +24,13 @@ def main() -> int:
     sandbox, draw = Sandbox(), random.Random(given.seed)
     sandbox.check()
     started = time.monotonic()
-    sandbox.run(["/usr/bin/true"])
+    sandbox.run(Command(["/usr/bin/true"]))
     longest = 2 * (time.monotonic() - started)
     marker = f"EBFT_HARD_PARENTS={os.getpid()}."
     for number in range(given.trials):
         environment = dict([f"{marker}{number}".split("=")])
         if (parent := os.fork()) == 0:
-            sandbox.run(["/usr/bin/sleep", "1000"], limits=Limits(seconds=600.0), environment=environment)
+            sandbox.run(Command(["/usr/bin/sleep", "1000"], Limits(seconds=600.0), environment=environment))
         time.sleep(draw.uniform(0.0, longest))
         os.kill(parent, signal.SIGKILL)
         os.waitpid(parent, 0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from ebft.problems.answers import fenced_blocks, has_code, python_variants
 from ebft.problems.problem import run_tests
-from ebft.sandbox.command import Limits
+from ebft.sandbox.bubblewrap import Limits
 from tests.sandbox.sandboxed import ADD, HEAD, needs_sandbox
 
 LONG = Limits(seconds=30.0)
@@ -61,6 +63,13 @@ def test_answers_are_read(name: str) -> None:
 )
 def test_answers_without_a_solution_fail(answer: str) -> None:
     assert run_tests(ADD, answer, limits=LONG).status == "failed"
+
+
+@pytest.mark.parametrize("piece", ["\n", " ", "```\n", "def add(", "\ndef ", "[BEGIN]", "x = ", "> ", "\ufeff"])
+def test_reading_takes_linear_time(piece: str) -> None:
+    started = time.process_time()
+    python_variants(HEAD, piece * (40_000 // len(piece)), "add")
+    assert time.process_time() - started < 3
 
 
 def test_the_first_reading_is_prompt_and_completion() -> None:

@@ -8,7 +8,7 @@ from ebft.errors import DataError
 from ebft.problems.humaneval import humaneval_problem
 from ebft.problems.problem import run_tests
 from ebft.problems.records import Record
-from ebft.sandbox.command import Limits
+from ebft.sandbox.bubblewrap import Limits
 from tests.problems.rows import HUMANEVAL
 from tests.sandbox.sandboxed import ADD, HEAD, needs_sandbox
 

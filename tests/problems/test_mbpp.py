@@ -6,7 +6,7 @@ from ebft.errors import DataError
 from ebft.problems.mbpp import mbpp_problem
 from ebft.problems.problem import run_tests
 from ebft.problems.records import Record
-from ebft.sandbox.command import Limits
+from ebft.sandbox.bubblewrap import Limits
 from tests.problems.rows import MBPP
 from tests.sandbox.sandboxed import needs_sandbox
 

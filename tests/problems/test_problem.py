@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from ebft.problems.problem import Attempt, run_many
-from ebft.sandbox.command import Limits
+from ebft.sandbox.bubblewrap import Limits
 from tests.sandbox.sandboxed import ADD, needs_sandbox
 
 

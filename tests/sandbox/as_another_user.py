@@ -18,7 +18,7 @@ if __name__ == "__main__":
 from ebft.errors import SandboxError
 from ebft.problems.humaneval import HumanEvalProblem
 from ebft.problems.problem import Attempt, run_many
-from ebft.sandbox.command import Limits
+from ebft.sandbox.bubblewrap import Limits
 from tests.sandbox.attacks.python import FLOODS, FORGERIES, PROBES
 from tests.sandbox.attacks.small_problem import HEAD, TESTS
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from ebft.problems.humaneval import HumanEvalProblem
-from ebft.sandbox.command import Limits
-from ebft.sandbox.isolated_tests import Outcome
-from ebft.sandbox.isolation import Sandbox, SandboxError
-from ebft.sandbox.languages import LANGUAGES
+from ebft.sandbox.box import Sandbox, SandboxError
+from ebft.sandbox.bubblewrap import Limits
+from ebft.sandbox.other_languages import LANGUAGES
+from ebft.sandbox.python_tests import Outcome
 from tests.sandbox.attacks.small_problem import HEAD, TESTS
 
 SMALL = Limits(seconds=1.5, memory_mib=256, processes=16, disk_mib=16, output_kib=64)

@@ -1,7 +1,12 @@
-"""What a program sees of the host, and that nothing outlives the process that started it."""
+"""What a program sees of the host, that nothing outlives the process that started it, and control groups.
+
+Control groups are tried against folders that look like the kernel's, and for real where this process may divide its
+own: `systemd-run --user --scope -p Delegate=yes pytest tests/sandbox/test_bubblewrap.py`.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -16,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from ebft.sandbox.bubblewrap import Gate, bubblewrap_line
-from ebft.sandbox.command import Command, Limits
-from ebft.sandbox.isolation import Sandbox
+from ebft.sandbox import box, bubblewrap
+from ebft.sandbox.box import Sandbox
+from ebft.sandbox.bubblewrap import BESIDE, PREFIX, Command, Gate, Group, Limits, bubblewrap_line, divide, own_group
 from tests.sandbox.sandboxed import gone, needs_sandbox, processes_of, wait_for, why_no_sandbox
 
 ROOT = Path(__file__).parents[2]
@@ -26,16 +31,36 @@ ROOT = Path(__file__).parents[2]
 
 @needs_sandbox
 def test_files_and_folder() -> None:
-    finished = Sandbox().run(["sh", "-c", "pwd; cat data; echo more > own; cat own"], {"data": b"given\n"})
+    finished = Sandbox().run(
+        Command(["sh", "-c", "pwd; cat data; cat; echo more > own; cat own"], files={"data": b"1\n"}, stdin=b"2\n")
+    )
     assert (finished.ending, finished.returncode) == ("exited", 0)
-    assert finished.stdout == b"/box\ngiven\nmore\n"
+    assert finished.stdout == b"/box\n1\n2\nmore\n"
 
 
 @needs_sandbox
 def test_executables_cannot_be_read() -> None:
-    program = Path(shutil.which("true") or "/bin/true").read_bytes()
-    assert Sandbox().run(["/box/program"], {"program": program}, executable=True).returncode == 0
-    assert Sandbox().run(["cat", "/box/program"], {"program": program}, executable=True).stdout == b""
+    files = {"program": Path(shutil.which("true") or "/bin/true").read_bytes()}
+    assert Sandbox().run(Command(["/box/program"], files=files, executable=True)).returncode == 0
+    assert Sandbox().run(Command(["cat", "/box/program"], files=files, executable=True)).stdout == b""
+
+
+def parent(marker: str, tmp_path: Path) -> subprocess.Popen[bytes]:
+    """A process that starts a program in a sandbox and waits for it."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "from ebft.sandbox.box import Command, Limits, Sandbox\n"
+        "sandbox = Sandbox()\n"
+        "sandbox.check()\n"
+        "print('starting', flush=True)\n"
+        f"program = {['sh', '-c', f'{marker} & {marker}']!r}\n"
+        f"sandbox.run(Command(program, Limits(seconds=600), environment={{'MARKER': {marker!r}}}))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    started = subprocess.Popen([sys.executable, str(script)], env=environment, stdout=subprocess.PIPE)
+    assert started.stdout is not None
+    assert started.stdout.readline() == b"starting\n"
+    return started
 
 
 @needs_sandbox
@@ -43,64 +68,31 @@ def test_executables_cannot_be_read() -> None:
 def test_a_killed_parent_leaves_nothing_behind(delay: float | None, tmp_path: Path) -> None:
     """Killed once the program runs (None), and at various moments while its sandbox is being made."""
     marker = f"sleep 1000.{os.getpid()}"
-    script = tmp_path / "parent.py"
-    script.write_text(
-        "import sys\n"
-        "from ebft.sandbox.isolation import Limits, Sandbox\n"
-        "sandbox = Sandbox()\n"
-        "sandbox.check()\n"
-        "print('starting', flush=True)\n"
-        f"program = {['sh', '-c', f'{marker} & {marker}']!r}\n"
-        f"sandbox.run(program, limits=Limits(seconds=600), environment={{'MARKER': {marker!r}}})\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    parent = subprocess.Popen([sys.executable, str(script)], env=environment, stdout=subprocess.PIPE)
-    try:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == b"starting\n"
+    with parent(marker, tmp_path) as process:
         if delay is None:
             assert wait_for(lambda: len(processes_of(marker)) >= 5)
         else:
             time.sleep(delay)
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
+        process.kill()
         assert gone(marker)
-    finally:
-        parent.kill()
-        parent.communicate()
 
 
 @needs_sandbox
-@pytest.mark.parametrize("who", ["parent", "bubblewrap"])
-def test_the_first_process_ends_with_either(who: str, tmp_path: Path) -> None:
-    """With whoever asked for the sandbox, and with bubblewrap, which nobody else ends.
-
-    A bubblewrap that ended with its parent (--die-with-parent) at the wrong moment of its start left a process that
-    waits forever; `tests.hard.parents` looks for that moment.
-    """
-    marker = f"sleep 1000.{os.getpid()}.{who}"
-    script = tmp_path / "parent.py"
-    script.write_text(
-        "from ebft.sandbox.isolation import Limits, Sandbox\n"
-        f"Sandbox().run(['sh', '-c', 'sleep 1000'], limits=Limits(seconds=600), environment={{'MARKER': {marker!r}}})\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    parent = subprocess.Popen([sys.executable, str(script)], env=environment)
-    try:
-        assert wait_for(lambda: len(processes_of(marker)) >= 3)  # bubblewrap, the first process, the program
-        [bubblewrap] = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-        os.kill(parent.pid if who == "parent" else int(bubblewrap), signal.SIGKILL)
+def test_the_first_process_ends_with_bubblewrap(tmp_path: Path) -> None:
+    marker = f"sleep 2000.{os.getpid()}"
+    with parent(marker, tmp_path) as process:
+        assert wait_for(lambda: len(processes_of(marker)) >= 5)
+        [bubblewrap] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(bubblewrap), signal.SIGKILL)
         assert gone(marker)
-        assert parent.wait(20) == (-signal.SIGKILL if who == "parent" else 0)
-    finally:
-        parent.kill()
-        parent.wait()
+        assert process.wait(20) == 0
 
 
 @needs_sandbox
 def test_bubblewrap_itself_does_not_end_with_its_parent() -> None:
+    """With --die-with-parent it left a process that waits forever, at the wrong moment (`tests.hard.parents`)."""
     gate = Gate()
-    line, opened = bubblewrap_line(Command(["true"], Limits()), {}, gate)
+    line, opened = bubblewrap_line(Command(["true"]), {}, gate)
     arguments = os.pread(opened[-2], 10**6, 0)
     for descriptor in opened:
         os.close(descriptor)
@@ -137,7 +129,7 @@ def another_user() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
 
 @pytest.mark.parametrize("limit", ["nofile=200", "nproc=1000", "fsize=100000", "as=4000000000", "cpu=30"])
 def test_limits_that_an_ordinary_user_cannot_raise(another_user: Any, limit: str) -> None:
-    check = ["-c", "from ebft.sandbox.isolation import Sandbox; Sandbox().check()"]
+    check = ["-c", "from ebft.sandbox.box import Sandbox; Sandbox().check()"]
     if another_user(check).returncode:
         pytest.skip("another user cannot run this")
     name, value = limit.split("=")
@@ -155,3 +147,125 @@ def test_as_another_user(another_user: Any) -> None:
     assert found["user"] == 65534
     assert found["outcomes"].pop("right") == "passed"
     assert {name: status for name, status in found["outcomes"].items() if status not in ("failed", "timeout")} == {}
+
+
+# ---- Control groups --------------------------------------------------------------------------------------------------
+
+FILES = ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "cgroup.procs", "cgroup.kill")
+GROUP_FILES = ("cgroup.controllers", "cgroup.subtree_control", "cgroup.procs")
+
+
+@pytest.fixture
+def like_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new folder has its files at once, and is removed with them."""
+    make, remove = Path.mkdir, Path.rmdir
+
+    def mkdir(path: Path, *arguments: Any, **options: Any) -> None:
+        make(path, *arguments, **options)
+        for name in FILES if path.name.startswith(PREFIX) else ():
+            (path / name).touch()
+
+    def rmdir(path: Path) -> None:
+        for file in path.iterdir() if path.name.startswith(PREFIX) else ():
+            file.unlink()
+        remove(path)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setattr(Path, "rmdir", rmdir)
+
+
+def ours(folder: Path, controllers: str = "cpu memory pids", processes: str = str(os.getpid())) -> Path:
+    for name, content in zip(GROUP_FILES, (controllers, "", processes), strict=True):
+        (folder / name).write_text(f"{content}\n")
+    return folder
+
+
+@pytest.mark.usefixtures("like_the_kernel")
+def test_the_limits_of_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group(tmp_path, Limits(memory_mib=100, disk_mib=10, processes=7))
+    group.add(1234)
+    found = [(group.path / name).read_text() for name in FILES]
+    assert found == [str((110 + BESIDE) * 2**20), "0", "1", "8", "1234", ""]
+    assert not group.ran_out_of_memory
+    (group.path / "memory.events").write_text("low 0\nmax 3\noom 1\noom_kill 2\n")
+    assert group.ran_out_of_memory
+    group.end()
+    monkeypatch.setattr(sys.modules[__name__], "FILES", ("memory.max",))
+    with pytest.raises(FileNotFoundError):
+        Group(tmp_path, Limits())
+    assert list(tmp_path.iterdir()) == [], "a group that cannot be limited is not left behind"
+
+
+@pytest.mark.usefixtures("like_the_kernel")
+@pytest.mark.parametrize("alone", [True, False])
+def test_we_make_room_but_move_nobody_else(alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel refuses to limit groups inside one that has processes."""
+    hand_down, refused = bubblewrap._hand_down, [OSError(errno.EBUSY, "busy")]
+
+    def busy_once(group: Path) -> None:
+        if refused:
+            raise refused.pop()
+        hand_down(group)
+
+    monkeypatch.setattr(bubblewrap, "_hand_down", busy_once)
+    aside = tmp_path / f"{PREFIX}{os.getpid()}"
+    assert divide(ours(tmp_path, processes=str(os.getpid()) if alone else f"1\n{os.getpid()}")) is alone
+    assert aside.exists() is alone
+    if alone:
+        assert (aside / "cgroup.procs").read_text() == str(os.getpid())
+        assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory +pids"
+
+
+def test_groups_that_are_not_ours(tmp_path: Path) -> None:
+    assert not divide(tmp_path / "missing")
+    assert not divide(ours(tmp_path, controllers="hugetlb"))
+
+
+@pytest.mark.parametrize(
+    ("groups", "mounts", "expected"),
+    [
+        ("0::/a/b.scope", "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw", "/sys/fs/cgroup/a/b.scope"),
+        ("0::/", "30 24 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw", "/sys/fs/cgroup"),
+        ("4:memory:/x\n0::/job/5", "30 24 0:26 /job /cg rw - cgroup2 cgroup2 rw", "/cg/5"),
+        ("0::/../elsewhere", "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw", None),
+        ("4:memory:/x", "31 24 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory", None),
+        ("0::/", "31 24 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory", None),
+    ],
+)  # fmt: skip
+def test_which_group_is_ours(groups: str, mounts: str, expected: str | None, tmp_path: Path) -> None:
+    (tmp_path / "cgroup").write_text(groups)
+    (tmp_path / "mountinfo").write_text(mounts)
+    assert own_group(tmp_path) == (None if expected is None else Path(expected))
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """For real."""
+    found = bubblewrap.groups_home()
+    if found is None:
+        pytest.skip("this process may not divide its control group")
+    yield found
+    assert {path.name for path in found.glob(f"{PREFIX}*")} <= {f"{PREFIX}{os.getpid()}"}
+
+
+@needs_sandbox
+def test_all_processes_together_are_bounded_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stays below its own limit, and the monitor sees nothing."""
+    monkeypatch.setattr(box, "memory_of", lambda roots: 0)
+    grow = "import os, time\nfor _ in range(3):\n    os.fork()\nx = bytearray(b'x' * (40 << 20))\ntime.sleep(60)\n"
+    limits = Limits(seconds=60.0, memory_mib=64, disk_mib=1)
+    assert Sandbox().run(Command([*bubblewrap.start_of("-c"), "print(1)"], limits)).stdout == b"1\n"
+    assert Sandbox().run(Command([*bubblewrap.start_of("-c"), grow], limits)).ending == "memory"
+
+
+@needs_sandbox
+def test_a_group_counts_processes_and_ends_what_is_in_it(home: Path) -> None:
+    group = Group(home, Limits(processes=2))
+    fork = f"import os; open({str(group.path / 'cgroup.procs')!r}, 'w').write('0'); [os.fork() for _ in range(9)]"
+    failed = subprocess.run([sys.executable, "-c", fork], capture_output=True, text=True)
+    assert "BlockingIOError" in failed.stderr
+    process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    group.add(process.pid)
+    group.end()
+    assert process.wait(20) == -9
+    assert not group.path.exists()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ebft.sandbox.command import Limits
-from ebft.sandbox.isolated_tests import Outcome
-from ebft.sandbox.isolation import Sandbox
-from ebft.sandbox.python_tests import PythonTests, run_python
+from ebft.sandbox.box import Limits, Sandbox
+from ebft.sandbox.bubblewrap import INSIDE
+from ebft.sandbox.python_tests import Outcome, PythonTests, run_python
 from tests.sandbox.sandboxed import needs_sandbox
 
 LONG = Limits(seconds=30.0)
@@ -101,3 +105,43 @@ def test_tests_that_test_nothing_do_not_pass() -> None:
 def test_what_a_call_does_besides_returning_does_not_help(code: str, tests: str) -> None:
     outcome = check(code, tests)
     assert outcome.status == "failed", outcome
+
+
+# ---- The wire, against Python's own json -----------------------------------------------------------------------------
+
+_found = importlib.util.spec_from_file_location("wire_of_the_sandbox", INSIDE / "wire.py")
+assert _found is not None
+assert _found.loader is not None
+wire: Any = importlib.util.module_from_spec(_found)
+_found.loader.exec_module(wire)
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters())
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
+
+
+@given(VALUES)
+def test_json_is_that_of_the_standard_library(value: Any) -> None:
+    assert not hasattr(wire, "json"), "the fast way is taken by this Python"
+    written = wire.to_json(value)
+    assert written == json.dumps(value, separators=(",", ":")).encode("ascii")
+    assert repr(wire.from_json(written)) == repr(json.loads(written))
+
+
+@given(st.binary() | st.text('[]{}",:0123456789.eE+-\\utrfalsnNIiy ').map(str.encode))
+def test_whatever_comes_is_read_alike_or_refused(data: bytes) -> None:
+    try:
+        found = wire.from_json(data)
+    except ValueError:
+        return
+    assert repr(found) == repr(json.loads(data))
+
+
+def test_what_is_no_json_is_refused() -> None:
+    for data in (b"", b" ", b"1 2", b"[1,", b"nul", b"\xff", "é".encode(), b'"\n"', b"{1:2}", b"9" * 5000):
+        with pytest.raises(ValueError, match=r"."):
+            wire.from_json(data)
+    with pytest.raises(RecursionError):
+        wire.from_json(b"[" * 100_000)
+    with pytest.raises(TypeError):
+        wire.to_json({"a": object()})
+    assert math.isnan(wire.from_json(wire.to_json(math.nan)))

@@ -8,8 +8,8 @@ import pytest
 
 from ebft.config.evaluation import EvalOptions
 from ebft.errors import DataError
-from ebft.sandbox.isolated_tests import Outcome
-from ebft.sandbox.isolation import Sandbox
+from ebft.sandbox.box import Sandbox
+from ebft.sandbox.python_tests import Outcome
 from ebft.tasks import scoring
 from ebft.tasks.code_task import code_sets
 from tests.problems.pairs import write

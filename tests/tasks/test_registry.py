@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ebft.config.evaluation import EvalOptions
-from ebft.sandbox.isolation import Sandbox
+from ebft.sandbox.box import Sandbox
 from ebft.tasks.registry import problem_sets
 from tests.problems.rows import HUMANEVAL
 

@@ -11,12 +11,13 @@ import pytest
 from ebft.errors import DataError
 from ebft.problems.humaneval import humaneval_problem
 from ebft.problems.records import Record
-from ebft.sandbox.command import Limits
-from ebft.sandbox.isolated_tests import Outcome
-from ebft.sandbox.isolation import Sandbox
+from ebft.sandbox.box import Limits, Sandbox
+from ebft.sandbox.other_languages import Language
+from ebft.sandbox.python_tests import Outcome
 from ebft.tasks import scoring
 from ebft.tasks.scoring import Sample, outcomes_file_of, program_limits, score_samples
 from tests.problems.rows import HUMANEVAL
+from tests.sandbox.multipl_e import own_problem
 
 PROBLEMS = [humaneval_problem(Record("own", {**HUMANEVAL, "task_id": name})) for name in ("a", "b", "c")]
 SAMPLES = [Sample(PROBLEMS[place], number, f"{place}{number}") for place in (0, 1) for number in range(2)]
@@ -35,7 +36,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(scoring, "run_many", run_many)
     monkeypatch.setattr(Sandbox, "check", lambda self: None)
-    monkeypatch.setattr(scoring, "bubblewrap_version", lambda: (0, 8))
+    monkeypatch.setattr(scoring, "bubblewrap_version", lambda: "0.8")
     return answers
 
 
@@ -74,6 +75,18 @@ def test_outcomes_are_kept_but_errors_are_tried_again(ran: list[str], tmp_path: 
     ran.clear()
     score_samples(PROBLEMS, SAMPLES, Sandbox(limits=Limits(seconds=3)), file)
     assert len(ran) == 4, "other limits, other outcomes"
+
+
+def test_a_language_of_which_nothing_compiles_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    messages = {"a": "does not compile: no", "b": "does not compile: no", "c": "exit code 1"}
+    monkeypatch.setattr(Sandbox, "check", lambda self: None)
+    monkeypatch.setattr(Language, "missing", lambda self: None)
+    tried = "run_many", lambda tries, *_: ((one, Outcome("failed", messages[one.answer])) for one in tries)
+    monkeypatch.setattr(scoring, *tried)
+    for answers, named in (("ab", True), ("ac", False), ("a", False)):
+        samples = [Sample(own_problem("rs"), number, answer) for number, answer in enumerate(answers)]
+        found = score_samples([own_problem("rs")], samples, Sandbox(), tmp_path / f"{answers}.jsonl")
+        assert any("no answer in rs compiles" in note for note in found["notes"]) == named
 
 
 def test_names_and_limits(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ from ebft.problems.humaneval import humaneval_problem
 from ebft.problems.mbpp import mbpp_problem
 from ebft.problems.problem import Attempt, Problem, run_many
 from ebft.problems.records import Record
-from ebft.sandbox.command import Limits
-from ebft.sandbox.isolated_tests import ERROR, TIMEOUT, Outcome
-from ebft.sandbox.isolation import Sandbox
+from ebft.sandbox.box import Sandbox
+from ebft.sandbox.bubblewrap import Limits
+from ebft.sandbox.python_tests import ERROR, TIMEOUT, Outcome
 from ebft.tasks.scoring import available_cores
 
 logger = logging.getLogger(__name__)

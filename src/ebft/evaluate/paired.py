@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ebft.evaluate.tables import Differences, Results, is_scored, same_profile
 from ebft.method.measures import Estimate, Record, differences, paired_difference, ratio_of_sums
 from ebft.runtime.files import read_jsonl
-from ebft.sandbox.isolated_tests import PASSED, SKIPPED
+from ebft.sandbox.python_tests import PASSED, SKIPPED
 from ebft.tasks import temperatures
 from ebft.tasks.answer_counts import kind_of_answer, of_means, shares
 from ebft.tasks.pass_at_k import pass_at_k

@@ -20,7 +20,7 @@ from ebft.problems.catalog import BENCHMARKS, load_problems
 from ebft.problems.multipl_e import language_code
 from ebft.problems.problem import Problem
 from ebft.runtime.files import locked, write_jsonl
-from ebft.sandbox.isolation import Sandbox
+from ebft.sandbox.box import Sandbox
 from ebft.tasks.scoring import (
     MEMORY_MIB,
     TIMEOUT,

@@ -13,10 +13,9 @@ from ebft.problems.answers import python_variants
 from ebft.problems.problem import PYTHON_ANSWER_START, PYTHON_CHAT_STOPS, PYTHON_REQUEST, Problem
 from ebft.problems.python_source import NOT_PYTHON, check_python, definitions
 from ebft.problems.records import Record
-from ebft.sandbox.command import Limits
-from ebft.sandbox.isolated_tests import Outcome
-from ebft.sandbox.isolation import Sandbox
-from ebft.sandbox.python_tests import PythonTests, run_python
+from ebft.sandbox.box import Sandbox
+from ebft.sandbox.bubblewrap import Limits
+from ebft.sandbox.python_tests import Outcome, PythonTests, run_python
 
 
 @dataclass(frozen=True)

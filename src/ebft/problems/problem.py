@@ -15,10 +15,9 @@ from typing import Any
 
 from ebft.errors import SandboxError
 from ebft.problems import answers
-from ebft.problems.reading import CannotRead, read_answer
-from ebft.sandbox.command import Limits
-from ebft.sandbox.isolated_tests import ERROR, FAILED, Outcome
-from ebft.sandbox.isolation import Sandbox
+from ebft.sandbox.box import Sandbox
+from ebft.sandbox.bubblewrap import Limits
+from ebft.sandbox.python_tests import ERROR, FAILED, Outcome
 
 # The chat prompt of EvalPlus, by which models are published.
 PYTHON_REQUEST = (
@@ -53,14 +52,14 @@ class Problem:
         return ""
 
     def interpretations(self, answer: str) -> Sequence[Any]:
-        """What an answer may mean as a program, best first. Called in another process, by `reading.read_answer`."""
+        """What an answer may mean as a program, best first."""
         raise NotImplementedError
 
     def run(self, interpretations: Sequence[Any], sandbox: Sandbox, limits: Limits) -> Outcome:
         raise NotImplementedError
 
-    def unavailable(self, sandbox: Sandbox | None = None) -> str | None:
-        """Why answers cannot be run on this machine; None if they can. With a sandbox, a program is tried in it."""
+    def unavailable(self) -> str | None:
+        """Why answers cannot be run on this machine; None if they can."""
         return None
 
 
@@ -71,11 +70,9 @@ def run_tests(problem: Problem, answer: str, sandbox: Sandbox | None = None, lim
     if len(answer) > answers.LONGEST:
         return Outcome(FAILED, f"the answer has {len(answer)} characters; more than {answers.LONGEST} are not run")
     try:
-        return problem.run(read_answer(problem, answer), sandbox, limits or sandbox.limits)
+        return problem.run(problem.interpretations(answer), sandbox, limits or sandbox.limits)
     except SandboxError:
         raise
-    except CannotRead as error:
-        return Outcome(FAILED, str(error))
     except Exception as error:  # one answer must not end the scoring of the others
         return Outcome(ERROR, f"{type(error).__name__}: {error}"[:300])
 

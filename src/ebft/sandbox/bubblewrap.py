@@ -1,7 +1,13 @@
-"""The command line of bubblewrap: what a program sees of the host, and when it may start."""
+"""The command line of bubblewrap: what a program sees of the host, what it may use, and when it may start.
+
+Control groups (cgroup v2) are used in addition, wherever the group that we run in is ours to divide, as in
+`systemd-run --user --scope -p Delegate=yes ebft score ...`. Resource limits count what a process has mapped, and the
+monitor looks a few times a second; a control group counts everything at once, also what the kernel holds for a program.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import marshal
@@ -9,30 +15,216 @@ import os
 import random
 import re
 import resource
+import secrets
+import select
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from ebft.runtime.descriptors import readable_within
 from ebft.sandbox import seccomp
-from ebft.sandbox.cgroups import Group
-from ebft.sandbox.command import BOX, INSIDE, INSIDE_MOUNT, Command, Limits
-from ebft.sandbox.interpreter import interpreter, start_of_module
 
+BOX = "/box"  # the one folder a program may write to
+INSIDE = Path(__file__).parent / "inside"  # our own scripts that run in the sandbox
+INSIDE_MOUNT = "/ebft"
 FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 CONFIGURATION = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/mono", "/etc/ssl/certs/java")
-SMALL_SIZE = str(8 * 2**20)  # of /tmp and /dev/shm
+SMALL_SIZE = 8 * 2**20  # of /tmp and /dev/shm
 ADDRESSES = 64 * 2**30  # for runtimes that reserve many; page tables for all of them would take 128 MiB
 
 
-def bubblewrap_version() -> tuple[int, ...]:
+@dataclass(frozen=True)
+class Limits:
+    """What one program may use. `memory_mib` bounds each process and, through the monitor, all of them together."""
+
+    seconds: float = 10.0
+    memory_mib: int = 1024
+    processes: int = 32
+    disk_mib: int = 64
+    output_kib: int = 1024
+    open_files: int = 64
+    # Runtimes that reserve far more addresses than they use cannot start under such an RLIMIT_AS; RLIMIT_DATA counts
+    # only private memory that can be written.
+    reserves_addresses: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """
+    Args:
+        arguments: program and arguments; the current folder is the box.
+        limits: what it may use.
+        files: what is in the box at the start, by name.
+        stdin: what it can read from its standard input.
+        folders: further folders of the host that a toolchain needs, read-only.
+        environment: variables on top of the few that every program has.
+        executable: the files may be run but not read, not even by the program itself.
+        calls: which system calls it may make (see `seccomp`).
+        module: the one of our own that the arguments run (`start_of_module`); the sandbox's first process is a Python
+            already, and its child runs it without starting another.
+    """
+
+    arguments: Sequence[str]
+    limits: Limits = Limits()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    stdin: bytes = b""
+    folders: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    executable: bool = False
+    calls: str = seccomp.RUNTIME
+    module: str = ""
+
+
+# ---- The command line ------------------------------------------------------------------------------------------------
+
+
+def bubblewrap_version() -> str:
+    """Such as `0.8.0`."""
     found = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, check=False).stdout
-    match = re.search(r"(\d+)\.(\d+)", found)
-    return tuple(map(int, match.groups())) if match else (0, 0)
+    match = re.search(r"[\d.]+", found)
+    return match[0] if match else "unknown"
+
+
+@cache
+def interpreter() -> tuple[str, tuple[str, ...]]:
+    """The Python that runs us and our own scripts in the sandbox, and the folder that it needs besides /usr."""
+    return os.path.realpath(sys.executable), () if sys.base_prefix.startswith("/usr") else (sys.base_prefix,)
+
+
+def start_of(script: str) -> tuple[str, ...]:
+    """The command that runs a script with the standard library alone, and touches nothing else."""
+    return (interpreter()[0], "-I", "-S", "-B", "-X", "utf8", script)
+
+
+def start_of_module(folder: str, module: str) -> tuple[str, ...]:
+    """The same for `main` of one of our own modules. Python takes their bytecode, which it does not for a script."""
+    run = f"import sys; sys.path.insert(0, {folder!r}); import {module}; sys.path.pop(0); {module}.main()"
+    return (*start_of("-c"), run)
+
+
+def bubblewrap_line(
+    command: Command, variables: Mapping[str, str], gate: Gate, pipes: Sequence[int] = ()
+) -> tuple[list[str], list[int]]:
+    """The command line, and descriptors that it refers to; whoever starts it closes them.
+
+    pipes: further descriptors that the program gets.
+    """
+    opened: list[int] = []
+    root = os.geteuid() == 0
+    line = [*_isolation(root), *(word for item in variables.items() for word in ("--setenv", *item))]
+    line += [*_folders((*interpreter()[1], *command.folders)), *_box(command, opened)]
+    line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", BOX, "--info-fd", str(gate.info)]
+    job = {
+        "arguments": list(command.arguments),
+        "pipes": list(pipes),
+        "module": command.module,
+        "ready": gate.report,
+        "go": gate.wait,
+        "user": random.SystemRandom().randrange(2**30, 2**31) if root else None,
+        "limits": resource_limits(command.limits),
+        "open_files": command.limits.open_files,
+        "filter": seccomp.compile_filter(command.calls),
+        "program": seccomp.PROGRAM if command.calls == seccomp.NATIVE else None,
+    }
+    # Through files: the command line can be read inside, in /proc/1/cmdline.
+    opened.append(sealed_file(b"".join(os.fsencode(word) + b"\0" for word in line)))
+    job["descriptors"] = max(*opened, *gate.inside, gate.info, *pipes) + 1  # more than any number that it gets
+    opened.append(sealed_file(marshal.dumps(job)))
+    # What bubblewrap and the first process may do, should anything ever get hold of them.
+    limited = ["prlimit", "--core=0", _at_most("fsize", command.limits.disk_mib * 2**20), _at_most("nofile", 1024)]
+    bwrap = shutil.which("bwrap") or "bwrap"
+    start = start_of_module(INSIDE_MOUNT, "init")
+    return [*limited, bwrap, "--args", str(opened[-2]), "--", *start, str(opened[-1])], opened
+
+
+def _isolation(root: bool) -> list[str]:
+    line = ["--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL", "--hostname", "box"]
+    if not root:
+        return [*line, "--unshare-all", "--unshare-user"]
+    # A user namespace would map root to itself, and the kernel does not count root's processes. So no user
+    # namespace, and right before the program a user that nobody else is.
+    line += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    return [*line, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+
+
+@cache
+def _folders(further: tuple[str, ...]) -> tuple[str, ...]:
+    """Read-only: the system's programs and libraries, their configuration, our scripts, and `further` folders."""
+    line: list[str] = []
+    for path in FOLDERS:
+        if os.path.islink(path):
+            line += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            line += ["--ro-bind", path, path]
+    # Before the others: an environment may be under /tmp, and a later mount would cover it.
+    line += ["--perms", "1777", "--size", str(SMALL_SIZE), "--tmpfs", "/tmp"]
+    java = [str(path) for path in Path("/etc").glob("java-*-openjdk")]
+    shown = [*(path for path in (*CONFIGURATION, *java) if os.path.exists(path)), *further]
+    for parent in sorted({str(parent) for path in shown for parent in Path(path).parents}):
+        if parent not in ("/", "/tmp") and not parent.startswith("/usr"):
+            line += ["--perms", "0755", "--dir", parent]  # else only root may pass through them
+    for path in shown:
+        line += ["--ro-bind", path, path]
+    return (*line, "--ro-bind", str(INSIDE), INSIDE_MOUNT)
+
+
+def _box(command: Command, opened: list[int]) -> list[str]:
+    """What can be written to, in memory, and the files in it."""
+    line = ["--proc", "/proc", "--dev", "/dev"]
+    for path, size in ((BOX, command.limits.disk_mib * 2**20), ("/dev/shm", SMALL_SIZE)):
+        line += ["--perms", "1777", "--size", str(size), "--tmpfs", path]
+    for name, content in command.files.items():
+        opened.append(sealed_file(content))
+        line += ["--perms", "0111" if command.executable else "0444", "--file", str(opened[-1]), f"{BOX}/{name}"]
+    return line
+
+
+def resource_limits(limits: Limits) -> dict[str, int]:
+    """For the program itself. Processes are counted inside the namespace, where there are only its own."""
+    memory = limits.memory_mib * 2**20
+    return {
+        "RLIMIT_AS": ADDRESSES if limits.reserves_addresses else memory,
+        "RLIMIT_DATA": memory,
+        "RLIMIT_CPU": int(limits.seconds) + 2,
+        "RLIMIT_FSIZE": limits.disk_mib * 2**20,
+        "RLIMIT_NPROC": limits.processes,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_MEMLOCK": 0,
+        "RLIMIT_MSGQUEUE": 0,
+        "RLIMIT_SIGPENDING": 128,
+    }
+
+
+def _at_most(name: str, value: int) -> str:
+    """An option of prlimit. Only root could raise a limit that is lower already."""
+    most = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
+    return f"--{name}={value if most == resource.RLIM_INFINITY else min(value, most)}"
+
+
+def limits_line(limits: Limits) -> list[str]:
+    """For programs without a sandbox: the same, as far as that goes without namespaces."""
+    if not shutil.which("prlimit"):
+        return []
+    kept = ("DATA" if limits.reserves_addresses else "AS", "CORE", "CPU", "FSIZE")
+    return ["prlimit", *(_at_most(name.lower(), resource_limits(limits)[f"RLIMIT_{name}"]) for name in kept)]
+
+
+def sealed_file(content: bytes) -> int:
+    """A descriptor of a file in memory that nobody can change, whoever opens it again and how."""
+    descriptor = os.memfd_create("ebft", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with os.fdopen(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 class Gate:
@@ -97,126 +289,153 @@ class Gate:
             self.group.end()
 
 
-def bubblewrap_line(
-    command: Command, variables: Mapping[str, str], gate: Gate, pipes: Sequence[int] = ()
-) -> tuple[list[str], list[int]]:
-    """The command line, and descriptors that it refers to; whoever starts it closes them.
+def readable_within(descriptor: int, seconds: float) -> bool:
+    """Whether there is something to read, or the other end is closed.
 
-    pipes: descriptors whose numbers are at the end of the command's arguments.
+    Not by `select.select`, which knows only numbers below 1024: a program that trains may have more files open.
     """
-    opened: list[int] = []
-    root = os.geteuid() == 0
-    line = [*_isolation(root), *(word for item in variables.items() for word in ("--setenv", *item))]
-    line += [*_folders((*interpreter()[1], *command.folders)), *_box(command, opened)]
-    line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", BOX, "--info-fd", str(gate.info)]
-    job = {
-        "arguments": list(command.arguments),
-        "pipes": list(pipes),
-        "module": command.module,
-        "ready": gate.report,
-        "go": gate.wait,
-        "user": random.SystemRandom().randrange(2**30, 2**31) if root else None,
-        "limits": resource_limits(command.limits),
-        "open_files": command.limits.open_files,
-        "filter": seccomp.compile_filter(command.calls),
-        "program": seccomp.PROGRAM if command.calls == seccomp.NATIVE else None,
-    }
-    # Through files: the command line can be read inside, in /proc/1/cmdline.
-    arguments = b"".join(os.fsencode(word) + b"\0" for word in line)
-    opened.append(sealed_file(arguments))
-    job["descriptors"] = max(*opened, *gate.inside, gate.info, *pipes) + 1  # more than any number that it gets
-    opened.append(sealed_file(marshal.dumps(job)))
-    # What bubblewrap and the first process may do, should anything ever get hold of them.
-    limited = ["prlimit", "--core=0", _at_most("fsize", command.limits.disk_mib * 2**20), _at_most("nofile", 1024)]
-    bwrap = shutil.which("bwrap") or "bwrap"
-    start = start_of_module(INSIDE_MOUNT, "init")
-    return [*limited, bwrap, "--args", str(opened[-2]), "--", *start, str(opened[-1])], opened
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
 
 
-def _isolation(root: bool) -> list[str]:
-    line = ["--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL"]
-    if root:
-        # A user namespace would map root to itself, and the kernel does not count root's processes. So no user
-        # namespace, and right before the program a user that nobody else is.
-        line += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
-        line += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    else:
-        line += ["--unshare-all", "--unshare-user"]
-    return [*line, "--hostname", "box"]
+# ---- Control groups --------------------------------------------------------------------------------------------------
+
+CONTROLLERS = ("memory", "pids")
+PREFIX = "ebft-"  # of the groups that we make
+# MiB beside the memory and the disk of a program: its other two folders, our first process, what the kernel holds.
+BESIDE = 64
 
 
-@cache
-def _folders(further: tuple[str, ...]) -> tuple[str, ...]:
-    """Read-only: the system's programs and libraries, their configuration, our scripts, and `further` folders."""
-    line: list[str] = []
-    for path in FOLDERS:
-        if os.path.islink(path):
-            line += ["--symlink", os.readlink(path), path]
-        elif os.path.isdir(path):
-            line += ["--ro-bind", path, path]
-    # Before the others: an environment may be under /tmp, and a later mount would cover it.
-    line += ["--perms", "1777", "--size", SMALL_SIZE, "--tmpfs", "/tmp"]
-    java = [str(path) for path in Path("/etc").glob("java-*-openjdk")]
-    shown = [*(path for path in (*CONFIGURATION, *java) if os.path.exists(path)), *further]
-    for parent in sorted({str(parent) for path in shown for parent in Path(path).parents}):
-        if parent not in ("/", "/tmp") and not parent.startswith("/usr"):
-            line += ["--perms", "0755", "--dir", parent]  # else only root may pass through them
-    for path in shown:
-        line += ["--ro-bind", path, path]
-    return (*line, "--ro-bind", str(INSIDE), INSIDE_MOUNT)
+class Group:
+    """The group of one program. Made before it starts, and removed when nothing of it is left."""
+
+    def __init__(self, parent: Path, limits: Limits) -> None:
+        self.path = parent / f"{PREFIX}{secrets.token_hex(8)}"
+        self.path.mkdir()
+        # Files in the sandbox are in memory, and count.
+        memory = (limits.memory_mib + limits.disk_mib + BESIDE) * 2**20
+        try:
+            self._write("memory.max", memory)
+            self._write("memory.oom.group", 1)  # all of it ends, not what the kernel happens to choose
+            self._write("pids.max", limits.processes + 1)  # and our first process
+            with suppress(FileNotFoundError, PermissionError):  # a kernel without swap has no such file
+                self._write("memory.swap.max", 0)
+        except BaseException:
+            self.end()
+            raise
+
+    def add(self, process: int) -> None:
+        self._write("cgroup.procs", process)
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        try:
+            events = dict(line.split() for line in (self.path / "memory.events").read_text().splitlines())
+        except (OSError, ValueError):
+            return False
+        return int(events.get("oom_kill", 0)) > 0
+
+    def end(self) -> None:
+        """Kills everything in it, and removes it."""
+        with suppress(OSError):  # Linux 5.14 has it; before, the end of the sandbox's first process must do
+            self._write("cgroup.kill", 1)
+        deadline = time.monotonic() + 10.0
+        while time.monotonic() < deadline:
+            try:
+                return self.path.rmdir()
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    return
+                time.sleep(0.005)  # what was killed needs a moment
+
+    def _write(self, name: str, value: int) -> None:
+        # One write, and of an existing file: the kernel takes nothing else.
+        descriptor = os.open(self.path / name, os.O_WRONLY)
+        try:
+            os.write(descriptor, str(value).encode())
+        finally:
+            os.close(descriptor)
 
 
-def _box(command: Command, opened: list[int]) -> list[str]:
-    """What can be written to, in memory, and the files in it."""
-    line = ["--proc", "/proc", "--dev", "/dev"]
-    for path, size in ((BOX, str(command.limits.disk_mib * 2**20)), ("/dev/shm", SMALL_SIZE)):
-        line += ["--perms", "1777", "--size", size, "--tmpfs", path]
-    mode = "0111" if command.executable else "0444"
-    for name, content in command.files.items():
-        opened.append(sealed_file(content))
-        line += ["--perms", mode, "--file", str(opened[-1]), f"{BOX}/{name}"]
-    return line
+_lock = threading.Lock()
+_home: list[Path | None] = []
 
 
-def resource_limits(limits: Limits) -> dict[str, int]:
-    """For the program itself. Processes are counted inside the namespace, where there are only its own."""
-    memory = limits.memory_mib * 2**20
-    return {
-        "RLIMIT_AS": ADDRESSES if limits.reserves_addresses else memory,
-        "RLIMIT_DATA": memory,
-        "RLIMIT_CPU": int(limits.seconds) + 2,
-        "RLIMIT_FSIZE": limits.disk_mib * 2**20,
-        "RLIMIT_NPROC": limits.processes,
-        "RLIMIT_CORE": 0,
-        "RLIMIT_MEMLOCK": 0,
-        "RLIMIT_MSGQUEUE": 0,
-        "RLIMIT_SIGPENDING": 128,
-    }
+def groups_home() -> Path | None:
+    """Where groups can be made, or None. Found out once: it may mean that we move into a group of our own."""
+    with _lock:
+        if not _home:
+            own = own_group()
+            _home.append(own if own is not None and divide(own) else None)
+        return _home[0]
 
 
-def _at_most(name: str, value: int) -> str:
-    """An option of prlimit. Only root could raise a limit that is lower already."""
-    most = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
-    return f"--{name}={value if most == resource.RLIM_INFINITY else min(value, most)}"
+def own_group(processes: Path = Path("/proc/self")) -> Path | None:
+    """The folder of the group that we are in, if cgroup v2 is mounted."""
+    try:
+        groups = (processes / "cgroup").read_text().splitlines()
+        mounts = (processes / "mountinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return None
+    ours = next((line.removeprefix("0::") for line in groups if line.startswith("0::")), None)
+    if ours is None or "/.." in ours:  # outside of what we can see
+        return None
+    for mount in mounts:
+        place, _, kind = mount.partition(" - ")
+        root, folder = place.split()[3:5]
+        if kind.split()[0] == "cgroup2" and Path(ours).is_relative_to(root):
+            return Path(folder) / Path(ours).relative_to(root)
+    return None
 
 
-def limits_line(limits: Limits, pipes: Sequence[int] = ()) -> list[str]:
-    """For programs without a sandbox: the same, as far as that goes without namespaces."""
-    if not shutil.which("prlimit"):
-        return []
-    named = resource_limits(limits)
-    kept = ("DATA" if limits.reserves_addresses else "AS", "CORE", "CPU", "FSIZE")
-    # PHP opens no descriptor by a number beyond the limit.
-    wanted = {**{name.lower(): named[f"RLIMIT_{name}"] for name in kept}, "nofile": max([256, *(n + 1 for n in pipes)])}
-    return ["prlimit", *(_at_most(name, value) for name, value in wanted.items())]
+def divide(group: Path) -> bool:
+    """Makes groups inside this one possible. The kernel wants no processes in a group that has limited ones inside."""
+    try:
+        if not set(CONTROLLERS) <= set((group / "cgroup.controllers").read_text().split()):
+            return False
+        for left_over in group.glob(f"{PREFIX}*"):  # of a process that was killed
+            with suppress(OSError):
+                left_over.rmdir()
+        try:
+            _hand_down(group)
+        except OSError as error:
+            if error.errno != errno.EBUSY or not _step_aside(group):
+                return False
+            _hand_down(group)
+        Group(group, Limits()).end()
+    except OSError:  # not ours to divide
+        return False
+    return True
 
 
-def sealed_file(content: bytes) -> int:
-    """A descriptor of a file in memory that nobody can change, whoever opens it again and how."""
-    descriptor = os.memfd_create("ebft", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with os.fdopen(descriptor, "wb", closefd=False) as file:
-        file.write(content)
-    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
+def _hand_down(group: Path) -> None:
+    with (group / "cgroup.subtree_control").open("w") as file:
+        file.write(" ".join(f"+{name}" for name in CONTROLLERS))
+
+
+def _step_aside(group: Path) -> bool:
+    """Moves this process and its children into a group inside; not if there are others, which are not ours to move."""
+    inside = [int(line) for line in (group / "cgroup.procs").read_text().split()]
+    if not set(inside) <= {process for process, _ in process_trees([os.getpid()])}:
+        return False
+    aside = group / f"{PREFIX}{os.getpid()}"
+    aside.mkdir(exist_ok=True)
+    for process in inside:
+        with suppress(ProcessLookupError):  # ended meanwhile
+            (aside / "cgroup.procs").write_text(str(process))
+    return True
+
+
+def process_trees(roots: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    """These processes and all that they have started, each with its children."""
+    waiting = list(roots)
+    while waiting:
+        process = waiting.pop()
+        found: list[int] = []
+        with suppress(OSError):  # it has ended meanwhile
+            for task in os.listdir(f"/proc/{process}/task"):
+                with open(f"/proc/{process}/task/{task}/children") as children:
+                    found += map(int, children.read().split())
+        waiting += found
+        yield process, found

@@ -1,8 +1,16 @@
-"""Tests of Python programs, in two processes that run `inside/driver.py` and `inside/candidate.py`."""
+"""Tests of Python programs, decided in such a way that the program has no say in it.
+
+The tests and the program run in two processes, each in a sandbox of its own, joined by two pipes (`inside/driver.py`
+and `inside/candidate.py`). The program sees the arguments of each call and nothing else. What it returns crosses the
+process boundary as plain data; the process with the tests compares, and alone reports the outcome to us.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,12 +18,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ebft.sandbox.command import Limits
-from ebft.sandbox.interpreter import start_of_module
-from ebft.sandbox.isolated_tests import IsolatedProcess, Outcome, run_isolated_tests
-from ebft.sandbox.isolation import Sandbox
+from ebft.sandbox.box import Ending, Sandbox, Started
+from ebft.sandbox.bubblewrap import Command, Limits, start_of_module
 
+PASSED, FAILED, TIMEOUT, ERROR, SKIPPED = "passed", "failed", "timeout", "error", "skipped"
+STATUSES = (PASSED, FAILED, TIMEOUT, ERROR, SKIPPED)
 PACKAGES = ("numpy",)  # of the standard library all, of other packages these, where they are installed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one program: one of STATUSES, and a short line that says why."""
+
+    status: str
+    message: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.status == PASSED
 
 
 @dataclass(frozen=True)
@@ -47,33 +67,56 @@ class PythonTests:
 def run_python(sandbox: Sandbox, tests: PythonTests, limits: Limits) -> Outcome:
     folders, packages = _package_places()
     # numpy's threads each want address space, and would only wait for each other.
-    environment = (("OPENBLAS_NUM_THREADS", "1"), ("OMP_NUM_THREADS", "1"))
-    program = {
-        "variants": tests.variants,
-        "names": [*tests.names, *tests.classes],
-        "sanitize": tests.sanitize,
-        "packages": packages,
-    }
-    driver = {
-        "prompt": tests.prompt,
-        "setup": tests.setup,
-        "tests": tests.tests,
-        "names": tests.names,
-        "classes": tests.classes,
-        "modules": tests.modules,
-        "check": tests.check,
-        "packages": packages,
-    }
+    environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
-    def started(module: str, job: dict[str, Any]) -> IsolatedProcess:
-        return IsolatedProcess(start_of_module(sandbox.scripts, module), job, folders, environment, module=module)
+    def command(module: str, job: dict[str, Any]) -> Command:
+        stdin = json.dumps(job | {"packages": packages}).encode("ascii")
+        start = start_of_module(sandbox.scripts, module)
+        return Command(start, limits, {}, stdin, folders, environment, module=module)
 
-    return run_isolated_tests(
-        sandbox,
-        started("driver", driver),
-        started("candidate", program),
-        replace(limits, disk_mib=max(limits.disk_mib, 1)),
-    )
+    program = {"variants": tests.variants, "names": [*tests.names, *tests.classes], "sanitize": tests.sanitize}
+    names = ("prompt", "setup", "tests", "names", "classes", "modules", "check")
+    driver = {name: getattr(tests, name) for name in names}
+    return _run_apart(sandbox, command("driver", driver), command("candidate", program), limits)
+
+
+def _run_apart(sandbox: Sandbox, tests: Command, program: Command, limits: Limits) -> Outcome:
+    """Runs the tests against the program. Only what the process with the tests writes decides."""
+    sandbox.check()
+    (to_program, from_tests), (to_tests, from_program), (result, report) = os.pipe(), os.pipe(), os.pipe()
+
+    def joined(command: Command, stdout: int, *pipes: int) -> Started:
+        return replace(command, arguments=[*command.arguments, *map(str, pipes)]), stdout, subprocess.DEVNULL, pipes
+
+    both = [joined(program, subprocess.DEVNULL, to_program, from_program), joined(tests, report, to_tests, from_tests)]
+    together = replace(limits, memory_mib=2 * limits.memory_mib, output_kib=64)
+    ending, [written], _ = sandbox.run_together(both, [result], together)
+    if (exceeded := limit_exceeded(ending, limits)) is not None:
+        return exceeded
+    try:
+        found = json.loads(written)
+        status, message = found["status"], found["message"]
+    except (ValueError, KeyError, TypeError):
+        return Outcome(ERROR, "the process that runs the tests ended without a result")
+    if status not in STATUSES or not isinstance(message, str):
+        return Outcome(ERROR, "the process that runs the tests gave no result")
+    return Outcome(status, one_line(message))
+
+
+def limit_exceeded(ending: str, limits: Limits) -> Outcome | None:
+    if ending == Ending.TIMEOUT:
+        return Outcome(TIMEOUT, f"not finished after {limits.seconds:g} s")
+    if ending == Ending.MEMORY:
+        return Outcome(FAILED, f"held more than {limits.memory_mib} MiB of memory")
+    if ending == Ending.OUTPUT:
+        return Outcome(FAILED, f"wrote more than {limits.output_kib} KiB")
+    return None
+
+
+def one_line(message: str, longest: int = 300) -> str:
+    """Printable, on one line, short: messages are partly written by the programs."""
+    kept = " ".join("".join(c if c.isprintable() else " " for c in message[: 4 * longest]).split())
+    return kept if len(kept) <= longest else kept[: longest - 1] + "…"
 
 
 @cache

@@ -9,7 +9,7 @@ from ebft.config.evaluation import EvalOptions
 from ebft.errors import ConfigError, DataError, HubUnreachable, SandboxError
 from ebft.problems.catalog import load_problems
 from ebft.problems.problem import Problem
-from ebft.sandbox.isolation import Sandbox
+from ebft.sandbox.box import Sandbox
 from ebft.tasks.problem_set import Asked, ProblemSet, Scored
 from ebft.tasks.scoring import (
     MEMORY_MIB,
@@ -69,7 +69,6 @@ def _set(task: str, source: str, language: str | None, options: EvalOptions, san
             sandbox.check()
         except SandboxError as error:
             raise ConfigError(str(error)) from None
-        skipped = problems[0].unavailable(sandbox)
 
     def score(texts: list[list[str]], file: Path, finishes: list[list[str]]) -> Scored:
         """Writes `<file>.scores.json`, as `ebft score` would, and the outcome of every program beside it."""

@@ -23,11 +23,10 @@ from ebft.errors import DataError
 from ebft.problems.problem import Attempt, Problem, run_many
 from ebft.runtime.files import write_jsonl, write_text
 from ebft.runtime.messages import progress
+from ebft.sandbox.box import Limits, Sandbox
 from ebft.sandbox.bubblewrap import bubblewrap_version
-from ebft.sandbox.command import Limits
-from ebft.sandbox.isolated_tests import ERROR, FAILED, PASSED, SKIPPED, STATUSES, Outcome
-from ebft.sandbox.isolation import Sandbox
-from ebft.sandbox.languages import LANGUAGES
+from ebft.sandbox.other_languages import LANGUAGES, NOT_COMPILED
+from ebft.sandbox.python_tests import ERROR, FAILED, PASSED, SKIPPED, STATUSES, Outcome
 from ebft.tasks.answer_counts import CUT_OFF, is_empty, why_zero
 from ebft.tasks.pass_at_k import summarise
 
@@ -77,10 +76,8 @@ def score_samples(
     started = time.monotonic()
     workers = available_cores() if workers is None else workers
     skipped = {p.language: reason for p in problems if (reason := p.unavailable()) is not None}
-    attempted = {s.problem.language: s.problem for s in samples if s.problem.language not in skipped}
-    if attempted:
+    if any(sample.problem.language not in skipped for sample in samples):
         sandbox.check()
-    skipped |= {name: why for name, problem in attempted.items() if (why := problem.unavailable(sandbox)) is not None}
     rows = _run(samples, skipped, sandbox, workers, outcomes_file)
     results = _results(problems, samples, rows, ks, skipped)
     results["settings"] = {
@@ -203,6 +200,10 @@ def _results(
     statuses = Counter(row["status"] for row in rows)
     if statuses[ERROR]:
         notes.append(f"{statuses[ERROR]} samples ended in an error of the harness and count as not passed")
+    for language in languages:
+        messages = [row["message"] for row in rows if row["language"] == language and row["status"] != SKIPPED]
+        if len(messages) > 1 and all(message.startswith(NOT_COMPILED) for message in messages):
+            notes.append(f"no answer in {language} compiles: its toolchain may be broken ({_toolchains([language])})")
     answers = _answers(samples, rows)
     results: dict[str, Any] = {
         **{name: found["value"] for name, found in metrics.items()},  # short, as other tools print them
@@ -243,7 +244,7 @@ def _answers(samples: Sequence[Sample], rows: Sequence[Row]) -> dict[str, int]:
 
 
 # How the messages of programs that never ran begin, in all languages.
-_NO_PROGRAM = ("does not compile", "SyntaxError", "IndentationError", "TabError", "syntax error", "Unclosed '")
+_NO_PROGRAM = (NOT_COMPILED, "SyntaxError", "IndentationError", "TabError")
 
 
 def _kind(sample: Sample, row: Row) -> str:
@@ -271,7 +272,7 @@ def ebft_version() -> str:
 
 def _versions(languages: Sequence[str], unsafe: bool) -> dict[str, str]:
     found = {"ebft": ebft_version(), "harness": str(HARNESS), "platform": platform.platform()}
-    found["sandbox"] = "none" if unsafe else f"bubblewrap {'.'.join(map(str, bubblewrap_version()))}"
+    found["sandbox"] = "none" if unsafe else f"bubblewrap {bubblewrap_version()}"
     return found | _toolchains(languages)
 
 

@@ -95,8 +95,7 @@ def prefer_to_end() -> None:
 def become(job: dict[str, Any]) -> Callable[[], None]:
     """Turns into the program; returns only if that is a module of ours: its `main`."""
     arguments = job["arguments"]
-    if pipes := alone_with(job["pipes"], job["descriptors"]):
-        arguments[-len(pipes) :] = map(str, pipes)
+    close_all_but({0, 1, 2, *job["pipes"]}, job["descriptors"])
     if job["user"] is not None:
         os.setgroups([])
         os.setresgid(job["user"], job["user"], job["user"])
@@ -130,21 +129,12 @@ def limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def alone_with(pipes: list[int], descriptors: int) -> list[int]:
-    """Closes everything but the streams and some pipes, and gives these low numbers, which it returns.
-
-    Whoever asked for the sandbox may have more files open than the program may, and PHP opens no descriptor whose
-    number is beyond that limit.
-    """
-    kept = sorted({0, 1, 2, *pipes})
-    for before, after in zip(kept, [*kept[1:], descriptors], strict=True):
+def close_all_but(kept: set[int], end: int) -> None:
+    """Closes what else is open below `end`: whoever asked for the sandbox may have more files open than we may."""
+    numbers = sorted(kept)
+    for before, after in zip(numbers, [*numbers[1:], end], strict=True):
         if before + 1 < after:  # Python 3.13 takes an empty range beyond the limit of open files for all from there on
             os.closerange(before + 1, after)
-    moved = [os.dup(pipe) for pipe in pipes]
-    for old, new in zip(pipes, moved, strict=True):
-        os.close(old)
-        os.set_inheritable(new, True)
-    return moved
 
 
 def look_new(arguments: list[str]) -> None:

@@ -1,0 +1,398 @@
+"""Running programs that a model wrote.
+
+A program runs under bubblewrap: its own namespaces (no network, no other processes), a file system made of read-only
+toolchain folders and one sized folder in memory, an empty environment, no capabilities, an unprivileged user, resource
+limits, and a list of system calls (`inside/init.py` sets these). A monitor outside ends it when it takes too long,
+holds too much memory or writes too much. If the sandbox cannot start, nothing runs. `docs/sandbox.md` says what this
+does not defend against.
+
+This file knows nothing about tests; whether a program is right is decided in `python_tests` and `other_languages`.
+"""
+
+from __future__ import annotations
+
+import compileall
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from ebft.errors import SandboxError
+from ebft.sandbox.bubblewrap import (
+    BOX,
+    INSIDE,
+    INSIDE_MOUNT,
+    Command,
+    Gate,
+    Group,
+    Limits,
+    bubblewrap_line,
+    groups_home,
+    limits_line,
+    process_trees,
+    sealed_file,
+)
+
+UNSAFE_HINT = "or pass --unsafe-exec to run model-written programs with your own rights"
+
+
+# A command, where it writes its output and its errors, and the pipes that it gets.
+Started = tuple[Command, int, int, Sequence[int]]
+
+
+class Ending:
+    EXITED = "exited"
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What is left of a command: how it ended and what it wrote."""
+
+    ending: str
+    returncode: int | None
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def succeeded(self) -> bool:
+        return self.ending == Ending.EXITED and self.returncode == 0
+
+
+@dataclass(eq=False)
+class RunningCommand:
+    process: subprocess.Popen[bytes]
+    gate: Gate | None  # None without a sandbox
+    on_end: Callable[[RunningCommand], None]
+
+    def kill(self) -> None:
+        """SIGKILL to the process group; the end of bubblewrap ends the first process inside, and so everything."""
+        with suppress(ProcessLookupError):
+            if self.process.poll() is None or self.gate is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether the kernel ended it for that, by its control group."""
+        return self.gate is not None and self.gate.group is not None and self.gate.group.ran_out_of_memory
+
+    def end(self) -> None:
+        """Also what has outlived bubblewrap; afterwards nothing is left."""
+        self.kill()
+        self.process.wait()
+        if self.gate is not None:
+            self.gate.end()
+        self.on_end(self)
+
+
+@dataclass(eq=False)
+class Sandbox:
+    """Runs commands in a sandbox. One object may be used by many threads.
+
+    Args:
+        unsafe: run without bubblewrap: resource limits, a clean environment and a time limit, nothing more.
+        limits: of programs for which the caller names no others.
+    """
+
+    unsafe: bool = False
+    limits: Limits = field(default_factory=Limits)
+    _checked: bool = field(default=False, init=False, repr=False)
+    _lock: threading.RLock = field(default_factory=threading.RLock, init=False, repr=False)
+    _running: list[RunningCommand] = field(default_factory=list, init=False, repr=False)
+    _stopped: bool = field(default=False, init=False, repr=False)
+
+    @property
+    def scripts(self) -> str:
+        """The folder of our own scripts (`inside/`), as a program in the sandbox sees it."""
+        return str(INSIDE) if self.unsafe else INSIDE_MOUNT
+
+    @property
+    def control_groups(self) -> bool:
+        """Whether every program gets one."""
+        return not self.unsafe and groups_home() is not None
+
+    def stop(self) -> None:
+        """Ends everything that runs in it, from any thread, and lets nothing start any more."""
+        with self._lock:
+            self._stopped = True
+            running = list(self._running)
+        for command in running:
+            command.kill()
+
+    def check(self) -> None:
+        """Raises SandboxError unless a program can run here."""
+        with self._lock:
+            if self._checked:
+                return
+            compile_modules()
+            if not self.unsafe:
+                self._check_programs()
+            self._checked = True
+
+    def _check_programs(self) -> None:
+        for program, package in (("bwrap", "bubblewrap"), ("prlimit", "util-linux")):
+            if shutil.which(program) is None:
+                raise SandboxError(
+                    f"the sandbox needs `{program}`: install the Debian package {package} (apt install {package}), "
+                    f"{UNSAFE_HINT}"
+                )
+        probe = self._run(Command(["/usr/bin/env", "true"], replace(self.limits, seconds=30.0)))
+        if not probe.succeeded:
+            said = " ".join(probe.stderr.decode(errors="replace").split())[:300] or f"exit code {probe.returncode}"
+            raise SandboxError(
+                f"bubblewrap is installed but cannot start here ({said}); it must be 0.7 or newer, and unprivileged "
+                f"user namespaces may be switched off, or a container may forbid mounts: allow them, {UNSAFE_HINT}"
+            )
+
+    def run(self, command: Command) -> Finished:
+        """Runs a program in a fresh box and waits for its end."""
+        self.check()
+        return self._run(command)
+
+    def _run(self, command: Command) -> Finished:
+        (out, to_out), (error, to_error) = os.pipe(), os.pipe()
+        ending, outputs, returncode = self.run_together([(command, to_out, to_error, ())], [out, error], command.limits)
+        return Finished(ending, returncode, *outputs)
+
+    def run_together(
+        self, commands: Sequence[Started], results: Sequence[int], limits: Limits
+    ) -> tuple[str, list[bytes], int | None]:
+        """Runs commands side by side until the last of them ends; for the limits they count together.
+
+        Args:
+            results: the other ends of what is read; these and all descriptors of the commands are closed.
+
+        Returns:
+            One of `Ending`, what was read, and the exit code of the last.
+        """
+        running: list[RunningCommand] = []
+        given = {number for _, *streams, pipes in commands for number in (*streams, *pipes) if number >= 0}
+        with ExitStack() as stack:
+            for number in results:
+                stack.callback(os.close, number)
+            with ExitStack() as starting:
+                for number in given:
+                    starting.callback(os.close, number)
+                folder = stack.enter_context(self.host_folder())
+                for command, stdout, stderr, pipes in commands:
+                    running.append(self.start(command, folder, stdout, stderr, pipes))
+                    stack.callback(running[-1].end)
+            processes = [started.process for started in reversed(running)]
+            ending, outputs = monitor(processes, results, limits.seconds, limits.memory_mib, limits.output_kib)
+            if ending == Ending.EXITED and any(started.ran_out_of_memory for started in running):
+                ending = Ending.MEMORY
+        return ending, outputs, processes[0].returncode
+
+    @contextmanager
+    def host_folder(self) -> Iterator[str | None]:
+        """The folder on the host that is the box of unsafe runs; None for safe ones, whose box is in memory."""
+        if self.unsafe:
+            with tempfile.TemporaryDirectory(prefix="ebft-") as folder:
+                yield folder
+        else:
+            yield None
+
+    def start(
+        self,
+        command: Command,
+        folder: str | None,
+        stdout: int = subprocess.DEVNULL,
+        stderr: int = subprocess.DEVNULL,
+        pipes: Sequence[int] = (),
+    ) -> RunningCommand:
+        """Starts a command without waiting. `folder` comes from `host_folder`; the program gets `pipes` as well."""
+        variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": BOX, "TMPDIR": BOX}
+        variables |= dict(command.environment)
+        opened: list[int] = []
+        stdin = sealed_file(command.stdin)
+        gate = None if self.unsafe else Gate(self._group(command.limits))
+        try:
+            if gate is None:
+                assert folder is not None
+                variables |= {"HOME": folder, "TMPDIR": folder}
+                _write_files(Path(folder), command)
+                line = limits_line(command.limits)
+                line += [word.replace(BOX, folder) for word in command.arguments]
+            else:
+                line, opened = bubblewrap_line(command, variables, gate, pipes)
+            process = subprocess.Popen(
+                line,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=variables,
+                cwd=folder if self.unsafe else "/",
+                pass_fds=(*pipes, *opened, *((*gate.inside, gate.info) if gate else ())),
+                start_new_session=True,  # Ctrl-C is for us: a program that it ended would be taken for a wrong one
+            )
+        except BaseException:
+            if gate is not None:
+                gate.give_up()
+            raise
+        finally:
+            for descriptor in (stdin, *opened):
+                os.close(descriptor)
+        return self._admit(RunningCommand(process, gate, self._forget))
+
+    def _group(self, limits: Limits) -> Group | None:
+        """A control group for one program, where we can make some."""
+        home = groups_home()
+        try:
+            return None if home is None else Group(home, limits)
+        except OSError as error:
+            raise SandboxError(f"no control group can be made in {home} any more: {error.strerror}") from None
+
+    def _admit(self, started: RunningCommand) -> RunningCommand:
+        """Lets a command that waits at its gate begin, unless the sandbox was stopped meanwhile."""
+        with self._lock:
+            self._running.append(started)
+        try:
+            if started.gate is not None:
+                started.gate.open()
+        except BaseException as error:
+            started.end()
+            if isinstance(error, OSError):
+                raise SandboxError(f"a program could not be put into its sandbox: {error}") from None
+            raise
+        if self._stopped:
+            started.end()
+            raise SandboxError("the sandbox was stopped")
+        return started
+
+    def _forget(self, ended: RunningCommand) -> None:
+        with self._lock, suppress(ValueError):
+            self._running.remove(ended)
+
+
+@cache
+def compile_modules() -> None:
+    """Writes the bytecode of our own modules beside them, if we may; else every program waits for their compilation."""
+    compileall.compile_dir(INSIDE, quiet=2)
+
+
+def _write_files(folder: Path, command: Command) -> None:
+    for name, content in command.files.items():
+        path = folder / name
+        path.write_bytes(content)
+        path.chmod(0o755 if command.executable else 0o644)
+
+
+# ---- Watching from outside: time, memory of all processes, and what they write ---------------------------------------
+
+MEMORY_EVERY = 0.05  # seconds; a program fills perhaps 200 MiB in between
+PIPE = 2**20  # bytes that a pipe can hold: so much may have been written in time and not been read
+INODE = 1024  # bytes that the kernel keeps for an empty file
+
+
+def monitor(
+    processes: Sequence[subprocess.Popen[bytes]],
+    pipes: Sequence[int],
+    seconds: float,
+    memory_mib: int,
+    output_kib: int,
+) -> tuple[str, list[bytes]]:
+    """Waits for the end of the first process, reading what it writes into the pipes; ends nothing itself.
+
+    The other processes run beside it and count for the memory. Returns one of `Ending` and what each pipe carried.
+    """
+    now = time.monotonic()
+    deadline, next_check = now + seconds, now + MEMORY_EVERY
+    read: dict[int, bytearray] = {pipe: bytearray() for pipe in pipes}
+    room, roots = output_kib * 1024, [process.pid for process in processes]
+    ending = Ending.EXITED
+    handle = os.pidfd_open(roots[0]) if processes[0].poll() is None else -1
+    try:
+        with selectors.DefaultSelector() as selector:
+            for pipe in pipes:
+                os.set_blocking(pipe, False)
+            for descriptor in (*pipes, *([handle] if handle >= 0 else [])):
+                selector.register(descriptor, selectors.EVENT_READ)
+            while selector.get_map() and ending == Ending.EXITED:
+                now = time.monotonic()
+                late = now >= deadline
+                if now >= next_check:
+                    next_check = now + MEMORY_EVERY
+                    if memory_of(roots) > memory_mib * 2**20:
+                        ending = Ending.MEMORY
+                        break
+                for key, _ in selector.select(max(0.0, min(deadline, next_check) - now)):
+                    closed = key.fd == handle or _read(key.fd, read[key.fd], PIPE if late else 65536)
+                    if closed:
+                        selector.unregister(key.fd)
+                if late and selector.get_map():
+                    # Only after a last read: we may have been held up, and not the program.
+                    ending = Ending.TIMEOUT
+                elif sum(map(len, read.values())) > room:
+                    ending = Ending.OUTPUT
+    finally:
+        if handle >= 0:
+            os.close(handle)
+    return ending, [bytes(read[pipe][:room]) for pipe in pipes]
+
+
+def _read(pipe: int, into: bytearray, most: int) -> bool:
+    """Reads what is in a pipe, about so much of it; whether its other end is closed."""
+    most += len(into)
+    while len(into) < most:
+        try:
+            chunk = os.read(pipe, 65536)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            return True
+        into += chunk
+    return False
+
+
+def memory_of(roots: Sequence[int]) -> int:
+    """Bytes that the processes of these trees hold: memory, page tables, small files and buffers of pipes and sockets.
+
+    Files that are mapped into them do not count. Orphans of a PID namespace become children of its first process, so
+    nothing leaves the tree.
+    """
+    total = 0
+    buffers: set[str] = set()
+    for process, children in process_trees(roots):
+        try:
+            if process in roots:
+                total += sum(map(_files_of, children))
+            with open(f"/proc/{process}/status") as status:
+                for line in status:
+                    if line.startswith(("RssAnon:", "RssShmem:", "VmPTE:")):
+                        total += int(line.split()[1]) * 1024
+            for descriptor in os.listdir(f"/proc/{process}/fd") if process not in roots else ():
+                buffers.add(os.readlink(f"/proc/{process}/fd/{descriptor}"))  # such as pipe:[1234]
+        except OSError:  # it has ended meanwhile
+            continue
+    sizes = _buffer_sizes()
+    return total + sum(sizes.get(name.partition(":")[0], 0) for name in buffers)
+
+
+@cache
+def _buffer_sizes() -> dict[str, int]:
+    """The most that the kernel keeps for a pipe or a socket that nobody may enlarge."""
+    try:
+        socket = int(Path("/proc/sys/net/core/wmem_default").read_text())
+    except OSError:
+        socket = 212992
+    return {"pipe": 16 * os.sysconf("SC_PAGE_SIZE"), "socket": socket * 3 // 2}  # with what it needs for its lists
+
+
+def _files_of(first: int) -> int:
+    """What the kernel keeps for the files of a sandbox, beside their content, which the folders' sizes bound."""
+    root = f"/proc/{first}/root"
+    if not os.path.isdir(f"{root}/box"):  # no sandbox
+        return 0
+    found = (os.statvfs(f"{root}/{folder}") for folder in ("box", "tmp", "dev/shm"))
+    return sum(folder.f_files - folder.f_ffree for folder in found) * INODE
