@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from ebft.config.recipe import check_values, read_values
+from ebft.config.recipe import load_recipe
 from ebft.data.rows import read_rows
 from ebft.errors import ConfigError, DataError
 from ebft.evaluate.sample_files import read_samples
@@ -92,7 +92,7 @@ def parsers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], Any]]]
         "multipl-e": {"name": "own", "language": "cpp", **PROBLEMS["cpp"]},
     }
     found: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
-        "recipes": ("recipe.yaml", yaml.safe_dump(recipe).encode(), lambda file: check_values(read_values(file))),
+        "recipes": ("recipe.yaml", yaml.safe_dump(recipe).encode(), load),
         "rows in JSONL": ("rows.jsonl", lines({"prompt": "1+1=", "completion": "2"}, {"text": "é"}), rows),
         "rows in JSON": ("rows.json", json.dumps([{"text": "a"}, {"text": "b"}]).encode(), rows),
         "rows in CSV": ("rows.csv", b'text,n\n"a, ""b""",1\nc,2\n', rows),
@@ -115,6 +115,10 @@ def parsers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], Any]]]
     mark = (checkpoint / checkpoints.MARK).read_bytes()
     found["checkpoints' marks"] = ("checkpoint-2/COMPLETE", mark, lambda file: checkpoints.damage(file.parent))
     return found
+
+
+def load(file: Path) -> None:
+    load_recipe(file, {"use_cpu": True})
 
 
 def rows(file: Path) -> None:

@@ -122,7 +122,10 @@ def read_values(file: str | Path) -> dict[str, Any]:
     """What stands in a recipe, a file or one of the package, unchecked."""
     path = find_recipe(file)
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if text.count("[") + text.count("{") > 1000:
+            raise ValueError("over 1,000 brackets: the parser would take minutes")
+        values = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # also a date that is none, or what is no UTF-8
         raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     if not isinstance(values, dict):
