@@ -140,7 +140,9 @@ def _training_parser(command: str, shown: bool = True) -> Parser:
     from ebft.config.recipe import groups
 
     usage = "--config recipe.yaml [--setting value ...] [--resume] [--dry-run] [--launch N]"
-    parser = Parser(command, "Settings come from the recipe; flags win over it.", usage)
+    parser = Parser(
+        command, "Settings come from the recipe; flags win over it. model, dataset and output_dir must be given.", usage
+    )
     parser.add_argument("--config", metavar="F", help="a YAML file, or the name of a recipe that comes with ebft")
     for title, settings in groups("train" if command == "plan" else command).items():
         theirs = "transformers" in title

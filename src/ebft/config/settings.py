@@ -133,7 +133,7 @@ def _read(name: str, value: Any, kind: Any) -> Any:
     if base is bool:
         return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
     if base in (int, float) and not isinstance(value, bool):
-        number = float(value)
+        number = value if isinstance(value, int) else float(value)
         if base is int and int(number) != number:
             raise ValueError
         return base(number)
@@ -198,7 +198,8 @@ class _Given(argparse.Action):
         given = values[0] if len(values) == 1 else values or True
         if self.const and values:
             given = [*namespace.settings.get(self.dest, []), *(part for value in values for part in value.split(","))]
-        namespace.settings[self.dest] = False if self.option_strings.index(option_string or "") else given
+        off = self.option_strings.index(option_string or "") == 1
+        namespace.settings = {**namespace.settings, self.dest: False if off else given}
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
