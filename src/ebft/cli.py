@@ -33,9 +33,6 @@ RESUMING = ("sweep", "study run", "eval", "score")  # what they have done is on 
 def main(arguments: Sequence[str] | None = None) -> int:
     command = list(sys.argv[1:] if arguments is None else arguments)
     end_with_launcher()
-    # Before torch starts its threads: let them spin only briefly while they wait for each other. On a CPU that does
-    # something else as well, the default makes training ten times slower; on a quiet one this costs nothing.
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not command or command[0] in ("-h", "--help"):
         lines = [f"  ebft {name:<10} {what}" for name, (_, what) in COMMANDS.items()]
