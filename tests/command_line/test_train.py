@@ -1,137 +1,91 @@
-"""`ebft train`: what it prints and leaves."""
+"""`ebft train`: what it prints and leaves, and what it refuses in one line before anything is written."""
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import Mock
+from typing import Any
 
+import pyarrow
 import pytest
 import torch
 import yaml
-from torch.distributed import DistNetworkError
+from pyarrow import parquet
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ebft import cli
-from ebft.errors import Preempted
-from ebft.runtime.launch import LAUNCHED, PREEMPTED
-from tests.command_line.commands import Finished, Refused, contents
+from ebft import EBFTTrainer, cli
+from ebft.errors import TrainingDiverged
+from tests.command_line.commands import ROWS, Finished, Refused, contents, write_rows
 from tests.tiny_tokenizer import byte_tokenizer, save_tiny_model
 
 
-class TestTrain:
-    def test_dry_run_prints_the_plan_and_an_example_and_writes_nothing(
-        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        output = tmp_path / "out"
-        assert cli.main(["train", "--config", str(recipe), "--output_dir", str(output), "--dry-run"]) == 0
-        text = capsys.readouterr().out
-        plan = dict(line.split("  ", 1) for line in text.split("\n\n")[0].splitlines())
-        assert plan["documents"].strip().startswith("29 with ")
-        assert " of 48 tokens, filled with documents that see those before them" in plan["training sequences"]
-        assert plan["anchors per sequence"].strip() == "10.5 of at most 11, 2 rollouts of 4 tokens from each"
-        assert plan["tokens per step"].strip().endswith("in 2 sequences")
-        assert plan["steps"].strip().startswith("3 (")
-        assert plan["compute per step"].strip().endswith("GFLOP (estimate)")
-        assert "One sequence, with some of its anchors" in text
-        assert "that is all" in text
-        assert not output.exists()
+def train(recipe: Path, output: Path, *arguments: object) -> int:
+    return cli.main(["train", "--config", str(recipe), "--output_dir", str(output), *map(str, arguments)])
 
-    def test_dry_run_needs_no_output_folder(
+
+class TestDryRun:
+    def test_it_prints_the_plan_and_an_example_and_writes_nothing(
         self, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "empty").mkdir()
         monkeypatch.chdir(tmp_path / "empty")
-        assert cli.main(["train", "--config", str(recipe), "--dry-run"]) == 0
-        assert "anchors per sequence" in capsys.readouterr().out
+        assert cli.main(["train", "--config", str(recipe), "--dry-run"]) == 0, "no output folder is needed"
+        text = capsys.readouterr().out
+        plan = dict(line.split("  ", 1) for line in text.split("\n\n")[0].splitlines())
+        assert plan["documents"].strip().startswith("29 with ")
+        assert plan["steps"].strip().startswith("3")
+        assert "that is all" in text
         assert contents(tmp_path / "empty") == {}
 
-    def test_dry_run_refuses_a_feature_model_with_another_vocabulary(
+    def test_it_refuses_a_feature_model_with_another_vocabulary(
         self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         other = save_tiny_model(tmp_path / "other", byte_tokenizer(extra_tokens=2))
-        assert cli.main(["train", "--config", str(recipe), "--feature_model", str(other), "--dry-run"]) == 2
+        assert train(recipe, tmp_path / "out", "--feature_model", other, "--dry-run") == 2
         assert f"the tokenizer of {other} differs from the model's (261 and 259 tokens)" in capsys.readouterr().err
 
-    def test_dry_run_leaves_a_run_that_is_there_alone_and_says_so(
+    def test_it_leaves_a_run_that_is_there_alone_and_says_so(
         self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         output = tmp_path / "out"
         output.mkdir()
         (output / "recipe.yaml").write_text("model: another\n")
-        assert cli.main(["train", "--config", str(recipe), "--output_dir", str(output), "--dry-run"]) == 0
+        assert train(recipe, output, "--dry-run") == 0
         assert contents(output) == {"recipe.yaml": b"model: another\n"}
-        resume = f"ebft train --config {output}/recipe.yaml --resume"
-        assert f"the run itself would be refused: output_dir={output} already holds a run" in (
-            errors := capsys.readouterr().err
-        )
-        assert errors.rstrip().endswith(resume)
+        said = capsys.readouterr().err
+        assert "already holds a run" in said
+        assert said.rstrip().endswith(f"ebft train --config {output}/recipe.yaml --resume")
 
-    def test_a_run_through_a_process_shows_before_and_after(self, finished: Finished) -> None:
+
+class TestRun:
+    def test_what_it_prints(self, finished: Finished) -> None:
         assert finished.done.returncode == 0, finished.done.stderr
         for part in ("before", "after", "cross-entropy", "feature-matching loss", str(finished.output / "final")):
             assert part in finished.done.stdout
+        lines = [line for line in finished.done.stderr.splitlines() if line.startswith("step ") and ": reward " in line]
+        assert [line.split(":")[0] for line in lines] == ["step 1", "step 2", "step 3"]
+        assert "%|" not in finished.done.stderr, "a log file has no bar"
+        assert "no GPU was found" not in finished.done.stderr, "it was asked for"
 
-    def test_what_a_run_leaves(self, finished: Finished, rows: Path, model: Path) -> None:
+    def test_what_it_leaves(self, finished: Finished, rows: Path, model: Path) -> None:
         output = finished.output
         metrics = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
         assert {1, 2, 3} <= {entry["step"] for entry in metrics if "reward" in entry}
-        assert any("eval_cfm" in entry for entry in metrics)
         results = json.loads((output / "results.json").read_text())
         assert results["steps"] == 3
         assert set(results["before"]) >= {"eval_cfm", "eval_cfm_se", "eval_cross_entropy", "eval_cross_entropy_se"}
         assert results["after"]["eval_cross_entropy"] != results["before"]["eval_cross_entropy"]
         given = yaml.safe_load((output / "recipe.yaml").read_text())
-        assert given["model"] == str(model)
-        assert given["seed"] == 7
+        assert (given["model"], given["seed"]) == (str(model), 7)
         resolved = json.loads((output / "resolved.json").read_text())
-        assert (resolved["seed"], resolved["horizon"], resolved["whitening"]) == (7, 4, "reference")
-        assert resolved["dataset"] == [str(rows)]
-        assert resolved["prompt_kinds"] == ["prompt"]
+        assert (resolved["seed"], resolved["horizon"], resolved["dataset"]) == (7, 4, [str(rows)])
         assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
-        assert any((output / "samples").iterdir())
         assert {p.name for p in output.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-3"}
-
-    def test_a_log_file_has_a_line_for_each_step_and_no_bar(self, finished: Finished) -> None:
-        assert "step 1: reward " in finished.done.stderr
-        lines = finished.done.stderr.splitlines()
-        assert [line.split(":")[0] for line in lines if line.startswith("step ") and ": reward " in line] == [
-            "step 1",
-            "step 2",
-            "step 3",
-        ]
-        assert "%|" not in finished.done.stderr
-
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-    def test_a_run_without_a_gpu_says_so(
-        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], finished: Finished
-    ) -> None:
-        arguments = ["--output_dir", str(tmp_path / "out"), "--use_cpu", "false", "--max_steps", "1"]
-        assert cli.main(["train", "--config", str(recipe), *arguments]) == 0
-        words = "no GPU was found: computing on the CPU"
-        assert words in capsys.readouterr().err
-        assert words not in finished.done.stderr, "it was asked for"
-
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-    def test_days_on_a_cpu_have_to_be_asked_for(
-        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("ebft.train.run.cpu_seconds", lambda *_: 5 * 24 * 3600.0)
-        words = "this machine's CPU would take at least 5 days: too slow; use a GPU or a smaller model"
-        arguments = ["--output_dir", str(tmp_path / "out"), "--use_cpu", "false", "--max_steps", "1"]
-        assert cli.main(["train", "--config", str(recipe), *arguments, "--dry-run"]) == 0
-        assert words in capsys.readouterr().err
-        assert cli.main(["train", "--config", str(recipe), *arguments]) == 2
-        assert words in capsys.readouterr().err
-        assert not (tmp_path / "out").exists()
-
-    def test_model_card_tells_recipe_data_and_results(self, finished: Finished, rows: Path) -> None:
-        card = (finished.output / "final" / "README.md").read_text(encoding="utf-8")
-        assert "Made by `ebft train --config recipe.yaml`" in card
-        recipe = card.partition("```yaml\n")[2].partition("```")[0]
-        assert yaml.safe_load(recipe) == yaml.safe_load((finished.output / "recipe.yaml").read_text())
-        assert f"fine-tuned with Energy-Based Fine-Tuning on {rows}" in card
+        card = (output / "final" / "README.md").read_text(encoding="utf-8")
+        assert yaml.safe_load(card.partition("```yaml\n")[2].partition("```")[0]) == given
         assert "| cross-entropy, all tokens |" in card
 
     def test_plain_transformers_loads_the_model_and_generates(self, finished: Finished, model: Path) -> None:
@@ -144,9 +98,6 @@ class TestTrain:
         original = AutoModelForCausalLM.from_pretrained(model)
         assert not trained.state_dict()[weight].equal(original.state_dict()[weight])
 
-    def test_a_second_run_into_the_same_folder_is_refused(self, finished: Finished, refused: Refused) -> None:
-        assert "already holds a run; choose another folder, or continue it with: " in refused(output=finished.output)
-
     def test_resume_of_a_finished_run_changes_neither_weights_nor_results(
         self, finished: Finished, tmp_path: Path
     ) -> None:
@@ -156,14 +107,13 @@ class TestTrain:
         assert cli.main([*finished.arguments, "--output_dir", str(output), "--resume"]) == 0
         after = contents(output)
         results = [json.loads(files["results.json"]) for files in (before, after)]
-        assert results[1]["steps"] == 3
         assert after["final/model.safetensors"] == before["final/model.safetensors"]
         assert results[0]["before"] == results[1]["before"]
         assert results[0]["after"]["eval_cfm"] == results[1]["after"]["eval_cfm"]
         steps = [json.loads(line)["step"] for line in after["metrics.jsonl"].splitlines()]
         assert steps == sorted(steps)
 
-    def test_resume_with_other_data_under_the_same_name_is_refused(
+    def test_other_data_under_the_same_name_are_refused(
         self, finished: Finished, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         output = tmp_path / "copy"
@@ -178,78 +128,175 @@ class TestTrain:
         assert "the dataset has changed since the run" in capsys.readouterr().err
         assert contents(output) == before
 
-    def test_metrics_go_to_tensorboard(self, recipe: Path, tmp_path: Path) -> None:
-        pytest.importorskip("tensorboard")
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_unpacked_without_a_gpu_and_with_one_sequence_of_validation(
+        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The pad token is the end token, and one sequence has no standard error."""
+        more = ["--packing", "false", "--document_masks", "--max_steps", 1, "--validation_sequences", 1]
+        assert train(recipe, tmp_path / "out", "--use_cpu", "false", *more) == 0
+        printed = capsys.readouterr()
+        assert "no GPU was found: computing on the CPU" in printed.err
+        assert "nan" not in printed.out
+        results = json.loads((tmp_path / "out" / "results.json").read_text(), parse_constant=pytest.fail)
+        assert results["after"]["eval_cross_entropy_se"] is None
 
-        output = tmp_path / "out"
-        arguments = f"--output_dir {output} --report_to tensorboard --max_steps 2 --logging_steps 1".split()
-        assert cli.main(["train", "--config", str(recipe), *arguments]) == 0
-        events = list(output.rglob("events.out.tfevents*"))
+    def test_a_run_that_has_diverged_says_where_to_begin_anew(
+        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def check(trainer: EBFTTrainer, step: int) -> Callable[[float], None]:
+            def found(reward: float) -> None:
+                if step == 3:
+                    raise TrainingDiverged("the mean reward is 1e9 at step 3")
+
+            return found
+
+        monkeypatch.setattr(EBFTTrainer, "_reward_check", check)
+        assert train(recipe, tmp_path / "out") == 1
+        last = tmp_path / "out" / "checkpoint-2"
+        assert capsys.readouterr().err.splitlines()[-2:] == [
+            "ebft: the mean reward is 1e9 at step 3",
+            f"ebft: the last good checkpoint is {last}; a new run can begin there: --model {last}",
+        ]
+
+    def test_metrics_go_to_tensorboard(self, recipe: Path, tmp_path: Path) -> None:
+        accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+        assert train(recipe, tmp_path / "out", "--report_to", "tensorboard", "--max_steps", 2) == 0
         names: set[str] = set()
-        for file in events:
-            accumulator = EventAccumulator(str(file))
+        for file in tmp_path.rglob("events.out.tfevents*"):
+            accumulator = accumulators.EventAccumulator(str(file))
             accumulator.Reload()
             names |= set(accumulator.Tags()["scalars"])
         assert {"train/reward", "train/ebft/cfm", "eval/cfm"} <= names
 
-    def test_pad_token_equal_to_the_end_token_unpacked(
-        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        arguments = ["--packing", "false", "--document_masks", "--answer_only", "--max_steps", "1"]
-        output = tmp_path / "out"
-        assert cli.main(["train", "--config", str(recipe), "--output_dir", str(output), *arguments]) == 0
-        assert (output / "final" / "model.safetensors").exists()
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("launched", [False, True])
-def test_who_says_that_another_process_died(
-    launched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The launcher ends the others with a signal, which may come before they notice, and says why itself."""
-    stopped = Preempted("SIGTERM")
-    stopped.__cause__ = DistNetworkError("no answer")
-    monkeypatch.setenv(LAUNCHED, "1" if launched else "")
-    assert cli._failed(stopped, folder=tmp_path) == PREEMPTED
-    assert ("stopped by SIGTERM" in capsys.readouterr().err) == (not launched)
-
-
-# As torch says it.
-FULL = (
-    "CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 159.19 MiB "
-    "is free. Process 857 has 66.00 MiB memory in use. Including non-PyTorch memory, this process has 23.01 GiB memory "
-    "in use. Of the allocated memory 21.40 GiB is allocated by PyTorch, and 531.75 MiB is reserved by PyTorch but "
-    "unallocated. If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=..."
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--learning_rat", "1"], "did you mean '--learning-rate'?"),
+        (["--whitening", "refrence"], "did you mean 'reference'?"),
+        (["--horizon", "many"], "horizon='many' is not a whole number"),
+        (["--lr_scheduler_type", "constantly"], "constantly is not a valid SchedulerType"),
+        (["--dataset", "nothing.jsonl"], "nothing.jsonl: no such file or folder"),
+        (["--dataset", "stdlib-function"], "did you mean 'stdlib-functions'?"),
+        (["--dataset", "some/data"], "HF_HUB_OFFLINE is set"),
+        (["--model", "./no-model"], "no such folder"),
+        (["--model", "smollm2-135m"], "run `ebft fetch smollm2-135m` first"),
+        (["--feature_source", "adapter_off"], "adapter_off"),
+        (["--feature_layers", "99"], "holds 99 but the network has 2 layers"),
+        (["--attention_backend", "flex"], "flex"),
+        (["--feature_model", "./no-such-model"], "no-such-model"),
+        (["--answer_only", "--horizon", "40", "--stride", "1"], "the longest answer has "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-LACK = FULL[: FULL.index(" is free. Process")]
+def test_settings_that_do_not_fit(arguments: list[str], words: str, refused: Refused, tmp_path: Path) -> None:
+    # The folder itself may be made; a recipe in it would make the next try look like another run.
+    (tmp_path / "out").mkdir()
+    assert words in refused(*arguments)
 
 
-class TestMemoryRunsOut:
-    def test_of_training(
-        self,
-        recipe: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        def train(*_: object) -> None:
-            raise torch.OutOfMemoryError(FULL)
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"checkpoint-5/model.safetensors": "precious"}, "already holds a run"),
+        ({"recipe.yaml": "model: another\n"}, "already holds a run; choose another folder, or continue it with: "),
+        ({"thesis.tex": "precious"}, "is not empty and holds no run"),
+    ],
+)
+def test_folders_that_are_taken(files: dict[str, str], words: str, refused: Refused, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / "used" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "used" / name).write_text(text)
+    assert words in refused(output=tmp_path / "used")
+    (tmp_path / "file").touch()
+    assert refused(output=tmp_path / "file") == f"ebft: output_dir={tmp_path / 'file'} is a file; choose a folder"
 
-        monkeypatch.setattr("ebft.train.run.train", train)
-        assert cli.main(["train", "--config", str(recipe), "--output_dir", str(tmp_path / "out")]) == cli.FAILED
-        said = capsys.readouterr().err
-        assert f"ebft: {LACK}" in said
-        assert "make batches smaller" in said
-        assert "Traceback" not in said
 
-    def test_of_other_commands(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        monkeypatch.setitem(cli.COMMANDS, "eval", (Mock(side_effect=torch.OutOfMemoryError(FULL)), ""))
-        assert cli.main(["eval"]) == cli.FAILED
-        said = capsys.readouterr().err
-        assert LACK in said
-        assert said.endswith("; the same command resumes from here\n")
+@pytest.mark.parametrize(
+    ("options", "row", "words"),
+    [
+        ({"end": None}, None, "the tokenizer has no end token"),
+        ({"extra_tokens": 1}, None, "260 tokens but the model only 259 embeddings"),
+        ({"chat_template": None}, {"messages": [{"role": "user", "content": "a"}]}, "has no chat template"),
+    ],
+    ids=str,
+)
+def test_tokenizers_that_do_not_fit(
+    options: dict[str, Any], row: dict[str, Any] | None, words: str, refused: Refused, tmp_path: Path
+) -> None:
+    byte_tokenizer(**options).save_pretrained(tmp_path / "tokenizer")
+    data = [] if row is None else ["--dataset", write_rows(tmp_path / "rows.jsonl", [row])]
+    assert words in refused("--tokenizer", tmp_path / "tokenizer", *data)
 
-    def test_other_errors_stay_what_they_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(cli.COMMANDS, "eval", (Mock(side_effect=RuntimeError("something else")), ""))
-        with pytest.raises(RuntimeError, match="something else"):
-            cli.main(["eval"])
+
+def damaged_parquet(start: int, end: int) -> bytes:
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table({"text": ["some text of a row " * 9] * 999}), file)
+    content = bytearray(file.getvalue())
+    for place in range(*slice(start, end).indices(len(content))):
+        content[place] ^= 0x5A
+    return bytes(content)
+
+
+DATA: dict[str, tuple[Callable[[], bytes], str]] = {
+    "empty.jsonl": (lambda: b"", "the file is empty"),
+    "blank.jsonl": (lambda: b"\n\n", "no rows"),
+    "cut.jsonl": (lambda: b'{"text": "a"}\n{"text": \n', "line 2 is not valid JSON"),
+    "columns.jsonl": (lambda: b'{"question": "a", "answer": "b"}\n', "it has 'question', 'answer'"),
+    "one.jsonl": (lambda: b'{"text": "a"}\n', "one document cannot be split; set validation_split=0"),
+    "deep.jsonl": (lambda: b'{"text": ' + b"[" * 100_000, ""),
+    "deep.json": (lambda: b"[" * 100_000, ""),
+    "text.jsonl": (lambda: b'{"text": "\xff\xfe"}\n', ""),
+    "text.json": (lambda: b'[{"text": "\xff\xfe"}]', ""),
+    "text.csv": (lambda: b"text\n\xff\xfe\n", ""),
+    "digits.jsonl": (lambda: b'{"text": ' + b"9" * 5000 + b"}\n", ""),
+    "content.parquet": (lambda: damaged_parquet(50, 400), ""),
+    "footer.parquet": (lambda: damaged_parquet(-200, -20), ""),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_that_cannot_be_used(name: str, refused: Refused, tmp_path: Path) -> None:
+    content, words = DATA[name]
+    (tmp_path / name).write_bytes(content())
+    line = refused("--dataset", tmp_path / name)
+    assert str(tmp_path / name) in line or name == "one.jsonl"
+    assert words in line
+
+
+def test_documents_shorter_than_one_anchor(refused: Refused, tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "rows.jsonl", [{"text": "ab"}] * 20)
+    assert "all documents are shorter than one anchor needs" in refused("--dataset", file, "--document_masks")
+    assert len(ROWS) > 20
+
+
+MODELS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "weights cut": ("model.safetensors", lambda content: content[: len(content) // 2]),
+    "weights' header": ("model.safetensors", lambda content: b"\xff" * 16 + content[16:]),
+    "tokenizer cut": ("tokenizer.json", lambda content: content[: len(content) // 2]),
+    "another tokenizer": ("tokenizer.json", lambda _: b'{"version": "1.0", "model": {"type": "BPE", "vocab": 5}}'),
+    "a list": ("tokenizer_config.json", lambda _: b"[]"),
+    "deep settings": ("config.json", lambda _: b'{"a":' * 50_000),
+    "settings of a wrong type": ("config.json", lambda c: c.replace(b'"hidden_size": ', b'"hidden_size": "x", "y": ')),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_damaged_models(name: str, refused: Refused, model: Path, tmp_path: Path) -> None:
+    file, damage = MODELS[name]
+    shutil.copytree(model, tmp_path / "broken")
+    (tmp_path / "broken" / file).write_bytes(damage((tmp_path / "broken" / file).read_bytes()))
+    assert f"model='{tmp_path / 'broken'}' cannot be loaded: " in refused("--model", tmp_path / "broken")
+
+
+@pytest.mark.parametrize("template", ["{% for %}", "{{ x.y.z }}", "{{ messages + 1 }}"])
+def test_chat_templates_that_do_not_work(template: str, refused: Refused, model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "broken")
+    (tmp_path / "broken" / "chat_template.jinja").write_text(template)
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = write_rows(tmp_path / "chat.jsonl", [{"messages": turns}] * 9)
+    assert "does not accept this conversation" in refused("--model", tmp_path / "broken", "--dataset", rows)

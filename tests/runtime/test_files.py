@@ -20,7 +20,7 @@ import torch
 
 from ebft.errors import ConfigError
 from ebft.runtime import files
-from ebft.runtime.files import locked
+from ebft.runtime.files import locked, write_text
 
 
 def test_a_reader_sees_the_old_text_until_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_the_cache_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytes
 def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lock."""
     code = (
-        "import sys, time; from pathlib import Path; from ebft.runtime.files import locked\n"
+        "import sys, time; from pathlib import Path; from ebft.runtime.files import locked, write_text\n"
         f"with locked(Path({str(tmp_path / 'run' / 'lock')!r})): print('taken', flush=True); time.sleep(60)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -161,3 +161,12 @@ def test_waiting_for_the_holder_to_leave(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(files.LOCK_WAIT, "long")
     with pytest.raises(ConfigError, match="EBFT_LOCK_WAIT=long is not a number of seconds"):
         ExitStack().enter_context(locked(tmp_path / "lock"))
+
+
+def test_what_is_written_beside_its_place_does_not_follow_links(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("old")
+    (tmp_path / "results.json.partial").symlink_to(tmp_path / "precious")
+    write_text(tmp_path / "results.json", "new")
+    assert (tmp_path / "precious").read_text() == "old"
+    assert (tmp_path / "results.json").read_text() == "new"
+    assert not (tmp_path / "results.json").is_symlink()

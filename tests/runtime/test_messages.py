@@ -6,10 +6,11 @@ import io
 import logging
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from ebft.runtime.messages import duration, each_message_once, progress, show_messages, tracked
+from ebft.runtime.messages import duration, each_message_once, plot_label, progress, show_messages, tracked
 
 logger = logging.getLogger("ebft.somewhere.inside")
 
@@ -125,3 +126,18 @@ def test_without_a_total_there_is_no_time_left(clock: list[float], caplog: pytes
 def test_durations() -> None:
     assert [duration(s) for s in (0, 0.0123, 2.11, 9.99)] == ["0 s", "0.012 s", "2.1 s", "10 s"]
     assert [duration(s) for s in (99, 119, 5999, 7200, 4e6)] == ["99 s", "2 min", "100 min", "2.0 h", "1,111 h"]
+
+
+@pytest.mark.pictures
+def test_names_in_pictures_are_no_formulas(tmp_path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots()
+    for name in (r"$\frac{$", r"_hidden$\input{/etc/passwd}$", "\x1b[31m"):
+        axis.plot([0, 1], label=plot_label(name))
+    assert len(axis.legend().get_texts()) == 3
+    figure.savefig(tmp_path / "picture.png")
+    plt.close(figure)

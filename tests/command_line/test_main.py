@@ -1,0 +1,182 @@
+"""The command itself: help, names, exit codes, and what it imports before it answers."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch.distributed import DistNetworkError
+from tqdm import tqdm
+
+from ebft import __version__, cli, fetch
+from ebft.errors import Preempted
+from ebft.runtime import launch
+from ebft.runtime.messages import printable
+from tests.command_line.commands import ebft
+from tests.imports import Ended, run_commands
+
+# The arguments, the exit code, and what standard error says.
+LIGHT: dict[str, tuple[list[str], int, str]] = {
+    "no command": ([], 2, ""),
+    "help": (["--help"], 0, ""),
+    "version": (["--version"], 0, ""),
+    "unknown command": (["trian"], 2, "unknown command 'trian'; there is train, sft, rlvr, plan, "),
+    "launch": (["train", "--launch", "two"], 2, "--launch takes the number of processes"),
+    "missing runs": (["compare", "no"], 2, "no"),
+    "export without output": (["export", "no"], 2, "--output"),
+    "export of nothing": (["export", "no", "--output", "o"], 2, "no such folder"),
+    "missing model": (["generate", "--model", "./no", "--prompt", "hi"], 2, "no such folder"),
+    "slip beside a missing option": (["generate", "--promt", "x"], 2, "'--promt'; did you mean '--prompt'?"),
+    "missing option": (["generate", "--max_new_tokens", "3"], 2, "required: --model"),
+    "eval option": (["eval", "--modle", "m"], 2, "did you mean '--model'?"),
+    "eval task": (["eval", "--model", "m", "--tasks", "humanevl", "--output", "o"], 2, "did you mean 'humaneval'?"),
+    "eval without a model": (["eval", "--tasks", "mbpp", "--output", "o"], 2, "model"),
+    "score option": (["score", "humaneval", "--problem", "f"], 2, "did you mean '--problems'"),
+    "fetch nothing": (["fetch"], 2, "name"),
+    "fetch unknown model": (["fetch", "smollm2-135"], 2, f"{', '.join(fetch.NAMES)}; did you mean 'smollm2-135m'?"),
+    "env argument": (["env", "two words"], 2, "unrecognized arguments: two words"),
+    **{
+        f"{command} --help": ([command, "--help"], 0, "")
+        for command in ("study", "compare", "export", "eval", "generate", "score", "fetch", "env")
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def ended() -> dict[str, Ended]:
+    *light, heavy = run_commands([*(arguments for arguments, _, _ in LIGHT.values()), ["env"]])
+    assert (heavy.code, "torch" in heavy.imported) == (0, True), "or no test could fail"
+    return dict(zip(LIGHT, light, strict=True))
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_answered_without_heavy_imports(name: str, ended: dict[str, Ended]) -> None:
+    _, code, words = LIGHT[name]
+    found = ended[name]
+    assert found.imported == []
+    assert found.code == code, found.errors
+    assert words in found.errors
+    lines = found.errors.splitlines()
+    assert [line.startswith("ebft: ") for line in lines] == ([True] if code and name != "no command" else [])
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n  ebft {name} " in text for name in cli.COMMANDS)
+    assert (cli.main([]), cli.main(["--version"])) == (2, 0)
+    assert capsys.readouterr().out == f"{text}{__version__}\n"
+
+
+def test_env_names_versions_and_hardware(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["env"]) == 0
+    found = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert {"platform", "python", "ebft", "torch", "transformers", "peft", "cpu cores"} <= set(found)
+    assert any(name.startswith("gpu") for name in found)
+
+
+def test_help_into_a_pipe_that_closes() -> None:
+    command = f"{shlex.quote(sys.executable)} -m ebft.cli train --help | head -n 1"
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True)
+    assert (done.stdout[:17], done.stderr) == ("usage: ebft train", "")
+
+
+def test_a_slip_through_a_process(recipe: Path, tmp_path: Path) -> None:
+    done = ebft("train", "--config", recipe, "--output_dir", tmp_path / "out", "--horizen", 4)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "ebft: unknown option '--horizen'; did you mean '--horizon'?\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--config", "\x1b[2J\x07.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("ebft: \\x1b[2J\\x07.yaml: no such recipe: ")
+    assert printable("a\tb\n\x9b\u202e") == "a\tb\n\\x9b\\u202e"
+
+
+def test_an_error_does_not_stand_on_the_line_of_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    with tqdm(total=3, file=sys.stderr) as bar:
+        bar.update()
+        assert cli._print_error("something is wrong") == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "ebft: something is wrong"
+
+
+# As torch says it.
+FULL = (
+    "CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 159.19 MiB "
+    "is free. Process 857 has 66.00 MiB memory in use. Including non-PyTorch memory, this process has 23.01 GiB memory"
+)
+ENDS = [
+    (KeyboardInterrupt(), 130, "stopped"),
+    (Preempted("SIGTERM"), 75, "stopped by SIGTERM"),
+    (FileNotFoundError(2, "No such file", "a.txt"), 1, "a.txt: No such file"),
+    (ValueError("a\nb"), 2, "a b"),
+    (torch.OutOfMemoryError(FULL), 1, FULL[: FULL.index(" is free. Process")]),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "words"), ENDS, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(("command", "resumes"), [("generate", False), ("eval", True), ("study run", True)])
+def test_errors_become_a_line_and_a_code(
+    command: str,
+    resumes: bool,
+    error: BaseException,
+    code: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(cli.COMMANDS, command.split()[0], (Mock(side_effect=error), ""))
+    assert cli.main(command.split()) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"ebft: {words}")
+    goes_on = not isinstance(error, ValueError | OSError)
+    assert ("; the same command resumes from here" in line) == (resumes and goes_on)
+
+
+def test_an_error_that_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "eval", (Mock(side_effect=RuntimeError("something else")), ""))
+    with pytest.raises(RuntimeError, match="something else"):
+        cli.main(["eval"])
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_who_says_that_another_process_died(
+    launched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher ends the others with a signal, which may come before they notice, and says why itself."""
+    stopped = Preempted("SIGTERM")
+    stopped.__cause__ = DistNetworkError("no answer")
+    monkeypatch.setenv(launch.LAUNCHED, "1" if launched else "")
+    assert cli._failed(stopped, folder=tmp_path) == 75
+    assert ("stopped by SIGTERM" in capsys.readouterr().err) == (not launched)
+
+
+@pytest.mark.parametrize(
+    ("number", "world", "words"),
+    [([], "", "takes the number"), (["0"], "", "takes the number"), (["2"], "2", "leave it out under torchrun")],
+)
+def test_launch_that_is_refused(
+    number: list[str], world: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if world:
+        monkeypatch.setenv("WORLD_SIZE", world)
+    assert cli.main(["train", "--model", "m", "--launch", *number]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "rlvr"])
+def test_launch_starts_the_command_it_was_given(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(launch, "launch", lambda *given: started.append(given) or 0)
+    settings = ["--model", "m", "--dataset", "d", "--output_dir", "o"]
+    assert cli.main([command, "--launch", "2", *settings]) == 0
+    assert started == [(2, command, settings)]
