@@ -18,9 +18,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from command_line import Parser, positive
+from ebft.evaluate.generation import Completion, GenerationSettings, TransformersGenerator
 from ebft.fetch import resolve
 from ebft.problems.catalog import load_problems
-from ebft.tasks.generation import Completion, GenerationSettings, TransformersGenerator
 from provenance import command_and_date, commit, device_name
 
 

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ebft.evaluate.generation import GenerationSettings, TransformersGenerator, chat_text
 from ebft.problems.catalog import load_problems
 from ebft.problems.problem import Problem
-from ebft.tasks.generation import GenerationSettings, TransformersGenerator, chat_text
 
 INSTRUCTION = "Complete the following Python function. Answer with the whole function, its imports included, in one"
 EVALPLUS = "Please provide a self-contained Python script that solves the following problem in a markdown code block:"

@@ -17,9 +17,9 @@ from pathlib import Path
 from against_sft import METRICS, methods
 from pooled import shown
 
+from ebft.evaluate.scoring import pass_at_k
 from ebft.method.measures import SumsAndCounts
 from ebft.studies.statistics import Measured, difference, measured
-from ebft.tasks.pass_at_k import pass_at_k
 
 PAIRS = {
     "mbpp": [

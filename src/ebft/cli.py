@@ -456,9 +456,7 @@ def _score(arguments: list[str]) -> int:
     score_command.add_arguments(parser)
     options = parser.parse_args(arguments)
     if options.task not in score_command.TASKS and Path(options.task).expanduser().is_dir():
-        from ebft.evaluate.score_later import score_folder
-
-        scored = score_folder(options)
+        scored = score_command.score_folder(options)
         _print_table(scored.table)
         return max((_print_error(error) for error in scored.errors), default=0)
     results = score_command.score(options)

@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM
 
 from ebft import cli, loading
 from ebft.evaluate import tables
+from ebft.evaluate.generation import GREEDY, Completion, TransformersGenerator
+from ebft.evaluate.tasks import ResumableRecords
 from ebft.runtime.files import locked, read_jsonl
 from ebft.sandbox.box import Sandbox, SandboxError
-from ebft.tasks.generation import GREEDY, Completion, TransformersGenerator
-from ebft.tasks.resumable_records import ResumableRecords
 from tests.sandbox.sandboxed import needs_sandbox
 from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
 
@@ -100,7 +100,7 @@ def test_everything_that_is_promised_is_written(run: Run, tmp_path: Path, capfd:
     printed = capfd.readouterr().out
     found = results["tasks"]
     temperatures = {"best_temperature", "answer_best_temperature"}
-    losses = {"cross_entropy", "answer_cross_entropy", "cfm", "whitened_proxy"}
+    losses = {"cross_entropy", "answer_cross_entropy", "answer_cross_entropy_without_end", "cfm", "whitened_proxy"}
     assert set(found["calibration"]["metrics"]) == losses | temperatures
     points = found["calibration"]["temperatures"]
     assert [point["temperature"] for point in points] == [0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5]
@@ -205,7 +205,7 @@ class TestResuming:
         run(tmp_path / "out", "translation", "--seed", 1)
         run(tmp_path / "out", "translation", "--seed", 2, code=2)
         said = capfd.readouterr().err.splitlines()[-1]
-        assert "was made with seed=1, not 2; resume with the same settings, choose another --output" in said
+        assert "was made with another seed; resume with the same settings, choose another --output" in said
         results = run(tmp_path / "out", "translation", "--seed", 2, "--overwrite")
         assert metrics(results) == metrics(run(tmp_path / "other", "translation", "--seed", 2))
 
@@ -313,9 +313,7 @@ class TestSeveral:
 
         (folders[0] / "calibration.jsonl").unlink()
         assert cli.main(["eval", "--compare", *map(str, folders), "--output", str(tmp_path / "both")]) == 0
-        printed = capfd.readouterr()
-        assert "calibration: no paired differences of other from tiny" in printed.err
-        assert " - tiny" not in printed.out
+        assert " - tiny" not in capfd.readouterr().out
 
     def test_different_spaces_are_not_compared(
         self, run: Run, model: Path, other_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -326,8 +324,8 @@ class TestSeveral:
         folders = [str(tmp_path / name) for name in "ab"]
         assert cli.main(["eval", "--compare", *folders, "--output", str(tmp_path / "both")]) == 2
         said = capfd.readouterr().err
-        assert "a and b were measured in different feature spaces (weights: " in said
-        assert "evaluate both with the same --feature-model" in said
+        assert "a and b were calibrated differently (weights: " in said
+        assert "evaluate both with the same settings and --feature-model" in said
         assert not (tmp_path / "both").exists()
 
 
@@ -446,11 +444,7 @@ class TestCode:
             assert cli.main(["score", str(tmp_path / "all")]) == 0
         assert "0.666" in capfd.readouterr().out
         later = json.loads((tmp_path / "all" / "later" / "results.json").read_text())["tasks"]["humaneval"]
-        different = {"greedy", "samples"}  # how long the programs took, and where the files are
-        assert {k: v for k, v in later.items() if k not in different} == {
-            k: v for k, v in at_once.items() if k not in different
-        }
-        assert later["samples"]["statuses"] == at_once["samples"]["statuses"]
+        assert later == at_once
         tables_of = [(tmp_path / place / "results.md").read_text() for place in ("at-once", "all/later")]
         assert tables_of[0] == tables_of[1]
         # Scored is scored, also if scores are not asked for, or another task's options are given.
@@ -483,7 +477,7 @@ class TestCode:
             capfd.readouterr().err.split()
         )
         assert cli.main([*score, "--problems", str(other)]) == 2
-        assert "they are not those that the model was given" in capfd.readouterr().err
+        assert "they are not those the model was given" in capfd.readouterr().err
         assert cli.main([*score, "--problems", f"humaneval={moved}"]) == 0
         assert "greedy_pass@1   1.0000" in capfd.readouterr().out
 
@@ -491,17 +485,13 @@ class TestCode:
     def test_what_was_not_all_generated_is_not_scored_and_stops_nothing_else(
         self, run: Run, problems: Path, answering: list[Any], tmp_path: Path, capfd: Any
     ) -> None:
-        for place in ("a", "b", "c"):
+        for place in ("a", "b"):
             run(tmp_path / "all" / place, "humaneval", "--humaneval", problems, "--samples", 4, "--no-score")
         file = tmp_path / "all" / "a" / "humaneval.samples.jsonl"
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:5]))
-        (tmp_path / "all" / "b" / "mbpp.greedy.settings.json").write_text("{}")  # begun
-        (tmp_path / "all" / "c" / "results.json").unlink()
         assert cli.main(["score", str(tmp_path / "all")]) == 2
         printed = capfd.readouterr()
         assert "holds 5 completions, not 4 of each of the 3 problems" in printed.err
-        assert "b: mbpp is not all generated; run the same `ebft eval` again first" in printed.err
-        assert "c: humaneval is not all generated" in printed.err
         assert "b           humaneval  pass@4" in printed.out
         assert cli.main(["score", str(tmp_path / "all"), "--timeout", "3"]) == 2
         assert "--timeout is not for a folder" in capfd.readouterr().err
@@ -552,7 +542,7 @@ class TestBadInput:
             (["--tasks", "humaneval", "--humaneval", "gone.jsonl"], "gone.jsonl: no such file"),
             (
                 ["--tasks", "humaneval"],
-                "openai_humaneval: not a file, not in the cache of `datasets`, and HF_HUB",
+                "openai_humaneval: not a file, not in the cache of `datasets`, and ",
             ),
             (["--tasks", "humaneval"], "give a local copy (--humaneval FILE)"),
             (["--tasks", "mbpp"], "give a local copy (--mbpp FILE)"),

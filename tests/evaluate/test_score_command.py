@@ -10,22 +10,23 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ebft import cli
-from ebft.evaluate import score_command
+from ebft.errors import DataError
+from ebft.evaluate import score_command, scoring
+from ebft.evaluate.scoring import outcomes_file_of
 from ebft.runtime.files import locked
 from ebft.sandbox.other_languages import Language
-from ebft.tasks import scoring
-from ebft.tasks.scoring import outcomes_file_of
+from tests.evaluate.sacrebleu_command import sacrebleu
 from tests.hard.honest import ANSWERS
-from tests.problems.pairs import GUESSES, PAIRS, REFERENCES, SOURCES, write
-from tests.sandbox.multipl_e import checks_of, prompt_of
+from tests.problems.pairs import GUESSES, PAIRS, REFERENCES, write
+from tests.sandbox.multipl_e import checks_of, own_problem, prompt_of
 from tests.sandbox.sandboxed import HEAD, TESTS, needs_language, needs_sandbox
-from tests.tasks.sacrebleu_command import sacrebleu
 
 ADD = {
     "task_id": "Own/0",
@@ -87,7 +88,8 @@ def test_results(problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert results["metrics"]["pass@2"]["value"] == pytest.approx(5 / 6)
     assert results["metrics"]["pass@3"]["value"] == 1.0
     assert "pass@4" not in results["metrics"]
-    assert "pass@4" in results["notes"][0]
+    assert "not reported: pass@4" in results["notes"][0]
+    assert results["metrics"]["empty"]["value"] == 0
     assert results["statuses"] == {"passed": 3, "failed": 2, "timeout": 1, "error": 0, "skipped": 0}
     assert results["counts"]["problems_without_samples"] == 0
     assert results["settings"]["timeout"] == 5.0
@@ -213,25 +215,14 @@ def test_several_languages_and_a_missing_one(tmp_path: Path, monkeypatch: pytest
 
 
 BAD = {
-    "unknown task": (
-        SAMPLES,
-        ["humanevil"],
-        "translation; did you mean 'humaneval'?",
-    ),
+    "unknown task": (SAMPLES, ["humanevil"], "unknown task 'humanevil', and no such folder; did you mean 'humaneval'?"),
     "no samples": ([], ["humaneval"], "samples.jsonl: the file is empty"),
-    "pass@k of translations": (SAMPLES, ["translation", "--k", "1"], "--k is for code"),
-    "unknown problem": ([sample("Own/7", "x")], ["humaneval"], "line 1: unknown task 'Own/7'; did you mean"),
-    "no completion": ([{"task_id": "Own/0"}], ["humaneval"], "line 1 has no field 'completion'"),
+    "unknown problem": ([sample("Own/7", "x")], ["humaneval"], "line 1: there is no problem 'Own/7'"),
+    "no completion": ([SAMPLES[0], sample("Own/0", None)], ["humaneval"], "line 2 has no field 'completion'"),
     "completion is a list": ([sample("Own/0", ["x"])], ["humaneval"], "'completion' is a list, not a string"),
-    "completion is null": ([SAMPLES[0], sample("Own/0", None)], ["humaneval"], "line 2 has no field 'completion'"),
-    "no task": ([{"completion": "x"}], ["humaneval"], "line 1 has neither 'task_id' nor 'name'"),
-    "task is a list": ([sample([1], "x")], ["humaneval"], "'task_id' is a list"),
     "not an object": (["text"], ["humaneval"], "line 1 is a string, not an object"),
-    "k": (SAMPLES, ["humaneval", "--k", "0,x"], "--k 0,x is not a list of positive whole numbers"),
-    "timeout": (SAMPLES, ["humaneval", "--timeout", "-1"], "--timeout -1.0 must be"),
-    "timeout nan": (SAMPLES, ["humaneval", "--timeout", "nan"], "--timeout nan must be"),
-    "workers": (SAMPLES, ["humaneval", "--workers", "0"], "--workers 0 must be at least 1"),
-    "language": (SAMPLES, ["humaneval", "--language", "cpp"], "--language cpp"),
+    "timeout": (SAMPLES, ["humaneval", "--timeout", "nan"], "--timeout nan must be"),
+    "unknown pair": ([sample("9", "x")], ["translation"], "line 1 is for the unknown task '9'"),
 }
 
 
@@ -239,50 +230,28 @@ BAD = {
 def test_bad_input(name: str, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, arguments, message = BAD[name]
     samples = write_file(tmp_path / "samples.jsonl", rows)
-    output = tmp_path / "results.json"
+    if arguments[0] == "translation":
+        problems = write_file(problems, [{"src": "a", "ref": "b"}])
     before = sorted(tmp_path.iterdir())
-    assert run(arguments[0], problems, samples, output, *arguments[1:]) == cli.BAD_INPUT
+    assert run(arguments[0], problems, samples, tmp_path / "results.json", *arguments[1:]) == cli.BAD_INPUT
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "problems.jsonl: the file is empty"),
-        (b"\n\n", "problems.jsonl: the file is empty"),
-        (json.dumps(ADD).encode() + b"\n{broken", "line 2 is not valid JSON"),
-        (json.dumps(ADD).encode() + b"\n\xff\xfe", "line 2 is not UTF-8 text"),
-        (b"[" * 100_000, "line 1 cannot be read (RecursionError)"),
-        (json.dumps({"task_id": "x", "prompt": "y"}).encode(), "line 1 has no field 'entry_point'"),
-    ],
-)
-def test_bad_problems(content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    problems = tmp_path / "problems.jsonl"
-    problems.write_bytes(content)
-    samples = write_file(tmp_path / "samples.jsonl", SAMPLES)
-    assert run("humaneval", problems, samples, tmp_path / "results.json") == cli.BAD_INPUT
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
-    assert not (tmp_path / "results.json").exists()
-
-
 def test_files_that_are_not_there(problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     samples = write_file(tmp_path / "samples.jsonl", SAMPLES)
-    assert run("humaneval", tmp_path / "no.jsonl", samples, tmp_path / "out.json") == cli.BAD_INPUT
-    assert "no.jsonl: no such file" in capsys.readouterr().err
-    assert run("humaneval", problems, tmp_path / "no.jsonl", tmp_path / "out.json") == cli.BAD_INPUT
-    assert "no.jsonl: no such file" in capsys.readouterr().err
-    assert run("humaneval", problems, samples, tmp_path) == cli.BAD_INPUT
-    assert "is a folder" in capsys.readouterr().err
-    assert run("humaneval", problems, samples, samples) == cli.BAD_INPUT
-    assert "would overwrite the samples" in capsys.readouterr().err
     own = write_file(tmp_path / "out.samples.jsonl", SAMPLES)  # where the outcomes would go
-    assert run("humaneval", problems, own, tmp_path / "out.json") == cli.BAD_INPUT
-    assert "would overwrite the samples" in capsys.readouterr().err
+    for given, output, message in (
+        ((tmp_path / "no.jsonl", samples), tmp_path / "out.json", "no.jsonl: no such file"),
+        ((problems, tmp_path / "no.jsonl"), tmp_path / "out.json", "no.jsonl: no such file"),
+        ((problems, samples), tmp_path, "is a folder, or would overwrite problems or samples"),
+        ((problems, samples), samples, "would overwrite problems or samples"),
+        ((problems, own), tmp_path / "out.json", "would overwrite problems or samples"),
+    ):
+        assert run("humaneval", *given, output) == cli.BAD_INPUT
+        assert message in capsys.readouterr().err
 
 
 def test_without_a_sandbox_nothing_runs(
@@ -346,6 +315,7 @@ class TestTranslation:
         assert [row["task_id"] for row in sentences] == ["1", "2", "3", "4"]
         assert sentences[0]["sentence_bleu"] == pytest.approx(100)
         assert found["counts"] == {"problems": 4, "samples": 4}
+        assert found["signatures"]["bleu"] == expected["signature"]
 
     def test_several_samples_give_best_of_k(self, problems: str, tmp_path: Path) -> None:
         rows = [{"task_id": p.key, "completion": g} for p in PAIRS for g in [*GUESSES, p.references[0]]]
@@ -375,46 +345,6 @@ class TestTranslation:
         assert found["settings"]["target_language"] == "zh"  # sacrebleu's tokenizer for Chinese
 
 
-def test_translation_from_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    problems = write(tmp_path / "pairs.jsonl", [{"de": s, "en": r} for s, r in zip(SOURCES, REFERENCES, strict=True)])
-    samples = write(tmp_path / "samples.jsonl", [{"task_id": n, "completion": g} for n, g in enumerate(GUESSES, 1)])
-    fields = ["--source-field", "de", "--target-field", "en"]
-    command = [
-        "score",
-        "translation",
-        "--problems",
-        problems,
-        "--samples",
-        samples,
-        "--output",
-        str(tmp_path / "out.json"),
-    ]
-    assert cli.main([*command, *fields]) == 0
-    found = json.loads((tmp_path / "out.json").read_text())
-    command_line = sacrebleu(tmp_path, GUESSES, [REFERENCES], "-m", "bleu")
-    assert round(found["metrics"]["bleu"]["value"], 12) == command_line["score"]
-    assert found["signatures"]["bleu"] == command_line["signature"]
-    rows = [json.loads(line) for line in (tmp_path / "out.samples.jsonl").read_text().splitlines()]
-    assert [row["task_id"] for row in rows] == ["1", "2", "3", "4"]
-    assert cli.main(command) == 0  # two texts in a row: the pair is clear
-    assert json.loads((tmp_path / "out.json").read_text())["metrics"] == found["metrics"]
-    write(tmp_path / "pairs.jsonl", [{"de": s, "en": r, "fr": r} for s, r in zip(SOURCES, REFERENCES, strict=True)])
-    capfd.readouterr()
-    assert cli.main(command) == 2
-    said = capfd.readouterr().err
-    assert len(said.splitlines()) == 1
-    assert "line 1 has none of the fields src, source, source_text; it has 'de', 'en', 'fr': name one with" in said
-
-
-def test_an_error_does_not_wait_for_torch() -> None:
-    code = (
-        "import sys, ebft.evaluate.score_command\n"
-        "print([m for m in ('torch', 'transformers', 'datasets', 'sacrebleu') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_one_process_for_one_file(problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of two, each would lose what the other has appended."""
     samples, output = write_file(tmp_path / "samples.jsonl", SAMPLES), tmp_path / "new" / "results.json"
@@ -424,3 +354,21 @@ def test_one_process_for_one_file(problems: Path, tmp_path: Path, capsys: pytest
     assert f"results.json is in use by process {os.getpid()} on " in capsys.readouterr().err
     assert run("humaneval", problems, tmp_path / "missing.jsonl", output) == 2
     assert not output.parent.exists(), "nothing came of it"
+
+
+def test_programs_are_counted_by_problem_and_language(tmp_path: Path) -> None:
+    known = [replace(own_problem(language), task_id="own") for language in ("js", "php")]
+    rows = [
+        {"name": "own", "language": language, "completion": text, **more}
+        for language, text, more in (("js", "a", {}), ("php", "b", {"finish": "length"}), ("js", "c", {"finish": 3}))
+    ]
+    file = write_file(tmp_path / "samples.jsonl", rows)
+    found = score_command.read_samples(str(file), known)
+    assert [(one.problem.language, one.number, one.completion, one.finish) for one in found] == [
+        ("js", 0, "a", ""),
+        ("php", 0, "b", "length"),
+        ("js", 1, "c", ""),
+    ]
+    write_file(file, [{"name": "own", "completion": "x"}])
+    with pytest.raises(DataError, match="no problem 'own' in several languages"):
+        score_command.read_samples(str(file), known)

@@ -23,7 +23,7 @@ import yaml
 from ebft.config.recipe import load_recipe
 from ebft.data.rows import read_rows
 from ebft.errors import ConfigError, DataError
-from ebft.evaluate.sample_files import read_samples
+from ebft.evaluate.score_command import read_samples
 from ebft.problems.catalog import BENCHMARKS, load_problems
 from ebft.train import checkpoints
 from tests.problems.rows import HUMANEVAL, MBPP

@@ -13,11 +13,11 @@ import pytest
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
+from ebft.evaluate.translation_scores import TranslationScoring, score_translations
 from ebft.problems.translation import Pair
 from ebft.studies.report import study_tables
 from ebft.studies.report.evidence import read_study_folder
 from ebft.studies.statistics import SEED, Corpus, bootstrap_p, difference, draws, summarise
-from ebft.tasks.translation_scores import TranslationScoring, score_translations
 from tests.studies.made_study import make_study, write_jsonl
 
 WORDS = "the cat sat on a mat and saw two small birds in an old tree near our house".split()  # noqa: SIM905

@@ -27,6 +27,7 @@ from typing import Any
 from ebft.config.baseline_settings import RLVRSettings
 from ebft.data.row_format import Row
 from ebft.errors import ConfigError, DataError, SandboxError, nearest
+from ebft.evaluate.scoring import available_cores
 from ebft.problems.humaneval import humaneval_problem
 from ebft.problems.mbpp import mbpp_problem
 from ebft.problems.problem import Attempt, Problem, run_many
@@ -34,7 +35,6 @@ from ebft.problems.records import Record
 from ebft.sandbox.box import Sandbox
 from ebft.sandbox.bubblewrap import Limits
 from ebft.sandbox.python_tests import ERROR, TIMEOUT, Outcome
-from ebft.tasks.scoring import available_cores
 
 logger = logging.getLogger(__name__)
 

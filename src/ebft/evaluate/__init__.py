@@ -1,1 +1,1 @@
-"""The commands `ebft eval` and `ebft score`, and the tables they show. The work is done in `ebft.tasks`."""
+"""The commands `ebft eval`, `ebft score` and `ebft generate`, and what they measure and show."""

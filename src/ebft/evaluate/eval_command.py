@@ -7,23 +7,17 @@ import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ebft import fetch
-from ebft.config.evaluation import ONLY_IF_SET, EvalOptions
+from ebft.config.evaluation import EvalOptions
 from ebft.data import rows
 from ebft.errors import ConfigError
-from ebft.evaluate import paired, tables
-from ebft.evaluate.own_run import measured_otherwise, seen_in_training
+from ebft.evaluate import differences, tables
+from ebft.evaluate.tasks import ProblemSet, fingerprint, problem_sets
+from ebft.evaluate.temperatures import TEMPERATURES
 from ebft.runtime.files import locked, write_json, write_text
 from ebft.runtime.machine import describe
-from ebft.tasks.problem_set import ProblemSet
-from ebft.tasks.registry import problem_sets
-from ebft.tasks.resumable_records import fingerprint
-from ebft.tasks.temperatures import TEMPERATURES
-
-if TYPE_CHECKING:  # they bring in torch, which an error in the options does not wait for
-    from ebft.tasks.subject import CheckpointSubject, Subject
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +30,12 @@ _SOURCES = {"humaneval": ("humaneval",), "mbpp": ("mbpp",), "multipl-e": ("multi
 _NOT_OF_NUMBERS = ("workers", "calibration_batch_size", "score")  # what is scored later has the same scores
 
 
-def run(options: EvalOptions, command: Sequence[str]) -> list[tuple[str, ...]]:
+def run(options: EvalOptions, command: Sequence[str]) -> tables.Rows:
     """Evaluate, or compare; returns the table."""
     if not options.output:
         raise ConfigError("no output folder: give --output")
     output = Path(options.output).expanduser()
-    if output.exists() and not output.is_dir():
+    if output.is_file():
         raise ConfigError(f"output={output} is a file; choose a folder")
     if options.compare:
         if options.model or options.tasks:
@@ -51,6 +45,7 @@ def run(options: EvalOptions, command: Sequence[str]) -> list[tuple[str, ...]]:
         names = tables.labels(options.compare)
         found = {name: tables.read_results(place) for name, place in zip(names, options.compare, strict=True)}
         folders = {name: Path(place).expanduser() for name, place in zip(names, options.compare, strict=True)}
+        tables.check_same_space(found)
         with locked(output / LOCK_FILE):
             return present(found, folders, output)
     if not options.model:
@@ -61,19 +56,14 @@ def run(options: EvalOptions, command: Sequence[str]) -> list[tuple[str, ...]]:
         raise ConfigError("no task: give --tasks, such as --tasks calibration,humaneval")
     # What can be wrong with data and settings shows before a model is loaded or a folder made.
     sets = {task: problem_sets(task, options) for task in options.tasks}
-    folders = _folders(options, output)
+    labels = tables.labels(options.model)
+    folders = {label: output / re.sub(r"[^\w.-]+", "-", label).strip("-.") for label in labels}
+    if len(labels) == 1:
+        folders = {labels[0]: output}
     with ExitStack() as held:
         for place in sorted({output, *folders.values()}):
             held.enter_context(locked(place / LOCK_FILE))
         return present(_evaluate_models(options, sets, folders, command), folders, output)
-
-
-def _folders(options: EvalOptions, output: Path) -> dict[str, Path]:
-    """Each model's own, by its label: the output folder, or if there are several, one inside for each."""
-    labels = tables.labels(options.model)
-    if len(labels) == 1:
-        return {labels[0]: output}
-    return {label: output / re.sub(r"[^\w.-]+", "-", label).strip("-.") for label in labels}
 
 
 def _evaluate_models(
@@ -81,15 +71,11 @@ def _evaluate_models(
 ) -> dict[str, tables.Results]:
     from transformers.utils import logging as transformers_logging
 
-    from ebft.tasks.subject import CheckpointSubject
+    from ebft.evaluate.subject import CheckpointSubject
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     subjects = [CheckpointSubject(name, options) for name in options.model]
-    for name in options.model if "calibration" in options.tasks else ():
-        for warning in (seen_in_training(name, options), measured_otherwise(name, options)):
-            if warning is not None:
-                logger.warning(warning)
     results = {}
     for (label, folder), subject in zip(folders.items(), subjects, strict=True):
         if len(subjects) > 1:
@@ -102,41 +88,30 @@ def _evaluate_models(
 def evaluate(
     options: EvalOptions,
     sets: dict[str, list[ProblemSet]],
-    subject: CheckpointSubject,
+    subject: Any,
     folder: Path,
     command: Sequence[str],
 ) -> tables.Results:
     """All tasks on one model. Written after every task, so that a stopped run keeps what it has."""
-    from ebft.tasks.run_task import run_task, with_prompt_style
+    from ebft.evaluate.run_task import run_task, with_prompt_style
 
     if any(task != "calibration" for task in options.tasks):
         options = with_prompt_style(options, subject)
-    try:
-        results = tables.read_results(folder)
-    except ConfigError:
-        results = {}
-    finished = {} if options.overwrite else results.get("tasks", {})
-    results = {
-        **subject.describe(),
-        "seed": options.seed,
-        "versions": describe(),
-        "command": list(command),
-        "tasks": dict(finished),
-    }
+    file = folder / tables.RESULTS_FILE
+    finished = {} if options.overwrite or not file.exists() else tables.read_results(folder)["tasks"]
+    about = {"seed": options.seed, "versions": describe(), "command": list(command)}
+    results = {**subject.describe(), **about, "tasks": dict(finished)}
     for task in options.tasks:
         mark = task_mark(task, options, subject, sets[task])
         if finished.get(task, {}).get("mark") == mark and (tables.is_scored(finished[task]) or not options.score):
-            logger.info(f"{task}: already in {folder / tables.RESULTS_FILE}")
+            logger.info(f"{task}: already in {file}")
             continue
-        results["tasks"][task] = {
-            **run_task(task, options, subject, folder, sets[task]),
-            "settings": task_settings(task, options),
-            "mark": mark,
-        }
-        for note in results["tasks"][task].get("notes", ()):
+        found = run_task(task, options, subject, folder, sets[task])
+        results["tasks"][task] = {**found, "settings": task_settings(task, options), "mark": mark}
+        for note in found["notes"]:
             logger.warning(f"{task}: {note}")
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / tables.RESULTS_FILE, results)
+        write_json(file, results)
     return results
 
 
@@ -144,33 +119,30 @@ def task_settings(task: str, options: EvalOptions) -> dict[str, Any]:
     groups = _GROUPS.get(task, _CODE_GROUPS)
     others = {name for other, names in _SOURCES.items() if other != task for name in names}
     found = {name: value for name, value in options.values(*groups).items() if name not in {*_NOT_OF_NUMBERS, *others}}
-    found = {name: value for name, value in found.items() if name not in ONLY_IF_SET or value}
     if found.get("prompt_style") == "auto":
         del found["prompt_style"]  # not decided yet
-    if task == "calibration":
-        found["means_over"] = "contexts"  # they were over sequences once: such results do not compare with these
     return {"seed": options.seed, "limit": options.limit, **found}
 
 
-def task_mark(task: str, options: EvalOptions, subject: Subject, sets: Sequence[ProblemSet]) -> str:
+def task_mark(task: str, options: EvalOptions, subject: Any, sets: Sequence[ProblemSet]) -> str:
     """The same for the same numbers: model, data and settings."""
     if task == "calibration":
         data = rows.contents(options.calibration_data or "", options.calibration_split)
         inputs: Any = [subject.identity, subject.feature_source, data, TEMPERATURES]
     else:
-        inputs = [subject.identity, *([p.keys, p.asked[options.prompt_style].prompts, p.skipped] for p in sets)]
+        inputs = [subject.identity, *([p.keys, p.asked[options.prompt_style], p.skipped] for p in sets)]
     return fingerprint([task, inputs, task_settings(task, options)])
 
 
-def present(results: dict[str, tables.Results], folders: dict[str, Path], output: Path) -> list[tuple[str, ...]]:
-    notes = tables.check_same_space(results)
-    differences = paired.against_first(results, folders)
-    notes += paired.without(results, differences)
-    notes += paired.of_answers_that_are_none(results, folders)
+def present(results: dict[str, tables.Results], folders: dict[str, Path], output: Path) -> tables.Rows:
+    tables.check_same_space(results)
+    moved = differences.against_first(results, folders)
+    notes = differences.of_answers_that_are_none(results, folders)
     for note in notes:
         logger.warning(note)
     output.mkdir(parents=True, exist_ok=True)
-    write_text(output / TABLE_FILE, tables.markdown(results, differences, notes))
-    tables.profile_plot(results, output / PLOT_FILE)
-    tables.temperatures_plot(results, output / TEMPERATURES_FILE)
-    return tables.table(results, differences)
+    write_text(output / TABLE_FILE, tables.markdown(results, moved, notes))
+    if any("calibration" in found["tasks"] for found in results.values()):
+        tables.profile_plot(results, output / PLOT_FILE)
+        tables.temperatures_plot(results, output / TEMPERATURES_FILE)
+    return tables.table(results, moved)

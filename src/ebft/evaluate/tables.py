@@ -1,4 +1,4 @@
-"""Results of `ebft eval` as a table, and the profile of the feature-matching loss as a plot."""
+"""Results of `ebft eval` as tables and pictures."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ebft.config.evaluation import HARMLESS, NOT_SET
+from ebft.config.evaluation import HARMLESS
 from ebft.errors import ConfigError
+from ebft.evaluate.temperatures import TEMPERATURES, TOKENS, metric_at
 from ebft.method.measures import Estimate, title, with_error
 from ebft.runtime.messages import plot_label
-from ebft.tasks.temperatures import TEMPERATURES, TOKENS, metric_at
 
 RESULTS_FILE = "results.json"
 Results = dict[str, Any]
 Differences = dict[tuple[str, str], Estimate]  # by task and metric
+Rows = list[tuple[str, ...]]
 
 
 def read_results(folder: str | Path) -> Results:
     file = Path(folder).expanduser() / RESULTS_FILE
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"{file}: no such file; give folders that `ebft eval` wrote") from None
-    except json.JSONDecodeError:
-        raise ConfigError(f"{file} is not valid JSON") from None
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}); give folders that `ebft eval` wrote") from None
     if not isinstance(found, dict) or "tasks" not in found:
         raise ConfigError(f"{file} holds no results of `ebft eval`")
     return found
@@ -49,54 +48,51 @@ def labels(names: Sequence[str]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 
-def table(results: Mapping[str, Results], differences: Mapping[str, Differences]) -> list[tuple[str, ...]]:
-    """Rows of cells: task, metric, a column for each model, and one for differences of each from the first.
-
-    Models without any difference have no such column.
-    """
-    differences = {label: found for label, found in differences.items() if found}
-    first = next(iter(results), "")
-    metrics: dict[tuple[str, str], None] = {}
-    for found in results.values():
-        for task, entry in found["tasks"].items():
-            metrics |= {(task, name): None for name in entry["metrics"]}
-            metrics |= {(task, f"cfm_at_{point['length']}"): None for point in entry.get("profile", ())}
-    rows: list[tuple[str, ...]] = [("task", "metric", *results, *(f"{label} - {first}" for label in differences))]
-    for task, name in sorted(metrics, key=lambda row: list(dict.fromkeys(t for t, _ in metrics)).index(row[0])):
-        cells = []
-        for found in results.values():
-            entry = found["tasks"].get(task, {"metrics": {}})
-            values = dict(entry["metrics"])
-            values |= {f"cfm_at_{point['length']}": point for point in entry.get("profile", ())}
-            cells.append(_cell(values.get(name)))
-        cells += [_difference_cell(found.get((task, name))) for found in differences.values()]
-        rows.append((task, title(name), *cells))
+def table(results: Mapping[str, Results], differences: Mapping[str, Differences]) -> Rows:
+    """Rows of cells: task, metric, a column for each model, and one for differences of each from the first, if any."""
+    values = {label: _values(found) for label, found in results.items()}
+    keys = list(dict.fromkeys(key for of_model in values.values() for key in of_model))
+    tasks = list(dict.fromkeys(task for task, _ in keys))
+    rows = _rows(("task", "metric"), results, differences)
+    for task, name in sorted(keys, key=lambda key: tasks.index(key[0])):
+        cells = [_cell(of_model.get((task, name))) for of_model in values.values()]
+        rows.append((task, title(name), *cells, *_moved(differences, task, name)))
     skipped = {label: _skipped(found) for label, found in results.items()}
     for task, name in dict.fromkeys(key for reasons in skipped.values() for key in reasons):
         cells = [f"skipped: {reasons[task, name]}" if (task, name) in reasons else "" for reasons in skipped.values()]
-        rows.append((task, name, *cells, *[""] * len(differences)))
+        rows.append((task, name, *cells, *[""] * (len(rows[0]) - len(cells) - 2)))
     return rows
 
 
-def temperature_table(results: Mapping[str, Results], differences: Mapping[str, Differences]) -> list[tuple[str, ...]]:
+def temperature_table(results: Mapping[str, Results], differences: Mapping[str, Differences]) -> Rows:
     """Cross-entropy at each temperature, with columns as in `table`; empty without a calibration."""
-    first = next(iter(results), "")
-    differences = {label: found for label, found in differences.items() if found}
-    points = {
-        label: {point["temperature"]: point for point in found["tasks"].get("calibration", {}).get("temperatures", ())}
-        for label, found in results.items()
-    }
-    rows = []
+    points = {label: {point["temperature"]: point for point in _temperatures(r)} for label, r in results.items()}
+    rows = _rows(("metric", "temperature"), results, differences)
     for of, tokens in TOKENS.items():
         for temperature in TEMPERATURES:
             cells = [_cell(found.get(temperature, {}).get(f"{of}cross_entropy")) for found in points.values()]
-            key = ("calibration", metric_at(temperature, of))
-            moved = [_difference_cell(found.get(key)) for found in differences.values()]
             if any(cells):
+                moved = _moved(differences, "calibration", metric_at(temperature, of))
                 rows.append((f"cross-entropy, {tokens}", f"{temperature:g}", *cells, *moved))
-    return (
-        [("metric", "temperature", *results, *(f"{label} - {first}" for label in differences)), *rows] if rows else []
-    )
+    return rows if len(rows) > 1 else []
+
+
+def _rows(names: tuple[str, str], results: Mapping[str, Results], differences: Mapping[str, Differences]) -> Rows:
+    first = next(iter(results), "")
+    return [(*names, *results, *(f"{label} - {first}" for label, found in differences.items() if found))]
+
+
+def _values(found: Results) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """By task and metric."""
+    values: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for task, entry in found["tasks"].items():
+        values |= {(task, name): value for name, value in entry["metrics"].items()}
+        values |= {(task, f"cfm_at_{point['length']}"): point for point in entry.get("profile", ())}
+    return values
+
+
+def _temperatures(found: Results) -> Sequence[Mapping[str, Any]]:
+    return found["tasks"].get("calibration", {}).get("temperatures", ())
 
 
 def _skipped(found: Results) -> dict[tuple[str, str], str]:
@@ -113,22 +109,21 @@ def _cell(entry: Mapping[str, Any] | None) -> str:
     return f"{with_error(entry['value'], entry.get('standard_error'))} (n={entry['count']})"
 
 
-def _difference_cell(difference: Estimate | None) -> str:
-    if difference is None or math.isnan(difference.mean):
-        return ""
-    return with_error(*difference, "+")
+def _moved(differences: Mapping[str, Differences], task: str, name: str) -> list[str]:
+    """Cells of the differences from the first model."""
+    found = [of_model.get((task, name)) for of_model in differences.values() if of_model]
+    return ["" if one is None or math.isnan(one.mean) else with_error(*one, "+") for one in found]
 
 
 def markdown(
     results: Mapping[str, Results], differences: Mapping[str, Differences], comparison_notes: Sequence[str] = ()
 ) -> str:
-    rows = table(results, differences)
-    lines = ["# Evaluation", "", "Values ± standard errors, with the number of problems or sequences.", ""]
+    lines = ["# Evaluation", "", "Values ± standard errors, with the number of problems or sequences."]
     if any(differences.values()):
-        lines[-2] += " Differences are paired: by sequence, or by problem."
-    lines += _rows_of_markdown(rows)
-    if at_temperatures := temperature_table(results, differences):
-        lines += ["", *_rows_of_markdown(at_temperatures)]
+        lines[-1] += " Differences are paired: by sequence, or by problem."
+    for rows in (table(results, differences), temperature_table(results, differences)):
+        cells = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+        lines += ["", *cells[:1], *["|" + "---|" * len(row) for row in rows[:1]], *cells[1:]]
     lines += [f"\n{note}" for note in comparison_notes]
     for label, found in results.items():
         for task, entry in found["tasks"].items():
@@ -139,115 +134,73 @@ def markdown(
     return "\n".join(lines) + "\n"
 
 
-def _rows_of_markdown(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
-    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
-
-
-# Settings that only the profile depends on.
-_PROFILE = ("profile_lengths", "profile_stride")
-
-
-def check_same_space(results: Mapping[str, Results]) -> list[str]:
-    """Feature-matching losses compare only under one feature network, on the same sequences and anchors.
-
-    Returns notes on models whose profile alone was measured differently; everything else of them compares.
-    """
+def check_same_space(results: Mapping[str, Results]) -> None:
+    """Feature-matching losses compare only under one feature network, on the same sequences and anchors."""
     found = {label: r["tasks"]["calibration"] for label, r in results.items() if "calibration" in r["tasks"]}
     first = next(iter(found), "")
-    notes = []
     for label, entry in found.items():
-        mine, theirs = entry["features"], found[first]["features"]
-        spaces = [name for name in ("weights", "taps", "pooling", "normalize") if mine[name] != theirs[name]]
-        if spaces:
-            differ = ", ".join(f"{name}: {theirs[name]} and {mine[name]}" for name in spaces)
+        mine, theirs = ({**e["settings"], **e["features"], "model": None} for e in (entry, found[first]))
+        differ = [n for n in {**mine, **theirs} if mine.get(n) != theirs.get(n) and n not in HARMLESS]
+        if differ:
+            shown = ", ".join(f"{name}: {theirs.get(name)} and {mine.get(name)}" for name in differ)
             raise ConfigError(
-                f"{first} and {label} were measured in different feature spaces ({differ}; of {theirs['model']} and "
-                f"{mine['model']}); evaluate both with the same --feature-model"
+                f"{first} and {label} were calibrated differently ({shown}), so their losses do not compare; evaluate "
+                "both with the same settings and --feature-model"
             )
-        pairs = [found[one]["settings"] for one in (first, label)]
-        settings = {name: tuple(one.get(name, NOT_SET) for one in pairs) for name in {**pairs[0], **pairs[1]}}
-        differ_in = {
-            n: (other, value) for n, (other, value) in settings.items() if other != value and n not in HARMLESS
-        }
-        shown = ", ".join(f"{name}: {other} and {value}" for name, (other, value) in differ_in.items())
-        if any(name not in _PROFILE for name in differ_in):
-            raise ConfigError(
-                f"{first} and {label} were calibrated with different settings ({shown}), so their losses do not "
-                "compare; evaluate both with the same"
-            )
-        if differ_in:
-            notes.append(
-                f"calibration: the profiles of {first} and {label} were measured differently ({shown}) and do not "
-                "compare; all else does"
-            )
-    return notes
-
-
-def same_profile(one: Results, other: Results) -> bool:
-    """Whether two models' profiles were measured in the same way."""
-    settings = [results["tasks"].get("calibration", {}).get("settings", {}) for results in (one, other)]
-    return all(settings[0].get(name) == settings[1].get(name) for name in _PROFILE)
 
 
 def profile_plot(results: Mapping[str, Results], file: Path) -> Path | None:
-    """Conditional feature-matching loss over completion length, a curve per model that was measured as the first
-    was (the paper's figure)."""
-    none: Results = {"tasks": {}}
-    first = next((r for r in results.values() if r["tasks"].get("calibration", {}).get("profile")), none)
-    curves = {
-        label: found["tasks"]["calibration"]["profile"]
-        for label, found in results.items()
-        if found["tasks"].get("calibration", {}).get("profile") and same_profile(found, first)
-    }
-    if not curves:
-        return None
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(5.2, 3.8))
-    for label, points in curves.items():
-        lengths = [point["length"] for point in points]
-        values = [point["value"] for point in points]
-        errors = [point["standard_error"] or 0.0 for point in points]
-        (line,) = axis.plot(lengths, values, marker="o", markersize=3, label=plot_label(label))
-        lower, upper = ([v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1))
-        axis.fill_between(lengths, lower, upper, alpha=0.2, color=line.get_color())
-    over_lengths(axis, {point["length"] for points in curves.values() for point in points})
+    """Conditional feature-matching loss over completion length, a curve per model (the paper's figure)."""
+    profiles = {label: r["tasks"].get("calibration", {}).get("profile", ()) for label, r in results.items()}
+    figure, axis = _figure()
+    for label, points in profiles.items():
+        if points:
+            lengths, values = [p["length"] for p in points], [p["value"] for p in points]
+            (line,) = axis.plot(lengths, values, marker="o", markersize=3, label=plot_label(label))
+            errors = [p["standard_error"] or 0.0 for p in points]
+            lower, upper = ([v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1))
+            axis.fill_between(lengths, lower, upper, alpha=0.2, color=line.get_color())
+    if axis.lines:
+        over_lengths(axis, {p["length"] for points in profiles.values() for p in points})
     axis.set_ylabel("conditional feature-matching loss")
-    figure.tight_layout()
-    figure.savefig(file, dpi=150)
-    plt.close(figure)
-    return file
+    return _saved(figure, file)
 
 
 def temperatures_plot(results: Mapping[str, Results], file: Path) -> Path | None:
     """Cross-entropy over temperature, a curve per model: solid for all tokens, dashed for answer tokens."""
-    curves = {label: r["tasks"].get("calibration", {}).get("temperatures", ()) for label, r in results.items()}
-    if not any(curves.values()):
-        return None
+    figure, axis = _figure()
+    for number, (label, found) in enumerate(results.items()):
+        for (of, tokens), line in zip(TOKENS.items(), ("-", "--"), strict=True):
+            points = [(p["temperature"], e["value"]) for p in _temperatures(found) if (e := p[f"{of}cross_entropy"])]
+            if points:
+                name = f"{plot_label(label)}, {tokens}"
+                axis.plot(*zip(*points, strict=True), line, color=f"C{number}", marker="o", markersize=3, label=name)
+    if axis.lines:
+        axis.set(xlabel="temperature", ylabel="cross-entropy (nats per token)")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    return _saved(figure, file)
+
+
+def _figure() -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(5.2, 3.8))
-    for number, (label, points) in enumerate(curves.items()):
-        for (of, tokens), line in zip(TOKENS.items(), ("-", "--"), strict=True):
-            found = [(p["temperature"], e["value"]) for p in points if (e := p[f"{of}cross_entropy"]) is not None]
-            if found:
-                name = f"{plot_label(label)}, {tokens}"
-                axis.plot(*zip(*found, strict=True), line, color=f"C{number}", marker="o", markersize=3, label=name)
-    axis.set_xlabel("temperature")
-    axis.set_ylabel("cross-entropy (nats per token)")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(file, dpi=150)
+    return plt.subplots(figsize=(5.2, 3.8))
+
+
+def _saved(figure: Any, file: Path) -> Path | None:
+    """The file, if anything was drawn."""
+    import matplotlib.pyplot as plt
+
+    drawn = bool(figure.axes[0].lines)
+    if drawn:
+        figure.tight_layout()
+        figure.savefig(file, dpi=150)
     plt.close(figure)
-    return file
+    return file if drawn else None
 
 
 def over_lengths(axis: Any, lengths: Iterable[float]) -> None:

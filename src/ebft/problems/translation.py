@@ -1,7 +1,7 @@
 """Translation: sentences with their references from any parallel data, and the prompts that ask for a translation.
 
 Rows are `{"translation": {"en": ..., "de": ...}}`, flat fields named by language (`{"en": ..., "de": ...}`), or
-`src` and `ref` (or `refs`, a list). The scores are in `ebft.tasks.translation_scores`.
+`src` and `ref` (or `refs`, a list). The scores are in `ebft.evaluate.translation_scores`.
 """
 
 from __future__ import annotations

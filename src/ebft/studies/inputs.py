@@ -18,10 +18,10 @@ from ebft.config.recipe import Recipe, check_hub_datasets, check_places
 from ebft.data.row_format import RowFormat
 from ebft.data.rows import LOOKED_AT, read_rows
 from ebft.errors import ConfigError, DataError
+from ebft.evaluate.tasks import problem_sets
 from ebft.studies.points import Point, load_for_elsewhere
 from ebft.studies.study_file import Row, Study
 from ebft.studies.study_jobs import StudyPlan, TrainingRun
-from ebft.tasks.registry import problem_sets
 
 logger = logging.getLogger(__name__)
 

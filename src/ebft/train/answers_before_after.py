@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from ebft.data.packing import SequenceDataset
+from ebft.evaluate.generation import GenerationSettings, TransformersGenerator
 from ebft.runtime import processes
-from ebft.tasks.generation import GenerationSettings, TransformersGenerator
 
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 24
 SHOWN = 100  # characters of a line

@@ -39,7 +39,7 @@ _TAKEN = (
 
 def read_problems(tasks: Sequence[str], given: dict[str, Any]) -> tuple[EvalOptions, dict[str, Any]]:
     """The options of `ebft eval` for eval_tasks, of which eval_task_options gives some, and the problems of each."""
-    from ebft.tasks.registry import problem_sets
+    from ebft.evaluate.tasks import problem_sets
 
     for name in given:
         if name in _TAKEN:
@@ -71,8 +71,8 @@ class EvalTasks(TrainerCallback):
         return processes.from_first(self._run(args, state) if processes.rank() == 0 else None)
 
     def _run(self, args: Any, state: Any) -> dict[str, float]:
-        from ebft.tasks.run_task import run_task
-        from ebft.tasks.subject import LoadedSubject
+        from ebft.evaluate.run_task import run_task
+        from ebft.evaluate.subject import LoadedSubject
 
         trainer = self.trainer
         step = state.global_step

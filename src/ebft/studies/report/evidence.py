@@ -16,7 +16,7 @@ import numpy as np
 
 from ebft.config.evaluation import HARMLESS
 from ebft.errors import ConfigError
-from ebft.evaluate.paired import pass_rates
+from ebft.evaluate.differences import pass_rates
 from ebft.evaluate.tables import is_scored
 from ebft.method.measures import SumsAndCounts, sums_by_metric
 from ebft.runtime.files import read_json, read_jsonl

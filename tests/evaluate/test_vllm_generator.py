@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ebft.errors import ConfigError
-from ebft.tasks.generation import GenerationSettings
-from ebft.tasks.vllm_generator import VLLMGenerator
+from ebft.evaluate.generation import GenerationSettings
+from ebft.evaluate.vllm_generator import VLLMGenerator
 from tests.tiny_tokenizer import byte_tokenizer
 
 

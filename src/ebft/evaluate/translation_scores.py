@@ -13,16 +13,22 @@ means of sentence BLEU and chrF. Of n samples, for each k:
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ebft.errors import ConfigError
 from ebft.problems.translation import LANGUAGE_NAMES, Pair, one_line
-from ebft.tasks import comet
 
 K = (1, 4, 16)
+COMET_WORKER, NOT_INSTALLED = Path(__file__).with_name("comet_worker.py"), 3
 
 
 @dataclass(frozen=True)
@@ -113,13 +119,38 @@ def _sentence_scores(
     }
     if scoring.comet_model is not None:
         triples = [(p.source, t, r) for p, of in zip(pairs, texts, strict=True) for t in of for r in p.references]
-        scores = iter(comet.scores(triples, scoring.comet_model, scoring.comet_python))
+        scores = iter(comet_scores(triples, scoring.comet_model, scoring.comet_python))
         # COMET takes one reference: with several, a translation has the mean of its scores.
         found["comet"] = [
             [math.fsum(itertools.islice(scores, len(p.references))) / len(p.references) for _ in of]
             for p, of in zip(pairs, texts, strict=True)
         ]
     return found
+
+
+def comet_scores(triples: Sequence[tuple[str, str, str]], model: str, python: str | None = None) -> list[float]:
+    """A score for each (source, translation, reference), by a process of its own: unbabel-comet asks for older
+    transformers and numpy than ebft does, so the interpreter of another environment can be named."""
+    interpreter = python or sys.executable
+    if shutil.which(interpreter) is None:
+        raise ConfigError(f"--comet-python {interpreter}: no such program")
+    with tempfile.TemporaryDirectory(prefix="ebft-comet-") as folder:
+        task, result = Path(folder) / "task.json", Path(folder) / "scores.json"
+        rows = [{"src": source, "mt": translation, "ref": reference} for source, translation, reference in triples]
+        task.write_text(json.dumps({"model": model, "rows": rows}), encoding="utf-8")
+        # Its progress goes to standard error, where ours is; only that is kept for the message if it fails.
+        done = subprocess.run(
+            [interpreter, str(COMET_WORKER), str(task), str(result)], stderr=subprocess.PIPE, text=True
+        )
+        if done.returncode == NOT_INSTALLED:
+            raise ConfigError(
+                f"COMET needs unbabel-comet, which {interpreter} does not have; make an environment for it (python -m "
+                "venv comet && comet/bin/pip install unbabel-comet) and name it with --comet-python comet/bin/python"
+            )
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise ConfigError(f"COMET with the model {model!r} failed: {reason}")
+        return json.loads(result.read_text())
 
 
 def _picked(texts: Sequence[Sequence[str]], scores: Sequence[Sequence[float]], k: int, fewest: int) -> list[list[str]]:

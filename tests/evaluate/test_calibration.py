@@ -9,19 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from ebft.config.evaluation import EvalOptions
-from ebft.config.profile import Profile
+from ebft.config.evaluation import EvalOptions, Profile
 from ebft.data.formats import Document
 from ebft.data.packing import DocumentIndex, SequenceDataset, collate
 from ebft.data.store import TokenStore
 from ebft.errors import ConfigError
+from ebft.evaluate.calibration import estimates, measure_sequences
 from ebft.iteration import make_layout
 from ebft.method.layout import StridedLayout
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import text_config
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout
-from ebft.tasks.calibration import estimates, measure_sequences
 from tests.models import VOCABULARY, tiny_model
 from tests.plain import places, plain_hidden_states, plain_logits, untouched
 

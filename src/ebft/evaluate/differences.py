@@ -12,41 +12,23 @@ from collections import defaultdict
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ebft.evaluate.tables import Differences, Results, is_scored, same_profile
-from ebft.method.measures import Estimate, Record, differences, paired_difference, ratio_of_sums
+from ebft.evaluate import temperatures
+from ebft.evaluate.scoring import KINDS, kind_of_answer, kinds_by_problem, outcomes_file_of, pass_at_k
+from ebft.evaluate.tables import Differences, Results
+from ebft.method.measures import Estimate, Record, SumsAndCounts, differences, paired_difference
 from ebft.runtime.files import read_jsonl
 from ebft.sandbox.python_tests import PASSED, SKIPPED
-from ebft.tasks import temperatures
-from ebft.tasks.answer_counts import kind_of_answer, of_means, shares
-from ebft.tasks.pass_at_k import pass_at_k
-from ebft.tasks.scoring import outcomes_file_of
 
 Evaluated = tuple[Results, Path]  # results, and the folder that they are in
+ByProblem = dict[str, float]
 
 
 def against_first(results: Mapping[str, Results], folders: Mapping[str, Path]) -> dict[str, Differences]:
     """For each model but the first, its differences from that one by (task, metric)."""
     first, *others = results
     return {label: _against((results[first], folders[first]), (results[label], folders[label])) for label in others}
-
-
-def without(results: Mapping[str, Results], found: Mapping[str, Differences]) -> list[str]:
-    """A note on each task of which there should be differences and are none."""
-    first = next(iter(results))
-    return [
-        f"{task}: no paired differences of {label} from {first}; {_why(task, results[label], results[first])}"
-        for label, of_model in found.items()
-        for task in results[label]["tasks"]
-        if task in results[first]["tasks"] and task != "translation" and not any(key[0] == task for key in of_model)
-    ]
-
-
-def _why(task: str, *results: Results) -> str:
-    if not all(is_scored(found["tasks"][task]) for found in results):
-        return "not both are scored yet"
-    return f"the folders do not hold records of the same {'sequences' if task == 'calibration' else 'problems'}"
 
 
 def _against(first: Evaluated, mine: Evaluated) -> Differences:
@@ -61,12 +43,9 @@ def _against(first: Evaluated, mine: Evaluated) -> Differences:
 def _calibration(first: Evaluated, mine: Evaluated) -> dict[str, Estimate]:
     if len({results["tasks"]["calibration"].get("text") for results, _ in (first, mine)}) > 1:
         return {}
-    found = differences(_sequences(mine), _sequences(first))
-    if found:  # the same sequences
-        found |= temperatures.differences(_sequences(mine), _sequences(first))
-    if not same_profile(mine[0], first[0]):
-        found = {metric: difference for metric, difference in found.items() if not metric.startswith("cfm_at_")}
-    return found
+    ours, theirs = _sequences(mine), _sequences(first)
+    found = differences(ours, theirs)
+    return found | temperatures.differences(ours, theirs) if found else {}  # nothing if these are other sequences
 
 
 def _sequences(evaluated: Evaluated) -> list[Record]:
@@ -81,26 +60,31 @@ def _code(task: str, first: Evaluated, mine: Evaluated) -> dict[str, Estimate]:
     over several."""
     by_set: dict[str, dict[str, Estimate]] = defaultdict(dict)  # by metric and set
     entry = mine[0]["tasks"][task]
-    parts = [part for part in entry.get("parts", [entry]) if not part.get("skipped")]
+    parts = [part for part in entry.get("parts", [entry]) if not part.get("skipped") or part.get("unscored")]
     for part in parts:
         for metric in part["metrics"]:
-            if match := re.fullmatch(r"(greedy_)?(?:pass@(\d+)|(.+))", metric):
-                file = f"{part['name']}.{'greedy' if match[1] else 'samples'}"
-                rates = [
-                    pass_rates(folder, file, int(match[2]))
-                    if match[2]
-                    else shares(read_jsonl(folder / f"{file}.jsonl"), part["language"])[match[3]]
-                    for _, folder in (mine, first)
-                ]
-                if rates[0].keys() == rates[1].keys() and rates[0]:  # the same problems
-                    by_set[metric][part["name"]] = _difference_of_means(*rates)
+            ours, theirs = (_by_problem(folder, part, metric) for _, folder in (mine, first))
+            if ours and ours.keys() == theirs.keys():  # the same problems
+                by_set[metric][part["name"]] = _difference_of_means(ours, theirs)
     if "parts" not in entry:
         return {metric: found[entry["name"]] for metric, found in by_set.items()}
     named = {f"{name} {metric}": e for metric, found in by_set.items() for name, e in found.items()}
     return {metric: _mean(found) for metric, found in by_set.items() if len(found) == len(parts)} | named
 
 
-def pass_rates(folder: Path, name: str, k: int) -> dict[str, float]:
+def _by_problem(folder: Path, part: Mapping[str, Any], metric: str) -> ByProblem:
+    found = re.fullmatch(rf"(greedy_)?(?:pass@(\d+)|({'|'.join(KINDS)}))", metric)
+    if found is None:
+        return {}
+    name = f"{part['name']}.{'greedy' if found[1] else 'samples'}"
+    if found[2]:
+        return pass_rates(folder, name, int(found[2]))
+    rows = read_jsonl(folder / f"{name}.jsonl")
+    answers = [(part["language"], row["task_id"], row["completion"], row["finish"]) for row in rows]
+    return {task_id: float(share) for (_, task_id), share in kinds_by_problem(answers)[found[3]].items()}
+
+
+def pass_rates(folder: Path, name: str, k: int) -> ByProblem:
     """pass@k of each problem; empty if its outcomes are not there, or too few."""
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for row in read_jsonl(outcomes_file_of(folder / f"{name}.scores.json")):
@@ -112,8 +96,18 @@ def pass_rates(folder: Path, name: str, k: int) -> dict[str, float]:
     return {task_id: float(pass_at_k(samples, passed, k)) for task_id, (samples, passed) in counts.items()}
 
 
-def _difference_of_means(mine: dict[str, float], first: dict[str, float]) -> Estimate:
-    return paired_difference(of_means(mine), of_means({key: first[key] for key in mine}))
+def _difference_of_means(mine: ByProblem, first: ByProblem) -> Estimate:
+    ones = [1] * len(mine)
+    return paired_difference(
+        SumsAndCounts(list(mine.values()), ones), SumsAndCounts([first[key] for key in mine], ones)
+    )
+
+
+def _mean(found: dict[str, Estimate]) -> Estimate:
+    """Over sets of problems that are independent of each other."""
+    n = len(found)
+    mean = sum(e.mean for e in found.values()) / n
+    return Estimate(mean, math.hypot(*(e.standard_error for e in found.values())) / n)
 
 
 class _Outcome(NamedTuple):
@@ -150,11 +144,12 @@ def _mostly_not_of_programs(
         return None
     moved = {key: mine[key].passed - theirs[key].passed for key in mine}
     programs = [moved[key] for key in mine if mine[key].is_program and theirs[key].is_program]
-    by_problem: dict[str, list[int]] = defaultdict(list)
-    for (task_id, _), change in moved.items():
-        by_problem[task_id].append(change)
-    difference = ratio_of_sums(*of_means({key: sum(of) / len(of) for key, of in by_problem.items()}))
-    total = sum(moved.values())
+    rates: list[dict[str, list[int]]] = [defaultdict(list), defaultdict(list)]
+    for by_problem, of_model in zip(rates, (mine, theirs), strict=True):
+        for (task_id, _), outcome in of_model.items():
+            by_problem[task_id].append(outcome.passed)
+    ours, others = ({key: sum(of) / len(of) for key, of in by_problem.items()} for by_problem in rates)
+    difference, total = _difference_of_means(ours, others), sum(moved.values())
     if not abs(difference.mean) > difference.standard_error or sum(programs) / total >= 0.5:
         return None
     return (
@@ -174,10 +169,3 @@ def _outcomes(folder: Path, name: str, language: str) -> dict[tuple[str, int], _
         for row in read_jsonl(outcomes_file_of(folder / f"{name}.scores.json"))
         if row["status"] != SKIPPED and (key := (row["task_id"], row["sample"])) in are_programs
     }
-
-
-def _mean(found: dict[str, Estimate]) -> Estimate:
-    """Over sets of problems that are independent of each other."""
-    n = len(found)
-    mean = sum(e.mean for e in found.values()) / n
-    return Estimate(mean, math.hypot(*(e.standard_error for e in found.values())) / n)

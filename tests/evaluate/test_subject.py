@@ -9,20 +9,20 @@ import torch
 
 from ebft.config.evaluation import EvalOptions
 from ebft.errors import ConfigError
-from ebft.tasks.subject import CheckpointSubject, resolve_device
+from ebft.evaluate.subject import CheckpointSubject, device_and_dtype
 
 pytestmark = pytest.mark.usefixtures("offline")
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert resolve_device("auto") == resolve_device("cpu") == torch.device("cpu")
+    assert device_and_dtype("auto", "auto") == (torch.device("cpu"), torch.float32)
     with pytest.raises(ConfigError, match="device='cuda:1': torch finds no CUDA device; use --device cpu"):
-        resolve_device("cuda:1")
+        device_and_dtype("cuda:1", "auto")
     with pytest.raises(ConfigError, match="device='gpu' is not a device"):
-        resolve_device("gpu")
+        device_and_dtype("gpu", "auto")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert resolve_device("auto") == torch.device("cuda")
+    assert device_and_dtype("auto", "auto") == (torch.device("cuda"), torch.bfloat16)
 
 
 def test_a_checkpoint_is_loaded_when_it_is_needed_and_measured_by_itself(tiny: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ebft.config.evaluation import EvalOptions
-from ebft.tasks.generation import Completion, GenerationSettings
-from ebft.tasks.problem_set import Asked, ProblemSet
-from ebft.tasks.run_task import joined, run_set, with_prompt_style
+from ebft.evaluate.generation import Completion, GenerationSettings
+from ebft.evaluate.run_task import joined, run_task, with_prompt_style
+from ebft.evaluate.tasks import Asked, ProblemSet
 
 
 def part(name: str, value: float, error: float | None) -> dict[str, Any]:
@@ -53,10 +53,10 @@ def run(
     asked = {"raw": Asked(["English:"] * len(answers))}
     problems = ProblemSet("translation", keys, asked, 10, scored if score else None, None, language)
     subject: Any = SimpleNamespace(identity="model", generator=Generator())
-    return run_set(problems, EvalOptions(samples=0, prompt_style="raw"), subject, folder)
+    return run_task("humaneval", EvalOptions(samples=0, prompt_style="raw"), subject, folder, [problems])
 
 
-GOOD, EMPTY, CUT = Completion("a house", "stop", 3), Completion(" \n", "end", 1), Completion("a a a", "length", 10)
+GOOD, EMPTY = Completion("a house", "stop", 3), Completion(" \n", "end", 1)
 
 
 def test_empty_answers_are_counted_and_noted_when_they_are_many(tmp_path: Path) -> None:
@@ -68,29 +68,16 @@ def test_empty_answers_are_counted_and_noted_when_they_are_many(tmp_path: Path) 
     assert found["notes"] == ["translation, greedy: 2 of 20 answers are empty"]
 
 
-def test_a_score_of_zero_says_why_and_shows_an_answer(tmp_path: Path) -> None:
-    found = run(tmp_path, [CUT, EMPTY, EMPTY], 0.0)
-    why = (
-        "translation, greedy: the score is zero: of 3 answers 2 empty, 1 cut off. For example task 1: after the prompt "
-        "'English:' the answer is ' \\n' (end)"
-    )
-    assert why in found["notes"]
-    example = {"task_id": "task 1", "prompt": "English:", "completion": " \n", "finish": "end"}
-    assert found["greedy"]["example"] == example
-    assert "example" not in run(tmp_path / "good", [GOOD], 1.0)["greedy"]
-
-
 def test_code_has_shares_of_answers_that_are_no_programs(tmp_path: Path) -> None:
-    """With and without scores; each answer counts once."""
+    """Without scores too; each answer counts once."""
     good, talk = Completion("def f(x):\n    return x\n", "end", 5), Completion("I cannot help with that.", "end", 5)
     endless = Completion("def f(x):\n    return x\n" * 9, "length", 10)
-    for score in True, False:
-        found = run(tmp_path / str(score), [good, talk, endless, EMPTY, good], 30.0, language="python", score=score)
-        shares = {name: found["metrics"][f"greedy_{name}"]["value"] for name in ("empty", "cut", "no_code")}
-        assert shares == {"empty": 0.2, "cut": 0.2, "no_code": 0.2}
-        assert found["metrics"]["greedy_cut"]["standard_error"] == pytest.approx(0.2)
-        assert ("greedy_bleu" in found["metrics"]) == score
-    assert set(run(tmp_path / "prose", [good, EMPTY], 1.0)["metrics"]) == {"greedy_bleu"}
+    answers = [good, talk, endless, EMPTY, good]
+    found = run(tmp_path, answers, 30.0, language="python", score=False)
+    shares = {name: found["metrics"][f"greedy_{name}"]["value"] for name in ("empty", "cut", "no_code")}
+    assert shares == {"empty": 0.2, "cut": 0.2, "no_code": 0.2}
+    assert found["metrics"]["greedy_cut"]["standard_error"] == pytest.approx(0.2)
+    assert found["unscored"]
 
 
 @pytest.mark.parametrize(

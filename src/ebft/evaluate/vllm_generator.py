@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ebft.errors import ConfigError, how_to_install
-from ebft.tasks.generation import GREEDY, Completion, Fitted, GenerationSettings, Generator, prompt_seed
+from ebft.evaluate.generation import GREEDY, Completion, Fitted, GenerationSettings, Generator, prompt_seed
 
 REQUESTS_AT_ONCE = 1024  # vLLM batches by itself; this is how often finished completions reach the disk
 

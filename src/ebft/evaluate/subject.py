@@ -1,0 +1,104 @@
+"""What a task is run on: a model with its tokenizer, a generator for it, and the feature network that measures it."""
+
+from __future__ import annotations
+
+import logging
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ebft.config.evaluation import EvalOptions
+from ebft.errors import ConfigError
+from ebft.evaluate.generation import Generator, TransformersGenerator
+from ebft.loading import DTYPES, Checkpoint, other_feature_network, tap_settings
+from ebft.model.features import FeatureNetwork
+
+logger = logging.getLogger(__name__)
+
+
+class LoadedSubject:
+    """A model that is there already, in training."""
+
+    def __init__(
+        self, model: Any, tokenizer: Any, features: FeatureNetwork, identity: Any, batch_size: int | None
+    ) -> None:
+        self.model, self.tokenizer, self.features, self.identity = model, tokenizer, features, identity
+        self.generator: Generator = TransformersGenerator(model, tokenizer, batch_size)
+        self.feature_name: str = "the training run's"
+        self.feature_source: Any = self.feature_name
+
+
+class CheckpointSubject:
+    """Loads its model when a task first needs it, so that resuming an evaluation that is complete loads nothing.
+
+    `identity` tells weights apart, for resuming, and `feature_source` feature networks.
+    """
+
+    def __init__(self, name: str, options: EvalOptions) -> None:
+        self.options = options
+        self.checkpoint = Checkpoint.find(name)
+        self.device, self.dtype = device_and_dtype(options.device, options.dtype)
+        self.identity: Any = [*self.checkpoint.identity(), str(self.dtype)]
+        self.feature_name: str = options.feature_model or (options.model[0] if options.model else name)
+        # The adapter's base is the model before training, whose features the method itself uses.
+        self.feature_checkpoint = Checkpoint.find(Checkpoint.find(self.feature_name).base)
+        self.feature_source: Any = [*self.feature_checkpoint.identity(), str(self.dtype)]
+
+    def describe(self) -> dict[str, Any]:
+        names = {"model": self.checkpoint.name, "base": self.checkpoint.base, "adapter": self.checkpoint.adapter}
+        return {**names, "dtype": str(self.dtype).removeprefix("torch."), "device": str(self.device)}
+
+    def unload(self) -> None:
+        """Frees the memory of model, features and generator; they are loaded again when needed."""
+        for name in ("model", "features", "generator"):
+            vars(self).pop(name, None)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return self.checkpoint.load_tokenizer(self.options.trust_remote_code)
+
+    @cached_property
+    def model(self) -> Any:
+        return self.checkpoint.load(self.tokenizer, self.dtype, self.device, self.options.trust_remote_code)
+
+    @cached_property
+    def generator(self) -> Generator:
+        if self.options.backend == "transformers":
+            return TransformersGenerator(self.model, self.tokenizer, self.options.batch_size)
+        from ebft.evaluate.vllm_generator import VLLMGenerator
+
+        return VLLMGenerator(
+            self.checkpoint.base,
+            self.tokenizer,
+            self.checkpoint.adapter,
+            [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id],
+            dtype=str(self.dtype).removeprefix("torch."),
+            trust_remote_code=self.options.trust_remote_code,
+        )
+
+    @cached_property
+    def features(self) -> FeatureNetwork:
+        options, base = self.options, self.feature_checkpoint.base
+        if options.feature_model is None:
+            logger.info(f"calibration: no --feature-model, so features are those of {base}; compare only with the same")
+        if base == self.checkpoint.base:  # the weights are here already
+            source: Any = "shared" if self.checkpoint.adapter is None else "adapter_off"
+            return FeatureNetwork(self.model, source=source, **tap_settings(options.method))
+        return other_feature_network(
+            base, self.model, options.method, self.tokenizer, self.dtype, options.trust_remote_code
+        )
+
+
+Subject = LoadedSubject | CheckpointSubject
+
+
+def device_and_dtype(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
+    """Where a model goes, by default a GPU if there is one, and its precision, by default bfloat16 there."""
+    try:
+        place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    except RuntimeError:
+        raise ConfigError(f"device={device!r} is not a device; use auto, cpu, cuda or cuda:1") from None
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={device!r}: torch finds no CUDA device; use --device cpu")
+    return place, DTYPES.get(dtype, torch.bfloat16 if place.type == "cuda" else torch.float32)

@@ -1,0 +1,119 @@
+"""Problems of the tasks, how their answers are scored, and records on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebft.config.evaluation import EvalOptions
+from ebft.errors import ConfigError, DataError
+from ebft.evaluate import scoring
+from ebft.evaluate.tasks import ResumableRecords, problem_sets
+from ebft.sandbox.box import Sandbox
+from ebft.sandbox.python_tests import Outcome
+from tests.problems.pairs import write
+from tests.problems.rows import HUMANEVAL
+
+SETTINGS = {
+    "tasks": ["calibration"],
+    "context_length": 24,
+    "horizon": 4,
+    "stride": 4,
+    "rollouts": 3,
+    "profile_lengths": [1, 3, 6],
+    "profile_stride": 5,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"profile_lengths": [0]}, "a length and a stride are at least 1"),
+        ({"profile_lengths": [20]}, r"profile_lengths=\[20\] with profile_stride=5 do not fit in context_length=24"),
+        ({"profile_stride": 0}, "a length and a stride are at least 1"),
+        ({"whitening": "pap"}, "whitening='pap' is not one of .* did you mean 'paper'"),
+        ({"horizon": 24}, "horizon=24 with stride=4 does not fit in context_length=24"),
+        ({"rollouts": 1}, "rollouts must be at least 2"),
+        ({"rollout_temperature": 0.0}, "temperature=0.0 must be above 0"),
+    ],
+)
+def test_bad_settings(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EvalOptions.from_values({**SETTINGS, **changes})
+
+
+def test_the_hub_is_asked_for_the_datasets_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    rows = [{**HUMANEVAL, "task_id": f"Test/{n}"} for n in range(3)]
+    asked: list[Any] = []
+
+    def load_dataset(name: str, configuration: str | None, split: str) -> list[dict[str, Any]]:
+        asked.append((name, configuration, split))
+        return rows
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(Sandbox, "check", lambda self: None)
+    sets = problem_sets("humaneval", EvalOptions(limit=2))
+    assert sets[0].keys == ["Test/0", "Test/1"]
+    with pytest.raises(ValueError, match=r"test_list|text"):
+        problem_sets("mbpp", EvalOptions())
+    with pytest.raises(ValueError, match="field"):
+        problem_sets("multipl-e", EvalOptions(languages=["rs"]))
+    assert asked == [
+        ("openai/openai_humaneval", None, "test"),
+        ("google-research-datasets/mbpp", "full", "test"),
+        ("nuprl/MultiPL-E", "humaneval-rs", "test"),
+    ]
+
+
+@pytest.fixture
+def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    def run_many(attempts: Any, *rest: Any) -> Any:
+        for attempt in attempts:
+            yield attempt, Outcome("passed" if attempt.answer == "right" else "failed")
+
+    monkeypatch.setattr(scoring, "run_many", run_many)
+    monkeypatch.setattr(Sandbox, "check", lambda self: None)
+    return write(tmp_path / "problems.jsonl", [{**HUMANEVAL, "task_id": name} for name in ("a", "b", "c")])
+
+
+def test_completions_are_scored_as_ebft_score_does(problems: str, tmp_path: Path) -> None:
+    [problem_set] = problem_sets("humaneval", EvalOptions(humaneval=problems, limit=2, unsafe_exec=True, timeout=3))
+    assert list(problem_set.keys) == ["a", "b"]
+    file = tmp_path / "humaneval.samples.jsonl"
+    found = problem_set.score([["right", "wrong"] * 2, ["wrong"] * 4], file, [["stop", "length", "stop", "end"]] * 2)
+    assert found["metrics"]["pass@1"]["value"] == 0.25
+    assert found["metrics"]["pass@4"]["value"] == 0.5
+    assert "pass@16" not in found["metrics"]
+    assert found["notes"] == [], "pass@16 was not asked for, and the problem beyond the limit neither"
+    assert found["counts"]["problems"] == 2
+    assert found["metrics"]["cut"]["value"] == 0.25
+    written = json.loads((tmp_path / "humaneval.samples.scores.json").read_text())
+    assert written["task"] == "humaneval"
+    assert written["settings"]["problems"] == problems
+    assert written["settings"]["timeout"] == 3
+    assert len((tmp_path / "humaneval.samples.scores.samples.jsonl").read_text().splitlines()) == 8
+
+
+def test_mistakes_show_before_anything_is_generated(problems: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"--timeout -1\.0 must be a positive number"):
+        problem_sets("humaneval", EvalOptions(humaneval=problems, timeout=-1.0))
+    with pytest.raises(DataError, match="leave js out of --languages, or add it"):
+        problem_sets("multipl-e", EvalOptions(multipl_e=str(tmp_path), languages=["js"]))
+
+
+def test_records_are_resumed_under_the_same_settings(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(ConfigError, match=r"x.jsonl was made with another a; resume with the same settings"):
+        ResumableRecords(tmp_path, "x", {"a": 1})  # nobody knows under which
+    kept = ResumableRecords(tmp_path, "y", {"a": (1, 2)})
+    kept.append([{"text": "one\u2028two"}])  # a line separator inside a text is not the end of a record
+    assert ResumableRecords(tmp_path, "y", {"a": [1, 2]}).rows == [{"text": "one\u2028two"}]
+    with pytest.raises(ConfigError, match="was made with another a, b; resume"):
+        ResumableRecords(tmp_path, "y", {"b": 2})
+    assert ResumableRecords(tmp_path, "y", {"a": [1, 2]}, replace_changed=True).rows, "nothing has changed"
+    assert ResumableRecords(tmp_path, "y", {"a": 2}, replace_changed=True).rows == []
