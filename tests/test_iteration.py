@@ -15,7 +15,7 @@ from ebft.config.training import EBFTConfig
 from ebft.data.formats import Document
 from ebft.data.packing import PADDING, DocumentIndex, OnHost, SequenceDataset, collate
 from ebft.data.store import TokenStore
-from ebft.errors import ConfigError, DataError
+from ebft.errors import DataError
 from ebft.iteration import Scores, check_sequences, join, make_layout, prepare_window, score
 from ebft.method.cross_entropy import Reference
 from ebft.method.losses import counted_tokens, ebft_loss
@@ -259,31 +259,17 @@ class TestSequences:
         check_sequences(dataset([10]), method(answer_only=True, stride=5), None)
 
     @pytest.mark.parametrize(
-        ("data", "changes", "error", "message"),
+        ("data", "changes", "message"),
         [
-            (dataset([30]), {"context_length": 20}, ConfigError, "has sequences of 24 tokens, context_length is 20"),
-            (dataset([1]), {}, DataError, "holds no tokens"),
-            (dataset([2] * 20), {"document_masks": True}, DataError, "the longest has 2 tokens, horizon=3 needs 4"),
-            (dataset([3] * 4, packing=False), {"packing": False}, DataError, "shorter than one anchor needs"),
-            (
-                dataset([4, 5]),
-                {"answer_only": True},
-                DataError,
-                "no rollout can begin in the data: the longest answer has 2 tokens, horizon is 3, .*answer_only=false",
-            ),
-            (
-                dataset([5, 2] * 4),
-                {"document_masks": True, "stride": 7},
-                DataError,
-                "the longest document has 5 tokens, horizon is 3, .* smaller horizon or stride, or short_truths=true$",
-            ),
-            (dataset([1, 1]), {"anchors": "answer_start"}, DataError, "no answer starts after a prompt"),
+            (dataset([1]), {}, "holds no tokens"),
+            (dataset([3] * 4, packing=False), {"packing": False}, "the longest document has 3 tokens"),
+            (dataset([4, 5]), {"answer_only": True}, "the longest answer has [23] tokens, .*, or answer_only=false$"),
+            (dataset([5, 2] * 4), {"document_masks": True, "stride": 7}, "has 5 tokens, .*, or short_truths=true$"),
+            (dataset([1, 1]), {"anchors": "answer_start"}, "or rows with answers after a prompt$"),
         ],
     )
-    def test_what_has_none_is_refused(
-        self, data: SequenceDataset, changes: dict[str, Any], error: type[Exception], message: str
-    ) -> None:
-        with pytest.raises(error, match=message):
+    def test_what_has_none_is_refused(self, data: SequenceDataset, changes: dict[str, Any], message: str) -> None:
+        with pytest.raises(DataError, match=message):
             check_sequences(data, method(**changes), None)
 
 

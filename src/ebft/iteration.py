@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
-from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from ebft.config.method import MethodConfig
 from ebft.config.training import EBFTConfig
 from ebft.data.packing import PADDING, OnHost, SequenceDataset, collate
-from ebft.errors import ConfigError, DataError
+from ebft.errors import DataError
 from ebft.method.anchors import whole_answers
 from ebft.method.cross_entropy import Reference
 from ebft.method.layout import PackedLayout, StridedLayout
@@ -105,54 +104,24 @@ def make_layout(
 
 def check_sequences(dataset: SequenceDataset, config: MethodConfig, end_token_ids: Tensor | None) -> None:
     """At least one anchor must fit somewhere."""
-    if dataset.context_length != config.context_length:
-        raise ConfigError(
-            f"the dataset has sequences of {dataset.context_length} tokens, context_length is {config.context_length}"
-        )
     if len(dataset) == 0:
         raise DataError("the dataset holds no tokens")
-    short = config.anchors == "answer_start" or config.short_truths  # truths may be shorter than rollouts
-    needed = 2 if short else config.horizon + 1
-    longest = int(dataset.lengths.max())
-    if config.packing and not config.document_masks:
-        longest = min(dataset.total_tokens, config.context_length)
-    if longest < needed:
-        way_out = "short_truths=true, " if config.leaves_ends_out else ""
-        raise DataError(
-            f"all documents are shorter than one anchor needs: the longest has {longest} tokens, "
-            f"horizon={config.horizon} needs {needed}; use {way_out}a smaller horizon, longer documents, or "
-            "packing without document_masks"
-        )
     for row in range(min(len(dataset), LOOKED_AT)):
         batch = collate([dataset[row]])
         if bool(make_layout(batch["on_host"], config, config.samples, end_token_ids).anchor_mask.any()):
             return
-    if config.anchors == "answer_start":
-        raise DataError(
-            "no rollout can begin in the data: no answer starts after a prompt and ends in its sequence, or has "
-            f"horizon={config.horizon} tokens in it; use rows with answers, a longer context_length or a smaller "
-            "horizon"
-        )
-    what, or_all = ("answer", ", or answer_only=false") if config.answer_only else ("document", "")
-    if config.leaves_ends_out:
-        or_all = f", or short_truths=true{or_all}"
+    answers = config.answer_only or config.anchors == "answer_start"
+    what, longest = ("answer", dataset.index.answer_counts) if answers else ("document", dataset.lengths)
+    ways_out = {
+        "answer_only=false": config.answer_only and config.anchors == "strided",
+        "short_truths=true": config.leaves_ends_out,
+        "rows with answers after a prompt": config.anchors == "answer_start",
+    }
     raise DataError(
-        f"no rollout can begin in the data: the longest {what} has {_longest(dataset, config.answer_only)} tokens, "
-        f"horizon is {config.horizon}, and rollouts begin every stride={config.stride} tokens; use a smaller horizon "
-        f"or stride{or_all}"
+        f"no rollout can begin in the data: the longest {what} has {int(longest.max())} tokens, horizon is "
+        f"{config.horizon}, and rollouts begin every stride={config.stride} tokens, after a context; use a smaller "
+        f"horizon or stride, longer sequences{''.join(f', or {way}' for way, helps in ways_out.items() if helps)}"
     )
-
-
-def _longest(dataset: SequenceDataset, answers: bool) -> int:
-    """Tokens of the longest answer, or document, in the sequences that were looked at."""
-    longest = 0
-    for row in range(min(len(dataset), LOOKED_AT)):
-        sequence = dataset[row]
-        documents = sequence["document_ids"]
-        counted = sequence["answer_mask"] if answers else documents != PADDING
-        for (inside, _), run in groupby(zip(counted.tolist(), documents.tolist(), strict=True)):
-            longest = max(longest, inside * len(list(run)))
-    return longest
 
 
 def score(

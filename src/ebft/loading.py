@@ -8,7 +8,7 @@ and `load_in_4bit: true` keeps the base model in 4 bits (QLoRA).
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ebft.config.method import MethodConfig
 from ebft.config.recipe import Recipe
 from ebft.config.training import EBFTConfig
 from ebft.data.formats import check_tokenizer
-from ebft.errors import ConfigError, first_line, how_to_install, nearest, what_is_wrong
+from ebft.errors import ConfigError, first_line, how_to_install, nearest
 from ebft.model.backbone import embedding_size, end_tokens_of
 from ebft.model.features import FeatureNetwork, Source, check_vocabulary
 from ebft.runtime import sharding
@@ -264,11 +264,10 @@ def _base_of(folder: Path, name: str) -> str:
 def _check_weights(folder: Path, name: str) -> None:
     if any(True for pattern in (*WEIGHTS, SHARDS) for _ in folder.glob(pattern)) and (folder / "config.json").exists():
         return
+    missing = "weights (model.safetensors)" if (folder / "config.json").exists() else "config.json"
     inside = next((p for p in (folder / "final", *sorted(folder.glob("checkpoint-*"))) if p.is_dir()), None)
     hint = f"; did you mean {inside}?" if inside is not None else ""
-    if not (folder / "config.json").exists():
-        raise ConfigError(f"model={name!r} has no config.json, so it is not a checkpoint{hint}")
-    raise ConfigError(f"model={name!r} has no weights (expected model.safetensors or pytorch_model.bin){hint}")
+    raise ConfigError(f"model={name!r} has no {missing}, so it is not a checkpoint{hint}")
 
 
 # What peft writes into a configuration that it saves, which is not about the adapter.
@@ -307,14 +306,7 @@ def _any_config(given: dict[str, Any]) -> Any:
     if kind not in kinds:
         raise ConfigError(f"peft: peft_type={kind!r} is not known to peft{nearest(kind, kinds)}")
     if issubclass(kinds[kind], PromptLearningConfig):
-        raise ConfigError(
-            f"peft: peft_type={kind} adds tokens to the text, which packed sequences have no place for; use an adapter "
-            "of the layers such as LORA or IA3"
-        )
-    known = [f.name for f in fields(kinds[kind])]
-    for name in values:
-        if name not in known:
-            raise ConfigError(f"peft: {kind} has no setting {name!r}{nearest(str(name), known)}")
+        raise ConfigError(f"peft: peft_type={kind} adds tokens to the text, which packed sequences have no place for")
     try:
         return kinds[kind](**{"task_type": "CAUSAL_LM", **values})
     except (TypeError, ValueError) as error:
@@ -323,16 +315,11 @@ def _any_config(given: dict[str, Any]) -> Any:
 
 def _read_peft(place: str) -> dict[str, Any]:
     file = Path(place).expanduser()
-    file = file / "adapter_config.json" if file.is_dir() else file
-    if not file.is_file():
-        raise ConfigError(f"peft={place!r}: no such file; give an adapter_config.json, its folder, or a mapping")
+    file = file / ADAPTER_FILE if file.is_dir() else file
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"peft={place!r} is not valid JSON ({what_is_wrong(error)})") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"peft={place!r} holds no mapping")
-    return values
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
+        raise ConfigError(f"peft={place!r} is no {ADAPTER_FILE}, nor a folder with one: {first_line(error)}") from None
 
 
 def add_adapter(model: Any, config: Any) -> Any:

@@ -186,7 +186,7 @@ class TestRun:
         (["--model", "./no-model"], "no such folder"),
         (["--model", "smollm2-135m"], "run `ebft fetch smollm2-135m` first"),
         (["--feature_source", "adapter_off"], "adapter_off"),
-        (["--feature_layers", "99"], "holds 99 but the network has 2 layers"),
+        (["--feature_layers", "99"], "layer numbers up to 2"),
         (["--attention_backend", "flex"], "flex"),
         (["--feature_model", "./no-such-model"], "no-such-model"),
         (["--answer_only", "--horizon", "40", "--stride", "1"], "the longest answer has "),
@@ -270,7 +270,7 @@ def test_data_that_cannot_be_used(name: str, refused: Refused, tmp_path: Path) -
 
 def test_documents_shorter_than_one_anchor(refused: Refused, tmp_path: Path) -> None:
     file = write_rows(tmp_path / "rows.jsonl", [{"text": "ab"}] * 20)
-    assert "all documents are shorter than one anchor needs" in refused("--dataset", file, "--document_masks")
+    assert "the longest document has 3 tokens" in refused("--dataset", file, "--document_masks")
     assert len(ROWS) > 20
 
 

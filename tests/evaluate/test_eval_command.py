@@ -573,7 +573,7 @@ class TestBadInput:
         assert "nowhere': no such folder" in said("./nowhere")
         empty = tmp_path / "empty"
         shutil.copytree(model, empty, ignore=shutil.ignore_patterns("*.safetensors"))
-        assert "has no weights (expected model.safetensors or pytorch_model.bin)" in said(empty)
+        assert "has no weights (model.safetensors)" in said(empty)
         trained = tmp_path / "run"
         shutil.copytree(model, trained / "final")
         assert f"has no config.json, so it is not a checkpoint; did you mean {trained}/final?" in said(trained)

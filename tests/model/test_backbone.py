@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,34 +13,38 @@ from transformers import AutoModelForCausalLM, BloomConfig, MambaConfig, T5Confi
 
 from ebft.method.layout import StridedLayout
 from ebft.model import backbone
-from ebft.model.backbone import compile_layers, decoder_of, end_tokens_of, packed_hidden_states, prepare_model
+from ebft.model.backbone import (
+    compile_layers,
+    decoder_of,
+    end_tokens_of,
+    idle_parameters,
+    packed_hidden_states,
+    prepare_model,
+)
 from tests.model.packed_losses import some_loss, some_packed
-from tests.models import tiny_model
+from tests.models import MIXTURES, tiny_model
+
+from_config = AutoModelForCausalLM.from_config
 
 
 class TestUnsupportedModels:
-    def test_recurrent(self) -> None:
-        model = AutoModelForCausalLM.from_config(MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1))
-        with pytest.raises(ValueError, match="recurrent state"):
-            prepare_model(model)
-
-    def test_alibi(self) -> None:
-        model = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=20, hidden_size=8, n_layer=1, n_head=2))
-        with pytest.raises(ValueError, match="attention interface"):
-            prepare_model(model)
-
-    def test_encoder_decoder(self) -> None:
-        config = T5Config(vocab_size=20, d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2)
-        with pytest.raises(ValueError, match="decoder-only"):
-            prepare_model(T5ForConditionalGeneration(config))
-
-    def test_not_a_transformers_model(self) -> None:
-        with pytest.raises(ValueError, match="AutoModelForCausalLM"):
-            prepare_model(torch.nn.Linear(2, 2))
-
-    def test_without_a_head(self) -> None:
-        with pytest.raises(ValueError, match="no language-model head"):
-            prepare_model(tiny_model().model)
+    @pytest.mark.parametrize(
+        ("make", "why"),
+        [
+            (lambda: from_config(MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1)), "recurrent state"),
+            (
+                lambda: from_config(BloomConfig(vocab_size=20, hidden_size=8, n_layer=1, n_head=2)),
+                "attention interface",
+            ),
+            (lambda: T5ForConditionalGeneration(T5Config(vocab_size=20, d_model=8, num_layers=1)), "encoder-decoder"),
+            (lambda: torch.nn.Linear(2, 2), "AutoModelForCausalLM"),
+            (lambda: tiny_model().model, "no language-model head"),
+        ],
+        ids=["recurrent", "alibi", "encoder-decoder", "no transformers model", "no head"],
+    )
+    def test_are_refused(self, make: Callable[[], torch.nn.Module], why: str) -> None:
+        with pytest.raises(ValueError, match=why):
+            prepare_model(make())
 
     def test_whose_packed_pass_differs_from_plain_sequences(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A model that does something ebft does not know of is found out before it is trained."""
@@ -112,3 +117,19 @@ def test_with_what_a_model_ends(generation: object, config: object, expected: li
     model = tiny_model("llama")
     model.generation_config.eos_token_id, model.config.eos_token_id = generation, config
     assert end_tokens_of(model) == expected
+
+
+@pytest.mark.parametrize("family", ["llama", *MIXTURES])
+def test_idle_parameters_are_those_of_the_other_experts(family: str) -> None:
+    model = tiny_model(family)
+    held = [part for part in model.modules() if hasattr(part, "num_experts")]
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    number = max((part.num_experts for part in held), default=2)
+    assert bool(experts) == (family in MIXTURES)
+    assert idle_parameters(model, model.config) == experts * (number - 2) / number
+
+
+def test_configurations_name_the_number_of_experts_in_several_ways() -> None:
+    model = tiny_model("qwen2_moe")
+    several = [{"num_experts_per_tok": 3}, {"moe_topk": [1, 3, 3]}, {"top_k_experts": 3}]  # HunYuan: one per layer
+    assert len({idle_parameters(model, SimpleNamespace(**config)) for config in several}) == 1

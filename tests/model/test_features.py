@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
-from torch import Tensor
+from torch import Tensor, nn
 
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model.backbone import packed_hidden_states
-from ebft.model.features import FeatureNetwork
+from ebft.model.features import FeatureNetwork, feature_space, resolve_taps, weight_fingerprint
 from tests.model.plain_features import T, brute_force, check, some_batch
 from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
-from tests.plain import places, untouched
+from tests.plain import places, plain_hidden_states, untouched
 
 DOCUMENTS = torch.tensor([[0] * 9 + [1] * 11, [0] * 17 + [-1] * 3])
 
@@ -174,29 +175,111 @@ class TestSources:
         assert {p.dtype for p in network.parameters()} == {torch.float32}
 
 
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            ({"layers": ()}, "layers is empty"),
-            ({"layers": (5,)}, "has 4 layers"),
-            ({"layers": (1.5,)}, "between 0 and 1"),
-            ({"layers": ("0.5",)}, "fractions of the depth"),
-            ({"pooling": "max"}, "pooling='max' is not one of last, mean"),
-            ({"normalize": "no"}, "normalize='no'"),
-            ({"source": "teacher"}, "source='teacher'"),
-            ({"source": "average", "decay": 1.0}, "decay=1.0"),
-        ],
-    )
-    def test_settings(self, change: dict, message: str) -> None:
-        with pytest.raises(ValueError, match=message) as error:
-            FeatureNetwork(tiny_model(), **change)
-        assert "\n" not in str(error.value)
+@pytest.mark.parametrize(
+    ("layers", "taps"), [((0,), (0,)), ((1, 3), (1, 3)), ((0, 0.5, 2), (0, 2, 2)), ((0.0, 0.99), (0, 3))]
+)
+def test_taps(layers: tuple[float, ...], taps: tuple[int, ...]) -> None:
+    model = tiny_model()
+    layout = StridedLayout(T, 3, 4, 2)
+    ids, completions = some_batch(layout)
+    network = FeatureNetwork(model, layers=layers)
+    assert network.taps == taps
+    features = network(layout.pack(ids, completions), layout)
+    plain = untouched(model)
+    for place in places(ids, completions, layout):
+        expected, expected_truth = (
+            brute_force(plain, s, 3, taps, "last", "per_layer") for s in (place.sequence, place.truth_sequence)
+        )
+        check(features, place, expected, expected_truth)
 
-    def test_token_ids_and_shapes(self) -> None:
-        layout = StridedLayout(T, 3, 4, 2)
-        network = FeatureNetwork(tiny_model())
-        with pytest.raises(ValueError, match="token ids must lie in"):
-            network(torch.full((1, layout.packed_length), VOCABULARY), layout)
-        with pytest.raises(ValueError, match=r"layout.pack\(context_ids, completions\)"):
-            network(torch.zeros(1, T, dtype=torch.long), layout)
+
+def test_a_tap_of_the_last_layer_is_taken_before_the_final_norm() -> None:
+    model = tiny_model()
+    layout = StridedLayout(T, 3, 4, 2)
+    ids, completions = some_batch(layout)
+    _, truth = FeatureNetwork(model, layers=(4,))(layout.pack(ids, completions), layout)
+    before_norm: list[Tensor] = []
+    plain = untouched(model)
+    plain.model.norm.register_forward_pre_hook(lambda _, args: before_norm.append(args[0][0, -1]))
+    plain_hidden_states(plain, ids[0, : int(layout.anchors[0]) + 3])
+    assert (truth[0, 0] - F.normalize(before_norm[0], dim=-1)).abs().max() < 1e-5
+
+
+def test_fractions_follow_the_paper() -> None:
+    assert resolve_taps((0.25, 0.5, 0.75), 28) == (7, 14, 21)
+    assert resolve_taps((0.25, 0.5, 0.75), 30) == (7, 15, 22)
+    assert resolve_taps((0.25, 0.5, 0.75), 2) == (0, 1, 1)
+    assert resolve_taps((1.0, 1), 6) == (6, 1)
+
+
+def test_nothing_above_the_highest_tap_is_kept_or_run() -> None:
+    model = tiny_model()
+    ran = []
+    for index, layer in enumerate(model.model.layers):
+        layer.register_forward_hook(lambda *_, index=index: ran.append(index))
+    network = FeatureNetwork(model, layers=(1, 2), source="shared")
+    ran.clear()
+    layout = StridedLayout(T, 3, 4, 2)
+    network(layout.pack(*some_batch(layout)), layout)
+    assert ran == [0, 1]
+    copied = FeatureNetwork(model, layers=(1, 2))
+    kept = sum(p.numel() for p in copied.parameters())
+    whole = sum(p.numel() for p in model.parameters())
+    per_layer = sum(p.numel() for p in model.model.layers[0].parameters())
+    assert kept == whole - 2 * per_layer - model.lm_head.weight.numel()
+
+
+def test_feature_spaces_are_told_apart() -> None:
+    model = tiny_model("llama")
+    mine = feature_space(FeatureNetwork(model), "a")
+    assert feature_space(FeatureNetwork(copy.deepcopy(model)), "b") == {**mine, "model": "b"}
+    rounded = copy.deepcopy(model).bfloat16()
+    assert feature_space(FeatureNetwork(rounded), "a") == mine, "one checkpoint in two precisions is one space"
+    assert feature_space(FeatureNetwork(tiny_model("llama", seed=1)), "a")["weights"] != mine["weights"]
+    assert feature_space(FeatureNetwork(model, layers=[0.5]), "a")["taps"] != mine["taps"]
+
+
+def test_fingerprints_depend_on_weights_and_their_names_alone() -> None:
+    model = tiny_model("llama")
+    mark = weight_fingerprint(model)
+    assert weight_fingerprint(copy.deepcopy(model).train()) == mark
+    assert len(mark) == 16
+    for name in ("model.layers.3.mlp.up_proj.weight", "model.norm.weight"):
+        changed = copy.deepcopy(model)
+        with torch.no_grad():
+            changed.get_parameter(name).mul_(1.1)
+        assert weight_fingerprint(changed) != mark, name
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    swapped = nn.ModuleDict({"a": second, "b": first})
+    assert weight_fingerprint(nn.ModuleDict({"a": first, "b": second})) != weight_fingerprint(swapped)
+
+
+def test_an_adapter_does_not_count() -> None:
+    model = tiny_model("llama")
+    mark = weight_fingerprint(model.model)
+    config = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    adapted = get_peft_model(copy.deepcopy(model), config)
+    assert weight_fingerprint(adapted.get_base_model().model) == mark
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": ()}, "fractions of the depth"),
+        ({"layers": (5,)}, "layer numbers up to 4"),
+        ({"pooling": "max"}, "'max' is not one of last, mean"),
+        ({"source": "average", "decay": 1.0}, "decay=1.0"),
+    ],
+)
+def test_bad_settings(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FeatureNetwork(tiny_model(), **change)
+
+
+def test_bad_token_ids_and_shapes() -> None:
+    layout = StridedLayout(T, 3, 4, 2)
+    network = FeatureNetwork(tiny_model())
+    with pytest.raises(ValueError, match="token ids must lie in"):
+        network(torch.full((1, layout.packed_length), VOCABULARY), layout)
+    with pytest.raises(ValueError, match=r"layout.pack\(context_ids, completions\)"):
+        network(torch.zeros(1, T, dtype=torch.long), layout)

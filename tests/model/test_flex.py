@@ -34,6 +34,32 @@ def test_the_masks_of_the_kernels_are_the_rule(case: tuple[PackedLayout, int | N
         assert torch.equal(found, dense_mask(layout, queries, keys, window))
 
 
+def by_block(dense: Tensor, size: int) -> Tensor:
+    """[rows, Q, K] -> [rows, q, k, size, size], False beyond the ends."""
+    rows, Q, K = dense.shape
+    padded = torch.zeros(rows, -(-Q // size) * size, -(-K // size) * size, dtype=torch.bool)
+    padded[:, :Q, :K] = dense
+    return padded.unflatten(2, (-1, size)).unflatten(1, (-1, size)).transpose(2, 3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_no_allowed_pair_is_skipped_and_whole_blocks_are_whole(case: tuple[PackedLayout, int | None, int]) -> None:
+    layout, window, size = case
+    everything = torch.arange(layout.packed_length)
+    step = everything[layout.context_length :: layout.horizon]
+    for queries, keys in (
+        (everything, layout.packed_length),
+        (everything[: layout.context_length], layout.context_length),
+        (step, layout.context_length),
+    ):
+        found = flex.classify_blocks(layout, queries, keys, window, size)
+        truth = by_block(dense_mask(layout, queries, keys, window), size)
+        assert not (found.partial & found.whole).any()
+        assert bool(((found.partial | found.whole) | ~truth.any((-1, -2))).all())
+        assert bool((truth.all((-1, -2)) | ~found.whole).all())
+
+
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize(("step", "room"), [(0, 1), (5, 6), (7, 8), (9, 16), (20, 39)])

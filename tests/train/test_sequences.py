@@ -103,7 +103,7 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
         load(tmp_path, {"rows.jsonl": ["aaa"]}, validation_split=0.5)
     short = {"rows.jsonl": ["a"] * 4}
     given = {"packing": False, "horizon": 4, "validation_split": 0}
-    with pytest.raises(DataError, match="shorter than one anchor needs"):
+    with pytest.raises(DataError, match="no rollout can begin in the data"):
         load(tmp_path, short, **given)
     assert len(load(tmp_path, short, needs_anchors=False, **given)[0]) == 4, "baselines need no anchors"
 

@@ -5,8 +5,7 @@ With an `ebft_pass` among the keyword arguments of the model's call, the pass de
 the layer does plain causal attention, so the model keeps working for all other callers.
 
 - `PackedPass`: a whole packed sequence at once, with gradients (training, features).
-- `CachedPass`: first the context, then one token of every completion at a time (rollouts). The keys and values of
-  the context are kept once for all n*B completions.
+- `CachedPass`: first the context, kept once for all completions, then one token of every completion at a time.
 
 Backends: `sdpa` runs anywhere: torch's own attention for the context, then for some tokens of completions at a time
 over what those look at, which never forms the S x S mask and leaves out the context behind their anchors. `flex`
@@ -49,15 +48,9 @@ CHUNK_SCORES = {"cpu": 2**20, "cuda": 2**26}
 
 
 def avoid_cudnn_attention() -> None:
-    """Of torch's kernels for attention, all but cuDNN's, in this process.
-
-    With a mask and lengths of 64 beyond a multiple of 128 its backward pass is reported to return NaN for queries with
-    very low scores (torch from 2.11 on, on Hopper; https://github.com/pytorch/pytorch/issues/196678). A run of GRPO on
-    padded prompts had a gradient of NaN beside a finite loss on such a machine. That this was the cause was not shown.
-    On Blackwell it is reported to write wrong tokens (https://github.com/pytorch/pytorch/issues/193893). And it makes a
-    plan for every length it meets, which takes longer than a step of a small model: texts that are being written have
-    another length at every step.
-    """
+    """Of torch's kernels for attention, all but cuDNN's, in this process: it is reported to return gradients of NaN on
+    Hopper (github.com/pytorch/pytorch/issues/196678) and wrong tokens on Blackwell (issue 193893), and it makes a plan
+    for every length it meets, which takes longer than a step of a small model."""
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 

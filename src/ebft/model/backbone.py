@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ebft.errors import ConfigError
 from ebft.method.choices import Backend
 from ebft.method.compiling import prepare_compiling
 from ebft.method.cross_entropy import Head, check_token_ids
@@ -57,26 +56,26 @@ def decoder_config(decoder: Any) -> Any:
 
 def check_supported(base: Any) -> None:
     """Raises ValueError for a model that ebft cannot compute with, as far as its class and configuration say."""
-    name, config = type(base).__name__, text_config(base)
-    if getattr(base.config, "is_encoder_decoder", False):
-        raise ValueError(f"{name} is an encoder-decoder; ebft supports decoder-only models")
-    if base.get_output_embeddings() is None:
-        raise ValueError(f"{name} has no language-model head; load it with AutoModelForCausalLM")
-    layer_types = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
-    if getattr(base, "_is_stateful", False) or any(r in t for t in layer_types for r in _RECURRENT):
-        raise ValueError(
-            f"{name} carries a recurrent state from token to token, which n*B completions cannot share; "
-            "ebft supports models with attention in every layer"
-        )
-    if odd := sorted(t for t in layer_types if any(o in t for o in _OTHER_MASKS)):
-        raise ValueError(f"{name} has layers of type {', '.join(odd)}, whose mask ebft does not know")
-    if not base._can_set_attn_implementation():
-        raise ValueError(
-            f"{name} does not use transformers' attention interface (it may use ALiBi or attention of its own), "
-            "so ebft cannot put its mask in; use a model with rotary or absolute positions such as Llama or GPT-2"
-        )
-    if getattr(config, "alibi", False):
-        raise ValueError(f"{name} uses ALiBi; ebft supports models with rotary or absolute positions")
+    config = text_config(base)
+    layers = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
+    recurrent = getattr(base, "_is_stateful", False) or any(r in layer for layer in layers for r in _RECURRENT)
+    odd = ", ".join(sorted(layer for layer in layers if any(o in layer for o in _OTHER_MASKS)))
+    for unsupported, why in (
+        (getattr(base.config, "is_encoder_decoder", False), "is an encoder-decoder"),
+        (base.get_output_embeddings() is None, "has no language-model head; load it with AutoModelForCausalLM"),
+        (recurrent, "carries a recurrent state from token to token, which n*B completions cannot share"),
+        (odd, f"has layers of type {odd}, whose mask ebft does not know"),
+        (
+            not base._can_set_attn_implementation(),
+            "does not use transformers' attention interface, so ebft cannot put its mask in",
+        ),
+        (getattr(config, "alibi", False), "uses ALiBi"),
+    ):
+        if unsupported:
+            raise ValueError(
+                f"{type(base).__name__} {why}; ebft supports decoder-only models with attention in every layer and "
+                "rotary or absolute positions, such as Llama or GPT-2"
+            )
 
 
 def prepare_model(model: nn.Module) -> PreTrainedModel:
@@ -254,10 +253,8 @@ def _check_invariant(base: PreTrainedModel) -> None:
     """The packed pass and the cached pass of a tiny example must equal a plain sequence, for this very model.
 
     Catches what no list of known families can: positions or windows that are ignored, attention that bypasses the
-    interface, logits that are transformed in a way `output_head` does not know. A sliding window is made so short for
-    the check that the example reaches beyond it. The check computes in float32: rounding to bf16 may grow from layer to
-    layer until the logits of a deep model have little in common (SmolLM2-135M: a relative difference of 0.002 with one
-    set of weights, 0.7 with another).
+    interface, logits that are transformed in a way `output_head` does not know. It computes in float32, because in bf16
+    rounding may grow from layer to layer until the logits of a deep model have little in common.
     """
     layout, context, completion = _example(base)
     anchor = int(layout.anchors[0])
@@ -430,30 +427,17 @@ def _switches(config: Any) -> list[tuple[str, int]]:
 _CHOSEN = ("num_experts_per_tok", "moe_topk", "top_k_experts")
 
 
-def expert_modules(module: nn.Module) -> Iterator[Any]:
-    """The modules that hold experts: transformers stacks the matrices of all experts of a layer, [experts, out, in]."""
-    for part in module.modules():
-        if hasattr(part, "num_experts") and any(p.dim() == 3 for p in part.parameters(recurse=False)):
-            yield part
-
-
-def experts_per_token(config: Any, experts: int) -> int:
-    """To how many of so many experts a token goes, by the configuration of the decoder."""
-    name, chosen = next(((n, getattr(config, n)) for n in _CHOSEN if hasattr(config, n)), (_CHOSEN[0], None))
-    if isinstance(chosen, list) and chosen:
-        chosen = max(chosen)  # HunYuan's has one for every layer
-    if not isinstance(chosen, int) or not 1 <= chosen <= experts:
-        raise ConfigError(f"config.json: {name}={chosen} must be a whole number from 1 to the {experts} experts")
-    return chosen
-
-
 def idle_parameters(module: nn.Module, config: Any) -> int:
-    """Parameters that a token does not meet, those of the experts it does not go to."""
+    """Parameters that a token does not meet, those of the experts it does not go to. Transformers stacks the matrices
+    of all experts of a layer, [experts, out, in]."""
+    chosen: Any = next((getattr(config, name) for name in _CHOSEN if hasattr(config, name)), None)
+    chosen = max(chosen) if isinstance(chosen, list) else chosen  # HunYuan's has one for every layer
     idle = 0
-    for held in expert_modules(module):
-        experts = held.num_experts
-        each = sum(p.numel() for p in held.parameters(recurse=False)) // experts
-        idle += each * (experts - experts_per_token(config, experts))
+    for part in module.modules():
+        held = list(part.parameters(recurse=False))
+        experts: Any = getattr(part, "num_experts", 0)
+        if experts and chosen and any(p.dim() == 3 for p in held):
+            idle += sum(p.numel() for p in held) // experts * (experts - chosen)
     return idle
 
 

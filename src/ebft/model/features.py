@@ -85,14 +85,9 @@ class FeatureNetwork(nn.Module):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        options = {
-            "pooling": (pooling, Pooling),
-            "normalize": (normalize, Normalize),
-            "source": (source, Source),
-        }
-        for name, (value, allowed) in options.items():
+        for value, allowed in ((pooling, Pooling), (normalize, Normalize), (source, Source)):
             if value not in get_args(allowed):
-                raise ValueError(f"{name}={value!r} is not one of {', '.join(get_args(allowed))}")
+                raise ValueError(f"{value!r} is not one of {', '.join(get_args(allowed))}")
         if not 0 <= decay < 1:
             raise ValueError(f"decay={decay} must be in [0, 1)")
         base = prepare_model(model)
@@ -298,21 +293,12 @@ def _pooled_rows(
 
 def resolve_taps(layers: Sequence[float | int], depth: int) -> tuple[int, ...]:
     """Indices into `hidden_states` (0 is the embeddings) for fractions of the depth or indices."""
-    if not layers:
-        raise ValueError("layers is empty; tap at least one")
-    taps = []
-    for layer in layers:
-        if isinstance(layer, bool) or not isinstance(layer, (int, float)):
-            raise ValueError(f"layers holds {layer!r}; use fractions of the depth (0.25) or layer numbers (8)")
-        if isinstance(layer, float):
-            if not 0 <= layer <= 1:
-                raise ValueError(f"layers holds {layer}; a fraction of the depth lies between 0 and 1")
-            taps.append(math.floor(layer * depth))
-        else:
-            if not 0 <= layer <= depth:
-                raise ValueError(f"layers holds {layer} but the network has {depth} layers")
-            taps.append(layer)
-    return tuple(taps)
+    taps = tuple(math.floor(layer * depth) if isinstance(layer, float) else layer for layer in layers)
+    if not taps or not all(0 <= tap <= depth for tap in taps):
+        raise ValueError(
+            f"layers={list(layers)} must be fractions of the depth (0.25, 1.0) or layer numbers up to {depth}"
+        )
+    return taps
 
 
 def cut_decoder(decoder: nn.Module, depth: int) -> nn.Module:

@@ -29,10 +29,9 @@ _FEW = 8
 # Not "AUTO": that takes a decoding kernel for fewer than 128 queries, which has no variant for most of our masks.
 _KERNEL = {"BACKEND": "TRITON"}
 
-# Tokens of a block, in masks and kernels. On Hopper torch's own choices are slower for these masks, and 128 tokens of
-# short completions look at much that is not theirs. Updates on an H200, forward and backward, with the best blocks of
-# 128 and with these: Qwen2.5-1.5B, 2 x 4608 tokens, 0.19 and 0.54 ms, now 0.14 and 0.46; Llama-3.2-1B, 2 x 7168 tokens,
-# 0.34 and 1.35, now 0.29 and 1.08; SmolLM2-135M, 16 x 1152 tokens, 0.11 and 0.29, now 0.07 and 0.21.
+# Tokens of a block, in masks and kernels. On Hopper torch's own choices are slower for these masks: 128 tokens of short
+# completions look at much that is not theirs (Qwen2.5-1.5B on an H200, forward and backward: 0.19 + 0.54 ms a layer
+# with blocks of 128, 0.14 + 0.46 with these).
 _COARSE, _FINE = 128, 64
 _SIZES = (
     *("SPARSE_Q_BLOCK_SIZE", "SPARSE_KV_BLOCK_SIZE", "fwd_BLOCK_M", "fwd_BLOCK_N"),
@@ -196,11 +195,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, rule: ScoreRule, co
 def _starves(k: Tensor, context_length: int, block: int) -> bool:
     """Whether the backward pass would leave most of the GPU idle.
 
-    The gradient of keys has one program per block of keys and key head, and the context's few blocks, which all
-    completions look at, are nearly all of the work. Giving every query head keys of its own makes more programs of it.
-    The copies take memory, so it has to pay: on an H200 with its 132 processors, 0.46 instead of 0.91 ms with 64
-    programs to begin with (Qwen2.5-1.5B, 2 sequences of 1024 tokens), but 0.23 instead of 0.21 with 192 (SmolLM2-135M,
-    16 of 256 tokens), and 0.99 instead of 1.08 with 256 (Llama-3.2-1B, 2 of 1024 tokens).
+    The gradient of keys has one program per block of keys and key head, and the context's few blocks are nearly all of
+    the work. Giving every query head keys of its own makes more programs, for memory: on an H200 with 132 processors it
+    takes 0.46 instead of 0.91 ms where there were 64 programs, but 0.23 instead of 0.21 where there were 192.
     """
     programs = k.shape[0] * k.shape[1] * -(-context_length // block)
     return programs <= 0.75 * _processors(k.device)

@@ -1,10 +1,9 @@
 """Weights in bf16 to compute with, beside the float32 weights that are trained.
 
-At learning rate 1e-6 a bf16 weight does not move, so the optimiser keeps float32 ones. Autocast would leave those in
-the computation: norms and residuals in float32, twice the bytes. Here every pass (rollouts, loss, evaluation) runs on a
-bf16 copy. Its gradients are added to the float32 weights' as soon as a parameter has one, in float32, so that many
-micro-batches lose nothing to rounding, or by the very products that make them (`fuse_projections`); after the
-optimiser's step the copy is refreshed.
+At learning rate 1e-6 a bf16 weight does not move, so the optimiser keeps float32 ones. Autocast would compute norms and
+residuals in float32, twice the bytes: here every pass runs on a bf16 copy. Its gradients are added to the float32
+weights' as soon as a parameter has one, in float32, so that many micro-batches lose nothing to rounding, or by the very
+products that make them (`fuse_projections`); after the optimiser's step the copy is refreshed.
 """
 
 from __future__ import annotations
