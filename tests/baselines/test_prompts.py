@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ebft.baselines.prompts import Prompts, prompt_of
-from ebft.config.baseline_settings import RLVRSettings
+from ebft.config.baselines import RLVRSettings
 from ebft.data.row_format import Row, RowFormat
 from ebft.errors import DataError
 

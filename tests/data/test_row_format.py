@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ebft.config.model_and_data import DataConfig
+from ebft.config.data import DataConfig
 from ebft.data.row_format import RowFormat, is_glued
 from ebft.errors import ConfigError, DataError
 

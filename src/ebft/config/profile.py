@@ -1,3 +1,0 @@
-from ebft.config.evaluation import Profile
-
-__all__ = ["Profile"]
