@@ -13,8 +13,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from ebft.problems.mbpp import mbpp_problem
-from ebft.problems.records import Record, read_records
+from ebft.problems.problem import Record, read_records
+from ebft.problems.python_problems import mbpp_problem
 from ebft.runtime.files import write_jsonl
 
 PARTS = {"train": range(601, 975), "validation": range(511, 601), "test": range(11, 511)}

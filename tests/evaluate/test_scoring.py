@@ -21,8 +21,8 @@ from ebft.evaluate.scoring import (
     program_limits,
     score_samples,
 )
-from ebft.problems.humaneval import humaneval_problem
-from ebft.problems.records import Record
+from ebft.problems.problem import Record
+from ebft.problems.python_problems import humaneval_problem
 from ebft.sandbox.box import Limits, Sandbox
 from ebft.sandbox.other_languages import Language
 from ebft.sandbox.python_tests import Outcome

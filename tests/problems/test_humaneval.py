@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from ebft.errors import DataError
-from ebft.problems.humaneval import humaneval_problem
-from ebft.problems.problem import run_tests
-from ebft.problems.records import Record
+from ebft.problems.problem import Record, run_tests
+from ebft.problems.python_problems import humaneval_problem
 from ebft.sandbox.bubblewrap import Limits
 from tests.problems.rows import HUMANEVAL
 from tests.sandbox.sandboxed import ADD, HEAD, needs_sandbox

@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from ebft.errors import DataError
-from ebft.problems.mbpp import mbpp_problem
-from ebft.problems.problem import run_tests
-from ebft.problems.records import Record
+from ebft.problems.problem import Record, run_tests
+from ebft.problems.python_problems import mbpp_problem
 from ebft.sandbox.bubblewrap import Limits
 from tests.problems.rows import MBPP
 from tests.sandbox.sandboxed import needs_sandbox

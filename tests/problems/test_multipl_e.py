@@ -8,7 +8,7 @@ import pytest
 
 from ebft.errors import DataError
 from ebft.problems.multipl_e import MOST, language_code, multipl_e_problem
-from ebft.problems.records import Record
+from ebft.problems.problem import Record
 from tests.sandbox.multipl_e import STOPS, checks_of, own_problem, prompt_of
 
 

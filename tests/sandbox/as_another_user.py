@@ -16,8 +16,8 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "src")]
 
 from ebft.errors import SandboxError
-from ebft.problems.humaneval import HumanEvalProblem
 from ebft.problems.problem import Attempt, run_many
+from ebft.problems.python_problems import HumanEvalProblem
 from ebft.sandbox.bubblewrap import Limits
 from tests.sandbox.attacks.python import FLOODS, FORGERIES, PROBES
 from tests.sandbox.attacks.small_problem import HEAD, TESTS

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from ebft.problems.multipl_e import MultiPLEProblem, multipl_e_problem
-from ebft.problems.records import Record
+from ebft.problems.problem import Record
 
 # Parameters, the type of the result, and cases. A type in brackets is a list, in braces a map from strings, with a
 # question mark one that may be missing.

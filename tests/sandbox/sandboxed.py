@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ebft.problems.humaneval import HumanEvalProblem
+from ebft.problems.python_problems import HumanEvalProblem
 from ebft.sandbox.box import Sandbox, SandboxError
 from ebft.sandbox.bubblewrap import Limits
 from ebft.sandbox.other_languages import LANGUAGES

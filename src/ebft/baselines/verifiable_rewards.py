@@ -28,10 +28,8 @@ from ebft.config.baseline_settings import RLVRSettings
 from ebft.data.row_format import Row
 from ebft.errors import ConfigError, DataError, SandboxError, nearest
 from ebft.evaluate.scoring import available_cores
-from ebft.problems.humaneval import humaneval_problem
-from ebft.problems.mbpp import mbpp_problem
-from ebft.problems.problem import Attempt, Problem, run_many
-from ebft.problems.records import Record
+from ebft.problems.problem import Attempt, Problem, Record, run_many
+from ebft.problems.python_problems import humaneval_problem, mbpp_problem
 from ebft.sandbox.box import Sandbox
 from ebft.sandbox.bubblewrap import Limits
 from ebft.sandbox.python_tests import ERROR, TIMEOUT, Outcome

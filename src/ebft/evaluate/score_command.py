@@ -35,8 +35,7 @@ from ebft.evaluate.translation_scores import TranslationScoring, score_translati
 from ebft.problems import translation
 from ebft.problems.catalog import BENCHMARKS, load_problems
 from ebft.problems.multipl_e import language_code
-from ebft.problems.problem import Problem
-from ebft.problems.records import read_records
+from ebft.problems.problem import Problem, read_records
 from ebft.runtime.files import locked, read_json, write_json, write_jsonl
 from ebft.sandbox.box import Sandbox
 

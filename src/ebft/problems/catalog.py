@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ebft.errors import DataError
-from ebft.problems.humaneval import humaneval_problem
-from ebft.problems.mbpp import mbpp_problem
 from ebft.problems.multipl_e import multipl_e_problem
-from ebft.problems.problem import Problem
-from ebft.problems.records import Record, read_records
+from ebft.problems.problem import Problem, Record, read_records
+from ebft.problems.python_problems import humaneval_problem, mbpp_problem
 
 BENCHMARKS: dict[str, Callable[[Record], Problem]] = {
     "humaneval": humaneval_problem,

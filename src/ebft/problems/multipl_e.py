@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from ebft.errors import DataError
 from ebft.problems.answers import fenced_blocks, unwrapped
-from ebft.problems.problem import Problem
-from ebft.problems.records import Record
+from ebft.problems.problem import Problem, Record
 from ebft.sandbox.box import Limits, Sandbox
 from ebft.sandbox.other_languages import LANGUAGES, run_program
 from ebft.sandbox.python_tests import Outcome

@@ -16,7 +16,7 @@ from typing import Any
 from ebft.data.row_format import Row
 from ebft.data.rows import read_rows
 from ebft.errors import ConfigError, DataError
-from ebft.problems.records import Record, read_records
+from ebft.problems.problem import Record, read_records
 
 SOURCE_FIELDS = ("src", "source", "source_text")
 TARGET_FIELDS = ("refs", "ref", "references", "reference", "target", "tgt")
