@@ -18,9 +18,10 @@ from typing import Any
 
 from ebft.config.settings import Parser, _with_dashes
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
+from ebft.runtime.files import locked
 from ebft.runtime.launch import PREEMPTED, end_with_launcher, how_to_resume, stop_on_notice
 from ebft.runtime.machine import lack_of_gpu_memory
-from ebft.runtime.messages import each_message_once, printable, show_messages
+from ebft.runtime.messages import printable, show_messages
 from ebft.version import __version__
 
 logger = logging.getLogger("ebft.cli")  # by this name also where the module is run as a program
@@ -268,42 +269,44 @@ def _plan(arguments: list[str]) -> int:
 
 
 def _sweep(arguments: list[str]) -> int:
-    from ebft.studies import inputs, launchers, points, sweep
+    from ebft.studies import launchers
 
     parser = _Parser(
         prog="ebft sweep",
         usage="ebft sweep --config recipe.yaml --set name=value,value ... [--launcher slurm] [--setting value ...]",
         description="Every combination of some settings' values. The same command resumes where it stopped.",
     )
-    sweep.add_arguments(parser)
+    launchers.add_sweep_arguments(parser)
     options, rest = parser.parse_known_args(arguments)
-    if options.command not in TRAINING:
-        raise ConfigError(
-            f"--command {options.command} is not one of {', '.join(TRAINING)}{nearest(options.command, TRAINING)}"
-        )
     settings = _flags(rest)[1]
     if "launch" in settings:
         raise ConfigError("--launch is not for sweeps: every point of one runs in a single process")
     launcher = launchers.make_launcher(options, "sweep")
+    from ebft.studies.run import Runner, check_inputs, compare_points
+    from ebft.studies.study_file import read_sweep
+
     writes = not options.dry_run or options.launcher != "local"
-    found = points.points(options.config, settings, options.set, options.command, writes)
-    inputs.check_points(found, elsewhere=options.launcher != "local")
+    runner = Runner(read_sweep(options.config, settings, options.set, options.command, writes), arguments)
+    check_inputs(runner.plan, elsewhere=options.launcher != "local")
     if options.dry_run:
-        print("\n".join(sweep.preview(found, launcher)))
+        print("\n".join([*launcher.preview(runner.plan.jobs), runner.extent()]))
         return 0
-    with sweep.lock(found):
-        failed = sweep.sweep(found, launcher)
+    with locked(runner.lock):
+        failed = runner.run(launcher)
         if failed is None:  # they run later
             return 0
-        _print_table(sweep.table(found, failed))
-        comparison = sweep.compare_points(found)
+        _print_table(runner.table())
+        comparison = compare_points(runner.plan)
     for note in comparison.notes if comparison else ():
         logger.warning(note)
     if comparison:
         print("\n" + "\n".join(map(str, comparison.files)))
-    if failed:
-        return _print_error(f"{len(failed)} of {len(found)} points failed; the same command tries them again", FAILED)
-    return 0
+    return _tried_again(failed, "point")
+
+
+def _tried_again(failed: Sequence[Any], what: str) -> int:
+    count = f"1 {what}" if len(failed) == 1 else f"{len(failed)} {what}s"
+    return _print_error(f"{count} failed; the same command tries again", FAILED) if failed else 0
 
 
 def _study(arguments: list[str]) -> int:
@@ -318,7 +321,7 @@ def _study(arguments: list[str]) -> int:
 
 
 def _study_run(arguments: list[str]) -> int:
-    from ebft.studies import inputs, launchers
+    from ebft.studies import launchers
 
     parser = _Parser(
         prog="ebft study run",
@@ -326,40 +329,30 @@ def _study_run(arguments: list[str]) -> int:
         description="Methods, settings and seeds, with a test of every final model. The same command resumes.",
     )
     parser.add_argument("study", metavar="STUDY", help="YAML file of the study (docs/studies.md)")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="say how many runs, how long and how many gigabytes; start nothing"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="list the jobs; with slurm, write the job file")
     parser.add_argument("--next-stage", action="store_true", help="do only what was not tried yet: for jobs in a chain")
     launchers.add_arguments(parser, "runs")
     options = parser.parse_args(arguments)
     launcher = launchers.make_launcher(options, "study")
+    from ebft.studies.run import Runner, check_inputs
     from ebft.studies.study_file import read_study
 
     study = read_study(options.study)
+    runner = Runner(study, ["ebft", "study", "run", *arguments])
     if not options.next_stage:  # else it was checked when the chain began
-        inputs.check_study(study, elsewhere=options.launcher != "local")
+        check_inputs(runner.plan, elsewhere=options.launcher != "local")
     if options.dry_run:
-        from ebft.studies.study_estimate import estimate_lines
-
-        with each_message_once():  # methods mostly have the same data
-            print("\n".join(estimate_lines(study, options.jobs, options.per_gpu)))
+        print("\n".join([*launcher.preview(runner.plan.jobs), runner.extent()]))
         return 0
-    from ebft.studies.study_run import StudyRunner
-
-    runner = StudyRunner(study, ["ebft", "study", "run", *arguments])
-    failed = runner.run(launcher, options.next_stage)
+    with locked(runner.lock):
+        failed = runner.run(launcher, options.next_stage)
     if failed is None:  # they run later
         return 0
     _print_table(runner.table())
-    if failed:
-        what = "1 job failed; the same command tries it again"
-        if len(failed) > 1:
-            what = f"{len(failed)} jobs failed; the same command tries them again"
-        return _print_error(what, FAILED)
-    if study.evaluation and study.evaluation.get("score") is False:
+    if not failed and study.evaluation.get("score") is False:
         print(f"\nwhere there is a sandbox: ebft score {study.folder}")
     print(f"\n{study.folder}: ebft study report {study.folder}")
-    return 0
+    return _tried_again(failed, "job")
 
 
 def _study_report(arguments: list[str]) -> int:

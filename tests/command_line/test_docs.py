@@ -22,9 +22,9 @@ from ebft.config.recipe import find_recipe, load_recipe, read_values
 from ebft.config.settings import Parser
 from ebft.config.training import EBFTConfig
 from ebft.method.measures import METRICS
-from ebft.studies import compare, points, sweep
-from ebft.studies.study_file import read_study
-from ebft.studies.study_jobs import StudyPlan
+from ebft.studies import compare, launchers
+from ebft.studies.jobs import Plan
+from ebft.studies.study_file import Study, read_study, read_sweep
 from ebft.train import trainer
 from ebft.train.costs import CostTracker
 
@@ -169,10 +169,10 @@ def test_the_papers_commands_are_taken(command: list[str], monkeypatch: pytest.M
         load_recipe(chosen.config, {**chosen.settings, "use_cpu": True}, name)
     elif name == "sweep":
         parser = argparse.ArgumentParser()
-        sweep.add_arguments(parser)
+        launchers.add_sweep_arguments(parser)
         chosen, rest = parser.parse_known_args(arguments)
         overrides = {**cli._flags(rest)[1], "use_cpu": True}
-        assert len(points.points(chosen.config, overrides, chosen.set, chosen.command)) > 1
+        assert len(read_sweep(chosen.config, overrides, chosen.set, chosen.command).rows) > 1
     elif name == "eval":
         parser = Parser("eval", "")
         parser.add_settings("", [(name, f) for name, f, _ in eval_options.options()])
@@ -210,8 +210,7 @@ def test_the_papers_commands_follow_on_each_other(monkeypatch: pytest.MonkeyPatc
 def test_studies_are_valid(file: Path) -> None:
     """Every run and every option of its evaluation; of the paper's, as many as the page says."""
     study = read_study(file)
-    plan = StudyPlan(study)
-    assert study.methods
+    plan = Plan(study)
     assert "calibration" in study.evaluation["tasks"]
     page = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
     if file.parent.name == "paper":
@@ -224,21 +223,27 @@ def test_studies_are_valid(file: Path) -> None:
 @pytest.mark.parametrize("task", ["qa_code", "unstructured_code", "translation"])
 def test_main_studies_search_what_the_paper_did(task: str) -> None:
     study = read_study(f"studies/paper/{task}")
-    for name in ("ebft", "ebft-ws"):
-        assert study.methods[name].grid == {"gamma": [0.0, 0.03, 0.1]}
-        assert not study.methods[name].search
-    for name in ("sft", "sft-constant"):
-        assert study.methods[name].grid == {"num_train_epochs": [2, 5]}
-        assert study.methods[name].search == {"gradient_accumulation_steps": [16, 32]}  # of 4 documents
+
+    def grid(method: str, of: Study = study) -> list[dict[str, Any]]:
+        return [row.values for row in of.rows if row.method == method]
+
+    for row in study.rows:
+        if row.command == "train":
+            assert row.candidates == [{}]
+        elif row.method in ("sft", "sft-constant"):
+            assert row.candidates == [{"gradient_accumulation_steps": n} for n in (16, 32)]  # of 4 documents
+    gammas = [{"gamma": gamma} for gamma in (0.0, 0.03, 0.1)]
+    assert grid("ebft") == grid("ebft-ws") == gammas
+    assert grid("sft") == grid("sft-constant") == [{"num_train_epochs": epochs} for epochs in (2, 5)]
     if task != "unstructured_code":
-        first, second = study.methods["rlvr"].grid["gradient_accumulation_steps"]
+        first, second = (values["gradient_accumulation_steps"] for values in grid("rlvr"))
         assert second == 2 * first
     told = eval_options.EvalOptions.from_values(study.evaluation)
     assert (told.samples, told.temperature, told.top_p, told.max_new_tokens) == (16, 0.6, 0.95, 512)
     suffix = "" if task == "qa_code" else f"_{task}"
     for method in ("ebft", "ebft-ws"):
-        grid = read_study(f"studies/paper/alpha_gamma{suffix}").methods[method].grid
-        assert grid == {"alpha": [0.0, 0.5, 1.0], "gamma": [0.0, 0.03, 0.1]}
+        found = grid(method, read_study(f"studies/paper/alpha_gamma{suffix}"))
+        assert found == [{"alpha": alpha, **gamma} for alpha in (0.0, 0.5, 1.0) for gamma in gammas]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

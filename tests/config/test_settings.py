@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -161,6 +162,15 @@ def parsed(*arguments: str) -> Any:
 def test_flags_are_read(arguments: list[str], settings: dict[str, Any]) -> None:
     assert parsed(*arguments).settings == settings
     assert parsed().settings == {}
+
+
+def test_a_place_with_a_comma_in_its_name_is_one_value(tmp_path: Path) -> None:
+    (tmp_path / "ebft,seed=0").mkdir()
+    assert parsed("--names", f"{tmp_path}/ebft,seed=0", "a,b").settings["names"] == [
+        f"{tmp_path}/ebft,seed=0",
+        "a",
+        "b",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from ebft.config.recipe import TRAINING, field_types, read_values
 from ebft.config.settings import Parser, typed
 from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
-from ebft.studies import sweep
+from ebft.studies import launchers
 from tests.baselines.runs import make_model
 
 ROOT = Path(__file__).parents[2]
@@ -172,7 +172,7 @@ def check_command(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPat
         arguments = arguments[:at] + arguments[at + 2 :]
     if name == "sweep":
         parser = cli._Parser("ebft sweep", "")
-        sweep.add_arguments(parser)
+        launchers.add_sweep_arguments(parser)
         chosen, rest = parser.parse_known_args(arguments)
         swept = dict(setting.split("=", 1) for setting in chosen.set)
         check_settings(chosen.config, {**cli._flags(rest)[1], **swept}, chosen.command)

@@ -7,7 +7,7 @@ import ebft.baselines.rlvr
 import ebft.baselines.sft
 import ebft.evaluate.eval_command
 import ebft.evaluate.score_command
-import ebft.studies.sweep
+import ebft.studies.run
 import ebft.train.eval_callback
 import ebft.train.run
 

@@ -8,7 +8,8 @@ import yaml
 
 from ebft.config.evaluation import EvalOptions
 from ebft.evaluate.eval_command import task_settings
-from ebft.studies import inputs, local_launcher, slurm_launcher
+from ebft.studies import launchers
+from ebft.studies import run as study_run
 from tests.studies.made_runs import make_run
 
 STUB = Path(__file__).with_name("stub_run.py")
@@ -24,17 +25,10 @@ def runs(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def stub_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs are stand-ins; what is looked at before them is not."""
-    monkeypatch.setattr(local_launcher, "ENTRY", (str(STUB),))
-    monkeypatch.setattr(slurm_launcher, "ENTRY", (str(STUB),))
-
-
-@pytest.fixture
-def stub(stub_runs: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Stand-ins read nothing.
-    monkeypatch.setattr(inputs, "check_points", lambda points, elsewhere: None)
-    monkeypatch.setattr(inputs, "check_study", lambda study, elsewhere: None)
+def stub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for runs and evaluations, which read nothing."""
+    monkeypatch.setattr(launchers, "ENTRY", (str(STUB),))
+    monkeypatch.setattr(study_run, "check_inputs", lambda plan, elsewhere: None)
     # What `ebft eval` would write of its settings; to find out takes an import of seconds in every process.
     monkeypatch.setenv("STUB_SETTINGS", json.dumps(task_settings("humaneval", EvalOptions(tasks=["humaneval"]))))
 

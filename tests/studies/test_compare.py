@@ -10,8 +10,8 @@ import pytest
 
 from ebft import cli
 from ebft.errors import ConfigError
-from ebft.studies import compare, paired
-from ebft.studies.run_reader import read_run
+from ebft.studies import compare
+from ebft.studies.runs import against, read_run
 from tests.imports import imports_torch
 from tests.studies.made_runs import make_run
 
@@ -65,7 +65,6 @@ class TestPairedDifferences:
         runs = [make_run(tmp_path / "one", [1.0]), make_run(tmp_path / "two", [1.0], records=False)]
         (note,) = compare.compare([str(run) for run in runs]).notes
         assert note.startswith("no paired differences of two: not evaluated after training (in Python: `trainer.eval")
-        assert note.endswith("or made before ebft kept what it measured of single sequences")
 
     @pytest.mark.parametrize(
         ("change", "left"),
@@ -80,12 +79,12 @@ class TestPairedDifferences:
         both = change if change.get("network") == "moving average" else {}  # each run's own
         one = read_run(make_run(tmp_path / "one", [1.0], **both))
         two = read_run(make_run(tmp_path / "two", [1.0], **change))
-        assert set(paired.against(one, two)) == left
+        assert set(against(one, two)) == left
 
     def test_other_sequences_are_not_paired(self, tmp_path: Path) -> None:
         one, two = (read_run(make_run(tmp_path / name, [1.0])) for name in ("one", "two"))
         del two.records[0]
-        assert paired.against(one, two) == {}
+        assert against(one, two) == {}
 
 
 class TestRewards:
@@ -112,7 +111,7 @@ class TestBrokenRecords:
         )
         assert len(found.notes) == 1
         assert all(row[0] != "two" or row[4] == "" for row in found.table if row[2] == "paired difference")
-        assert paired.against(read_run(one), read_run(two)) == {}
+        assert against(read_run(one), read_run(two)) == {}
 
     def test_records_that_are_no_records(self, tmp_path: Path) -> None:
         run = make_run(tmp_path / "one", [1.0])
@@ -131,10 +130,6 @@ class TestNotes:
             ({"horizon": 5}, "(horizon 5 and not set); only their cross-entropies can be compared"),
             ({"network": "cc", "validation": "cc"}, "do not compare their numbers"),
             ({"validation": "cc"}, "measured differently (the validation text)"),
-            (
-                {"means_over": "contexts"},
-                "over sequences instead of contexts); only their cross-entropies can be compared",
-            ),
             ({"context_length": 64}, "measured differently (context_length 64 and 48)"),
             ({"short_truths": True}, "measured differently (short_truths True and not set); only their"),
             ({"samples": 8}, "differ in samples 8 and 4; their whitened proxy"),
@@ -144,14 +139,6 @@ class TestNotes:
         runs = [make_run(tmp_path / "one", [1.0]), make_run(tmp_path / "two", [1.0], **change)]
         (note,) = compare.compare([str(run) for run in runs]).notes
         assert what in note
-
-    def test_runs_from_before(self, tmp_path: Path) -> None:
-        one, two = make_run(tmp_path / "one", [1.0]), make_run(tmp_path / "two", [1.0], spent=False)
-        (two / "results.json").unlink()
-        found = compare.compare([str(one), str(two)])
-        assert found.notes == ["two does not say how it was measured; its numbers may not compare"]
-        with pytest.raises(ConfigError, match="made before ebft logged it"):
-            compare.compare([str(two)], str(tmp_path / "out"), "flops")
 
 
 def test_a_run_without_validation_stands_in_the_second_table(runs: list[str], tmp_path: Path) -> None:
@@ -183,8 +170,8 @@ class TestBadInput:
         return run
 
     def test_one_line(self, refused: Any, runs: list[str], tmp_path: Path) -> None:
-        assert "no such run" in refused(tmp_path / "nothing")
-        assert "holds no metrics.jsonl" in refused(tmp_path)
+        assert "is no output folder of a run" in refused(tmp_path / "nothing")
+        assert "no metrics.jsonl" in refused(tmp_path)
         assert "--x epochs is not one of" in refused(*runs, "--x", "epochs")
         assert "given 1 times for 2 runs" in refused(*runs, "--name", "a")
         assert "a run is given twice" in refused(runs[0], runs[0])

@@ -1,4 +1,4 @@
-"""Study files: what they mean, and what is refused before anything starts."""
+"""Files of studies and sweeps: what they mean, and what is refused before anything starts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
+from ebft.config.recipe import load_recipe
 from ebft.errors import ConfigError
-from ebft.studies.study_file import Study, read_study
+from ebft.studies.jobs import Plan
+from ebft.studies.study_file import Study, read_study, read_sweep
 
-SETTINGS = {"model": "some/model", "dataset": ["rows.jsonl"], "use_cpu": True, "test_split": 10}
+SETTINGS: dict[str, Any] = {"model": "some/model", "dataset": ["rows.jsonl"], "use_cpu": True, "test_split": 10}
 METHODS: dict[str, Any] = {
-    "sft": {"search": {"learning_rate": [1, 2]}},
+    "sft": {"search": {"learning_rate": [1, "2e-0"]}},
     "ebft": {"grid": {"gamma": [0, 0.1]}},
     "warm": {"method": "ebft", "after": "sft"},
 }
@@ -26,93 +28,66 @@ def read(tmp_path: Path, **changes: Any) -> Study:
     return read_study(file)
 
 
+def sweep(tmp_path: Path, sets: list[str], command: str = "train", **changes: Any) -> Study:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump({**SETTINGS, "output_dir": str(tmp_path / "out"), **changes}, sort_keys=False))
+    return read_sweep(file, {}, sets, command)
+
+
 def test_rows_are_methods_in_their_settings(tmp_path: Path) -> None:
-    study = read(tmp_path)
-    assert [row.name for row in study.rows] == ["sft", "ebft,gamma=0", "ebft,gamma=0.1", "warm"]
-    assert [row.title for row in study.rows][1] == "ebft (gamma 0)"
-    assert study.methods["sft"].candidates == [{"learning_rate": 1.0}, {"learning_rate": 2.0}]
-    assert study.methods["warm"].command == "train"
+    rows = read(tmp_path).rows
+    assert [row.name for row in rows] == ["sft", "ebft,gamma=0", "ebft,gamma=0.1", "warm"]
+    assert rows[1].title == "ebft (gamma 0)"
+    assert rows[0].candidates == [{"learning_rate": 1.0}, {"learning_rate": 2.0}]
+    assert (rows[3].command, rows[3].after) == ("train", "sft")
 
 
 def test_settings_of_recipes_lie_under_those_of_the_study(tmp_path: Path) -> None:
     (tmp_path / "all.yaml").write_text("gamma: 0.5\nalpha: 0.5\nhorizon: 4\nseed: 9\noutput_dir: x\n")
     (tmp_path / "own.yaml").write_text("alpha: 0.25\nhorizon: 2\n")
     methods = {"ebft": {"recipe": "own.yaml", "settings": {"stride": 4}}}
-    study = read(tmp_path, recipe="all.yaml", settings={**SETTINGS, "horizon": 3}, methods=methods)
-    found = study.methods["ebft"].settings
-    assert {name: found[name] for name in ("gamma", "alpha", "horizon", "stride")} == {
-        "gamma": 0.5,
-        "alpha": 0.25,
-        "horizon": 3,
-        "stride": 4,
-    }
-    assert "seed" not in found
-    assert "output_dir" not in found
+    (row,) = read(tmp_path, recipe="all.yaml", settings={**SETTINGS, "horizon": 3}, methods=methods).rows
+    expected = {"gamma": 0.5, "alpha": 0.25, "horizon": 3, "stride": 4}
+    assert row.settings.items() >= expected.items()
+    assert not row.settings.keys() & {"seed", "output_dir"}
 
 
 def test_the_test_measures_as_validation_does(tmp_path: Path) -> None:
-    settings = {"horizon": 3, "samples": 5, "split_seed": 7, "per_device_eval_batch_size": 6}
-    found = read(tmp_path, settings={**SETTINGS, **settings}).evaluation
-    expected = {"horizon": 3, "rollouts": 5, "split_seed": 7, "test_split": 10, "calibration_data": "rows.jsonl"}
-    expected["calibration_batch_size"] = 6
-    assert {name: found[name] for name in expected} == expected
-    assert (found["feature_model"], found["calibration_split"], found["device"]) == ("some/model", "train", "cpu")
+    settings = {"horizon": 3, "samples": 5, "split_seed": 7, "per_device_eval_batch_size": 6, "eval_samples": 8}
+    expected = {"horizon": 3, "rollouts": 8, "split_seed": 7, "test_split": 10, "calibration_data": "rows.jsonl"}
+    expected |= {"calibration_batch_size": 6, "feature_model": "some/model", "calibration_split": "train"}
+    assert read(tmp_path, settings={**SETTINGS, **settings}).evaluation.items() >= expected.items()
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"output_dir": None}, "no output folder"),
-        ({"methods": None}, "no methods"),
-        ({"methods": None, "model": "some/model"}, "this is the recipe of one run, for `ebft train --config`"),
-        ({"method": {}}, "unknown key 'method' in the study; there is .*; did you mean 'methods'"),
-        ({"methods": {"mine": {}}}, "the method mine is none of ebft, sft, rlvr; say which with `method: ebft`"),
-        ({"methods": {"stf": {}}}, "the method stf is none of ebft, sft, rlvr; did you mean 'sft'"),
-        (
-            {"methods": {"sft": {"search": {"learning_rate": ["fast"]}}}},
-            "`search` of the method sft: learning_rate='fast' is not a number",
-        ),
-        (
-            {"methods": {"ebft": {"settings": {"pack_training": True}}}},
-            "unknown setting 'pack_training' of `ebft train`: it is one of `ebft sft`; .* put it under that method",
-        ),
-        ({"methods": {"a": {"method": "stf"}}}, "is not one of ebft, sft, rlvr; did you mean 'sft'"),
-        (
-            {"methods": {"ebft": {"serach": {}}}},
-            "unknown key 'serach' in the method ebft; .*; did you mean 'search'",
-        ),
+        ({"output_dir": None}, "a study needs `output_dir`"),
+        ({"method": {}}, "unknown key 'method'; there is .*; did you mean 'methods'"),
+        ({"methods": {"stf": {}}}, "the method stf: `method` is one of ebft, sft, rlvr; did you mean 'sft'"),
         ({"methods": {"ebft": 3}}, "the method ebft is a mapping"),
-        ({"methods": {"ebft": {"grid": {"gama": [0]}}}}, "unknown setting 'gama' in `grid`.*did you mean 'gamma'"),
-        ({"methods": {"ebft": {"search": {"lr": [0]}}}}, "'lr' in `search`.*here it is called 'learning_rate'"),
+        ({"methods": {"ebft": {"serach": {}}}}, "unknown key 'serach'; .*; did you mean 'search'"),
+        ({"methods": {"ebft": {"grid": {"gama": [0]}}}}, "`grid` of the method ebft: unknown setting 'gama'; did you"),
         ({"methods": {"ebft": {"grid": {"gamma": 0}}}}, "gamma is a list of values"),
-        ({"methods": {"ebft": {"grid": {"gamma": [0, 0.0]}}}}, "gamma has a value twice"),
-        ({"methods": {"ebft": {"grid": {"alpha": [2]}}}}, "ebft,alpha=2: alpha=2.0 must lie between 0 and 1"),
-        ({"methods": {"ebft": {"settings": {"seed": 1}}}}, "seed in `settings` of the method ebft is decided"),
-        ({"methods": {"ebft": {"after": "sft"}}}, "starts after 'sft', which is not one of the methods above"),
+        ({"methods": {"ebft": {"grid": {"gamma": [0, 0.0]}}}}, "have the same name; give every value once"),
+        ({"methods": {"ebft": {"grid": {"alpha": [2]}}}}, "ebft,alpha=2: .*alpha=2.0"),
+        ({"methods": {"ebft": {"settings": {"seed": 1}}}}, "the method ebft: seed is decided by the study"),
+        ({"methods": {"ebft": {"grid": {"gamma": [0]}, "search": {"gamma": [1]}}}}, "both in `grid` and in `search`"),
+        ({"methods": {"ebft": {"after": "sft"}}}, "starts after 'sft', which is not a method above it"),
         (
             {"methods": {"sft": {"grid": {"max_length": [8, 9]}}, "ebft": {"after": "sft"}}},
-            "which has several settings of max_length",
+            "starts after 'sft', which has several settings; give both the same `grid`",
         ),
-        (
-            {"methods": {"sft": {"seeds": [1, 2]}, "ebft": {"after": "sft"}}},
-            "has the seed 0, which sft before it has not",
-        ),
-        (
-            {"methods": {"ebft": {"grid": {"gamma": [0]}, "search": {"gamma": [1]}}}},
-            "gamma of the method ebft is both in `grid` and in `search`",
-        ),
-        ({"seeds": [0, 0]}, "`seeds` has a number twice"),
-        ({"seeds": 3}, "`seeds` is a list of whole numbers"),
-        ({"settings": {**SETTINGS, "model": ""}}, "no model"),
+        ({"methods": {"sft": {"seeds": [1, 2]}, "ebft": {"after": "sft"}}}, "has not all its seeds"),
+        ({"seeds": [0, 0]}, r"seeds are a list of different whole numbers from 0, .*, not \[0, 0\]"),
+        ({"seeds": 3}, "not 3"),
+        ({"choose_by": "crossentropy"}, "is no metric of validation; .* did you mean 'cross_entropy'"),
         ({"settings": {**SETTINGS, "validation_split": 0}}, "`search` needs validation data"),
         ({"settings": {**SETTINGS, "test_split": 0}}, "no test data: set `test_split`"),
         ({"evaluation": {"tasks": ["humanevil"]}}, "unknown task 'humanevil'"),
-        ({"evaluation": {"output": "x"}}, "output in `evaluation` is decided by the study"),
-        (
-            {"evaluation": {"calibration_data": "rows.jsonl", "calibration_split": "train", "test_split": 0}},
-            "are the train",
-        ),
-        ({"paper": "code"}, "`paper: code` is not one of qa_code"),
+        ({"evaluation": {"output": "x"}}, "output is decided by the study"),
+        ({"evaluation": {"calibration_data": "rows.jsonl", "calibration_split": "train", "test_split": 0}}, "training"),
+        ({"paper": "code"}, "`paper` is one of qa_code"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -124,13 +99,44 @@ def test_what_was_chosen_on_is_no_test(tmp_path: Path) -> None:
     rows = tmp_path / "held.jsonl"
     rows.write_text('{"text": "x"}\n')
     settings = {**SETTINGS, "test_split": 0, "validation_dataset": str(rows)}
-    with pytest.raises(ConfigError, match="are the validation data, on which learning rates are chosen"):
+    with pytest.raises(ConfigError, match="are the validation data"):
         # A file has no splits: by another name of the split it is the same text.
         read(tmp_path, settings=settings, evaluation={"calibration_data": str(rows), "calibration_split": "test"})
 
 
-def test_files_that_are_no_studies(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such study"):
-        read_study(tmp_path / "nothing.yaml")
-    with pytest.raises(ConfigError, match="is a folder"):
-        read_study(tmp_path)
+def test_a_sweep_is_every_combination_once_in_order(tmp_path: Path) -> None:
+    runs = Plan(sweep(tmp_path, ["learning_rate=1e-6,3e-6", "gamma=0,0.1"])).runs
+    names = [f"learning_rate={rate},gamma={gamma}" for rate in ("1e-06", "3e-06") for gamma in ("0", "0.1")]
+    assert [run.name for run in runs] == names
+    assert [(run.given["learning_rate"], run.given["gamma"]) for run in runs[1:3]] == [(1e-6, 0.1), (3e-6, 0.0)]
+    assert [run.output for run in runs] == [tmp_path / "out" / name for name in names]
+    assert not (tmp_path / "out").exists()
+
+
+def test_points_are_recipes_and_flags_win_over_the_section(tmp_path: Path) -> None:
+    section = {"gamma": [0, 0.1], "feature_layers": [[0.5], [0.25, 0.75]]}
+    runs = Plan(sweep(tmp_path, ["gamma=0.3", "model=a/one"], sweep=section)).runs
+    assert [run.name for run in runs] == [f"gamma=0.3,feature_layers={n},model=one" for n in ("0.5", "0.25+0.75")]
+    for run in runs:
+        run.write()
+        assert load_recipe(run.recipe, {}).given == run.given
+    assert len(Plan(sweep(tmp_path, ["max_length=128,256"], "sft")).runs) == 2
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        ([], "nothing to sweep"),
+        (["lr=1e-6,3e-6"], "unknown setting 'lr'; here it is called 'learning_rate'"),
+        (["learning_rate=fast,1"], "learning_rate='fast' is not a number"),
+        (["learning_rate"], "write --set name=value,value"),
+        (["gamma=0", "gamma=1"], "once for every name"),
+        (["gamma=0.1,0.10"], "same name"),
+        (["output_dir=a,b"], "output_dir cannot vary"),
+        (["hub_token=a,b"], "hub_token cannot vary"),
+        (["alpha=0.5,1.5"], "alpha=1.5: .*alpha=1.5"),
+    ],
+)
+def test_sweeps_that_are_refused(sets: list[str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        sweep(tmp_path, sets)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ebft import EBFTConfig, EBFTTrainer
 from ebft.studies import compare
-from ebft.studies.run_reader import read_run
+from ebft.studies.runs import read_run
 from tests.baselines.runs import ROWS
 
 pytestmark = pytest.mark.usefixtures("offline")

@@ -7,6 +7,7 @@ field's type in `typed`; the dataclass looks at the values when it is made (`che
 from __future__ import annotations
 
 import argparse
+import os
 import typing
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import MISSING, Field, field, fields
@@ -197,7 +198,9 @@ class _Given(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         given = values[0] if len(values) == 1 else values or True
         if self.const and values:
-            given = [*namespace.settings.get(self.dest, []), *(part for value in values for part in value.split(","))]
+            # Runs of a study have commas in their names: a place that is there is one value.
+            parts = [[value] if os.path.exists(value) else value.split(",") for value in values]
+            given = [*namespace.settings.get(self.dest, []), *(part for some in parts for part in some)]
         off = self.option_strings.index(option_string or "") == 1
         namespace.settings = {**namespace.settings, self.dest: False if off else given}
 

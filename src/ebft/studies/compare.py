@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from ebft.errors import ConfigError
-from ebft.method.measures import NAMES, with_error
+from ebft.method.measures import NAMES, Estimate, with_error
 from ebft.runtime.files import json_ready, read_json, write_json, write_text
-from ebft.studies import paired
 from ebft.studies.metric_facts import better, facts
 from ebft.studies.report import pictures
-from ebft.studies.report.curves import AXES, Curve, metric_title, training_curves, training_metrics
+from ebft.studies.report.curves import Curve, metric_title, training_curves, training_metrics
 from ebft.studies.report.evidence import validated_apart
 from ebft.studies.report.page import Page
 from ebft.studies.report.settings_table import settings_of, settings_table
 from ebft.studies.report.tables import Column, Table, cell
-from ebft.studies.run_reader import COSTS, METRICS_FILE, Measurement, Run, read_run
-from ebft.studies.same_measurement import what_differs
+from ebft.studies.runs import AXES, METRICS_FILE, Measurement, Run, against, read_run, what_differs
 
 PNG, HTML, TABLE = "compare.png", "compare.html", "compare.json"
 FOLDER = "compare"  # the default output folder
@@ -78,10 +76,10 @@ def compare(
     metrics = [*(m for m in NAMES if m in present), *sorted(present - set(NAMES))]
     tables = {
         "metrics": _metrics_table(found, metrics),
-        "differences": paired.differences_table(found, metrics),
+        "differences": _differences_table(found, metrics),
         "costs": _costs_table(found),
     }
-    comparison = Comparison(_stacked(*tables.values()), [*_notes(found), *paired.without_records(found)])
+    comparison = Comparison(_stacked(*tables.values()), [*_notes(found), *_without_records(found)])
     if folder is not None:
         comparison.files = _write(folder, found, metrics, tables, comparison.notes, axis)
     return comparison
@@ -131,7 +129,7 @@ def _metrics_table(runs: list[Run], metrics: list[str]) -> Rows:
     rows: Rows = [("run", "method", "metric", "first", "best", "at step", "last", "at step")]
     for metric in [*metrics, REWARD]:
         for run in runs:
-            values = training_reward(run) if metric == REWARD else run.measurements(metric)
+            values = run.rewards() if metric == REWARD else run.measurements(f"eval_{metric}")
             if values:
                 first, top, last = values[0], best(values, metric), values[-1]
                 shown = (with_error(first.value, first.error), with_error(top.value, top.error), str(top.step))
@@ -141,9 +139,35 @@ def _metrics_table(runs: list[Run], metrics: list[str]) -> Rows:
     return rows
 
 
-def training_reward(run: Run) -> list[Measurement]:
-    """What RLVR itself is rewarded for, as training logged it."""
-    return run.logged(REWARD) if run.method == "rlvr" else []
+def _differences_table(runs: Sequence[Run], metrics: Sequence[str]) -> Rows:
+    """Differences on the same validation sequences: of a run from its start, and from the first run's end."""
+    first = runs[0]
+    differ = {run.name: against(first, run) for run in runs}
+    rows = [
+        (
+            run.name,
+            run.method,
+            NAMES.get(metric, metric),
+            *(_shown(one.get(metric)) for one in (run.change, others)),
+        )
+        for metric in metrics
+        for run, others in zip(runs, differ.values(), strict=True)
+        if metric in run.change or metric in others
+    ]
+    titles = ("run", "method", "paired difference", "last - first", f"last - last of {first.name}")
+    shown = len(titles) if any(differ.values()) else len(titles) - 1
+    return [row[:shown] for row in (titles, *rows)] if rows else []
+
+
+def _shown(found: Estimate | None) -> str:
+    return "" if found is None else with_error(*found, "+")
+
+
+def _without_records(runs: Sequence[Run]) -> list[str]:
+    """A note on finished runs that have no differences."""
+    found = [run.name for run in runs if run.finished and run.metrics() and not run.records and not run.problems]
+    why = "not evaluated after training (in Python: `trainer.evaluate()` at the end)"
+    return [f"no paired differences of {', '.join(found)}: {why}"] if found else []
 
 
 def _costs_table(runs: list[Run]) -> Rows:
@@ -177,9 +201,7 @@ def _notes(runs: list[Run]) -> list[str]:
         notes += [f"{run.name}: {problem}" for problem in run.problems]
         if not run.metrics():
             notes.append(f"{run.name} has no validation metrics, so it appears only in the second table")
-        elif run.validation is None:
-            notes.append(f"{run.name} does not say how it was measured; its numbers may not compare")
-        elif first is not None and first.validation is not None:
+        elif first is not None:
             notes += what_differs(run.name, run.validation, first.name, first.validation)
     return notes
 
@@ -192,7 +214,7 @@ def _write(
     named = [(run.name, [run], validated_apart(run, first)) for run in runs]
     keys = training_metrics(runs)
     panels = [(facts(metric).title, training_curves(named, f"eval_{metric}")) for metric in metrics]
-    if any(training_reward(run) for run in runs):
+    if any(run.rewards() for run in runs):
         rlvr = [row for row in named if row[1][0].method == "rlvr"]
         panels.append((metric_title(REWARD), training_curves(rlvr, REWARD)))
     if not any(axis in curve.x for _, curves in panels for curve in curves):
@@ -236,13 +258,13 @@ def _numbers(run: Run, first: Run, metrics: list[str]) -> dict[str, Any]:
     """What compare.json holds of a run."""
     values = {
         metric: [
-            {"step": m.step, "value": m.value, "standard_error": m.error, **{COSTS[k]: v for k, v in m.costs.items()}}
-            for m in run.measurements(metric)
+            {"step": m.step, "value": m.value, "standard_error": m.error, **{AXES[k][1]: v for k, v in m.costs.items()}}
+            for m in run.measurements(f"eval_{metric}")
         ]
         for metric in metrics
     }
     found = {"folder": str(run.folder), "method": run.method, "finished": run.finished, "metrics": values}
-    for name, estimates in ("change", paired.change(run)), ("against_first", paired.against(first, run)):
+    for name, estimates in ("change", run.change), ("against_first", against(first, run)):
         found[name] = {
             metric: {"difference": e.mean, "standard_error": e.standard_error} for metric, e in estimates.items()
         }

@@ -12,169 +12,184 @@ methods:
 evaluation: {tasks: [calibration, humaneval]}
 ```
 
-Everything is checked before anything starts: names, types, and every run as a whole.
+Every run is loaded as a recipe before anything starts: that checks names and values.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ebft.config.convert import convert
 from ebft.config.evaluation import BORROWED, EvalOptions
 from ebft.config.method import MethodConfig
-from ebft.config.recipe import field_types, known_settings, read_values
-from ebft.config.shipped import find_recipe
-from ebft.config.synonyms import suggestion
+from ebft.config.recipe import UNNAMED, Recipe, field_types, find_recipe, load_recipe, read_values
+from ebft.config.settings import suggestion, typed
 from ebft.errors import ConfigError, nearest
 from ebft.method.measures import NAMES
-from ebft.studies.points import check_folder, load_for_elsewhere, name_of
 
 COMMANDS = {"ebft": "train", "sft": "sft", "rlvr": "rlvr"}  # the command of each method
-_KEYS = (
-    "name",
-    "output_dir",
-    "recipe",
-    "settings",
-    "seeds",
-    "search_seed",
-    "choose_by",
-    "grid",
-    "methods",
-    "evaluation",
-    "paper",
-)
-_METHOD_KEYS = ("method", "after", "recipe", "settings", "seeds", "grid", "search", "choose_by")
 PAPER_TASKS = ("qa_code", "unstructured_code", "translation")
-# The study decides these for every run.
-_DECIDED = ("output_dir", "seed", "sweep")
-_DATA = ("dataset", "validation_dataset")
-
-
-@dataclass(frozen=True)
-class Method:
-    """One line of the study: a training method with its own settings."""
-
-    name: str
-    kind: str  # ebft, sft or rlvr
-    settings: dict[str, Any]  # of all its runs, the study's included
-    grid: dict[str, list[Any]]  # settings to report side by side
-    search: dict[str, list[Any]]  # settings to choose on validation
-    seeds: tuple[int, ...]
-    choose_by: str
-    after: str | None = None  # the method whose final models it starts from
-
-    @property
-    def command(self) -> str:
-        return COMMANDS[self.kind]
-
-    @property
-    def candidates(self) -> list[dict[str, Any]]:
-        return combinations(self.search)
+_KEYS = "name output_dir recipe settings seeds search_seed choose_by grid methods evaluation paper".split()  # noqa: SIM905
+_METHOD_KEYS = ("method", "after", "recipe", "settings", "seeds", "grid", "search", "choose_by")
+_DECIDED = ("output_dir", "seed", "sweep")  # of every run by the study
+_DECIDED_OF_TESTS = ("model", "output", "compare", "overwrite", "replace_changed")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method in one setting of its grid: a row of the report's tables."""
+    """A method in one setting of its grid: a row of the report's tables. Or a point of a sweep."""
 
-    method: Method
-    values: dict[str, Any] = field(default_factory=dict)
+    method: str
+    command: str  # train, sft or rlvr
+    values: dict[str, Any]  # of its grid
+    settings: dict[str, Any]  # of all its runs: these values and all others
+    candidates: list[dict[str, Any]] = field(default_factory=lambda: [{}])  # settings to choose on validation
+    choose_by: str = "cross_entropy"
+    seeds: tuple[int | None, ...] = (None,)
+    search_seed: int | None = None
+    after: str | None = None  # the row whose final models it starts from
 
     @property
     def name(self) -> str:
-        return ",".join(part for part in (self.method.name, name_of(self.values)) if part)
+        return ",".join(part for part in (self.method, name_of(self.values)) if part)
 
     @property
     def title(self) -> str:
         """For people: `ebft (gamma 0.1)`."""
         shown = name_of(self.values).replace("=", " ").replace(",", ", ")
-        return f"{self.method.name} ({shown})" if shown else self.method.name
+        return f"{self.method} ({shown})" if shown else self.method
+
+    @property
+    def kind(self) -> str:
+        return next(kind for kind, command in COMMANDS.items() if command == self.command)
 
 
 @dataclass(frozen=True)
 class Study:
     name: str
     folder: Path
-    common: dict[str, Any]  # settings that all runs share
-    methods: dict[str, Method]
-    search_seed: int | None  # for searches; None: each method's first seed
-    evaluation: dict[str, Any]  # options of `ebft eval`, without models and output
-    text: str  # of the file, for the manifest
+    rows: list[Row]
+    evaluation: dict[str, Any] = field(default_factory=dict)  # options of `ebft eval`, without models and output
+    text: str = ""  # of the file
     paper: str | None = None  # which of the paper's tasks it is about, for `ebft study report --paper`
+    is_sweep: bool = False
 
     @property
-    def rows(self) -> list[Row]:
-        return [Row(method, values) for method in self.methods.values() for values in combinations(method.grid)]
-
-    def seed_of_search(self, method: Method) -> int:
-        return method.seeds[0] if self.search_seed is None else self.search_seed
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(row.method for row in self.rows))
 
 
-def combinations(grid: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+def combinations(lists: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """Every combination of the values of some settings."""
+    found = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
+    if len({name_of(one) for one in found}) < len(found):  # they are names of folders
+        raise ConfigError(f"two combinations of {', '.join(lists)} have the same name; give every value once")
+    return found
+
+
+def name_of(settings: dict[str, Any]) -> str:
+    """A name that is safe for a folder: `learning_rate=1e-06,gamma=0.1`."""
+    shown = ",".join(f"{name}={_shown(value)}" for name, value in settings.items())
+    return re.sub(r"[^\w.,=+-]+", "-", shown)[:120]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "+".join(map(_shown, value))
+    if isinstance(value, str):
+        return value.rstrip("/").rpartition("/")[2]  # the last part of a path or hub name
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def load(values: dict[str, Any], command: str) -> Recipe:
+    """A checked recipe that may run on another machine: a login node without a GPU can check bf16 runs too."""
+    import torch
+
+    if torch.cuda.is_available() or "use_cpu" in values:
+        return load_recipe(None, values, command)
+    recipe = load_recipe(None, {**values, "use_cpu": True}, command)
+    del recipe.given["use_cpu"]
+    return recipe
+
+
+def value_lists(given: Any, where: str, command: str) -> dict[str, list[Any]]:
+    """Settings with the values that they take in a sweep, a grid or a search, each with its type."""
+    given, types = _mapping(given, where), field_types(command)
+    for name, values in given.items():
+        if name not in types:
+            raise ConfigError(f"{where}: unknown setting {name!r}{suggestion(str(name), types)}")
+        if name in ("output_dir", "hub_token"):
+            raise ConfigError(f"{where}: {name} cannot vary: every run has a folder of its own, with a name of values")
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"{where}: {name} is a list of values, such as [0, 0.1], not {values!r}")
+    return {name: [typed(name, value, types[name]) for value in values] for name, values in given.items()}
+
+
+def read_sweep(
+    file: str | Path | None, overrides: dict[str, Any], sets: Sequence[str], command: str = "train", writes: bool = True
+) -> Study:
+    """Every combination of a recipe's `sweep:` section and of `--set name=value,value`, which wins.
+
+    writes: whether something will be written, for which there must be a folder.
+    """
+    values = {**(read_values(file) if file is not None else {}), **overrides}
+    lists = {**_mapping(values.pop("sweep", {}), "`sweep`"), **_parse_sets(sets)}
+    if not lists:
+        raise ConfigError("nothing to sweep: give --set name=value,value, or a `sweep:` section in the recipe")
+    if not (output := values.get("output_dir") or ("" if writes else UNNAMED)):
+        raise ConfigError("no output folder: set `output_dir`, in which every point gets a folder of its own")
+    folder = Path(str(output)).expanduser()
+    if (folder / "recipe.yaml").exists():
+        raise ConfigError(f"output_dir={folder} holds a run; choose another folder for the sweep")
+    found = combinations(value_lists(lists, "the sweep", command))
+    rows = [Row("", command, chosen, {**values, **chosen}) for chosen in found]
+    return _checked(Study("sweep", folder, rows, is_sweep=True))
+
+
+def _parse_sets(sets: Sequence[str]) -> dict[str, list[str]]:
+    """The values of `--set name=value,value` by name."""
+    found: dict[str, list[str]] = {}
+    for text in sets:
+        name, _, values = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not values or name in found:
+            raise ConfigError(f"--set {text}: write --set name=value,value, once for every name")
+        found[name] = [value.strip() for value in values.split(",")]
+    return found
 
 
 def read_study(file: str | Path) -> Study:
     path = find_recipe(file, "study")
-    given = read_values(path)
-    if "model" in given and "methods" not in given:
-        raise ConfigError(f"{path}: this is the recipe of one run, for `ebft train --config`; a study has `methods`")
-    _check_keys(given, _KEYS, "the study")
-    output = given.get("output_dir")
-    if not isinstance(output, str) or not output:
-        raise ConfigError(f"{path}: no output folder: set `output_dir`, in which every run gets a folder of its own")
-    check_folder(Path(output).expanduser())
-    common = _typed({**_recipe(given, path), **_mapping(given, "settings", "the study")})
-    methods = given.get("methods")
-    if not isinstance(methods, dict) or not methods:
-        raise ConfigError(f"{path}: no methods: give `methods`, a mapping of names to their settings")
-    found: dict[str, Method] = {}
-    for name, values in methods.items():
-        found[str(name)] = _method(str(name), values or {}, given, common, path)
-    common.pop("output_dir", None)
-    study = Study(
-        name=str(given.get("name") or path.stem),
-        folder=Path(output).expanduser(),
-        common=common,
-        methods=found,
-        search_seed=None if given.get("search_seed") is None else _seeds([given["search_seed"]], "search_seed")[0],
-        evaluation=_evaluation(given, common),
-        text=path.read_text(encoding="utf-8"),
-        paper=given.get("paper"),
-    )
-    if study.paper not in (None, *PAPER_TASKS):
-        raise ConfigError(f"`paper: {study.paper}` is not one of {', '.join(PAPER_TASKS)}")
-    _check_order(study)
-    _check_runs(study)
-    return study
+    given = _mapping(read_values(path), str(path), _KEYS)
+    for key in ("output_dir", "methods"):
+        if not given.get(key):
+            raise ConfigError(f"{path}: a study needs `{key}`")
+    if (paper := given.get("paper")) not in (None, *PAPER_TASKS):
+        raise ConfigError(f"{path}: `paper` is one of {', '.join(PAPER_TASKS)}, not {paper!r}")
+    own = _mapping(given.get("settings"), "`settings` of the study")
+    shared, rows = {**_recipe(given, path), **own}, list[Row]()
+    for name, method in _mapping(given["methods"], "`methods`").items():
+        method = _mapping(method, f"the method {name}", _METHOD_KEYS)
+        rows += _rows(str(name), method, given, {**shared, **_recipe(method, path), **own}, rows)
+    tests, text = _evaluation(given.get("evaluation", {}), shared), path.read_text(encoding="utf-8")
+    folder = Path(str(given["output_dir"])).expanduser()
+    return _checked(Study(str(given.get("name") or path.stem), folder, rows, tests, text, paper))
 
 
-def _typed(settings: dict[str, Any]) -> dict[str, Any]:
-    """With the names of data as a run would have them, since the test is compared with these."""
-    types = field_types("train")
-    data = {name: convert(name, settings[name], types[name]) for name in _DATA if settings.get(name) is not None}
-    return {**settings, **data}
-
-
-def _check_keys(given: dict[str, Any], known: Sequence[str], where: str) -> None:
-    for name in given:
+def _mapping(given: Any, where: str, known: Sequence[str] = ()) -> dict[str, Any]:
+    """known: the names it may hold, if not all."""
+    if not isinstance(given or {}, dict):
+        raise ConfigError(f"{where} is a mapping of names to values, not {given!r}")
+    for name in given or {} if known else ():
         if name not in known:
-            raise ConfigError(
-                f"unknown key {name!r} in {where}; there is {', '.join(known)}{nearest(str(name), known)}"
-            )
-
-
-def _mapping(given: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-    value = given.get(key) or {}
-    if not isinstance(value, dict):
-        raise ConfigError(f"`{key}` of {where} is a mapping of settings to values, not {value!r}")
-    for name in _DECIDED:
-        if name in value:
-            raise ConfigError(f"{name} in `{key}` of {where} is decided by the study; take it out")
-    return value
+            raise ConfigError(f"{where}: unknown key {name!r}; there is {', '.join(known)}{nearest(str(name), known)}")
+    return given or {}
 
 
 def _recipe(given: dict[str, Any], study: Path) -> dict[str, Any]:
@@ -185,150 +200,111 @@ def _recipe(given: dict[str, Any], study: Path) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in _DECIDED}
 
 
-def _method(name: str, given: Any, study: dict[str, Any], common: dict[str, Any], path: Path) -> Method:
-    where = f"the method {name}"
-    if not isinstance(given, dict):
-        raise ConfigError(f"{where} is a mapping with {', '.join(_METHOD_KEYS)}, not {given!r}")
-    _check_keys(given, _METHOD_KEYS, where)
-    kind = given.get("method", name)
+def _rows(
+    name: str, given: dict[str, Any], study: dict[str, Any], settings: dict[str, Any], above: list[Row]
+) -> list[Row]:
+    """A method in every setting of its grid. above: the rows of the methods before it."""
+    where, kind = f"the method {name}", given.get("method", name)
     if kind not in COMMANDS:
-        raise ConfigError(
-            f"{where} is none of {', '.join(COMMANDS)}{nearest(name, COMMANDS) or '; say which with `method: ebft`'}"
-            if "method" not in given
-            else f"`method: {kind}` of {where} is not one of {', '.join(COMMANDS)}{nearest(str(kind), COMMANDS)}"
-        )
-    grid = {**_lists(study, "grid", "the study", kind), **_lists(given, "grid", where, kind)}
-    search = _lists(given, "search", where, kind)
+        raise ConfigError(f"{where}: `method` is one of {', '.join(COMMANDS)}{nearest(str(kind), COMMANDS)}")
+    command = COMMANDS[kind]
+    settings = {**settings, **_mapping(given.get("settings"), f"`settings` of {where}")}
+    grid = value_lists(study.get("grid"), "`grid` of the study", command)
+    grid |= value_lists(given.get("grid"), f"`grid` of {where}", command)
+    search = value_lists(given.get("search"), f"`search` of {where}", command)
+    if decided := [key for key in (*settings, *grid, *search) if key in _DECIDED]:
+        raise ConfigError(f"{where}: {decided[0]} is decided by the study; take it out")
     if both := sorted(grid.keys() & search.keys()):
-        raise ConfigError(f"{both[0]} of {where} is both in `grid` and in `search`; report it or choose it")
-    return Method(
-        name=name,
-        kind=kind,
-        settings={
-            **common,
-            **_recipe(given, path),
-            **_mapping(study, "settings", "the study"),
-            **_mapping(given, "settings", where),
-        },
-        grid=grid,
-        search=search,
-        seeds=_seeds(given.get("seeds", study.get("seeds", [0])), "seeds"),
-        choose_by=str(given.get("choose_by", study.get("choose_by", "cross_entropy"))),
-        after=given.get("after"),
-    )
+        raise ConfigError(f"{where}: {both[0]} is both in `grid` and in `search`; report it or choose it")
+    seeds = _seeds(given.get("seeds", study.get("seeds", [0])))
+    search_seed = seeds[0] if study.get("search_seed") is None else _seeds([study["search_seed"]])[0]
+    choose_by = str(given.get("choose_by", study.get("choose_by", "cross_entropy")))
+    candidates, rows = combinations(search), []
+    for values in combinations(grid):
+        of_row = {**settings, **values}
+        after = None if given.get("after") is None else _start(name, given["after"], values, seeds, above)
+        rows.append(Row(name, command, values, of_row, candidates, choose_by, seeds, search_seed, after))
+    return rows
 
 
-def _lists(given: dict[str, Any], key: str, where: str, kind: str) -> dict[str, list[Any]]:
-    values = _mapping(given, key, where)
-    known, types = known_settings(COMMANDS[kind]), field_types(COMMANDS[kind])
-    for name, listed in values.items():
-        if name not in known:
-            raise ConfigError(f"unknown setting {name!r} in `{key}` of {where}{suggestion(str(name), known)}")
-        if not isinstance(listed, list) or not listed:
-            raise ConfigError(f"`{key}` of {where}: {name} is a list of values, such as [0, 0.1], not {listed!r}")
-        try:
-            distinct = {repr(convert(name, value, types[name])) for value in listed}
-        except ConfigError as error:
-            raise ConfigError(f"`{key}` of {where}: {error}") from None
-        if len(distinct) < len(listed):
-            raise ConfigError(f"`{key}` of {where}: {name} has a value twice")
-    return {name: [convert(name, value, types[name]) for value in listed] for name, listed in values.items()}
+def _start(name: str, after: str, values: dict[str, Any], seeds: Sequence[int | None], above: list[Row]) -> str:
+    """The row whose final models another one starts from: of a method above it, in the same setting."""
+    parents = [row for row in above if row.method == after and row.values.items() <= values.items()]
+    if len(parents) != 1:
+        known = dict.fromkeys(row.method for row in above)
+        wrong = "has several settings; give both the same `grid`" if after in known else "is not a method above it"
+        raise ConfigError(f"the method {name} starts after {after!r}, which {wrong}{nearest(str(after), known)}")
+    if len(parents[0].seeds) > 1 and not set(seeds) <= set(parents[0].seeds):
+        raise ConfigError(f"the method {name} starts after {after!r}, which has not all its seeds; give both the same")
+    return parents[0].name
 
 
-def _seeds(given: Any, key: str) -> tuple[int, ...]:
-    if not isinstance(given, list) or not given or not all(type(seed) is int and seed >= 0 for seed in given):
-        raise ConfigError(f"`{key}` is a list of whole numbers from 0, such as [0, 1, 2], not {given!r}")
-    if len(set(given)) < len(given):
-        raise ConfigError(f"`{key}` has a number twice: {given}")
+def _seeds(given: Any) -> tuple[int, ...]:
+    whole = isinstance(given, list) and given and all(type(seed) is int and seed >= 0 for seed in given)
+    if not whole or len(set(given)) < len(given):
+        raise ConfigError(f"seeds are a list of different whole numbers from 0, such as [0, 1, 2], not {given!r}")
     return tuple(given)
 
 
-def _check_order(study: Study) -> None:
-    """A method that starts from another one comes after it, and knows which of its models is meant."""
-    before: list[str] = []
-    for method in study.methods.values():
-        if method.after is not None:
-            if method.after not in before:
-                raise ConfigError(
-                    f"the method {method.name} starts after {method.after!r}, which is not one of the methods above it"
-                    f"{nearest(str(method.after), before)}"
-                )
-            parent = study.methods[method.after]
-            if differs := [name for name in parent.grid if method.grid.get(name) != parent.grid[name]]:
-                raise ConfigError(
-                    f"the method {method.name} starts after {parent.name}, which has several settings of {differs[0]}; "
-                    "give both the same `grid`, or a method of its own to start from"
-                )
-            missing = set(method.seeds) - set(parent.seeds)
-            if missing and len(parent.seeds) > 1:
-                raise ConfigError(
-                    f"the method {method.name} has the seed {min(missing)}, which {parent.name} before it has not; "
-                    "give both the same seeds, or the first just one"
-                )
-        before.append(method.name)
-
-
-def _check_runs(study: Study) -> None:
-    names = [row.name for row in study.rows]
-    if len(set(names)) < len(names):
-        raise ConfigError("two rows of the study have the same name; give every value once")
+def _checked(study: Study) -> Study:
+    """Every run is loaded as a recipe."""
     for row in study.rows:
-        for values in row.method.candidates:
-            settings = {**row.method.settings, **row.values, **values, "output_dir": "x"}
+        for values in row.candidates:
             try:
-                recipe = load_for_elsewhere(settings, row.method.command)
+                recipe = load({**row.settings, **values, "output_dir": "x"}, row.command)
             except ValueError as error:
                 raise ConfigError(f"{row.name}: {error}") from None
-            if row.method.search and row.method.choose_by not in NAMES and not recipe.training.eval_tasks:
-                known = ", ".join(NAMES)
-                wrong = f"`choose_by: {row.method.choose_by}` is no metric of validation; there is {known}"
-                raise ConfigError(f"{row.name}: {wrong}{nearest(row.method.choose_by, NAMES)}")
-            if row.method.search and not (recipe.data.validation_split or recipe.data.validation_dataset):
+            if values and row.choose_by not in NAMES and not recipe.training.eval_tasks:
+                known = f"there is {', '.join(NAMES)}{nearest(row.choose_by, NAMES)}"
+                raise ConfigError(f"{row.name}: `choose_by: {row.choose_by}` is no metric of validation; {known}")
+            if values and not (recipe.data.validation_split or recipe.data.validation_dataset):
                 raise ConfigError(f"{row.name}: `search` needs validation data; set validation_split")
+    return study
 
 
-def _evaluation(given: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
+def _evaluation(given: Any, shared: dict[str, Any]) -> dict[str, Any]:
     """The options of `ebft eval` for every final model. Calibration measures as validation does, on the test split."""
-    options = given.get("evaluation", {})
-    if options is None or options is False:
+    if given is None or given is False:
         return {}
-    if not isinstance(options, dict):
-        raise ConfigError(f"`evaluation` is a mapping of options of `ebft eval`, not {options!r}")
-    for name in ("model", "output", "compare", "overwrite", "replace_changed"):
-        if name in options:
-            raise ConfigError(f"{name} in `evaluation` is decided by the study; take it out")
-    options = {"tasks": ["calibration"], **options}
+    options = {"tasks": ["calibration"], **_mapping(given, "`evaluation`")}
+    if decided := [name for name in _DECIDED_OF_TESTS if name in options]:
+        raise ConfigError(f"`evaluation`: {decided[0]} is decided by the study; take it out")
+    types = field_types("train")
+    data = {
+        name: typed(name, shared[name], types[name])
+        for name in ("dataset", "validation_dataset")
+        if shared.get(name) is not None
+    }
     if "calibration" in options["tasks"]:
-        options = {**_as_validated(common), **options}
-    if common.get("use_cpu"):
+        options = {**_as_validated({**shared, **data}), **options}
+    if shared.get("use_cpu"):
         options.setdefault("device", "cpu")
     EvalOptions.from_values(options)
     if "calibration" in options["tasks"]:
-        _check_test_data(options, common)
+        _check_test_data(options, {**shared, **data})
     return options
 
 
-def _as_validated(common: dict[str, Any]) -> dict[str, Any]:
+def _as_validated(shared: dict[str, Any]) -> dict[str, Any]:
     """Options of calibration that say the same as the settings of the runs, by their names there."""
     found = {
-        name: common[inner]
+        name: shared[inner]
         for name, (inner, owner) in BORROWED.items()
-        if inner in common and (owner is MethodConfig or name != "test_split")
+        if inner in shared and (owner is MethodConfig or name != "test_split")
     }
-    if common.get("eval_samples"):
-        found["rollouts"] = common["eval_samples"]
-    if common.get("per_device_eval_batch_size"):
-        found["calibration_batch_size"] = common["per_device_eval_batch_size"]
-    if "model" in common:
-        found["feature_model"] = common.get("feature_model") or common["model"]
-    sources = common.get("dataset") or []
-    if common.get("test_split") and len(sources) == 1:
-        found |= {"calibration_data": sources[0], "calibration_split": common.get("dataset_split", "train")}
-        found["test_split"] = common["test_split"]
+    for name, inner in ("rollouts", "eval_samples"), ("calibration_batch_size", "per_device_eval_batch_size"):
+        if shared.get(inner):
+            found[name] = shared[inner]
+    if "model" in shared:
+        found["feature_model"] = shared.get("feature_model") or shared["model"]
+    sources = shared.get("dataset") or []
+    if shared.get("test_split") and len(sources) == 1:
+        found |= {"calibration_data": sources[0], "calibration_split": shared.get("dataset_split", "train")}
+        found["test_split"] = shared["test_split"]
     return found
 
 
-def _check_test_data(options: dict[str, Any], common: dict[str, Any]) -> None:
+def _check_test_data(options: dict[str, Any], shared: dict[str, Any]) -> None:
     """The test must be on text that nothing was trained or chosen on."""
     data, split = options.get("calibration_data"), options.get("calibration_split", "validation")
     if data is None:
@@ -338,16 +314,13 @@ def _check_test_data(options: dict[str, Any], common: dict[str, Any]) -> None:
         )
     if options.get("test_split"):
         return
-    test = _place(data, split)
-    sources = common.get("dataset") or []
-    if test in [_place(source, common.get("dataset_split", "train")) for source in sources]:
-        raise ConfigError(f"the test data, {data}, are the training data; set `test_split` in `settings` instead")
-    if (chosen_on := common.get("validation_dataset")) is not None and test == _place(
-        chosen_on, common.get("validation_dataset_split", "validation")
-    ):
-        raise ConfigError(
-            f"the test data, {data} ({split}), are the validation data, on which learning rates are chosen; give others"
-        )
+    used = [(source, shared.get("dataset_split", "train"), "training") for source in shared.get("dataset") or []]
+    if (chosen_on := shared.get("validation_dataset")) is not None:
+        used.append((chosen_on, shared.get("validation_dataset_split", "validation"), "validation"))
+    for source, its_split, what in used:
+        if _place(data, split) == _place(source, its_split):
+            same = f"the test data, {data} ({split}), are the {what} data, on which something was trained or chosen"
+            raise ConfigError(f"{same}; set `test_split` in `settings`")
 
 
 def _place(source: str, split: str) -> tuple[str, str]:

@@ -11,16 +11,8 @@ from ebft.method.measures import along_training
 from ebft.studies.metric_facts import facts
 from ebft.studies.report.evidence import Evidence, ReportRow
 from ebft.studies.report.study_tables import column_title, summary_of
-from ebft.studies.run_reader import Run
-from ebft.studies.same_measurement import compares
+from ebft.studies.runs import AXES, Run, compares
 
-# Names of horizontal axes: the key in metrics.jsonl, and the label.
-AXES = {
-    "steps": ("step", "steps"),
-    "tokens": ("spent/tokens", "tokens of text"),
-    "seconds": ("spent/seconds", "seconds of training"),
-    "flops": ("spent/flops", "FLOPs of training"),
-}
 _MOST_POINTS = 300  # of a curve: more cannot be seen
 _NOT_SHOWN = ("epoch", "learning_rate", "num_tokens", "total_flos", "train_loss", "train_runtime", "eval_reward")
 _NOT_SHOWN_PREFIXES = ("spent/", "train_", "ebft/seconds_", "reward_counts/")

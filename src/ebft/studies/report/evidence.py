@@ -21,8 +21,7 @@ from ebft.evaluate.tables import is_scored
 from ebft.method.measures import SumsAndCounts, sums_by_metric
 from ebft.runtime.files import read_json, read_jsonl
 from ebft.studies import jobs
-from ebft.studies.run_reader import METRICS_FILE, Run, read_run
-from ebft.studies.same_measurement import compares, settings_that_differ
+from ebft.studies.runs import METRICS_FILE, Run, compares, read_run, settings_that_differ
 from ebft.studies.statistics import Corpus, CorpusMetric, Measured, measured
 
 TEST, VALIDATION = "test", "validation"
@@ -300,8 +299,6 @@ def validated_apart(run: Run, reference: Run | None) -> list[str]:
     """In what the validation of a run differs from that of another; nothing if it does not."""
     if reference is None or run is reference:
         return []
-    if run.validation is None or reference.validation is None:
-        return ["unknown"]
     return settings_that_differ(run.validation, reference.validation)
 
 

@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from ebft.studies.report.curves import AXES, Curve, HeatMap
+from ebft.studies.report.curves import Curve, HeatMap
 from ebft.studies.report.pictures import color
 from ebft.studies.report.tables import Table, as_html
 from ebft.studies.report.verdicts import Verdict
+from ebft.studies.runs import AXES
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from ebft.evaluate.tables import over_lengths
 from ebft.runtime.messages import plot_label
-from ebft.studies.report.curves import AXES, Curve, HeatMap
+from ebft.studies.report.curves import Curve, HeatMap
+from ebft.studies.runs import AXES
 
 # Told apart also by people who do not see all colours (Okabe and Ito), and readable on white and on black.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f", "#6b4c9a", "#a6761d")

@@ -10,7 +10,7 @@ import yaml
 from ebft.config.baseline_options import ONLY_EBFT
 from ebft.runtime.files import read_json
 from ebft.studies.report.tables import Column, Table, cell
-from ebft.studies.run_reader import Run
+from ebft.studies.runs import Run
 
 # Every run has its own.
 _NOT_A_DIFFERENCE = ("output_dir", "logging_dir", "seed", "data_seed", "run_name")

@@ -18,9 +18,7 @@ from ebft.studies.report.paper_numbers import paper_tables
 from ebft.studies.report.settings_table import settings_of, settings_table, shared_settings_table
 from ebft.studies.report.tables import Table, as_csv, as_latex, as_markdown, markdown_text
 from ebft.studies.report.verdicts import Verdict, verdicts
-from ebft.studies.run_reader import Run
-from ebft.studies.same_measurement import what_differs
-from ebft.studies.study_jobs import RUNS
+from ebft.studies.runs import AXES, Run, what_differs
 
 PAGE, TEXT, TABLES, FIGURES = "report.html", "report.md", "tables", "figures"
 
@@ -34,7 +32,7 @@ class Report:
 
 def write(study: str, output: str | None = None, paper: bool = False) -> Report:
     folder = Path(study).expanduser()
-    if (folder / PAGE).is_file() and not (folder / RUNS).exists():
+    if (folder / PAGE).is_file() and not (folder / "runs").exists():
         raise ConfigError(f"{folder} has no runs to make a report of; the one that was made is {folder / PAGE}")
     evidence = read_study_folder(folder)
     place = _claim(folder / "report" if output is None else Path(output).expanduser())
@@ -179,7 +177,7 @@ def _write(place: Path, page: Page, evidence: Evidence) -> list[Path]:
 
 def _figures(page: Page) -> list[tuple[str, Any]]:
     found = []
-    for axis in curves.AXES:
+    for axis in AXES:
         if page.curves and any(axis in curve.x for _, of_metric in page.curves for curve in of_metric):
             found.append((f"curves-{axis}", pictures.curves_figure(page.curves, axis, page.names)))
     if page.profile:

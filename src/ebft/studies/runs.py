@@ -1,0 +1,220 @@
+"""Output folders of training runs, finished or not: `metrics.jsonl`, `results.json`, records of sequences. What their
+metrics are called, and which numbers of two runs compare."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ebft.config.evaluation import NOT_SET
+from ebft.config.method import settings_that_change
+from ebft.errors import ConfigError, what_is_wrong
+from ebft.method.measures import Estimate, Record, differences, smaller_is_better, title
+from ebft.train import validation_records
+
+METRICS_FILE = "metrics.jsonl"
+_SHARES = ("empty", "cut", "no_code")  # of answers without a program: metrics of code tasks beside pass@k
+# What a run had cost when a metric was measured: horizontal axes of curves, in metrics.jsonl and in figures.
+AXES = {
+    "steps": ("step", "steps"),
+    "tokens": ("spent/tokens", "tokens"),
+    "seconds": ("spent/seconds", "seconds"),
+    "flops": ("spent/flops", "FLOPs"),
+}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One value of a metric."""
+
+    step: int
+    value: float
+    error: float | None  # standard error
+    costs: dict[str, float]  # by axis
+    model_step: int  # of an earlier step where the best model was loaded after the last one
+
+
+@dataclass
+class Run:
+    name: str
+    folder: Path
+    method: str  # ebft, sft or rlvr
+    finished: bool
+    validation: dict[str, Any] | None  # how its validation measures
+    entries: list[dict[str, Any]]  # lines of metrics.jsonl
+    change: dict[str, Estimate]  # of validation metrics from before to after training
+    records: list[Record]  # of single sequences after training; none of an unfinished run
+    problems: list[str] = field(default_factory=list)  # what is broken in its folder
+
+    def measurements(self, key: str) -> list[Measurement]:
+        """Values of anything in metrics.jsonl by step; of two at one step, the later."""
+        found: dict[int, Measurement] = {}
+        for entry in self.entries:
+            if (value := entry.get(key)) is not None:
+                costs = {axis: float(entry[n]) for axis, (n, _) in AXES.items() if entry.get(n) is not None}
+                step = entry["step"]
+                found[step] = Measurement(step, value, entry.get(f"{key}_se"), costs, entry.get("model_step", step))
+        return [found[step] for step in sorted(found)]
+
+    def metrics(self) -> set[str]:
+        """Names of the validation metrics that have a value."""
+        keys = {key for entry in self.entries for key, value in entry.items() if value is not None}
+        return {key[5:] for key in keys if key.startswith("eval_") and not key.endswith(("_se", "runtime"))}
+
+    def rewards(self) -> list[Measurement]:
+        """What RLVR itself is rewarded for, as training logged it. EBFT's on validation repeats the whitened proxy."""
+        return self.measurements("reward") if self.method == "rlvr" else []
+
+    def total_costs(self) -> dict[str, float]:
+        """The last known value of `step` and of everything under `spent/`."""
+        last = {key: value for entry in self.entries for key, value in entry.items()}
+        return {key: value for key, value in last.items() if key == "step" or key.startswith("spent/")}
+
+
+def read_run(folder: Path) -> Run:
+    folder = folder.expanduser()
+    if folder.name == "final" and not (folder / METRICS_FILE).exists():
+        folder = folder.parent
+    if not (folder / METRICS_FILE).is_file():
+        if (folder / "study.json").is_file():
+            raise ConfigError(f"{folder} is a study: `ebft study report {folder}`, or name its runs in {folder}/runs")
+        raise ConfigError(f"{folder} is no output folder of a run, or nothing is logged yet: no {METRICS_FILE}")
+    results: Any = {}
+    if (folder / "results.json").is_file():
+        try:
+            results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{folder}/results.json is not valid JSON ({what_is_wrong(error)})") from None
+    if not isinstance(results, dict):
+        raise ConfigError(f"{folder}/results.json holds no results of a run")
+    changed = {name.removeprefix("eval_"): value for name, value in results.get("change", {}).items()}
+    changed = {name: value for name, value in changed.items() if value is not None}
+    records, problems = _read_records(folder, results)
+    return Run(
+        name=folder.resolve().name,
+        folder=folder,
+        method=results.get("method", "ebft"),
+        finished="steps" in results,
+        validation=results.get("ruler"),
+        entries=read_entries(folder / METRICS_FILE),
+        change={n: Estimate(v, changed.get(f"{n}_se", math.nan)) for n, v in changed.items() if not n.endswith("_se")},
+        records=records,
+        problems=problems,
+    )
+
+
+def _read_records(folder: Path, results: dict[str, Any]) -> tuple[list[Record], list[str]]:
+    """Records of all sequences, or none and what is wrong: a part of them would be compared as if it were all."""
+    if "after" not in results:
+        return [], []
+    try:
+        records = validation_records.read(folder, "after")
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return [], ["validation-after.jsonl is not valid JSON, so it has no paired differences"]
+    expected = (results.get("ruler") or {}).get("validation_sequences", len(records))
+    if records and len(records) != expected:
+        cut_off = f"validation-after.jsonl holds {len(records)} of {expected} sequences; it was cut off"
+        return [], [f"{cut_off}, so it has no paired differences"]
+    return records, []
+
+
+def read_entries(file: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; none if it is not there yet."""
+    entries: list[dict[str, Any]] = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else ():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the line that is being written
+        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+            entries.append(entry)
+    return entries
+
+
+# ---- what compares -------------------------------------------------------------------------------------------------
+
+
+def settings_that_differ(mine: dict[str, Any] | None, other: dict[str, Any] | None) -> list[str]:
+    """Between the `ruler`s of two runs: what their validation depends on. If one says nothing, `ruler` itself."""
+    if mine is None or other is None:
+        return ["ruler"]
+    differ = {key for key in {**other, **mine} if other.get(key) != mine.get(key)}
+    if mine.get("network") == "moving average":  # of the run's own weights: two runs never have the same
+        differ.add("network")
+    return sorted(differ)
+
+
+def compares(metric: str, differ: Sequence[str]) -> bool:
+    """Whether the values of a metric compare although these settings differ."""
+    harmless: tuple[str, ...] = ()
+    if metric not in ("whitened_proxy", "reward"):
+        harmless += settings_that_change("proxy")
+    if metric.endswith("cross_entropy"):
+        harmless += ("network", *settings_that_change("features"))
+    return all(key in harmless for key in differ)
+
+
+def what_differs(name: str, mine: dict[str, Any] | None, other_name: str, other: dict[str, Any] | None) -> list[str]:
+    """How two runs were measured differently, and which of their numbers can be compared nevertheless."""
+    differ = settings_that_differ(mine, other)
+    if mine is None or other is None:
+        return [f"{name if mine is None else other_name} does not say how it was measured; its numbers may not compare"]
+    serious = [key for key in differ if not compares("cfm", [key])]
+    words = {"network": "the frozen feature network", "validation": "the validation text"}
+    shown = ", ".join(
+        words.get(key, f"{key} {mine.get(key, NOT_SET)} and {other.get(key, NOT_SET)}") for key in serious or differ
+    )
+    if serious:
+        only = "only their cross-entropies can be compared"
+        advice = only if compares("cross_entropy", differ) else "do not compare their numbers"
+        return [f"{name} and {other_name} were measured differently ({shown}); {advice}"]
+    return [f"{name} and {other_name} differ in {shown}; their whitened proxy and reward do not compare"] * bool(differ)
+
+
+def against(first: Run, run: Run) -> dict[str, Estimate]:
+    """`run` minus `first`, both after training, of the metrics that both measured in the same way. Taken sequence by
+    sequence, a difference is usually known better than the standard errors of the two values suggest."""
+    if run is first:
+        return {}
+    differ = settings_that_differ(run.validation, first.validation)
+    return {m: found for m, found in differences(run.records, first.records).items() if compares(m, differ)}
+
+
+# ---- metrics -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MetricFacts:
+    title: str
+    smaller_is_better: bool
+    is_rate: bool = False  # a share of problems, between 0 and 1
+    is_ranked: bool = True  # whether one way is better, so that rows are ranked by it
+
+
+def facts(metric: str) -> MetricFacts:
+    """Of a validation metric, or of `<task> <metric>` as evaluation has it."""
+    task, _, name = metric.rpartition(" ")
+    if metric == "reward":  # RLVR's own, on training prompts: what was optimised
+        return MetricFacts("training reward", False, is_ranked=False)
+    if task in ("", "calibration", "validation"):
+        return MetricFacts(title(name), smaller_is_better(name))
+    if re.fullmatch(r"(greedy_)?pass@\d+", name):
+        shown = "greedy" if name == "greedy_pass@1" else name.removeprefix("greedy_")
+        return MetricFacts(f"{task} {shown}", False, is_rate=True)
+    if name.endswith(_SHARES):  # what a difference in pass@k may come from
+        return MetricFacts(f"{task} {name.replace('_', ' ')}", True, is_rate=True, is_ranked=False)
+    decoding, score = ("greedy", name.removeprefix("greedy_")) if name.startswith("greedy_") else ("", name)
+    if found := re.fullmatch(r"best_of_(\d+)_(.+)", score):
+        decoding, score = f"best of {found[1]}", found[2]
+    words = score.replace("_", " ").replace("bleu", "BLEU").replace("chrf", "chrF").replace("comet", "COMET")
+    return MetricFacts(f"{words} {decoding}".strip() if words != score else metric, smaller_is_better(name))
+
+
+def better(metric: str) -> Callable[..., Any]:
+    """`min` or `max`: losses are better when smaller; rates, rewards and scores of tasks when larger."""
+    return min if facts(metric).smaller_is_better else max

@@ -1,0 +1,214 @@
+"""Jobs on this machine, one at a time on each GPU; and as an array job of Slurm, with stand-ins for its commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from ebft import cli
+from tests.studies.commands import attempts, sweep
+from tests.studies.conftest import STUB
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+
+def wait_for(*files: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not all(file.exists() for file in files) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+@pytest.mark.usefixtures("stub")
+def test_one_point_at_a_time_on_each_gpu(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert sweep(recipe, "--set", "learning_rate=1,2,3,4,5", "--use_cpu", "false") == 0
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for run in (tmp_path / "out").glob("learning_rate=*"):
+        start, end = attempts(run)
+        spans.setdefault(start["CUDA_VISIBLE_DEVICES"], []).append((start["start"], end["end"]))
+    assert set(spans) == {"4", "6"}
+    for on_one_gpu in spans.values():
+        assert all(before[1] <= after[0] for before, after in pairwise(sorted(on_one_gpu)))
+    everything = sorted(span for on_one in spans.values() for span in on_one)
+    assert any(a[1] > b[0] for a, b in pairwise(everything)), "never two at once"
+
+
+def test_ctrl_c_stops_the_points_and_says_how_to_resume(recipe: Path, tmp_path: Path) -> None:
+    code = f"from ebft import cli; from ebft.studies import launchers, run; launchers.ENTRY = ({str(STUB)!r},); "
+    code += "run.check_inputs = lambda plan, elsewhere: None; import sys; sys.exit(cli.main(sys.argv[1:]))"
+    arguments = [
+        "sweep",
+        "--config",
+        str(recipe),
+        "--set",
+        "run_name=wait",
+        "--set",
+        "learning_rate=1,2",
+        "--jobs",
+        "2",
+    ]
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True)
+    runs = [tmp_path / "out" / f"run_name=wait,learning_rate={rate}" for rate in (1, 2)]
+    wait_for(*(run / "attempts.jsonl" for run in runs))
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    error = process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    assert "stopped; the same command resumes from here" in error
+    assert all((run / "interrupted").exists() for run in runs)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """sbatch runs every task of an array at once, and notes other jobs in `later`; squeue says what is in `queue`."""
+    folder, log = tmp_path / "bin", tmp_path / "cluster"
+    folder.mkdir()
+    log.mkdir()
+    (folder / "sbatch").write_text(
+        f"""#!/bin/bash
+echo "$@" >> {log}/submitted
+[ -e {log}/refuse ] && echo "sbatch: error: invalid partition" >&2 && exit 1
+[ -e {log}/never ] && echo 4711 && exit
+grep -q -e --array= "$2" || {{ echo "$2" >> {log}/later; echo 4712; exit; }}
+last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$2")
+for task in $(seq 0 "$last"); do (cd / && SLURM_ARRAY_TASK_ID=$task bash "$2" >> {log}/output 2>&1); done
+echo "4711;cluster"
+"""
+    )
+    (folder / "scontrol").write_text(f'#!/bin/bash\necho "$@" >> {log}/requeued\n')
+    (folder / "squeue").write_text(f"#!/bin/bash\ncat {log}/queue 2>/dev/null\nexit 0\n")
+    for file in folder.iterdir():
+        file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return log
+
+
+@pytest.mark.usefixtures("stub")
+def test_an_array_job_runs_what_is_left(
+    recipe: Path, tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--launcher", "slurm", "--set", "learning_rate=1,2", "--set", "run_name=good,once"]
+    arguments += ["--slurm", "partition=gpu", "--slurm", "no-requeue", "--jobs", "3"]
+    file = tmp_path / "out" / "sweep.sbatch"
+    assert sweep(recipe, *arguments, "--dry-run") == 0
+    assert f"written and not submitted: sbatch {file}" in capsys.readouterr().out
+    assert not (cluster / "submitted").exists()
+    assert subprocess.run(["bash", "-n", str(file)], capture_output=True).returncode == 0
+    assert sweep(recipe, *arguments) == 0
+    assert "submitted as job 4711" in capsys.readouterr().err
+    lines = file.read_text().splitlines()
+    assert {"#SBATCH --array=0-3%3", "#SBATCH --partition=gpu", "#SBATCH --no-requeue"} <= set(lines)
+    assert "#SBATCH --requeue" not in lines
+    # The second time only those that failed are in the array; a third time there is nothing to submit but a table.
+    assert sweep(recipe, *arguments) == 0
+    assert "#SBATCH --array=0-1%3\n" in file.read_text()
+    capsys.readouterr()
+    assert sweep(recipe, *arguments) == 0
+    assert len((cluster / "submitted").read_text().splitlines()) == 2
+    assert capsys.readouterr().out.count("  finished") == 4
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_task_whose_time_is_up_goes_back_into_the_queue(recipe: Path, tmp_path: Path, cluster: Path) -> None:
+    assert sweep(recipe, "--launcher", "slurm", "--set", "run_name=wait", "--dry-run") == 0
+    variables = {**os.environ, "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
+    job = ["bash", str(tmp_path / "out" / "sweep.sbatch")]
+    with subprocess.Popen(job, env=variables, start_new_session=True) as process:
+        wait_for(tmp_path / "out" / "run_name=wait" / "attempts.jsonl")
+        assert not (cluster / "requeued").exists()
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(30) == 75, "the run has ended by itself"
+    assert (cluster / "requeued").read_text() == "requeue 4711_0\n"
+
+
+@pytest.mark.usefixtures("stub")
+def test_nothing_is_submitted_twice_and_refusals_are_passed_on(
+    recipe: Path, tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--launcher", "slurm", "--set", "run_name=fail", "--set", "learning_rate=1")
+    assert sweep(recipe, *arguments) == 0
+    (cluster / "queue").write_text("4711_0 gpu ebft-sweep R\n")
+    assert sweep(recipe, *arguments) == 2
+    assert "job 4711 of this sweep is still in the queue" in capsys.readouterr().err
+    (cluster / "queue").unlink()
+    (cluster / "refuse").touch()
+    assert sweep(recipe, *arguments) == 2
+    assert "sbatch: error: invalid partition" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert sweep(recipe, *arguments) == 2
+    assert "there is no sbatch here" in capsys.readouterr().err
+
+
+@pytest.fixture
+def chained(tmp_path: Path) -> list[str]:
+    """A study of three stages, of which the last has jobs that fail."""
+    settings = {"model": "some/model", "dataset": ["rows.jsonl"], "use_cpu": True}
+    bad = {"method": "ebft", "after": "sft", "settings": {"run_name": "fail"}}
+    methods = {"sft": {"search": {"learning_rate": [0.5, 0.25]}}, "bad": bad}
+    given = {"output_dir": str(tmp_path / "out"), "settings": settings, "seeds": [0, 1], "methods": methods}
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump({**given, "evaluation": False}, sort_keys=False))
+    return ["study", "run", str(file), "--launcher", "slurm", "--slurm", "partition=gpu"]
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_study_is_submitted_stage_by_stage(
+    chained: list[str], tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """First the search, then the seed that is left and what starts from it; errors are read from the logs."""
+    assert cli.main(chained) == 0
+    script = tmp_path / "out" / "study.sbatch"
+    assert "#SBATCH --array=0-1\n" in script.read_text(), "two candidates"
+    assert "submitted as job 4712, which then submits what needs the results" in capsys.readouterr().err
+    (cluster / "queue").write_text("4712 gpu ebft-study-next PD\n")
+    assert cli.main(chained) == 2
+    assert "wait, or `scancel 4711 4712`" in capsys.readouterr().err
+    # As Slurm would: the job that waited runs the command, which submits a stage and the next job, until there is none.
+    for stage in (["sft,learning_rate=0.25,seed=1", "bad,seed=0"], ["bad,seed=1"], []):
+        (file,) = (cluster / "later").read_text().splitlines()
+        (cluster / "later").unlink()
+        text = Path(file).read_text()
+        assert "#SBATCH --dependency=afterany:4711\n" in text
+        assert "#SBATCH --partition=gpu\n" in text
+        assert "gpus-per-task" not in text
+        words = shlex.split(next(line for line in text.splitlines() if " study run " in line))
+        assert words[-1] == "--next-stage"
+        script.unlink()
+        assert cli.main(words[words.index("study") :]) == 0
+        written = script.read_text() if stage else ""
+        assert all(f"{name}.yaml" in written for name in stage)
+        assert f"0-{len(stage) - 1}" in written or not stage
+        if not (cluster / "later").exists():
+            break
+    assert not (cluster / "later").exists(), "the chain has ended, though a job has failed"
+    manifest = json.loads((tmp_path / "out" / "study.json").read_text())
+    assert manifest["jobs"]["sft,learning_rate=0.25,seed=1"]["state"] == "finished"
+    assert manifest["jobs"]["bad,seed=0"]["state"] == "failed: this point fails"
+    # By hand, what failed is tried again, and nothing waits for it.
+    (cluster / "queue").unlink()
+    assert cli.main(chained) == 0
+    assert "bad,seed=0" in script.read_text()
+    assert not (cluster / "later").exists()
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_chain_ends_where_tasks_never_start(chained: list[str], tmp_path: Path, cluster: Path) -> None:
+    (cluster / "never").touch()
+    assert cli.main(chained) == 0
+    manifest = json.loads((tmp_path / "out" / "study.json").read_text())
+    assert {job["state"] for job in manifest["jobs"].values()} == {"waiting"}
+    before = (cluster / "submitted").read_text()
+    cli.main([*chained, "--next-stage"])
+    assert (cluster / "submitted").read_text() == before
