@@ -32,9 +32,7 @@ LIGHT: dict[str, tuple[list[str], int, str]] = {
     "missing runs": (["compare", "no"], 2, "no"),
     "export without output": (["export", "no"], 2, "--output"),
     "export of nothing": (["export", "no", "--output", "o"], 2, "no such folder"),
-    "missing model": (["generate", "--model", "./no", "--prompt", "hi"], 2, "no such folder"),
-    "slip beside a missing option": (["generate", "--promt", "x"], 2, "'--promt'; did you mean '--prompt'?"),
-    "missing option": (["generate", "--max_new_tokens", "3"], 2, "required: --model"),
+    "slip beside a missing option": (["export", "no", "--ouput", "o"], 2, "'--ouput'; did you mean '--output'?"),
     "eval option": (["eval", "--modle", "m"], 2, "did you mean '--model'?"),
     "eval task": (["eval", "--model", "m", "--tasks", "humanevl", "--output", "o"], 2, "did you mean 'humaneval'?"),
     "eval without a model": (["eval", "--tasks", "mbpp", "--output", "o"], 2, "model"),
@@ -44,7 +42,7 @@ LIGHT: dict[str, tuple[list[str], int, str]] = {
     "env argument": (["env", "two words"], 2, "unrecognized arguments: two words"),
     **{
         f"{command} --help": ([command, "--help"], 0, "")
-        for command in ("study", "compare", "export", "eval", "generate", "score", "fetch", "env")
+        for command in ("study", "compare", "export", "eval", "score", "fetch", "env")
     },
 }
 

@@ -93,19 +93,17 @@ def groups(command: str = "train") -> dict[str, list[Field[Any]]]:
     }
 
 
-UNNAMED = "unnamed"
-
-
-def known_settings(command: str = "train") -> list[str]:
-    return list(field_types(command))
+UNNAMED = "unnamed"  # stands for the output folder of what writes nothing
 
 
 def check_places(values: Mapping[str, Any]) -> None:
+    """Data in local files must be there."""
     for source in _sources(values):
         check_place(source)
 
 
 def check_hub_datasets(values: Mapping[str, Any]) -> None:
+    """Datasets of the hub must be in the cache, or the hub must be there."""
     for source in _sources(values):
         check_hub(source)
 

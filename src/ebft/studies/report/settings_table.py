@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from ebft.config.baseline_options import ONLY_EBFT
+from ebft.config.method import ONLY_EBFT
 from ebft.runtime.files import read_json
 from ebft.studies.report.tables import Column, Table, cell
 from ebft.studies.runs import Run

@@ -1,3 +1,0 @@
-from ebft.config.settings import typed as convert
-
-__all__ = ["convert"]

@@ -1,2 +1,0 @@
-def is_secret(name: str) -> bool:
-    return name == "hub_token"

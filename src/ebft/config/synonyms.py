@@ -1,3 +1,0 @@
-from ebft.config.settings import suggestion
-
-__all__ = ["suggestion"]
