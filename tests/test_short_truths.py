@@ -20,7 +20,6 @@ from ebft.method.layout import PackedLayout
 from ebft.method.sampling import sequence_seeds
 from ebft.model.features import FeatureNetwork
 from ebft.rollouts import pack_to_score, roll_out
-from ebft.train.dry_run import short_texts
 from tests.model.plain_features import brute_force
 from tests.models import tiny_model
 from tests.plain import untouched
@@ -118,7 +117,5 @@ def test_texts_shorter_than_a_rollout_are_enough() -> None:
     """Without the setting there is no anchor in them, and the error names it."""
     dataset, ends = dataset_of([G, 3, 5, G]), torch.tensor([END])
     check_sequences(dataset, method(), ends)
-    assert short_texts(dataset, method()) is None
     with pytest.raises(DataError, match=r"the longest has 6 tokens.*use short_truths=true, a smaller horizon"):
         check_sequences(dataset, method(short_truths=False), ends)
-    assert "or short_truths=true" in str(short_texts(dataset, method(short_truths=False)))

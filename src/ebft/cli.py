@@ -162,9 +162,8 @@ def _train(command: str, arguments: list[str]) -> int:
     from ebft.config.recipe import load_recipe, read_values
     from ebft.data.rows import check_hub, check_place
     from ebft.runtime import processes
-    from ebft.train import answers_before_after, model_card, run
-    from ebft.train.output_folder import refusal
-    from ebft.train.training_method import EBFT
+    from ebft.train import report, run
+    from ebft.train.checkpoints import refusal
 
     values = {**(read_values(options.config) if options.config else {}), **options.settings}
     if options.dry_run:  # writes nothing
@@ -182,7 +181,7 @@ def _train(command: str, arguments: list[str]) -> int:
         raise ConfigError(why)
     _quiet_libraries()
     try:
-        method = EBFT
+        method = run.EBFT
         if command != "train":
             from ebft.baselines import trl_trainers
 
@@ -196,14 +195,14 @@ def _train(command: str, arguments: list[str]) -> int:
     processes.leave()
     if not results:  # another process prints them
         return 0
-    if compared := model_card.before_and_after(results):
-        _print_table([model_card.TITLES, *compared])
-        print("", *model_card.verdict(results), sep="\n")
+    if compared := report.before_and_after(results):
+        _print_table([report.TITLES, *compared])
+        print("", *report.verdict(results), sep="\n")
     else:
         print("no validation data: nothing was evaluated")
     if answers := results.get("answers"):
         print("\nheld-out prompts, how their text goes on, and what the model wrote before and after training:")
-        print("\n".join(map(printable, answers_before_after.lines(answers))))
+        print("\n".join(map(printable, report.answer_lines(answers))))
     left = {"model": "final", "curves": "curves.png", "samples": "samples", "metrics": "metrics.jsonl"}
     print()
     _print_table([(name, f"{output}/{file}") for name, file in left.items()])

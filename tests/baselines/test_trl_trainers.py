@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,14 +13,14 @@ from transformers import AutoModelForCausalLM
 
 pytest.importorskip("trl")
 from ebft.baselines import sft, trl_trainers
+from ebft.baselines.trl_trainers import Validator
 from ebft.config.recipe import load_recipe
 from ebft.errors import ConfigError
-from ebft.loading import load_tokenizer
-from ebft.train.sequences import load_data
+from ebft.train.sequences import Loaded, load
 from ebft.train.trainer import TrainingDiverged
-from ebft.train.training_method import Loaded
-from tests.baselines.all_trainers import load_all
 from tests.baselines.runs import metrics_of, results_of, run, write_recipe
+from tests.tiny_tokenizer import byte_tokenizer
+from tests.train.small_runs import config, counting_text, small_model
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -32,7 +34,7 @@ def test_settings_of_ebft_alone_are_named(tiny: Path, sums: Path, tmp_path: Path
 def test_evaluation_without_validation_data(tiny: Path, sums: Path, tmp_path: Path) -> None:
     file = write_recipe(tmp_path, tiny, sums, validation_split=0, eval_strategy="no")
     recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, "sft")
-    trainer = sft.build(load_all(recipe))
+    trainer = sft.build(load(recipe))
     with pytest.raises(ConfigError, match="evaluation needs validation data"):
         trainer.evaluate()
 
@@ -56,6 +58,7 @@ def test_evaluation_tasks_run_while_training(tiny: Path, sums: Path, tmp_path: P
         "calibration_data": str(sums),
         "context_length": 32,
         "horizon": 4,
+        "answer_only": False,
         "stride": 8,
         "rollouts": 2,
         "sequences": 3,
@@ -77,9 +80,8 @@ def test_a_loss_that_is_no_number_stops_the_run(
     with torch.no_grad():
         model.lm_head.weight[0] = float("nan")
     recipe = write_recipe(tmp_path, tiny, sums, validation_split=0, eval_strategy="no")
-    loaded = load_recipe(recipe, {"output_dir": str(broken)}, "sft")
-    tokenizer = load_tokenizer(loaded)
-    trainer = sft.build(Loaded(loaded, load_data(loaded, tokenizer)[0], None, model, tokenizer))
+    loaded = load(load_recipe(recipe, {"output_dir": str(broken)}, "sft"))
+    trainer = sft.build(replace(loaded, model=model))
     with pytest.raises(TrainingDiverged, match="try a lower learning_rate"):
         trainer.train()
     assert not list(broken.glob("checkpoint-*"))
@@ -91,10 +93,9 @@ def test_a_gradient_that_is_no_number_stops_the_run_though_the_loss_is_one(
     model = AutoModelForCausalLM.from_pretrained(tiny)
     model.lm_head.weight.register_hook(lambda gradient: gradient * float("nan"))
     recipe = write_recipe(tmp_path, tiny, sums, validation_split=0, eval_strategy="no")
-    loaded = load_recipe(recipe, {"output_dir": str(tmp_path / "out")}, "sft")
-    tokenizer = load_tokenizer(loaded)
+    loaded = load(load_recipe(recipe, {"output_dir": str(tmp_path / "out")}, "sft"))
     torch.backends.cuda.enable_cudnn_sdp(True)  # another test may have left it off
-    trainer = sft.build(Loaded(loaded, load_data(loaded, tokenizer)[0], None, model, tokenizer))
+    trainer = sft.build(replace(loaded, model=model))
     with pytest.raises(TrainingDiverged, match="the gradient's norm is nan at step 1; try a lower learning_rate"):
         trainer.train()
     assert not torch.backends.cuda.cudnn_sdp_enabled()
@@ -114,7 +115,7 @@ def test_options_that_trl_does_not_know(
 ) -> None:
     for options, what in (
         ({"loss_typ": "dft"}, "did you mean 'loss_type'?"),
-        ({"learning_rate": 1}, "which is a setting of its own"),
+        ({"learning_rate": 1}, "a setting of its own"),
     ):
         recipe = write_recipe(tmp_path, tiny, sums, trl_options=options)
         assert run("sft", recipe, tmp_path / "out") == 2
@@ -142,3 +143,20 @@ def test_nothing_is_reported_to_the_makers_of_trl(monkeypatch: pytest.MonkeyPatc
     trl_trainers.method("sft")
     _telemetry.send_telemetry("test/after")
     assert not sent
+
+
+def test_a_bf16_copy_is_kept_and_follows_the_model(tmp_path: Path) -> None:
+    """The same modules at every validation, so that their graphs are; with the weights of now."""
+    model, data = small_model(), counting_text(documents=2)
+    recipe: Any = SimpleNamespace(training=config(tmp_path, bf16=True))
+    loaded = Loaded(recipe, data, data, model, byte_tokenizer())
+    validator = Validator(model, loaded, torch.device("cpu"))
+    first = validator.measure(model)
+    copy = validator._compute_model(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    moved = validator.measure(model)
+    assert validator._compute_model(model) is copy
+    assert moved != first
+    assert Validator(small_model(), loaded, torch.device("cpu")).measure(model) == moved

@@ -14,7 +14,7 @@ import torch
 from tools.settings_page import settings_page
 
 from ebft import cli, iteration
-from ebft.baselines import rlvr, verifiable_rewards
+from ebft.baselines import rewards, rlvr
 from ebft.config import evaluation as eval_options
 from ebft.config.method import settings_that_change
 from ebft.config.recipe import RECIPES as SHIPPED
@@ -49,7 +49,7 @@ def logged_names() -> set[str]:
     )
     names |= {f"ebft/seconds_{name}" for name in re.findall(r'clock\.phase\("(\w+)"', steps + training)}
     names |= {f"eval_{name}{ending}" for name in METRICS for ending in ("", "_se")}
-    names |= {*CostTracker().totals(), *(f"reward_counts/{name}" for name in verifiable_rewards.COUNTS)}
+    names |= {*CostTracker().totals(), *(f"reward_counts/{name}" for name in rewards.COUNTS)}
     return names | {"eval_runtime", "loss", "grad_norm", "learning_rate", "epoch"}
 
 

@@ -28,7 +28,7 @@ def run(
     os.environ["OMP_NUM_THREADS"] = "1"  # for all processes forked later
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["tests.distributed.worker", "ebft.train.run", "ebft.train.eval_callback", "matplotlib.pyplot"]
+        ["tests.distributed.worker", "ebft.train.run", "ebft.evaluate.tasks", "matplotlib.pyplot"]
     )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -8,7 +8,6 @@ import ebft.baselines.sft
 import ebft.evaluate.eval_command
 import ebft.evaluate.score_command
 import ebft.studies.run
-import ebft.train.eval_callback
 import ebft.train.run
 
 __all__ = ["ebft", "matplotlib", "trl"]

@@ -44,7 +44,7 @@ def test_a_run_or_checkpoint_becomes_an_ordinary_folder(name: str, same: str, fi
 def test_the_folder_has_a_model_card(name: str, words: str, finished: Path, tmp_path: Path) -> None:
     assert cli.main(["export", str(finished / name), "--output", str(tmp_path / "out")]) == 0
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert card.startswith("---\nlibrary_name: transformers\ntags: [ebft")
+    assert card.startswith("---\ntags: [ebft]\nlibrary_name: transformers\n")
     assert words in card
     assert (tmp_path / "out" / "curves.png").exists() == (name == "")
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import pytest
 from transformers import TrainerCallback
 
 from ebft.method.measures import with_error
+from ebft.train import report
 from tests.baselines.runs import needs_trl, results_of, run, write_recipe
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -112,3 +115,69 @@ class TestChange:
         expected = results["after"]["eval_cfm"] - results["before"]["eval_cfm"]
         assert results["change"]["eval_cfm"] == pytest.approx(expected)
         assert len(records_of(output, "before")) == len(records_of(output, "after"))
+
+
+def test_held_out_prompts_are_answered_before_and_after(
+    tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums, max_steps=2, eval_strategy="no", learning_rate=0.03, show_prompts=2)
+    assert run("train", recipe, tmp_path / "out", "--save_steps", 1) == 0
+    answers = results_of(tmp_path / "out")["answers"]
+    assert answers["before"] != answers["after"]
+    printed = capsys.readouterr().out
+    card = (tmp_path / "out" / "final" / "README.md").read_text(encoding="utf-8")
+    for line in report.answer_lines(answers):
+        assert line in card
+        assert line in printed
+    assert run("train", recipe, tmp_path / "out", "--resume", "--max_steps", 3) == 0
+    assert results_of(tmp_path / "out")["answers"]["before"] == answers["before"]
+
+
+class TestHub:
+    """`push_to_hub`, with the hub's two calls replaced."""
+
+    @pytest.fixture
+    def recipe(self, tiny: Path, sums: Path, tmp_path: Path) -> Path:
+        hub = {"push_to_hub": True, "hub_model_id": "me/mine", "hub_private_repo": True}
+        return write_recipe(tmp_path, tiny, sums, max_steps=2, save_steps=1, eval_strategy="no", **hub)
+
+    @pytest.fixture
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        made: list[Any] = []
+
+        def create_repo(self: Any, repo_id: str, *, private: bool, exist_ok: bool) -> Any:
+            made.append(("create", repo_id, private, exist_ok))
+            return SimpleNamespace(repo_id=repo_id)
+
+        def upload_folder(self: Any, *, repo_id: str, folder_path: Path, revision: str | None) -> Any:
+            made.append(("upload", repo_id, sorted(file.name for file in folder_path.iterdir())))
+            if len(made) > 2:
+                raise ConnectionError("the hub is away")
+            return SimpleNamespace(commit_url="https://hub/me/mine")
+
+        monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create_repo)
+        monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload_folder)
+        return made
+
+    def test_the_final_model_and_nothing_else(
+        self, recipe: Path, calls: list[Any], tmp_path: Path, capsys: Any
+    ) -> None:
+        assert run("train", recipe, tmp_path / "out") == 0
+        (_, *created), (_, name, files) = calls
+        assert (created, name) == (["me/mine", True, True], "me/mine")
+        assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= set(files)
+        assert json.loads((tmp_path / "out" / "resolved.json").read_text())["push_to_hub"] is True
+        assert run("train", recipe, tmp_path / "out", "--resume") == 0, "a failed upload does not fail the run"
+        assert f"again by hand: hf upload me/mine {tmp_path / 'out' / 'final'}" in capsys.readouterr().err
+
+    def test_without_a_token_nothing_is_trained(
+        self, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+            raise OSError("401 Unauthorized\nand a long explanation")
+
+        monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
+        assert run("train", recipe, tmp_path / "out") == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert "me/mine cannot be made on the hub: 401 Unauthorized; log in with `hf auth login`" in line
+        assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""The output folder of a run: whose it is, and when a run may be resumed in it."""
+"""The output folder of a run: whose it is, when a run may be resumed in it, and what it keeps of its evaluations."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ebft import EBFTConfig, EBFTTrainer
 from ebft.config.recipe import load_recipe
 from ebft.data.formats import Document
 from ebft.data.packing import DocumentIndex, SequenceDataset
 from ebft.data.store import TokenStore
 from ebft.errors import ConfigError
+from ebft.studies import compare
 from ebft.train import checkpoints
 from ebft.train.run_folder import RunFolder
-from tests.baselines.runs import contents, needs_trl, run, write_recipe
+from tests.baselines.runs import ROWS, contents, metrics_of, needs_trl, results_of, run, write_recipe
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -129,12 +132,6 @@ def test_a_run_is_described_by_what_was_given_and_what_came_of_it(used: Path) ->
     assert (data["documents"], data["tokens"]) == (2, 7)
 
 
-def test_results_hold_no_nan(tmp_path: Path) -> None:
-    assert folder(tmp_path).read_results() == {}
-    folder(tmp_path).write_results({"after": {"eval_cfm_se": float("nan"), "eval_cfm": 0.5}})
-    assert folder(tmp_path).read_results() == {"after": {"eval_cfm_se": None, "eval_cfm": 0.5}}
-
-
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     output = tmp_path / "out"
     with folder(output).locked():
@@ -154,10 +151,80 @@ def test_the_final_model_is_whole_or_not_there(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="no room"):
         fail_half_way()
-    assert not run_folder.final.exists()
+    assert not (tmp_path / "final").exists()
     for text in ("first", "second"):
         with run_folder.writing_final() as final:
             final.mkdir()
             (final / "model").write_text(text)
-        assert [file.read_text() for file in run_folder.final.iterdir()] == [text]
+        assert [file.read_text() for file in (tmp_path / "final").iterdir()] == [text]
     assert [path.name for path in tmp_path.iterdir()] == ["final"]
+
+
+def test_what_nobody_gave_stays_as_the_run_began(used: Path) -> None:
+    """A default may have changed since."""
+    resolved = json.loads((used / "resolved.json").read_text())
+    (used / "resolved.json").write_text(json.dumps({**resolved, "answer_only": False, "alpha": 0.5}))
+    resumed = folder(used)
+    assert resumed.training.answer_only
+    resumed.claim(True, "ebft")
+    assert (resumed.training.answer_only, resumed.training.alpha, resumed.training.gamma) == (False, 0.5, 0.1)
+
+
+class TestBeforeAfter:
+    """Of `EBFTTrainer` in a program: what `ebft compare` needs. tests/train/test_run.py has runs of commands."""
+
+    def trainer(self, model: Path, output: Path, **settings: Any) -> EBFTTrainer:
+        small = {"context_length": 32, "answer_only": False, "horizon": 4, "stride": 4, "samples": 2, "use_cpu": True}
+        return EBFTTrainer(
+            model=AutoModelForCausalLM.from_pretrained(model),
+            args=EBFTConfig(output_dir=str(output), report_to=[], **{"max_steps": 2, **small, **settings}),
+            train_dataset=ROWS[8:],
+            eval_dataset=ROWS[:8],
+            processing_class=AutoTokenizer.from_pretrained(model),
+        )
+
+    def test_two_runs_compare_in_pairs(self, tiny: Path, tmp_path: Path) -> None:
+        for name, rate in (("one", 1e-3), ("two", 1e-2)):
+            run = self.trainer(tiny, tmp_path / name, learning_rate=rate)
+            before = run.evaluate()
+            run.train()
+            after = run.evaluate()
+            results = results_of(tmp_path / name)
+            assert (results["method"], results["steps"]) == ("ebft", 2)
+            assert results["change"]["eval_cfm"] == pytest.approx(after["eval_cfm"] - before["eval_cfm"], rel=1e-4)
+        found = compare.compare([str(tmp_path / "one"), str(tmp_path / "two")], str(tmp_path / "out"))
+        assert found.notes == []
+        assert ("paired difference", "last - last of one") in [(row[2], row[4]) for row in found.table]
+        assert json.loads((tmp_path / "two" / "resolved.json").read_text())["learning_rate"] == 1e-2
+
+    def test_evaluated_in_training_is_enough_and_other_data_do_not_count(self, tiny: Path, tmp_path: Path) -> None:
+        run = self.trainer(tiny, tmp_path / "run", eval_strategy="steps", eval_steps=2)
+        run.evaluate(ROWS[8:16])
+        assert not (tmp_path / "run" / "results.json").exists()
+        run.train()
+        run.evaluate(ROWS[8:16])
+        after = results_of(tmp_path / "run")
+        (evaluated,) = [entry for entry in metrics_of(tmp_path / "run") if entry["step"] == 2 and "eval_cfm" in entry][
+            :1
+        ]
+        assert after["after"]["eval_cfm"] == evaluated["eval_cfm"]
+        records = (tmp_path / "run" / "validation-after.jsonl").read_text().splitlines()
+        assert len(records) == after["ruler"]["validation_sequences"]
+
+    def test_a_resumed_run_keeps_what_was_measured_before(self, tiny: Path, tmp_path: Path) -> None:
+        run = self.trainer(tiny, tmp_path / "run", max_steps=1, save_steps=1)
+        before = run.evaluate()
+        run.train()
+        again = self.trainer(tiny, tmp_path / "run", max_steps=2, save_steps=1)
+        again.train(resume_from_checkpoint=True)
+        again.evaluate()
+        results = results_of(tmp_path / "run")
+        assert results["steps"] == 2
+        assert results["before"]["eval_cfm"] == before["eval_cfm"]
+        assert "eval_cfm" in results["change"]
+
+    def test_the_folder_of_a_run_by_the_command_is_left_alone(self, tiny: Path, tmp_path: Path) -> None:
+        (tmp_path / "recipe.yaml").write_text("model: x\n")
+        (tmp_path / "results.json").write_text("{}")
+        self.trainer(tiny, tmp_path).evaluate()
+        assert (tmp_path / "results.json").read_text() == "{}"

@@ -15,7 +15,7 @@ from ebft.config.evaluation import NOT_SET
 from ebft.config.method import settings_that_change
 from ebft.errors import ConfigError, what_is_wrong
 from ebft.method.measures import Estimate, Record, differences, smaller_is_better, title
-from ebft.train import validation_records
+from ebft.runtime.files import read_jsonl
 
 METRICS_FILE = "metrics.jsonl"
 _SHARES = ("empty", "cut", "no_code")  # of answers without a program: metrics of code tasks beside pass@k
@@ -113,7 +113,7 @@ def _read_records(folder: Path, results: dict[str, Any]) -> tuple[list[Record], 
     if "after" not in results:
         return [], []
     try:
-        records = validation_records.read(folder, "after")
+        records = read_jsonl(folder / "validation-after.jsonl")
     except (json.JSONDecodeError, UnicodeDecodeError):
         return [], ["validation-after.jsonl is not valid JSON, so it has no paired differences"]
     expected = (results.get("ruler") or {}).get("validation_sequences", len(records))

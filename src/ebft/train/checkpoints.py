@@ -1,8 +1,9 @@
-"""Which checkpoints are complete and sound. One counts only once its mark is written, after everything else in it.
+"""Whether a run may begin in a folder, and which of its checkpoints are complete and sound. Nothing here needs torch.
 
-A run that is killed while it writes a checkpoint leaves one without a mark; resuming takes the one before. The mark
-lists every file with its size and SHA-256. Resuming compares: a disk, a copy or a hand may have changed one since, and
-a run that continues from half a state goes on as another run, without a word.
+A checkpoint counts only once its mark is written, after everything else in it: a run that is killed before leaves one
+without, and resuming takes the one before. The mark lists every file with its size and SHA-256. Resuming compares: a
+disk, a copy or a hand may have changed one, and a run that continues from half a state goes on as another run, without
+a word.
 """
 
 from __future__ import annotations
@@ -18,10 +19,30 @@ from typing import Any
 
 from ebft.errors import ConfigError
 from ebft.runtime.files import read_json, sha256_of, share_weights
+from ebft.runtime.launch import how_to_resume
 
+RECIPE_FILE = "recipe.yaml"  # what was set, by file and flags
+LOCK_FILE = "run.lock"  # while a process writes here
 MARK = "COMPLETE"
 DAMAGED = "damaged-"  # before the name of a checkpoint that was set aside
 _AT_ONCE = 8  # files that are read side by side; hashing leaves Python's lock alone
+
+
+def refusal(folder: Path, resume: bool) -> str | None:
+    """Why a run cannot begin in this folder; None if it can."""
+    if holds_run(folder):
+        if resume:
+            return None
+        known = (folder / RECIPE_FILE).exists()  # else a program has left its checkpoints here
+        way = f": {how_to_resume(folder)}" if known else " --resume"
+        return f"output_dir={folder} already holds a run; choose another folder, or continue it with{way}"
+    if folder.is_dir() and any(file.name != LOCK_FILE for file in folder.iterdir()):
+        return f"output_dir={folder} is not empty and holds no run; choose another folder"
+    return None
+
+
+def holds_run(folder: Path) -> bool:
+    return (folder / RECIPE_FILE).exists() or bool(all_checkpoints(folder))
 
 
 def step_of(checkpoint: Path) -> int:
@@ -39,8 +60,7 @@ def complete_checkpoints(output_dir: str | Path) -> list[Path]:
 
 
 def last_checkpoint(output_dir: str | Path) -> Path | None:
-    complete = complete_checkpoints(output_dir)
-    return complete[-1] if complete else None
+    return next(reversed(complete_checkpoints(output_dir)), None)
 
 
 def check_kind(checkpoint: Path, sharded: bool) -> None:
@@ -56,46 +76,14 @@ def check_kind(checkpoint: Path, sharded: bool) -> None:
 def mark_complete(checkpoint: Path) -> None:
     """Everything in the folder reaches the disk before the mark does."""
     share_weights(checkpoint)
-    files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file != checkpoint / MARK]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        names = [file.relative_to(checkpoint).as_posix() for file in files]
-        found = dict(zip(names, pool.map(_sync_and_describe, files), strict=True))
     mark = checkpoint / MARK
-    mark.write_text(json.dumps({"files": found}, indent=1) + "\n")
+    files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file != mark]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = zip(files, pool.map(_sync_and_describe, files), strict=True)
+        listed = {file.relative_to(checkpoint).as_posix(): described for file, described in found}
+    mark.write_text(json.dumps({"files": listed}, indent=1) + "\n")
     for path in (mark, *{file.parent for file in files}, checkpoint):
         _sync(path)
-
-
-def damage(checkpoint: Path) -> list[str]:
-    """What is wrong with the files of a complete checkpoint; empty if they are what was written."""
-    mark = read_json(checkpoint / MARK)
-    if mark is None and (checkpoint / MARK).read_bytes() == _OLD_MARK:
-        return []  # of a version that listed no files
-    listed = mark.get("files") if isinstance(mark, dict) else None
-    if not isinstance(listed, dict) or not all(map(_is_described, listed.values())):
-        return [f"{MARK} cannot be read"]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        wrong = pool.map(lambda item: _difference(checkpoint / item[0], item[1]), listed.items())
-        return [f"{name} {what}" for name, what in zip(listed, wrong, strict=True) if what]
-
-
-_OLD_MARK = b"all files of this checkpoint were written\n"
-
-
-def _is_described(entry: object) -> bool:
-    return isinstance(entry, dict) and type(entry.get("bytes")) is int and isinstance(entry.get("sha256"), str)
-
-
-def _difference(file: Path, expected: dict[str, Any]) -> str | None:
-    try:
-        size = file.stat().st_size
-        if size != expected["bytes"]:
-            return f"has {size:,} bytes instead of {expected['bytes']:,}"
-        return None if sha256_of(file) == expected["sha256"] else "has changed (its SHA-256 differs)"
-    except FileNotFoundError:
-        return "is missing"
-    except (OSError, ValueError) as error:  # also a name that no file can have
-        return f"cannot be read ({error})"
 
 
 def _sync_and_describe(file: Path) -> dict[str, object]:
@@ -103,31 +91,59 @@ def _sync_and_describe(file: Path) -> dict[str, object]:
     return {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
 
 
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def damage(checkpoint: Path) -> list[str]:
+    """What is wrong with the files of a complete checkpoint; empty if they are what was written."""
+    try:
+        files = read_json(checkpoint / MARK)["files"].items()
+        listed = {name: (entry["bytes"], entry["sha256"]) for name, entry in files}
+    except (TypeError, KeyError, AttributeError):
+        return [f"{MARK} cannot be read"]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        wrong = pool.map(lambda name: _difference(checkpoint / name, *listed[name]), listed)
+        return [f"{name} {what}" for name, what in zip(listed, wrong, strict=True) if what]
+
+
+def _difference(file: Path, size: Any, sha256: Any) -> str | None:
+    try:
+        if (found := file.stat().st_size) != size:
+            return f"has {found:,} bytes instead of {size:,}"
+        return None if sha256_of(file) == sha256 else "has changed (its SHA-256 differs)"
+    except FileNotFoundError:
+        return "is missing"
+    except (OSError, ValueError) as error:  # also a name that no file can have
+        return f"cannot be read ({error})"
+
+
 def set_damaged_aside(output_dir: str | Path) -> list[str]:
     """Rename the newest checkpoints up to the first that is sound; returns what was wrong, one line for each.
 
     If none is sound, nothing is renamed and it is an error: to begin again from the start is nothing to do unasked.
     """
-    lines: list[str] = []
-    damaged: list[Path] = []
+    damaged: dict[Path, str] = {}
     for checkpoint in reversed(complete_checkpoints(output_dir)):
-        wrong = damage(checkpoint)
-        if not wrong:
+        if not (wrong := damage(checkpoint)):
             break
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        lines.append(f"{checkpoint.name} is damaged: {', '.join(wrong[:3])}{more}")
-        damaged.append(checkpoint)
+        damaged[checkpoint] = f"{checkpoint.name} is damaged: {', '.join(wrong[:3])}{more}"
     else:
-        if lines:
+        if damaged:
             raise ConfigError(
-                f"output_dir={output_dir} has no checkpoint that is sound ({lines[0]}); put a good copy in its place, "
-                "or choose another folder"
+                f"output_dir={output_dir} has no checkpoint that is sound ({next(iter(damaged.values()))}); put a good "
+                "copy in its place, or choose another folder"
             )
     for checkpoint in damaged:
         aside = checkpoint.with_name(DAMAGED + checkpoint.name)
         shutil.rmtree(aside, ignore_errors=True)
         checkpoint.rename(aside)
-    return lines
+    return list(damaged.values())
 
 
 def remove_incomplete(output_dir: str | Path) -> list[Path]:
@@ -140,30 +156,15 @@ def remove_incomplete(output_dir: str | Path) -> list[Path]:
 
 def rotate(output_dir: str | Path, limit: int | None, keep: set[Path]) -> None:
     """Delete the oldest complete checkpoints beyond `limit`, sparing those in `keep`."""
-    if limit is None or limit <= 0:
-        return
-    complete = complete_checkpoints(output_dir)
-    spare = {p.resolve() for p in keep} | {p.resolve() for p in complete[-limit:]}
-    for checkpoint in complete:
+    spare = {p.resolve() for p in keep}
+    for checkpoint in complete_checkpoints(output_dir)[: -limit if limit else 0]:
         if checkpoint.resolve() not in spare:
             shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def is_disk_full(error: BaseException, output_dir: Path | None) -> bool:
+def is_disk_full(error: BaseException, output_dir: Path) -> bool:
     """Libraries report a full disk each in their own way; where the words are missing, the disk itself tells."""
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
         return True
-    writing = isinstance(error, RuntimeError | OSError) and "PytorchStreamWriter" in str(error) + type(error).__name__
-    folder = output_dir
-    while folder is not None and not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    nearly_full = folder is not None and shutil.disk_usage(folder).free < 16 * 2**20
-    return nearly_full and (writing or isinstance(error, RuntimeError | OSError))
+    folder = next(place for place in (output_dir.absolute(), *output_dir.absolute().parents) if place.exists())
+    return isinstance(error, RuntimeError | OSError) and shutil.disk_usage(folder).free < 16 * 2**20

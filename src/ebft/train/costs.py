@@ -38,13 +38,11 @@ class FlopCounter:
         base = base_model(model)
         layers = decoder_layers(decoder_of(base))[1]
         idle = idle_parameters(layers, text_config(base))
-        total = _count(model) - idle
-        embeddings = input_embeddings(base)
-        head: Any = base.get_output_embeddings()
+        embeddings, head = input_embeddings(base), base.get_output_embeddings()
         # Looking up an embedding multiplies nothing; a head that shares the matrix does.
         looked_up = 0 if getattr(head, "weight", None) is embeddings else embeddings.numel()
         self.head = 2.0 * sum(p.numel() for p in head.parameters())
-        self.body = 2.0 * (total - looked_up) - self.head
+        self.body = 2.0 * (_count(model) - idle - looked_up) - self.head
         # Backward costs as much for the inputs and once more for the weights; a frozen base has no second part.
         frozen = any(not p.requires_grad for n, p in model.named_parameters() if "lora_" not in n)
         self.update = 2.0 if frozen else 3.0  # in forward passes
@@ -76,9 +74,8 @@ class CostTracker(TrainerCallback):
     """Seconds, tokens and FLOPs of training so far, evaluation and saving left out. Continues after a resume."""
 
     def __init__(self) -> None:
-        self._seconds = 0.0
-        self._counts: dict[str, Any] = {"tokens": 0.0, "generated_tokens": 0.0, "flops": 0.0}
-        self._mark: float | None = None
+        self._counts: dict[str, Any] = {"seconds": 0.0, "tokens": 0.0, "generated_tokens": 0.0, "flops": 0.0}
+        self._mark = 0.0
 
     def add(self, **counts: Any) -> None:
         """Numbers, or tensors that may still be under way on a GPU: nothing waits for them here."""
@@ -86,26 +83,23 @@ class CostTracker(TrainerCallback):
             self._counts[name] = self._counts[name] + (wide(value.detach()) if torch.is_tensor(value) else value)
 
     def totals(self) -> dict[str, float]:
-        return {"spent/seconds": self._seconds, **{f"spent/{k}": float(v) for k, v in self._counts.items()}}
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        saved = read_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / COSTS_FILE)
-        if state.global_step and saved is not None:
-            self._seconds = saved.pop("seconds")
-            self._counts.update(saved)
-        self._mark = time.perf_counter()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Work that the GPU still has to do belongs to the step, not to the evaluation behind it.
-        pause = control.should_evaluate or control.should_save or control.should_log
-        if torch.cuda.is_available() and pause:
-            torch.cuda.synchronize()
-        self._seconds += time.perf_counter() - (self._mark or time.perf_counter())
-        self._mark = time.perf_counter()
+        return {f"spent/{name}": float(value) for name, value in self._counts.items()}
 
     def pause(self) -> None:
         """What came since the end of the step was not training."""
         self._mark = time.perf_counter()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        saved = read_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / COSTS_FILE)
+        self._counts.update(saved if state.global_step and saved is not None else {})
+        self.pause()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # Work that the GPU still has to do belongs to the step, not to the evaluation behind it.
+        if torch.cuda.is_available() and (control.should_evaluate or control.should_save or control.should_log):
+            torch.cuda.synchronize()
+        self._counts["seconds"] += time.perf_counter() - self._mark
+        self.pause()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.pause()
@@ -113,6 +107,5 @@ class CostTracker(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and folder.exists():
-            saved = {"seconds": self._seconds, **{k: float(v) for k, v in self._counts.items()}}
-            write_json(folder / COSTS_FILE, saved)
+            write_json(folder / COSTS_FILE, {name: float(value) for name, value in self._counts.items()})
         self.pause()

@@ -6,7 +6,6 @@ bf16 takes away, so `--dtype bfloat16` is a choice and not the default.
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -14,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ebft import fetch
 from ebft.errors import ConfigError, first_line, nearest
-from ebft.runtime.files import share_weights
+from ebft.runtime.files import read_json, share_weights
 from ebft.train import checkpoints
-from ebft.train.output_folder import RECIPE_FILE
 
 if TYPE_CHECKING:  # they bring in torch
     from torch import Tensor
@@ -44,8 +42,7 @@ def export(source: str, output: str, dtype: str = "float32", trust_remote_code: 
 
     from ebft.loading import Checkpoint
 
-    folder = Path(output).expanduser()
-    inside = _inside_run(source)
+    folder, inside = Path(output).expanduser(), _inside_run(source)
     if inside != source:
         step = checkpoints.step_of(Path(inside))
         logger.warning(f"{source} is not finished: this is its last checkpoint, after {step:,} steps")
@@ -69,29 +66,25 @@ def export(source: str, output: str, dtype: str = "float32", trust_remote_code: 
 
 def _write_card(model: Path, folder: Path, source: str, title: str) -> None:
     """The card of the run that made the model; that of a checkpoint or of a model from elsewhere says what is known."""
-    from ebft.train import model_card
-    from ebft.train.run_folder import RunFolder
+    from ebft.train import report
 
-    if (model / "README.md").is_file() and model.name == RunFolder.FINAL:
-        card = (
-            (model / "README.md")
-            .read_text(encoding="utf-8")
-            .replace("library_name: peft", "library_name: transformers")
-        )
-        if (model / model_card.CURVES).is_file():
-            shutil.copy(model / model_card.CURVES, folder)
+    recipe = model.parent / "recipe.yaml"
+    if model.name == "final" and (model / "README.md").is_file():
+        text = (model / "README.md").read_text(encoding="utf-8")
+        text = text.replace("library_name: peft", "library_name: transformers")
+        if (model / report.CURVES).is_file():
+            shutil.copy(model / report.CURVES, folder)
     else:
-        card = model_card.of_checkpoint(title, source, model.parent / RECIPE_FILE)
-    (folder / "README.md").write_text(card, encoding="utf-8")
+        settings = recipe.read_text(encoding="utf-8") if recipe.is_file() else ""
+        text = report.card(title, f"Exported from `{source}`.", settings, ["library_name: transformers"])
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def _inside_run(source: str) -> str:
     """Of a run without a final model, the last complete checkpoint."""
     run = Path(source).expanduser()
     if (run / "recipe.yaml").is_file() and not (run / "final").is_dir():
-        last = checkpoints.last_checkpoint(run)
-        if last is not None:
-            return str(last)
+        return str(checkpoints.last_checkpoint(run) or source)
     return source
 
 
@@ -102,7 +95,8 @@ def _load(found: Checkpoint, trust_remote_code: bool) -> Any:
     from ebft.loading import load_pretrained
 
     options: dict[str, Any] = {"dtype": torch.float32}
-    settings = {} if found.adapter is None else _settings_of_run(Path(found.adapter))
+    run = None if found.adapter is None else Path(found.adapter).resolve().parent
+    settings = (run and read_json(run / "resolved.json")) or {}
     four_bit = settings.get("load_in_4bit", False)
     if four_bit:  # made from the same numbers as in training; on the CPU, which has room for all of it in float32
         dtype = torch.bfloat16 if settings.get("bf16") else torch.float32
@@ -122,9 +116,7 @@ def _load(found: Checkpoint, trust_remote_code: bool) -> Any:
         expected = _probe(adapted)
         merged = adapted.merge_and_unload(safe_merge=True)
     except (RuntimeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"the adapter {found.adapter} cannot be merged into {found.base}: {first_line(error)}"
-        ) from None
+        raise ConfigError(f"{found.adapter} cannot be merged into {found.base}: {first_line(error)}") from None
     difference = float((_probe(merged) - expected).norm() / expected.norm())
     if not difference < 1e-3:
         raise ConfigError(
@@ -140,9 +132,3 @@ def _probe(model: Any) -> Tensor:
     ids = torch.arange(8, device=model.device)[None] % model.get_input_embeddings().num_embeddings
     with torch.no_grad():
         return model(input_ids=ids, use_cache=False).logits
-
-
-def _settings_of_run(adapter: Path) -> dict[str, Any]:
-    """What the run that the adapter's folder is in was set to; nothing for an adapter from elsewhere."""
-    file = adapter.resolve().parent / "resolved.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -40,11 +41,7 @@ class Preemption(TrainerCallback):
     def listen(self) -> Iterator[None]:
         # A run in the background may have been told to ignore Ctrl-C.
         interrupts = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is signal.default_int_handler else []
-        with (
-            on_notice(self._receive),
-            on_notice(self._interrupt, interrupts),
-            not_mistaken(self._meant_by),
-        ):
+        with on_notice(self._receive), on_notice(self._interrupt, interrupts), not_mistaken(self._meant_by):
             yield
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -64,6 +61,11 @@ class Preemption(TrainerCallback):
         stopping = self.received is not None and (self.at_once or processes.lost_another(error))
         return self._stop() if stopping else None
 
+    def _stop(self) -> BaseException:
+        if self.received == _CTRL_C:
+            return KeyboardInterrupt()
+        return Preempted(self.received or "a notice to another process")
+
     def attach(self, trainer: Any) -> None:
         self.trainer = trainer
         trainer.add_callback(self)
@@ -74,7 +76,7 @@ class Preemption(TrainerCallback):
         loader: Any = kwargs.get("train_dataloader")
         loader = getattr(loader, "base_dataloader", loader)  # accelerate's is around the one that starts processes
         if getattr(loader, "num_workers", 0):
-            loader.worker_init_fn = _Deaf(loader.worker_init_fn)
+            loader.worker_init_fn = partial(_hear_nothing, loader.worker_init_fn)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         if self._flag.exchange(self.received is not None):
@@ -96,20 +98,10 @@ class Preemption(TrainerCallback):
         if self.at_once and self.received is not None and processes.count() == 1:
             raise self._stop()
 
-    def _stop(self) -> BaseException:
-        if self.received == _CTRL_C:
-            return KeyboardInterrupt()
-        return Preempted(self.received or "a notice to another process")
 
-
-class _Deaf:
-    """For processes that load data: a signal to all processes of a job is not for them."""
-
-    def __init__(self, before: Any) -> None:
-        self.before = before
-
-    def __call__(self, worker: int) -> None:
-        for number in (*NOTICES, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-        if self.before is not None:
-            self.before(worker)
+def _hear_nothing(before: Any, worker: int) -> None:
+    """In processes that load data: a signal to all processes of a job is not for them."""
+    for number in (*NOTICES, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    if before is not None:
+        before(worker)

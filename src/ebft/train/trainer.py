@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 
-from ebft import fetch, loading
+from ebft import fetch, loading, validation
 from ebft.config.training import EBFTConfig
 from ebft.data import loaders
 from ebft.data.formats import check_tokenizer
@@ -39,21 +39,13 @@ from ebft.model.features import FeatureNetwork
 from ebft.runtime import processes, sharding
 from ebft.runtime.graphs import idle_bytes
 from ebft.runtime.timing import Clock, DeferredChecks
-from ebft.train import callbacks as standard_callbacks
+from ebft.train import callbacks as standard
+from ebft.train.callbacks import check_gradients, finite
 from ebft.train.costs import CostTracker, wide
-from ebft.train.divergence import check_gradients, finite
 from ebft.train.networks import Networks, disable_dropout
-from ebft.train.python_run import PythonRun
-from ebft.train.sequences import (
-    ENDS_LEFT_OUT,
-    also_trained_on,
-    beyond_positions,
-    check_answers,
-    cut_documents,
-    glued_rows,
-)
+from ebft.train.run_folder import BeforeAfter
+from ebft.train.sequences import ENDS_LEFT_OUT, also_trained_on, beyond_positions, cut_tokens, notes_on_answers
 from ebft.train.sharded_trainer import ShardedTrainer
-from ebft.validation import Evaluated, validate
 
 # What a window says of itself also where nothing was rolled out.
 _OF_EVERY_STEP = ("ebft/anchors", "ebft/packed_tokens")
@@ -107,33 +99,56 @@ class EBFTTrainer(ShardedTrainer):
         if args.disable_dropout:
             disable_dropout(model)
         resolve_backend(args.attention_backend, args.device)  # an error here costs nothing yet
-        if (glued := glued_rows(train_dataset)) is not None:
-            logger.warning(f"{glued}; begin answers with a space or end prompts with a line break if it should")
         if args.leaves_ends_out and not isinstance(train_dataset, SequenceDataset):  # else somebody has said so
             logger.warning(ENDS_LEFT_OUT)
         self.pad_token_id = pad_token_id(processing_class)
         self.end_token_ids = end_token_ids(processing_class, args.completions_end)
         self.clock, self.deferred_checks, self.costs = Clock(args.device), DeferredChecks(), CostTracker()
         self.window: Window | None = None
-        self.evaluated: Evaluated | None = None  # the last evaluation of the trainer's own validation data
+        self.evaluated: validation.Evaluated | None = None  # the last evaluation of the trainer's own validation data
         self._observed: dict[str, list[Tensor | float]] = defaultdict(list)
         self.sharded = args.sharding is not None
         if self.sharded:  # before the model is put on a device as a whole
             self.networks = Networks(model, args, processing_class)
+        own = [
+            standard.MetricsFile(),
+            self.costs,
+            standard.Checkpoints(self),
+            standard.Samples(self, args.samples_every),
+            standard.OptimizerTime(self),
+        ]
+        if args.eval_tasks:
+            own.append(standard.EvalTasks(self, args.eval_tasks, args.eval_task_options))
+        given_validation = eval_dataset
+        train_dataset = self._sequences(train_dataset, args, processing_class)
+        try:
+            eval_dataset = self._sequences(eval_dataset, args, processing_class)
+        except DataError as error:
+            raise DataError(f"the validation data: {error}; or hold out other or more documents") from None
         super().__init__(
             model=model,
             args=args,
             data_collator=collate,
-            train_dataset=self._sequences(train_dataset, args, processing_class),
-            eval_dataset=self._validation_sequences(eval_dataset, args, processing_class),
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
             processing_class=processing_class,
-            callbacks=[*standard_callbacks.standard(self, args), PythonRun(self), *(callbacks or [])],
+            callbacks=[*own, *(callbacks or [])],
             **kwargs,
         )
-        self._note_on_data(given_validation=eval_dataset)
+        self.before_after = BeforeAfter(self)
+        self.add_callback(self.before_after)
+        notes = []
+        if train_dataset is not None:
+            notes.append(beyond_positions(self.model, train_dataset, "context_length", args.document_masks))
+            # Of rows given in Python; who brings sequences has looked at them before.
+            if eval_dataset is not None and eval_dataset is not given_validation:
+                notes.append(also_trained_on(train_dataset.index, eval_dataset.index))
+        for note in notes if args.process_index == 0 else ():
+            if note is not None:
+                logger.warning(note)
         self.keep_unwrapped()
         check_gradients(self, _WAY_OUT)
-        standard_callbacks.keep_tensorboard_here(self)
+        standard.keep_tensorboard_here(self)
         # compute_loss divides by the counts of the whole window: the Trainer must not divide by the accumulation again.
         self.model_accepts_loss_kwargs = True
         if not self.sharded:
@@ -158,6 +173,15 @@ class EBFTTrainer(ShardedTrainer):
 
     def compute_loss_context_manager(self) -> Any:
         return nullcontext() if self.networks.computes_in_bf16 else super().compute_loss_context_manager()
+
+    def example(self) -> dict[str, Tensor] | None:
+        """Of the last step, for the table of samples."""
+        return None if self.window is None else self.window.example
+
+    def validation_identity(self) -> dict[str, Any]:
+        """What the numbers of `evaluate` depend on, beside the model."""
+        dataset: Any = self.eval_dataset
+        return validation.identity(self.args, self.features, dataset)
 
     # ---- one iteration -----------------------------------------------------------------------------------------
 
@@ -305,7 +329,7 @@ class EBFTTrainer(ShardedTrainer):
         start = time.perf_counter()
         loader = loaders.evaluation_loader(self.args, dataset)
         with torch.no_grad(), self.compute_loss_context_manager():
-            records = validate(
+            records = validation.validate(
                 self.compute_model(),
                 self.features,
                 loader,
@@ -319,7 +343,7 @@ class EBFTTrainer(ShardedTrainer):
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
         self.log(metrics)
         if given is None and metric_key_prefix == "eval":
-            self.evaluated = Evaluated(self.state.global_step, metrics, records)
+            self.evaluated = validation.Evaluated(self.state.global_step, metrics, records)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
@@ -333,26 +357,6 @@ class EBFTTrainer(ShardedTrainer):
             return super().get_train_dataloader()
         return loaders.train_loader(self.args, self.train_dataset)
 
-    def _validation_sequences(self, dataset: Any, args: EBFTConfig, tokenizer: Any) -> SequenceDataset | None:
-        try:
-            return self._sequences(dataset, args, tokenizer)
-        except DataError as error:
-            raise DataError(f"the validation data: {error}; or hold out other or more documents") from None
-
-    def _note_on_data(self, given_validation: Any) -> None:
-        train, validation = self.train_dataset, self.eval_dataset
-        if not isinstance(train, SequenceDataset):
-            return
-        notes = [beyond_positions(self.model, train, self.args)]  # may be an error, in every process
-        if self.args.process_index != 0:
-            return
-        # Of rows given in Python; who brings sequences has looked at them before.
-        if isinstance(validation, SequenceDataset) and validation is not given_validation:
-            notes.append(also_trained_on(train.index, validation.index))
-        for note in notes:
-            if note is not None:
-                logger.warning(note)
-
     def _sequences(self, dataset: Any, args: EBFTConfig, tokenizer: Any) -> SequenceDataset | None:
         if dataset is None or isinstance(dataset, SequenceDataset):
             found = dataset
@@ -360,11 +364,10 @@ class EBFTTrainer(ShardedTrainer):
             if tokenizer is None:
                 raise ConfigError("rows of text need a tokenizer; pass processing_class=")
             store = tokenize_rows(dataset, tokenizer)
-            for note in check_answers(store, tokenizer, "the dataset", dataset):
-                logger.warning(note)
             found = SequenceDataset(DocumentIndex.of(store), args.context_length, args.packing, self.pad_token_id)
-            if (cut := cut_documents(found, "context_length")) is not None:
-                logger.warning(f"{cut}; raise it, or set packing=True")
+            for note in (*notes_on_answers(store, tokenizer), cut_tokens(found, "context_length")):
+                if note is not None:
+                    logger.warning(note)
         if found is not None:
             check_sequences(found, args, self.end_token_ids)
         return found

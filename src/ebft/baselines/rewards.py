@@ -24,15 +24,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ebft.config.baseline_settings import RLVRSettings
+from ebft.config.baselines import RLVRSettings
 from ebft.data.row_format import Row
 from ebft.errors import ConfigError, DataError, SandboxError, nearest
 from ebft.evaluate.scoring import available_cores
 from ebft.problems.problem import Attempt, Problem, Record, run_many
 from ebft.problems.python_problems import humaneval_problem, mbpp_problem
+from ebft.problems.translation import one_line
 from ebft.sandbox.box import Sandbox
 from ebft.sandbox.bubblewrap import Limits
-from ebft.sandbox.python_tests import ERROR, TIMEOUT, Outcome
+from ebft.sandbox.python_tests import ERROR, TIMEOUT
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +55,17 @@ class RewardFunction:
         """Why answers to this row cannot be scored; None if they can."""
         return None
 
-    def score(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
+    def of_one(self, text: str, row: Row) -> float:
         raise NotImplementedError
+
+    def score(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
+        scores = []
+        for text, row in zip(texts, rows, strict=True):
+            try:
+                scores.append(self.of_one(text, row))
+            except (Exception, SystemExit) as error:  # a script's sys.exit() must not end the run either
+                scores.append(self.failed(error))
+        return scores
 
     def failed(self, error: BaseException) -> float:
         self.counts["raised"] += 1
@@ -91,8 +101,7 @@ class UnitTests(RewardFunction):
 
     def _problem(self, row: Row, where: str = "a row") -> Problem:
         """As HumanEval's where the row has an entry point: the answer continues the prompt. Else as MBPP's."""
-        tests = row.get(self.tests_column)
-        prompt = row.get(self.columns["prompt"])
+        tests, prompt = row.get(self.tests_column), row.get(self.columns["prompt"])
         text = prompt if isinstance(prompt, str) else ""
         if isinstance(row.get("entry_point"), str) and isinstance(tests, str):
             fields = {"task_id": where, "prompt": text, "entry_point": row["entry_point"], "test": tests}
@@ -102,15 +111,13 @@ class UnitTests(RewardFunction):
                 f"{where} has no column {self.tests_column!r} with unit tests; it has "
                 f"{', '.join(map(repr, row)) or 'none'}. Name yours with tests_column"
             )
-        reference = row.get(self.columns["completion"])
-        fields = {"task_id": where, "text": text, "test_list": as_tests(tests), "code": _python_or_nothing(reference)}
-        for name in ("test_imports", "test_setup_code"):
-            if row.get(name) is not None:
-                fields[name] = row[name]
+        fields = {name: row[name] for name in ("test_imports", "test_setup_code") if row.get(name) is not None}
+        reference = _python_or_nothing(row.get(self.columns["completion"]))
+        fields |= {"task_id": where, "text": text, "test_list": as_tests(tests), "code": reference}
         return mbpp_problem(Record(where, fields))
 
     def score(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
-        keys: list[str | None] = []
+        keys: list[str] = []
         todo: dict[str, Attempt] = {}
         scores: dict[str, float] = {}
         for text, row in zip(texts, rows, strict=True):
@@ -118,7 +125,7 @@ class UnitTests(RewardFunction):
                 problem = self._problem(row)
             except Exception as error:
                 self.failed(error)
-                keys.append(None)
+                keys.append("")
                 continue
             key = hashlib.sha256(f"{problem!r}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()
             keys.append(key)
@@ -130,22 +137,18 @@ class UnitTests(RewardFunction):
                 todo[key] = Attempt(problem, text, key)
         try:
             for attempt, outcome in run_many(todo.values(), self.sandbox, self.limits, self.workers):
-                self._keep(attempt.tag, outcome, scores)
+                self.counts["programs"] += 1
+                self.counts["timeouts"] += outcome.status == TIMEOUT
+                self.counts["sandbox_errors"] += outcome.status == ERROR
+                scores[attempt.tag] = float(outcome.passed)
+                if outcome.status != ERROR:  # which is nobody's fault, and perhaps otherwise the next time
+                    self._scores[attempt.tag] = scores[attempt.tag]
+                    while len(self._scores) > CACHED:
+                        self._scores.popitem(last=False)
         except SandboxError as error:  # nothing runs any more: the answers that are left get 0
             self.failed(error)
             self.counts["sandbox_errors"] += sum(key not in scores for key in todo)
-        return [0.0 if key is None else scores.get(key, 0.0) for key in keys]
-
-    def _keep(self, key: str, outcome: Outcome, scores: dict[str, float]) -> None:
-        self.counts["programs"] += 1
-        self.counts["timeouts"] += outcome.status == TIMEOUT
-        scores[key] = float(outcome.passed)
-        if outcome.status == ERROR:  # nobody's fault, and perhaps otherwise the next time
-            self.counts["sandbox_errors"] += 1
-            return
-        self._scores[key] = scores[key]
-        while len(self._scores) > CACHED:
-            self._scores.popitem(last=False)
+        return [scores.get(key, 0.0) for key in keys]
 
 
 class Bleu(RewardFunction):
@@ -164,16 +167,8 @@ class Bleu(RewardFunction):
             return None
         return f"{where} has no text in the column {self.column!r}, which bleu compares with; set reference_column"
 
-    def score(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
-        from ebft.problems.translation import one_line
-
-        scores = []
-        for text, row in zip(texts, rows, strict=True):
-            try:
-                scores.append(self.metric.sentence_score(one_line(text), [one_line(row[self.column])]).score / 100)
-            except Exception as error:
-                scores.append(self.failed(error))
-        return scores
+    def of_one(self, text: str, row: Row) -> float:
+        return self.metric.sentence_score(one_line(text), [one_line(row[self.column])]).score / 100
 
 
 class Own(RewardFunction):
@@ -182,17 +177,11 @@ class Own(RewardFunction):
         self.name = name.replace(":", ".")
         self.function = import_function(name)
 
-    def score(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
-        scores = []
-        for text, row in zip(texts, rows, strict=True):
-            try:
-                value = float(self.function(text, dict(row)))
-                if not math.isfinite(value):
-                    raise ValueError(f"it returned {value}")
-                scores.append(value)
-            except (Exception, SystemExit) as error:  # a script's sys.exit() must not end the run either
-                scores.append(self.failed(error))
-        return scores
+    def of_one(self, text: str, row: Row) -> float:
+        value = float(self.function(text, dict(row)))
+        if not math.isfinite(value):
+            raise ValueError(f"it returned {value}")
+        return value
 
 
 def import_function(name: str) -> Callable[[str, Row], float]:
@@ -203,31 +192,19 @@ def import_function(name: str) -> Callable[[str, Row], float]:
         sys.path.insert(0, here)
     try:
         found = getattr(importlib.import_module(module), function)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"rewards={name!r}: there is no module {error.name!r}; give module:function") from None
-    except AttributeError:
-        raise ConfigError(f"rewards={name!r}: the module {module!r} has no function {function!r}") from None
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"rewards={name!r}: importing {module!r} raised {type(error).__name__}: {error}") from None
+        raise ConfigError(f"rewards={name!r} cannot be imported: {type(error).__name__}: {error}") from None
     if not callable(found):
         raise ConfigError(f"rewards={name!r} is of the type {type(found).__name__}, not a function")
     return found
 
 
 def make_rewards(settings: RLVRSettings, columns: dict[str, str], counts: Counter[str]) -> list[RewardFunction]:
-    made: list[RewardFunction] = []
+    known = {"unit_tests": UnitTests, "bleu": Bleu}
     for name in settings.rewards:
-        if name == "unit_tests":
-            made.append(UnitTests(counts, settings, columns))
-        elif name == "bleu":
-            made.append(Bleu(counts, settings, columns))
-        elif ":" in name:
-            made.append(Own(counts, name))
-        else:
-            raise ConfigError(
-                f"rewards={name!r} is not unit_tests, bleu or module:function{nearest(name, ('unit_tests', 'bleu'))}"
-            )
-    return made
+        if name not in known and ":" not in name:
+            raise ConfigError(f"rewards={name!r} is not unit_tests, bleu or module:function{nearest(name, known)}")
+    return [known[n](counts, settings, columns) if n in known else Own(counts, n) for n in settings.rewards]
 
 
 def why_not_rewarded(rewards: Sequence[RewardFunction], row: Row, where: str) -> str | None:
@@ -239,12 +216,9 @@ def as_tests(value: Any) -> list[str]:
     """A list of texts, also written as JSON or Python in one text; any other text is one test."""
     if isinstance(value, str):
         parsed: Any = None
-        if value.lstrip().startswith("["):
-            with suppress(ValueError):
-                parsed = json.loads(value)
-            if parsed is None:
-                with suppress(ValueError, SyntaxError):
-                    parsed = ast.literal_eval(value.strip())
+        for parse in (json.loads, ast.literal_eval) if value.lstrip().startswith("[") else ():
+            with suppress(ValueError, SyntaxError):
+                parsed = parsed or parse(value.strip())
         value = parsed if isinstance(parsed, list) else [value]
     if not isinstance(value, list):
         raise DataError(f"unit tests are of the type {type(value).__name__}, not a list of texts or a text")

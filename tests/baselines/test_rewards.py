@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("trl")
-from ebft.baselines.verifiable_rewards import as_tests, make_rewards
+from ebft.baselines.rewards import as_tests, make_rewards
 from ebft.config.baselines import RLVRSettings
 from ebft.errors import ConfigError
 from ebft.runtime.messages import show_messages
@@ -131,8 +131,8 @@ class TestOwn:
     @pytest.mark.parametrize(
         ("name", "what"),
         [
-            ("nowhere_at_all:f", "there is no module 'nowhere_at_all'"),
-            ("own_reward:f", "has no function 'f'"),
+            ("nowhere_at_all:f", "No module named 'nowhere_at_all'"),
+            ("own_reward:f", "has no attribute 'f'"),
             ("own_reward:number", "is of the type int, not a function"),
             ("unit_test", "did you mean 'unit_tests'?"),
         ],
@@ -167,7 +167,7 @@ def test_a_reward_that_exits_costs_a_zero(tmp_path: Path, own_module: None) -> N
 @needs_sandbox
 def test_the_cache_may_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that is known when a batch begins keeps its score, though others push it out of the cache."""
-    monkeypatch.setattr("ebft.baselines.verifiable_rewards.CACHED", 1)
+    monkeypatch.setattr("ebft.baselines.rewards.CACHED", 1)
     (reward,) = made(tmp_path, "unit_tests")
     assert reward.score([GOOD], [MBPP]) == [1.0]
     assert reward.score([WRONG, GOOD], [MBPP] * 2) == [0.0, 1.0]

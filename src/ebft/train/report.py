@@ -1,0 +1,215 @@
+"""What a run leaves for people: tables of samples, answers before and after, curves, and the final model's card."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import yaml
+from torch import Tensor
+
+from ebft.config.recipe import Recipe
+from ebft.data.packing import SequenceDataset
+from ebft.evaluate.generation import GenerationSettings, TransformersGenerator
+from ebft.method.measures import NAMES, along_training, smaller_is_better, with_error
+from ebft.runtime import processes
+from ebft.version import __version__
+
+CONTEXT_TOKENS, ANCHORS = 24, 4  # shown in a table of samples
+PROMPT_TOKENS, ANSWER_TOKENS = 64, 24  # of a held-out prompt, and of the answers to it
+SHOWN = 100  # characters of a line
+CURVES = "curves.png"
+PANELS = {
+    "eval_cfm": "feature-matching loss (validation)",
+    "eval_cross_entropy": "cross-entropy (validation)",
+    "reward": "reward",
+    "ebft/cfm": "feature-matching loss (training)",
+    "ebft/distinct": "share of distinct completions",
+    "grad_norm": "gradient norm",
+}
+TITLES = ("on held-out sequences", "before", "after", "change")
+LEGEND = """A completion's reward is its alignment less alpha times its diversity.
+
+- **alignment**: how well its features agree with those of the truth; larger is better.
+- **diversity**: how much it resembles the other completions of the anchor; smaller is better.
+- **advantage**: the reward less what the other completions got; above 0 the completion becomes likelier, else less."""
+
+
+def write_samples(run: Path, step: int, example: dict[str, Tensor], tokenizer: Any) -> None:
+    """`samples/step-000010.md`: a few anchors of one sequence, spread over it, with truth, completions and rewards."""
+    places = example["anchor_mask"].nonzero().flatten().tolist()
+    lines = [f"# Samples at step {step}", "", LEGEND, ""]
+    for place in places[:: max(1, len(places) // ANCHORS)][:ANCHORS]:
+        anchor, length = int(example["anchors"][place]), int(example["truth_lengths"][place])
+        context = example["input_ids"][max(0, anchor - CONTEXT_TOKENS) : anchor]
+        truth = example["input_ids"][anchor : anchor + length]
+        lines += [f"## Anchor {anchor}", "", f"Context: {earlier(anchor)}{_text(context, tokenizer)}", ""]
+        lines += ["| | text | alignment | diversity | advantage |", "|---|---|---|---|---|"]
+        lines += [f"| truth | {_text(truth, tokenizer)} | | | |"]
+        for sample, completion in enumerate(example["completions"][place]):
+            numbers = (example[name][place, sample] for name in ("alignment", "diversity", "advantages"))
+            cells = " | ".join(f"{float(x):+z.3f}" for x in numbers)
+            lines.append(f"| sample {sample + 1} | {_text(completion, tokenizer)} | {cells} |")
+        lines.append("")
+    write_page(run, step, lines)
+
+
+def write_page(run: Path, step: int, lines: Sequence[str]) -> None:
+    file = run / "samples" / f"step-{step:06d}.md"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _text(tokens: Tensor, tokenizer: Any) -> str:
+    """The tokens as text, or as numbers without a tokenizer."""
+    ids = tokens.tolist()
+    if tokenizer is None:
+        return " ".join(map(str, ids))
+    while len(ids) > 1 and ids[-1] == ids[-2] and ids[-1] in tokenizer.all_special_ids:
+        ids.pop()  # a completion that has ended is filled up with its end token
+    return table_cell(tokenizer.decode(ids))
+
+
+def earlier(anchor: int) -> str:
+    """Before the last CONTEXT_TOKENS of an anchor's context, if those are not all of it."""
+    return "..." if anchor > CONTEXT_TOKENS else ""
+
+
+def table_cell(text: str) -> str:
+    """Any text as code on one line, safe inside a Markdown table."""
+    return "`" + repr(text)[1:-1].replace("|", "\\|").replace("`", "'") + "`"
+
+
+def held_out_prompts(dataset: SequenceDataset, tokenizer: Any, count: int) -> dict[str, list[str]]:
+    """Prompts, and how their text goes on; a text that is all answer is cut in its middle."""
+    prompts, texts = [], []
+    for place in range(0, len(dataset.index), max(1, len(dataset.index) // count)):
+        store, inside = dataset.index.where(place)
+        tokens, answers = store.tokens[inside].tolist(), store.answers[inside].tolist()
+        if start := (answers.index(1) if 1 in answers else 0) or min(PROMPT_TOKENS, len(tokens) // 2):
+            prompts.append(tokenizer.decode(tokens[max(0, start - PROMPT_TOKENS) : start]))
+            texts.append(tokenizer.decode(tokens[start : start + ANSWER_TOKENS], skip_special_tokens=True))
+    return {"prompts": prompts[:count], "text": texts[:count]}
+
+
+def answers_to(prompts: Sequence[str], trainer: Any, tokenizer: Any, temperature: float) -> list[str]:
+    """By the model as it is now, always with the same random numbers; the first process writes, and all get them."""
+    texts: list[str] = []
+    if processes.rank() == 0 and prompts:
+        settings = GenerationSettings(ANSWER_TOKENS, temperature, prompt_style="rendered", too_long="truncate")
+        generator = TransformersGenerator(trainer.compute_model(), tokenizer, len(prompts))
+        with trainer.compute_loss_context_manager():
+            texts = [found[0] for found in generator.generate(prompts, settings)]
+    return processes.from_first(texts)
+
+
+def answer_lines(found: dict[str, Any]) -> list[str]:
+    """What a person reads: the prompt, how the text goes on, and the two answers, each on a line."""
+    shown = []
+    for number, prompt in enumerate(found["prompts"]):
+        shown.append(f"...{repr(prompt)[1:-1][-SHOWN:]}")
+        shown += [
+            f"    {title:<6}  {repr(found[title][number])[1:-1][:SHOWN]}" for title in ("text", "before", "after")
+        ]
+    return shown
+
+
+def before_and_after(results: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Rows under TITLES: the metrics that a table shows. The error of a change is that of the paired difference."""
+    found = [results.get(when, {}) for when in ("before", "after", "change")]
+    return [
+        (name, *(with_error(f.get(f"eval_{k}"), f.get(f"eval_{k}_se"), "+" if f is found[2] else "") for f in found))
+        for k, name in NAMES.items()
+        if f"eval_{k}" in found[1]
+    ]
+
+
+def verdict(results: dict[str, Any]) -> list[str]:
+    """What the paired changes are evidence of, in words: by Student's t, since sequences may be few.
+
+    Nothing where no change was measured.
+    """
+    try:
+        from scipy.stats import t
+    except ImportError:  # training needs no more of scipy than this: the table stands without these words
+        return []
+    better, worse = (f"{word} by more than chance would explain (p < 0.05)" for word in ("better", "worse"))
+    found: dict[str, list[str]] = {better: [], worse: [], "no evidence of a change": []}
+    change, sequences = results.get("change", {}), (results.get("ruler") or {}).get("validation_sequences", 0)
+    for key, name in NAMES.items() if sequences > 1 else ():
+        value, error = change.get(f"eval_{key}"), change.get(f"eval_{key}_se")
+        if value is None or error is None or math.isnan(error):
+            continue
+        by_chance = 2 * t.sf(abs(value / error), sequences - 1) >= 0.05 if error else value == 0
+        reading = better if (value < 0) == smaller_is_better(key) else worse
+        found["no evidence of a change" if by_chance else reading].append(name.partition(" (")[0])
+    return [f"{reading}: {'; '.join(names)}" for reading, names in found.items() if names]
+
+
+def curves(run: Path) -> Path | None:
+    """`curves.png`, one panel per metric, with standard errors where there are any."""
+    file = run / "metrics.jsonl"
+    entries = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    panels = [(name, points) for name in PANELS if (points := along_training(entries, name))]
+    if not panels:
+        return None
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.1 * rows), squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (name, points) in zip(axes.flat, panels, strict=False):
+        values = [entry[name] for entry in points.values()]
+        errors = [entry.get(f"{name}_se") or 0.0 for entry in points.values()]
+        axis.errorbar(list(points), values, errors, marker="o" if len(points) < 20 else None, markersize=3)
+        axis.set_title(PANELS[name], fontsize=10)
+        axis.set_xlabel("step")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(run / CURVES, dpi=120)
+    plt.close(figure)
+    return run / CURVES
+
+
+def card(title: str, made: str, recipe: str, header: Sequence[str] = (), results: dict[str, Any] | None = None) -> str:
+    """A model's README.md: how it was made, what was measured, and the recipe."""
+    lines = ["---", "tags: [ebft]", *header, "---", "", f"# {title}", "", made, ""]
+    if results and (rows := before_and_after(results)):
+        lines += [f"| {' | '.join(row)} |" for row in (TITLES, ("---",) * len(TITLES), *rows)]
+        lines += ["", "± is the standard error over sequences; that of a change is of the differences by sequence.", ""]
+        lines += [*(f"- {line}" for line in verdict(results)), ""]
+    if results and "answers" in results:
+        lines += ["Held-out prompts, how their text goes on, and what the model wrote before and after training:", ""]
+        lines += ["```text", *answer_lines(results["answers"]), "```", ""]
+    lines += ["```yaml", recipe.strip(), "```", ""] if recipe else []
+    lines += [f"![curves]({CURVES})", ""] if results else []
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}"
+    return "\n".join([*lines, f"ebft {__version__}, {versions}.", ""])
+
+
+def write_card(folder: Path, title: str, recipe: Recipe, results: dict[str, Any], method: str) -> None:
+    """Of the final model of a run."""
+    model, launch = recipe.model, recipe.training.world_size
+    header = [f"library_name: {'peft' if model.adapted else 'transformers'}"]
+    for key, names in ("base_model", [model.model]), ("datasets", recipe.data.dataset):
+        hub = [n.partition(":")[0] for n in names if n.count("/") == 1 and not Path(n).expanduser().exists()]
+        header += [f"{key}: [{', '.join(hub)}]"] if hub else []
+    made = (
+        f"`{model.model}` fine-tuned with {method} on {', '.join(recipe.data.dataset)}, {results.get('steps')} steps. "
+        f"Made by `ebft {recipe.command} --config recipe.yaml{f' --launch {launch}' if launch > 1 else ''}`, all other "
+        "settings as they are by default:"
+    )
+    settings = yaml.safe_dump(recipe.given, sort_keys=False, allow_unicode=True)
+    (folder / "README.md").write_text(card(title, made, settings, header, results), encoding="utf-8")
