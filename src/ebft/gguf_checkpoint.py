@@ -1,0 +1,154 @@
+"""An ordinary transformers checkpoint of a quantised GGUF file, for the families that `ebft fetch` knows: Llama, Qwen2
+and Gemma 3.
+
+`from_pretrained(gguf_file=)` does the same on one core with the whole model in memory. Here several processes
+dequantise, and write each tensor into its place in the safetensors file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from ebft.errors import ConfigError
+from ebft.runtime.messages import progress
+
+TABLE = "model.embed_tokens.weight"
+ROWS = 4096  # of the table, converted at one time
+
+
+def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
+    """
+    Args:
+        dtype: of the checkpoint: bfloat16 or float32.
+        ends: tokens that end a text, the tokenizer's own first.
+    """
+    import numpy as np
+    import transformers
+    from gguf import GGUFReader
+
+    reader = GGUFReader(gguf)
+    config = _config(reader, dtype)
+    tensors, processor = _named(reader, config)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    size, (width, kind) = 0, {"bfloat16": (2, "BF16"), "float32": (4, "F32")}[dtype]
+    for name, tensor in tensors.items():
+        start, size = size, size + int(tensor.n_elements) * width
+        header[name] = {"dtype": kind, "shape": tensor.shape[::-1].tolist(), "data_offsets": [start, size]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    weights = folder / "model.safetensors"
+    with weights.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(file.tell() + size)
+    with ProcessPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        jobs = []
+        for name, tensor in tensors.items():
+            data, (start, end) = tensor.data.view(np.uint8), header[name]["data_offsets"]
+            # Of the table, which is large, some rows at a time. Others may be rearranged, which needs all their rows.
+            step = ROWS if name == TABLE else len(data)
+            for first in range(0, len(data), step):
+                place = 8 + len(text) + start + first * (end - start) // len(data)
+                rows = np.asarray(data[first : first + step])
+                jobs.append(
+                    pool.submit(_write, rows, tensor.tensor_type, tensor.name, processor, weights, place, width)
+                )
+        tokenizer = _tokenizer(reader, gguf, config, ends)
+        tokenizer.save_pretrained(folder)
+        with progress("converting", size, leave=False, unit="B") as advance:
+            for job in as_completed(jobs):
+                advance(job.result())
+    config.save_pretrained(folder)
+    # Only what ends a text: an original's temperature and repetition penalty would change what is measured.
+    transformers.GenerationConfig(
+        bos_token_id=config.bos_token_id,
+        eos_token_id=[tokenizer.convert_tokens_to_ids(end) for end in ends],
+        pad_token_id=config.pad_token_id,
+    ).save_pretrained(folder)
+
+
+def _config(reader: Any, dtype: str) -> Any:
+    """As transformers reads it from the file. But the originals of these models have one table of tokens, for input and
+    output: where the file has two, they are the same one, quantised in two ways."""
+    from transformers import AutoConfig
+    from transformers.integrations import GGUF_CONFIG_MAPPING
+
+    fields, keys = reader.fields, dict[str, Any](GGUF_CONFIG_MAPPING)
+    architecture = fields["general.architecture"].contents()
+    values = {
+        ours: fields[f"{section}.{key}"].contents()
+        for section in ("tokenizer", architecture)
+        for key, ours in keys[section].items()
+        if ours and f"{section}.{key}" in fields
+    }
+    values.setdefault("vocab_size", len(fields["tokenizer.ggml.tokens"].data))
+    family = {"gemma3": "gemma3_text"}.get(architecture, architecture)
+    return AutoConfig.for_model(family, **values, tie_word_embeddings=True, dtype=dtype)
+
+
+def _named(reader: Any, config: Any) -> tuple[dict[str, Any], Any]:
+    """The file's tensors by their names in transformers, and what undoes the changes that llama.cpp makes to them."""
+    import torch
+    import transformers
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    config.architectures = [type(model).__name__]
+    architecture = reader.fields["general.architecture"].contents()
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
+    names = get_gguf_hf_weights_map(model, processor)
+    tensors = {names[tensor.name]: tensor for tensor in reader.tensors if tensor.name in names}
+    tensors[TABLE] = tensors.pop("lm_head.weight", tensors[TABLE])  # the output's is the finer one
+    if set(tensors) != set(model.state_dict()) - {"lm_head.weight"}:
+        raise ConfigError(f"transformers {transformers.__version__} does not know all tensors of the GGUF file")
+    return tensors, processor
+
+
+def _write(data: Any, kind: int, name: str, processor: Any, weights: Path, place: int, width: int) -> int:
+    """Dequantise a tensor, or some rows of it, into its place in the checkpoint. In a process of its own."""
+    import numpy as np
+    from gguf import GGMLQuantizationType as Kind
+    from gguf.quants import dequantize, quantize
+
+    numbers = processor.process(weights=dequantize(data, Kind(kind)), name=name).weights
+    with weights.open("r+b") as file:
+        file.seek(place)
+        return file.write(np.ascontiguousarray(numbers if width == 4 else quantize(numbers, Kind.BF16)).data)
+
+
+def _tokenizer(reader: Any, gguf: Path, config: Any, ends: Sequence[str]) -> Any:
+    """As the original's. transformers 5.17 takes the token that begins a message of SmolLM2 for its end, and cuts most
+    of Qwen's special tokens to pieces; 5.22 does not normalise Qwen's texts. Hence the end is set and Qwen's made here.
+    """
+    import transformers
+    from gguf import TokenType
+
+    if config.model_type != "qwen2":
+        # Texts of Gemma begin with a token of their own, which is not in the file.
+        begin = {"add_bos_token": True} if config.model_type == "gemma3_text" else {}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, **begin)
+        tokenizer.eos_token = ends[0]
+        return tokenizer
+    words, kinds, merges = (
+        reader.fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "token_type", "merges")
+    )
+    made: Any = transformers.Qwen2Tokenizer
+    tokenizer = made(
+        vocab={word: number for number, word in enumerate(words) if kinds[number] != TokenType.UNUSED},
+        merges=[tuple(merge.split(" ")) for merge in merges],
+        eos_token=ends[0],
+        pad_token=words[config.pad_token_id],
+        unk_token=None,
+        model_max_length=config.max_position_embeddings,
+        chat_template=reader.fields["tokenizer.chat_template"].contents(),
+    )
+    for word, kind in zip(words, kinds, strict=True):
+        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED):
+            special = kind == TokenType.CONTROL
+            tokenizer.add_tokens(transformers.AddedToken(word, special=special, normalized=False), special)
+    return tokenizer
