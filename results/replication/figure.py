@@ -1,4 +1,4 @@
-"""The figures of docs/results.md and docs/results-without-ends.md: mostly validation over epochs (`validation.json`).
+"""The figures of the studies (docs/results.md keeps two): mostly validation over epochs (`validation.json`).
 
 python results/replication/figure.py docs/pictures
 """

@@ -36,7 +36,8 @@ from tests.baselines.runs import make_model
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SUMS = [(a, b) for a in range(9) for b in range(9)]
-ROWS = [{"prompt": f"{a} and {b} are ", "completion": f"{a + b}, all together."} for a, b in SUMS]
+ANSWER = "all together, as anybody can count on two hands or more."
+ROWS = [{"prompt": f"{a} and {b} are ", "completion": f"{a + b}, {ANSWER}"} for a, b in SUMS]
 HUMANEVAL = {
     "task_id": "HumanEval/0",
     "prompt": "def one():\n",

@@ -23,14 +23,10 @@ def brute_force(
 ) -> Tensor:
     """phi of a plain sequence whose last `length` tokens are the completion."""
     states = plain_hidden_states(plain, sequence)
-    own = []
-    for token in range(-1 if pooling == "last" else -length, 0):
-        layers = [states[t][token] for t in taps]
-        if normalize == "per_layer":
-            own.append(torch.cat([x / x.norm() for x in layers]))
-        else:
-            own.append(torch.cat(layers) / torch.cat(layers).norm())
-    return torch.stack(own).mean(0)
+    pooled = [states[t][-1] if pooling == "last" else states[t][-length:].mean(0) for t in taps]
+    if normalize == "per_layer":
+        return torch.cat([x / x.norm() for x in pooled])
+    return torch.cat(pooled) / torch.cat(pooled).norm()
 
 
 def check(

@@ -50,7 +50,7 @@ class MethodConfig:
     feature_layers: list[int | float] = option(
         [0.25, 0.5, 0.75], "hidden states to tap: fractions of the depth (0.25, 1.0) or layers (1, 8; 0: embeddings)"
     )
-    feature_pooling: Pooling = option("last", "last token of the completion, or mean over its tokens, each normalised")
+    feature_pooling: Pooling = option("last", "last token of the completion, or mean over its tokens")
     feature_normalize: Normalize = option(
         "per_layer", "unit length: per tapped layer as in the paper's text, or joint as in the released code"
     )

@@ -54,7 +54,7 @@ class FeatureNetwork(nn.Module):
         model: a causal language model of transformers, with or without a peft adapter.
         layers: which hidden states to tap: fractions of the depth (0.25 taps `hidden_states[floor(L/4)]`) or whole
             numbers (0 the embeddings, i the output of layer i). A tap of the last layer is taken before the norm.
-        pooling: "last" token of the completion, or the "mean" over its tokens, after they are normalised.
+        pooling: "last" token of the completion, or the "mean" over its tokens.
         normalize: "per_layer" scales each layer's vector to unit length before concatenation; "joint" scales the
             concatenation once, as the released code does.
         source: where the weights come from.
@@ -211,17 +211,15 @@ class FeatureNetwork(nn.Module):
             cache_enabled=torch.is_autocast_cache_enabled(),
         )
         packed_pass = PackedPass(layout, backend, b)
-        tokens = [packed_pass.numbers(slots) for slots, _ in places]
-        with evaluating(network), adapter_off, precision, tapped_states(network, self.taps, tokens) as tapped:
+        places = [(packed_pass.numbers(slots), weights) for slots, weights in places]
+        with evaluating(network), adapter_off, precision, tapped_states(network, self.taps, places) as tapped:
             packed_pass.run(partial(run_decoder, network, ebft_pass=packed_pass), packed_ids)
 
         def features_at(place: int) -> Tensor:
-            states = [tapped[tap][place].float() for tap in self.taps]  # [b, B*n + B, m, width] each
+            pooled = [tapped[tap][place] for tap in self.taps]
             if self.normalize == "per_layer":
-                units = torch.cat([F.normalize(x, dim=-1) for x in states], -1)
-            else:
-                units = F.normalize(torch.cat(states, -1), dim=-1)
-            return (units * places[place][1]).sum(-2)
+                return torch.cat([F.normalize(x, dim=-1) for x in pooled], -1)
+            return F.normalize(torch.cat(pooled, -1), dim=-1)
 
         return tuple(features_at(place) for place in range(len(lengths)))
 
@@ -322,15 +320,16 @@ def random_like(decoder: nn.Module, seed: int) -> nn.Module:
 
 @contextmanager
 def tapped_states(
-    decoder: nn.Module, taps: Sequence[int], places: Sequence[Tensor]
+    decoder: nn.Module, taps: Sequence[int], places: Sequence[tuple[Tensor, Tensor]]
 ) -> Iterator[dict[int, list[Tensor]]]:
-    """Keep tokens [b, R, m] of the tapped hidden states, as [b, R, m, width], and nothing else.
+    """Pool tokens [b, R, m] of the tapped hidden states with their weights, to [b, R, width], and keep nothing else.
     Tokens are numbered over all rows of the pass, one after the other."""
     layers = decoder_layers(decoder)[1]
     found: dict[int, list[Tensor]] = {}
 
     def keep(tap: int, hidden: Tensor) -> None:
-        found[tap] = [hidden.flatten(0, 1)[tokens] for tokens in places]
+        flat = hidden.flatten(0, 1)
+        found[tap] = [(flat[tokens].float() * weights).sum(-2) for tokens, weights in places]
 
     def before_first_layer(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         keep(0, args[0] if args else kwargs["hidden_states"])
