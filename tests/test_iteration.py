@@ -169,7 +169,7 @@ class TestWindow:
             assert truth == int(one["truth_tokens"])
 
     def test_counts_and_means_by_hand(self, networks: Any, tmp_path: Path) -> None:
-        found = self.window(networks, tmp_path, [4], None, alpha=0.5)
+        found = self.window(networks, tmp_path, [4], None, alpha=0.5, whitening="none")
         (batch,) = found.micro_batches
         anchors = [4, 8, 12, 16, 20]  # every stride, with room for the horizon of 3
         assert batch["layout"].anchors.tolist() == anchors
@@ -181,6 +181,7 @@ class TestWindow:
         assert float(found.metrics["ebft/anchors"]) == len(anchors)
         assert float(found.metrics["ebft/packed_tokens"]) == 4 * (T + len(anchors) * n * 3)
         alignment, diversity = found.metrics["ebft/alignment"], found.metrics["ebft/diversity"]
+        assert diversity > 0.01, "whitened, distinct samples have none, and alpha would weigh nothing"
         assert float(found.metrics["reward"]) == pytest.approx(float(alignment - 0.5 * diversity), abs=1e-6)
         example = found.example
         expected = leave_one_out_advantages(example["alignment"][None], example["diversity"][None], 0.5)[0]
