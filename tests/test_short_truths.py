@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebft.config.method import MethodConfig
-from ebft.data.formats import Document
 from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token_ids
+from ebft.data.row_format import Document
 from ebft.data.store import TokenStore
 from ebft.errors import ConfigError, DataError
 from ebft.iteration import check_sequences, make_layout, score

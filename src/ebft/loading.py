@@ -21,7 +21,7 @@ from ebft import fetch
 from ebft.config.method import MethodConfig
 from ebft.config.recipe import Recipe
 from ebft.config.training import EBFTConfig
-from ebft.data.formats import check_tokenizer
+from ebft.data.row_format import check_tokenizer
 from ebft.errors import ConfigError, first_line, how_to_install, nearest
 from ebft.model.backbone import embedding_size, end_tokens_of
 from ebft.model.features import FeatureNetwork, Source, check_vocabulary

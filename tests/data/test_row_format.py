@@ -1,131 +1,184 @@
-"""Rows of other tools become prompt and completion, or messages."""
+"""Rows of every kind become tokens with answer flags; a token is a byte, so that flags can be read off the text."""
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import pytest
 
 from ebft.config.data import DataConfig
-from ebft.data.row_format import RowFormat, is_glued
+from ebft.data.row_format import Document, Row, RowFormat, check_tokenizer, encode, is_glued
 from ebft.errors import ConfigError, DataError
+from tests.tiny_tokenizer import END, PAD, TURN, VOCABULARY, byte_tokenizer
 
 QUESTION = "### Question:\n{question}\n\n### Answer:\n"
 
 
-class TestAlpaca:
-    def test_with_an_input(self) -> None:
-        row = {"instruction": "Add.", "input": "1 and 2", "output": "3", "text": "the same, made by others"}
-        found = RowFormat().standard(row)
-        assert found["completion"] == "3"
-        assert found["prompt"].endswith("### Instruction:\nAdd.\n\n### Input:\n1 and 2\n\n### Response:\n")
-        assert found["prompt"].startswith("Below is an instruction that describes a task, paired with an input")
+def turns(*contents: str) -> list[dict[str, str]]:
+    """User and assistant in turn."""
+    return [{"role": ("user", "assistant")[n % 2], "content": content} for n, content in enumerate(contents)]
 
-    @pytest.mark.parametrize("row", [{"input": ""}, {"input": None}, {}])
-    def test_without_one(self, row: dict[str, Any]) -> None:
-        prompt = RowFormat().standard({"instruction": "Say 3.", "output": "3", **row})["prompt"]
+
+def flagged(row: Row, tokenizer: Any = None, row_format: RowFormat | None = None) -> list[tuple[bool, str]]:
+    """The document as (is answer, text), one entry for every run of equal flags."""
+    tokenizer = tokenizer or byte_tokenizer()
+    document = encode(row, tokenizer, row_format)
+    pairs = zip(document.answers, document.tokens, strict=True)
+    runs = groupby(pairs, key=lambda pair: pair[0])
+    return [(answer, tokenizer.decode([token for _, token in run])) for answer, run in runs]
+
+
+def ending_tokenizer() -> Any:
+    """One that ends every text by itself."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"$A {END}", special_tokens=[(END, tokenizer.eos_token_id)]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"text": "héllo"}, [(True, f"héllo{END}")]),
+        ({"text": ""}, [(True, END)]),
+        ({"text": f"ab{END}"}, [(True, f"ab{END}")]),
+        ({"prompt": "2+2=", "completion": "4", "other": 1}, [(False, "2+2="), (True, f"4{END}")]),
+        ({"prompt": "ab", "completion": ""}, [(False, "ab"), (True, END)]),
+        ({"prompt": "ab", "completion": f"cd{END}"}, [(False, "ab"), (True, f"cd{END}")]),
+        ({"prompt": "a", "completion": "b", "text": "c"}, [(False, "a"), (True, f"b{END}")]),
+        (
+            {"messages": [{"role": "system", "content": "be brief"}, *turns("hi", "hello", "2+2?", "4")]},
+            [
+                (False, "<system>be brief</turn><user>hi</turn><assistant>"),
+                (True, "hello</turn>"),
+                (False, "<user>2+2?</turn><assistant>"),
+                (True, f"4</turn>{END}"),
+            ],
+        ),
+        (  # letters of several bytes, and turns with the same words
+            {"messages": turns("ünï", "日本", "日本", "ünï")},
+            [
+                (False, "<user>ünï</turn><assistant>"),
+                (True, "日本</turn>"),
+                (False, "<user>日本</turn><assistant>"),
+                (True, f"ünï</turn>{END}"),
+            ],
+        ),
+        (  # of a prompt nothing is an answer
+            {"prompt": turns("a", "example", "b"), "completion": turns("", "c", "d", "e")[1:]},
+            [
+                (False, "<user>a</turn><assistant>example</turn><user>b</turn><assistant>"),
+                (True, "c</turn>"),
+                (False, "<user>d</turn><assistant>"),
+                (True, f"e</turn>{END}"),
+            ],
+        ),
+        ({"messages": turns("a")}, [(False, f"<user>a</turn>{END}")]),  # nothing that the model has to say
+    ],
+    ids=str,
+)
+def test_what_is_an_answer(row: Row, expected: list[tuple[bool, str]]) -> None:
+    assert flagged(row) == expected
+
+
+def test_end_tokens_stand_once() -> None:
+    pair, expected = {"prompt": "ab", "completion": "cd"}, [(False, "ab"), (True, f"cd{END}")]
+    assert flagged(pair, ending_tokenizer()) == expected
+    assert flagged({"text": "ab"}, ending_tokenizer()) == [(True, f"ab{END}")]
+    for pad in (END, PAD, None):
+        assert flagged(pair, byte_tokenizer(pad=pad)) == expected
+    closing = byte_tokenizer(chat_template=byte_tokenizer().chat_template.replace("</turn>", END))
+    assert flagged({"messages": turns("a", "b")}, closing) == [(False, f"<user>a{END}<assistant>"), (True, f"b{END}")]
+
+
+def test_a_prompt_is_tokenised_as_it_will_be_on_its_own() -> None:
+    tokenizer = byte_tokenizer()
+    assert encode({"prompt": "ab", "completion": "cd"}, tokenizer).tokens[:2] == tokenizer("ab")["input_ids"]
+    assert encode({"text": ""}, tokenizer) == Document([tokenizer.eos_token_id], [True])
+
+
+CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+SHAREGPT = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "standard", "names", "kind"),
+    [
+        ({"text": "a"}, {"text": "a"}, {}, "text"),
+        ({"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "b"}, {}, "prompt"),
+        (
+            {"question": "a", "answer": "b"},
+            {"prompt": "a", "completion": "b"},
+            dict(prompt="question", completion="answer"),
+            "prompt",
+        ),
+        (
+            {"instruction": "a", "output": "b"},
+            {"prompt": "a", "completion": "b"},
+            dict(prompt="instruction", completion="output"),
+            "prompt",
+        ),
+        ({"text": "ab"}, {"text": "ab"}, dict(prompt="question", completion="reply"), "text"),  # of another dataset
+        ({"conversations": SHAREGPT, "id": 1}, {"messages": CHAT}, {}, "messages"),
+        ({"conversations": CHAT}, {"messages": CHAT}, {}, "messages"),
+        ({"chat": SHAREGPT}, {"messages": CHAT}, dict(messages="chat"), "messages"),
+        (
+            {"prompt": SHAREGPT[:1], "completion": SHAREGPT[1:]},
+            {"prompt": CHAT[:1], "completion": CHAT[1:]},
+            {},
+            "messages",
+        ),
+        (
+            {"prompt": "q", "chosen": "a", "rejected": "b"},
+            {"prompt": "q", "completion": "a"},
+            dict(completion="chosen"),
+            "prompt",
+        ),
+    ],
+    ids=str,
+)
+def test_rows_of_others(row: Row, standard: Row, names: dict[str, str], kind: str) -> None:
+    assert RowFormat(**names).standard(row) == standard
+    assert RowFormat(**names).prompt_kind(row) == kind
+
+
+@pytest.mark.parametrize("role", ["Assistant", "ASSISTANT", "GPT", "bot", "model", "ai", "AI"])
+def test_roles_in_any_letters(role: str) -> None:
+    said = [{"role": "User", "content": "hi"}, {"role": role, "content": "hello", "id": 3}, {"role": "Critic"}]
+    found = RowFormat().standard({"messages": said})["messages"]
+    assert [turn["role"] for turn in found] == ["user", "assistant", "Critic"]
+    assert found[1]["id"] == 3
+    assert RowFormat().prompt_of({"messages": said}) == found[:1], "what comes before the last answer"
+
+
+def test_alpaca() -> None:
+    row = {"instruction": "Add.", "input": "1 and 2", "output": "3", "text": "the same, made by others"}
+    found = RowFormat().standard(row)
+    assert found["completion"] == "3"
+    assert found["prompt"].endswith("### Instruction:\nAdd.\n\n### Input:\n1 and 2\n\n### Response:\n")
+    assert found["prompt"].startswith("Below is an instruction that describes a task, paired with an input")
+    assert RowFormat().prompt_kind(row) == "alpaca"
+    for nothing in ({"input": ""}, {"input": None}, {}):
+        prompt = RowFormat().standard({"instruction": "Say 3.", "output": "3", **nothing})["prompt"]
         assert prompt.endswith("\n\n### Instruction:\nSay 3.\n\n### Response:\n")
         assert "Input" not in prompt
 
-    def test_named_columns_are_taken_as_they_are(self) -> None:
-        named = RowFormat(prompt="instruction", completion="output")
-        assert named.standard({"instruction": "a", "output": "b"}) == {"prompt": "a", "completion": "b"}
 
-    def test_an_output_alone_is_no_answer(self) -> None:
-        with pytest.raises(DataError, match=r"a row needs 'text'.*it has 'prompt', 'output'"):
-            RowFormat().standard({"prompt": "a", "output": "b"})
-
-
-class TestShareGPT:
-    TURNS = ({"from": "system", "value": "s"}, {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"})
-    MESSAGES = (
-        {"role": "system", "content": "s"},
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "a"},
-    )
-
-    def test_turns_become_messages(self) -> None:
-        assert RowFormat().standard({"conversations": list(self.TURNS), "id": 1}) == {"messages": list(self.MESSAGES)}
-
-    def test_their_roles_in_messages(self) -> None:
-        turns = [{"role": "human", "content": "hi"}, {"role": "gpt", "content": "hello", "id": 3}]
-        standard = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", "id": 3}]
-        assert RowFormat().standard({"messages": turns}) == {"messages": standard}
-        pair = {"prompt": turns[:1], "completion": turns[1:]}
-        assert RowFormat().standard(pair) == {"prompt": standard[:1], "completion": standard[1:]}
-
-    @pytest.mark.parametrize("role", ["Assistant", "ASSISTANT", "GPT", "bot", "model", "ai", "AI"])
-    def test_roles_in_any_letters(self, role: str) -> None:
-        turns = [{"role": "User", "content": "hi"}, {"role": role, "content": "hello"}]
-        assert [turn["role"] for turn in RowFormat().standard({"messages": turns})["messages"]] == ["user", "assistant"]
-
-    def test_a_role_of_ones_own_stays(self) -> None:
-        turns = [{"role": "Critic", "content": "hi"}]
-        assert RowFormat().standard({"messages": turns}) == {"messages": turns}
-
-    def test_conversations_with_roles(self) -> None:
-        messages = list(self.MESSAGES)
-        assert RowFormat().standard({"conversations": messages}) == {"messages": messages}
-
-    def test_under_a_name_of_ones_own(self) -> None:
-        found = RowFormat(messages="chat").standard({"chat": list(self.TURNS)})
-        assert found == {"messages": list(self.MESSAGES)}
-
-    def test_the_prompt_is_what_comes_before_the_last_answer(self) -> None:
-        assert RowFormat().prompt_of({"conversations": list(self.TURNS)}) == list(self.MESSAGES[:2])
-
-
-class TestPreferences:
-    TURNS = ({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})
-
-    @pytest.mark.parametrize(
-        ("row", "column", "standard"),
-        [
-            ({"prompt": "q", "chosen": "a"}, "completion", {"prompt": "q", "completion": "a"}),
-            ({"chosen": list(TURNS)}, "messages", {"messages": list(TURNS)}),
-            ({"chosen": "qa"}, "text", {"text": "qa"}),
-        ],
-    )
-    def test_the_way_to_chosen_answers_is_told_and_works(
-        self, row: dict[str, Any], column: str, standard: dict[str, Any]
-    ) -> None:
-        row = {**row, "rejected": "b"}
-        with pytest.raises(DataError, match=f"is a preference.* set {column}_column=chosen to train on chosen answers"):
-            RowFormat().standard(row)
-        assert RowFormat(**{column: "chosen"}).standard(row) == standard
-
-
-class TestTemplate:
-    def test_columns_are_filled_in(self) -> None:
-        template = RowFormat(completion="answer", prompt_template=QUESTION)
-        found = template.standard({"question": "1+1?", "answer": "2", "prompt": "not this"})
-        assert found == {"prompt": "### Question:\n1+1?\n\n### Answer:\n", "completion": "2"}
-
-    def test_values_are_not_templates(self) -> None:
-        template = RowFormat(prompt_template="{question}:{n}")
-        assert template.prompt_of({"question": "{x} {{y}}", "n": 3}) == "{x} {{y}}:3"
-
-    def test_a_prompt_without_an_answer_for_rlvr(self) -> None:
-        assert RowFormat(prompt_template=QUESTION).prompt_of({"question": "q"}) == QUESTION.format(question="q")
-
-    def test_a_missing_column(self) -> None:
-        with pytest.raises(DataError, match="prompt_template names 'question', which is no column"):
-            RowFormat(prompt_template=QUESTION).standard({"completion": "b"})
-        with pytest.raises(DataError, match=r"no answer in the column 'completion'; it has 'question', 'reply'"):
-            RowFormat(prompt_template=QUESTION).standard({"question": "a", "reply": "b"})
-
-    def test_a_named_prompt_that_the_template_leaves_out(self) -> None:
-        named = RowFormat(prompt="body", prompt_template=QUESTION)
-        with pytest.raises(DataError, match="prompt_column='body' would not be used: prompt_template does not name it"):
-            named.standard({"question": "q", "body": "b", "completion": "c"})
-
-    @pytest.mark.parametrize("template", ["no column", "{}", "{a.b}", "{a[0]}", "{open"])
-    def test_what_is_no_template(self, template: str) -> None:
+def test_templates() -> None:
+    template = RowFormat(completion="answer", prompt_template=QUESTION)
+    found = template.standard({"question": "1+1?", "answer": "2", "prompt": "not this"})
+    assert found == {"prompt": "### Question:\n1+1?\n\n### Answer:\n", "completion": "2"}
+    values = RowFormat(prompt_template="{question}:{n}")
+    assert values.prompt_of({"question": "{x} {{y}}", "n": 3}) == "{x} {{y}}:3", "values are not templates"
+    assert template.prompt_of({"question": "q"}) == QUESTION.format(question="q"), "for RLVR, without an answer"
+    assert DataConfig(prompt_template=r"Q: {q}\nA:").row_format.prompt_template == "Q: {q}\nA:"
+    for wrong in ("no column", "{}", "{a.b}", "{a[0]}", "{open"):
         with pytest.raises(ConfigError, match="prompt_template"):
-            DataConfig(prompt_template=template)
-
-    def test_line_breaks_of_a_shell(self) -> None:
-        assert DataConfig(prompt_template=r"Q: {q}\nA:").row_format.prompt_template == "Q: {q}\nA:"
+            DataConfig(prompt_template=wrong)
 
 
 class TestSeparator:
@@ -139,39 +192,92 @@ class TestSeparator:
         plain = RowFormat().standard({"prompt": prompt, "completion": completion})
         assert plain == {"prompt": prompt, "completion": completion}
 
-    def test_prompts_of_rlvr_get_it_too(self) -> None:
-        assert RowFormat(prompt_separator="\n").prompt_of({"prompt": "a"}) == "a\n"
-
-    @pytest.mark.parametrize("spaces", [" ", "  "])
-    def test_a_space_begins_the_answer(self, spaces: str) -> None:
+    @pytest.mark.parametrize(
+        ("separator", "prompt", "completion"),
+        [("\n", "a\n", "b"), (" ", "a", " b"), ("  ", "a", "  b"), (" => ", "a =>", " b"), ("\n ", "a\n", " b")],
+    )
+    def test_its_spaces_begin_the_answer(self, separator: str, prompt: str, completion: str) -> None:
         """In training, and so where a model is to answer."""
-        made = RowFormat(prompt_separator=spaces)
-        assert made.standard({"prompt": "a:", "completion": "b"}) == {"prompt": "a:", "completion": f"{spaces}b"}
-        assert made.prompt_of({"prompt": "a:"}) == "a:"
-        assert made.standard({"prompt": "a: ", "completion": "b"}) == {"prompt": "a: ", "completion": "b"}
-        assert made.standard({"prompt": "a:", "completion": " b"}) == {"prompt": "a:", "completion": " b"}
+        made = RowFormat(prompt_separator=separator)
+        assert made.standard({"prompt": "a", "completion": "b"}) == {"prompt": prompt, "completion": completion}
+        assert made.prompt_of({"prompt": "a"}) == prompt
 
-    def test_only_the_spaces_that_it_ends_with(self) -> None:
-        made = RowFormat(prompt_separator=" => ")
-        assert made.standard({"prompt": "a", "completion": "b"}) == {"prompt": "a =>", "completion": " b"}
-        assert made.prompt_of({"prompt": "a"}) == "a =>"
-        indented = RowFormat(prompt_separator="\n ").standard({"prompt": "a", "completion": "b"})
-        assert indented == {"prompt": "a\n", "completion": " b"}
+    def test_messages_are_not_glued(self) -> None:
+        assert not is_glued(CHAT[:1], CHAT[1:])
+
+
+REFUSING = "{{ raise_exception('roles must alternate') }}"
+# As of those that drop the thoughts of all turns but the last.
+SHORTENING = "{% for m in messages %}{{ m.content if loop.last else '' }}{% endfor %}"
 
 
 @pytest.mark.parametrize(
-    ("row", "kind"),
+    ("row", "names", "template", "words"),
     [
-        ({"text": "a"}, "text"),
-        ({"prompt": "a", "completion": "b"}, "prompt"),
-        ({"prompt": [{"role": "user", "content": "a"}], "completion": []}, "messages"),
-        ({"instruction": "a", "output": "b"}, "alpaca"),
-        ({"conversations": [{"from": "human", "value": "a"}]}, "messages"),
+        (
+            {"question": "a"},
+            {},
+            "",
+            r"needs 'text', 'prompt' and 'completion', or 'messages'; it has 'question'.*prompt_column",
+        ),
+        ({"prompt": "a"}, {}, "", "it has 'prompt'"),
+        ({"prompt": "a", "output": "b"}, {}, "", "it has 'prompt', 'output'"),
+        ({}, {}, "", "it has no columns"),
+        ({"text": 3}, {}, "", "column 'text' holds a number, not text"),
+        ({"text": {"a": 1}}, {}, "", "column 'text' holds an object, not text"),
+        ({"prompt": "a", "answer": None}, dict(completion="answer"), "", r"column 'answer' is empty \(null\)"),
+        ({"completion": "b"}, dict(prompt_template=QUESTION), "", "names 'question', which is no column"),
+        ({"question": "a", "reply": "b"}, dict(prompt_template=QUESTION), "", "no answer in the column 'completion'"),
+        *(({"messages": wrong}, {}, "", "non-empty list") for wrong in ([], "hello", [{"content": "a"}], ["a"], None)),
+        ({"messages": turns("a")}, {}, None, "no chat template.*use 'prompt' and 'completion'"),
+        ({"messages": turns("a")}, {}, REFUSING, "does not accept this conversation: roles must alternate"),
+        ({"messages": turns(*"abcd")}, {}, SHORTENING, "turn 1 differently inside a longer conversation"),
+        # A column that was named and is not used would be a run on other text than was meant.
+        (
+            {"text": "a", "code": "x"},
+            dict(completion="code"),
+            "",
+            "completion_column='code' would not be used: 'text' would",
+        ),
+        (
+            {"messages": CHAT, "body": "a"},
+            dict(text="body"),
+            "",
+            "text_column='body' would not be used: 'messages' would",
+        ),
+        (
+            {"prompt": "p", "completion": "c", "body": "a"},
+            dict(text="body"),
+            "",
+            "'prompt' and 'completion' would be read",
+        ),
+        (
+            {"question": "q", "body": "b", "completion": "c"},
+            dict(prompt="body", prompt_template=QUESTION),
+            "",
+            "prompt_column='body' would not be used",
+        ),
     ],
     ids=str,
 )
-def test_how_prompts_are_made(row: dict[str, Any], kind: str) -> None:
-    assert RowFormat().prompt_kind(row) == kind
+def test_what_is_wrong_with_a_row(row: Row, names: dict[str, str], template: str | None, words: str) -> None:
+    tokenizer = byte_tokenizer() if template == "" else byte_tokenizer(chat_template=template)
+    with pytest.raises(DataError, match=words):
+        encode(row, tokenizer, RowFormat(**names))
 
-    def test_messages_are_not_glued(self) -> None:
-        assert not is_glued([{"role": "user", "content": "a"}], [{"role": "assistant", "content": "b"}])
+
+def test_tokenizers(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(DataError, match="no end token"):
+        check_tokenizer(byte_tokenizer(end=None))
+    check_tokenizer(byte_tokenizer(), VOCABULARY)
+    with pytest.raises(DataError, match=f"{VOCABULARY + 1} tokens but the model only {VOCABULARY}"):
+        check_tokenizer(byte_tokenizer(extra_tokens=1), VOCABULARY)
+    # Seen with a tokenizer that was read wrongly: texts ended with what begins a message.
+    tokenizer = byte_tokenizer()
+    end, other = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(TURN)
+    check_tokenizer(tokenizer, ends=[other, end])
+    check_tokenizer(tokenizer, ends=[])
+    assert not caplog.text
+    check_tokenizer(tokenizer, ends=[other])
+    check_tokenizer(tokenizer, ends=[other])
+    assert caplog.text.count(f"ends texts with {END!r}, the model by its own settings with {TURN!r}") == 1

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from ebft import EBFTConfig, EBFTTrainer
-from ebft.data.formats import Document
 from ebft.data.packing import DocumentIndex, SequenceDataset
+from ebft.data.row_format import Document
 from ebft.data.store import TokenStore
 from ebft.runtime import processes, sharding
 

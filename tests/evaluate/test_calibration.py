@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ebft.config.evaluation import EvalOptions, Profile
-from ebft.data.formats import Document
 from ebft.data.packing import DocumentIndex, SequenceDataset, collate
+from ebft.data.row_format import Document
 from ebft.data.store import TokenStore
 from ebft.errors import ConfigError
 from ebft.evaluate.calibration import estimates, measure_sequences

@@ -14,8 +14,8 @@ import torch
 
 from ebft import EBFTConfig, EBFTTrainer
 from ebft.config.recipe import load_recipe
-from ebft.data.formats import Document
 from ebft.data.packing import DocumentIndex, SequenceDataset
+from ebft.data.row_format import Document
 from ebft.data.store import TokenStore
 from ebft.errors import ConfigError, DataError, TrainingDiverged
 from ebft.runtime import messages

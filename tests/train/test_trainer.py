@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ebft import EBFTTrainer
-from ebft.data import loaders
+from ebft.data import packing
 from ebft.errors import ConfigError
 from ebft.train.trainer import TrainingDiverged
 from tests.models import tiny_model
@@ -91,7 +91,7 @@ def test_filled_up_batches_change_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     """On a GPU a short last batch is filled up with rows of nothing."""
     found = []
     for fill in (False, True):
-        monkeypatch.setattr(loaders, "compiles_for_sizes", lambda _, fill=fill: fill)
+        monkeypatch.setattr(packing, "compiles_for_sizes", lambda _, fill=fill: fill)
         args = config(
             tmp_path / str(fill),
             per_device_train_batch_size=4,

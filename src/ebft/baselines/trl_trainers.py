@@ -17,7 +17,7 @@ from transformers import TrainerCallback, TrainingArguments
 from ebft import validation
 from ebft.config.method import ONLY_EBFT
 from ebft.config.recipe import Recipe
-from ebft.data import loaders
+from ebft.data import packing
 from ebft.data.packing import collate, end_token_ids, to_device
 from ebft.errors import ConfigError, how_to_install, nearest
 from ebft.iteration import prepare_window
@@ -199,7 +199,7 @@ class Validator:
     @torch.no_grad()
     def measure(self, model: Any) -> list[Record]:
         """A record of each sequence."""
-        loader, rows = loaders.evaluation_loader(self.config, self.dataset), len(self.dataset)
+        loader, rows = packing.evaluation_loader(self.config, self.dataset), len(self.dataset)
         with self._autocast(model):
             model = self._compute_model(model)
             ends, device = self.end_token_ids, self.device

@@ -1,5 +1,5 @@
 """From texts to packed sequences.
 
-Rows are read (`rows`), turned into tokens and answer flags (`formats`), kept on disk in a flat file (`store`), and cut
-into sequences of T tokens (`packing`). `builtin` holds data that every machine has.
+Rows are read (`rows`), turned into tokens and answer flags (`row_format`), kept on disk in flat files (`store`), and
+cut into sequences of T tokens (`packing`).
 """

@@ -2,26 +2,31 @@
 
 Packed: documents follow each other without a gap and are cut every T tokens. Unpacked: one document a row, cut at T
 and padded. A sequence knows for every token which document it is of (negative: padding) and whether it is an answer.
-Which documents a dataset holds, and in which order, is an index: splits and mixtures copy nothing.
+Which documents a dataset holds, and in which order, is an index: splits and mixtures copy nothing. Each process takes
+its part of the very batches, in the very order, that one process would take.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.data_loader import SeedableRandomSampler, prepare_data_loader
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, SequentialSampler
 
 from ebft.data.store import TokenStore
-from ebft.errors import DataError
+from ebft.errors import ConfigError, DataError
+from ebft.runtime import processes
 
 PADDING = -1
+NOTHING = -1  # a row that is not there: only padding, no anchors, no truth tokens
+SAMPLING_STRATEGIES = ("random", "sequential")
 
 
 @dataclass(frozen=True)
@@ -76,24 +81,19 @@ class DocumentIndex:
         found = {tokens for place in candidates if (tokens := other.tokens_of(int(place)).tobytes()) in mine}
         return sum(mine[tokens] for tokens in found)
 
-    def split(self, held_out: float | int, seed: int) -> tuple[DocumentIndex, DocumentIndex]:
+    def split(
+        self, held_out: float | int, seed: int, setting: str = "validation_split"
+    ) -> tuple[DocumentIndex, DocumentIndex]:
         """Hold a share (below 1) or a number of documents out, chosen by the seed: (training, validation)."""
         count = int(held_out) if held_out >= 1 else max(1, round(held_out * len(self)))
         if count >= len(self):
-            raise DataError(
-                f"validation_split={held_out:g} leaves no training documents of {len(self)}; use a smaller one"
-            )
+            raise DataError(f"{setting}={held_out:g} leaves no training documents of {len(self)}; use a smaller one")
         order = np.random.default_rng(seed).permutation(len(self))
         return self.select(np.sort(order[count:])), self.select(np.sort(order[:count]))
 
     def without_test(self, test_split: float, seed: int) -> tuple[DocumentIndex, DocumentIndex | None]:
         """Take the documents out that are for testing only; validation and training share the rest."""
-        if not test_split:
-            return self, None
-        try:
-            return self.split(test_split, seed)
-        except DataError as error:
-            raise DataError(str(error).replace("validation_split", "test_split")) from None
+        return self.split(test_split, seed, "test_split") if test_split else (self, None)
 
 
 def mix(indices: Sequence[DocumentIndex], weights: Sequence[float], seed: int) -> DocumentIndex:
@@ -121,7 +121,8 @@ def mix(indices: Sequence[DocumentIndex], weights: Sequence[float], seed: int) -
 
 
 class SequenceDataset(Dataset[dict[str, Tensor]]):
-    """Rows of T tokens: `input_ids`, `document_ids` (PADDING where there is none), `answer_mask`, `sequence_id`.
+    """Rows of T tokens: `input_ids`, `document_ids` (PADDING where there is none), `answer_mask`, `sequence_id`; and
+    the row NOTHING.
 
     Args:
         index: which documents.
@@ -156,13 +157,15 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         return part
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
-        if not 0 <= row < len(self):
+        if not 0 <= row < len(self) and row != NOTHING:
             raise IndexError(row)
         T = self.context_length
         tokens = np.full(T, self.pad_token_id, np.int64)
         documents = np.full(T, PADDING, np.int64)
         answers = np.zeros(T, bool)
-        if self.packing:
+        if row == NOTHING:
+            begin, end, first, last = 0, 0, 0, -1
+        elif self.packing:
             begin, end = row * T, min((row + 1) * T, self.total_tokens)
             first = int(np.searchsorted(self.ends, begin, side="right"))
             last = int(np.searchsorted(self.ends, end, side="left"))
@@ -209,11 +212,7 @@ class OnHost:
 
     @classmethod
     def joined(cls, parts: Sequence[OnHost]) -> OnHost:
-        return cls(
-            torch.cat([p.document_ids for p in parts]),
-            torch.cat([p.answer_mask for p in parts]),
-            torch.cat([p.input_ids for p in parts]),
-        )
+        return cls(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(cls)))
 
 
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -224,3 +223,91 @@ def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
 def collate(rows: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
     batch: dict[str, Any] = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     return {**batch, "on_host": OnHost(batch["document_ids"], batch["answer_mask"], batch["input_ids"])}
+
+
+class PartOfBatches(BatchSampler):
+    """One process's part of every global micro-batch of `batch_size` x processes rows.
+
+    Global batches are consecutive stretches of one order that all processes know, as one process would take them.
+    The rows of a short last one are split as evenly as they go; where there is none left for a process it gets
+    NOTHING, so that all make the same number of passes of the same size and no row is seen twice. (accelerate would
+    fill up with rows from the start of the epoch, which then count twice.)
+
+    full: batches all have `batch_size` rows.
+    """
+
+    def __init__(
+        self, sampler: Sampler[int], batch_size: int, process: int, of: int, drop_last: bool, full: bool = False
+    ) -> None:
+        super().__init__(sampler, batch_size, drop_last)
+        self.process, self.of, self.full = process, of, full
+        self._global = BatchSampler(sampler, batch_size * of, drop_last)
+
+    def set_epoch(self, epoch: int) -> None:
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self._global)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for rows in self._global:
+            part = part_of(rows, self.process, self.of)
+            yield filled_up(part, self.batch_size) if self.full else part
+
+
+def part_of(rows: Sequence[int], process: int, of: int) -> list[int]:
+    share = -(-len(rows) // of)
+    return filled_up(rows[process * share : (process + 1) * share], share)
+
+
+def filled_up(rows: Sequence[int], number: int) -> list[int]:
+    return [*rows, *[NOTHING] * (number - len(rows))]
+
+
+def compiles_for_sizes(config: Any) -> bool:
+    """On a GPU code is compiled for every size of a batch: half a minute for a short last one, more than it takes to
+    compute rows of nothing."""
+    return bool(config.device.type == "cuda")
+
+
+def train_loader(config: Any, dataset: Any) -> DataLoader:
+    """This process's part of the very batches, in the very order, that one process would take."""
+    order: Any
+    if config.train_sampling_strategy == "random":
+        order = SeedableRandomSampler(dataset, data_seed=config.data_seed)  # as accelerate has it in one process
+    elif config.train_sampling_strategy == "sequential":
+        order = SequentialSampler(dataset)
+    else:
+        raise ConfigError(
+            f"train_sampling_strategy={config.train_sampling_strategy!r} does not work on several processes; use "
+            + " or ".join(SAMPLING_STRATEGIES)
+        )
+    batches = PartOfBatches(
+        order,
+        config.per_device_train_batch_size,
+        processes.rank(),
+        processes.count(),
+        drop_last=config.dataloader_drop_last,
+        full=compiles_for_sizes(config),
+    )
+    loader: DataLoader = DataLoader(
+        dataset,
+        batch_sampler=batches,
+        collate_fn=collate,
+        num_workers=config.dataloader_num_workers,
+        pin_memory=config.dataloader_pin_memory,
+        persistent_workers=config.dataloader_persistent_workers,
+        prefetch_factor=config.dataloader_prefetch_factor,
+    )
+    # The batches are split already: for accelerate, which puts them on the device, there is one process.
+    return prepare_data_loader(loader, config.device, num_processes=1, process_index=0, put_on_device=True)
+
+
+def evaluation_loader(config: Any, dataset: Any) -> DataLoader:
+    """Every k-th row for each of k processes (`join_rows` puts them together), the same number for all of them."""
+    share, at_once = -(-len(dataset) // processes.count()), config.per_device_eval_batch_size
+    if compiles_for_sizes(config):
+        share = -(-share // at_once) * at_once
+    rows: Any = filled_up(range(processes.rank(), len(dataset), processes.count()), share)
+    return DataLoader(dataset, at_once, sampler=rows, collate_fn=collate)

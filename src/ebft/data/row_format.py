@@ -1,17 +1,28 @@
-"""Rows as people have them, turned into the three kinds that `formats` encodes: text, prompt and completion, messages.
+"""Rows as people have them, turned into tokens with an answer flag each.
 
+{"text": ...}                                every token is an answer
+{"prompt": ..., "completion": ...}           the completion is the answer
+{"messages": [{"role", "content"}, ...]}     every assistant turn is an answer (chat template of the tokenizer)
 {"instruction", "input", "output"}           Alpaca: prompt and completion, by Alpaca's own template
 {"conversations": [{"from", "value"}, ...]}  ShareGPT: messages
 any columns, with a `prompt_template`        prompt and completion
+
+Prompt and completion may also be lists of messages; then only the completion's assistant turns are answers. A document
+ends with the tokenizer's end token, which counts as part of the answer, so that the model learns to stop.
 """
 
 from __future__ import annotations
 
+import logging
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
-from ebft.errors import ConfigError, DataError
+from ebft.errors import ConfigError, DataError, first_line, kind_of
+
+logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 Kind = Literal["text", "pair", "messages"]
@@ -28,11 +39,15 @@ ALPACA = (
     "### Instruction:\n{instruction}\n\n### Response:\n"
 )
 # What ShareGPT and others call those who speak, in small letters.
-_ROLES = {
-    **{role: role for role in ("system", "user", "assistant", "tool")},
-    "human": "user",
-    **{role: "assistant" for role in ("gpt", "chatgpt", "bot", "model", "ai")},
-}
+_ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"human": "user"}
+_ROLES |= dict.fromkeys(("gpt", "chatgpt", "bot", "model", "ai"), "assistant")
+
+
+@dataclass(frozen=True)
+class Document:
+    tokens: list[int]
+    answers: list[bool]
+    ends_with_answer: bool = True
 
 
 @dataclass(frozen=True)
@@ -48,16 +63,16 @@ class RowFormat:
 
     def standard(self, row: Row) -> Row:
         """The row as `text`, as `prompt` and `completion`, or as `messages`, with no other columns."""
-        kind = self.kind(row)
+        kind = self._kind(row)
         self._check_used(row, kind)
         if kind == "messages":
             return {"messages": as_messages(row[self._messages_column(row)])}
-        if kind == "pair":
-            completion = as_messages(row[self.completion_column(row)])
-            if self.answers_begin_with and is_glued(self._bare_prompt(row), completion):
-                completion = self.answers_begin_with + completion
-            return {"prompt": self.prompt_of(row), "completion": completion}
-        return {"text": row[self.text]}
+        if kind == "text":
+            return {"text": row[self.text]}
+        completion = as_messages(row[self.completion_column(row)])
+        if self.answers_begin_with and is_glued(self._bare_prompt(row), completion):
+            completion = self.answers_begin_with + completion
+        return {"prompt": self.prompt_of(row), "completion": completion}
 
     @property
     def prompts_end_with(self) -> str:
@@ -70,27 +85,19 @@ class RowFormat:
         """These spaces."""
         return (self.prompt_separator or "").removeprefix(self.prompts_end_with)
 
-    def kind(self, row: Row) -> Kind:
+    def _kind(self, row: Row) -> Kind:
         answered = self.completion_column(row) in row
-        if self.prompt_template and answered:
-            return "pair"
-        if self.prompt_template:
+        if self.prompt_template and not answered:
             raise DataError(
                 f"prompt_template makes prompts, and the row has no answer in the column {self.completion!r}; it has "
                 f"{_names(row)}. Name yours with completion_column"
             )
-        if self._messages_column(row) in row:
+        if not self.prompt_template and self._messages_column(row) in row:
             return "messages"
-        if answered and (self.prompt in row or "instruction" in row):
+        if answered and (self.prompt_template or self.prompt in row or "instruction" in row):
             return "pair"
         if self.text in row:
             return "text"
-        if "chosen" in row and "rejected" in row:
-            whole = "messages" if isinstance(row["chosen"], list) else "text"
-            column = "completion" if self.prompt in row else whole
-            raise DataError(
-                f"the row is a preference: it has {_names(row)}; set {column}_column=chosen to train on chosen answers"
-            )
         raise DataError(
             f"a row needs {self.text!r}, {self.prompt!r} and {self.completion!r}, or {self.messages!r}; it has "
             f"{_names(row)}. Name yours with text_column, prompt_column, completion_column or messages_column, or make "
@@ -109,7 +116,9 @@ class RowFormat:
         if self.prompt_template:
             return _fill(self.prompt_template, row)
         if self._messages_column(row) in row:
-            return _before_last_answer(as_messages(row[self._messages_column(row)]))
+            turns = as_messages(row[self._messages_column(row)]) or []
+            answers = [place for place, turn in enumerate(turns) if turn.get("role") == "assistant"]
+            return turns[: answers[-1]] if answers else turns
         if self.prompt in row:
             return as_messages(row[self.prompt])
         if "instruction" in row:
@@ -134,24 +143,16 @@ class RowFormat:
 
     def _check_used(self, row: Row, kind: Kind) -> None:
         """A column that the user has named and the row has must be one that is trained on."""
-        used = {"pair": ("prompt", "completion")}.get(kind, (kind,))
+        used = ("completion",) if self.prompt_template else {"pair": ("prompt", "completion")}.get(kind, (kind,))
         in_template = fields_of(self.prompt_template or "")
-        for other, partner in {"text": "", "prompt": "completion", "completion": "prompt", "messages": ""}.items():
+        for other in ("text", "prompt", "completion", "messages"):
             name = getattr(self, other)
-            if name == other or name not in row or name in in_template:
-                continue
-            if other in used and not (other == "prompt" and self.prompt_template):
-                continue
-            read = " and ".join(repr(getattr(self, one)) for one in used)
-            why = f"{read} would be read"
-            if self.prompt_template and other == "prompt":
-                why = "prompt_template does not name it"
-            elif partner and getattr(self, partner) not in row:
-                why = f"there is no column {getattr(self, partner)!r} beside it"
-            raise DataError(
-                f"{other}_column={name!r} would not be used: {why}; name the columns that belong together, or leave "
-                f"{other}_column out"
-            )
+            if name != other and name in row and other not in used and name not in in_template:
+                read = " and ".join(repr(getattr(self, one)) for one in used)
+                raise DataError(
+                    f"{other}_column={name!r} would not be used: {read} would be read; name the columns that belong "
+                    f"together, or leave {other}_column out"
+                )
 
 
 def with_escapes(text: str) -> str:
@@ -176,17 +177,8 @@ def as_messages(turns: Any) -> Any:
         return turns
     if all("from" in turn and "value" in turn for turn in turns):
         turns = [{"role": turn["from"], "content": turn["value"]} for turn in turns]
-    return [{**turn, "role": _standard_role(turn["role"])} if "role" in turn else turn for turn in turns]
-
-
-def _standard_role(role: Any) -> Any:
-    return _ROLES.get(str(role).lower(), role)
-
-
-def _before_last_answer(turns: Any) -> list[Any]:
-    turns = list(turns or [])
-    answers = [place for place, turn in enumerate(turns) if turn.get("role") == "assistant"]
-    return turns[: answers[-1]] if answers else turns
+    known = [(turn, _ROLES.get(str(turn.get("role")).lower())) for turn in turns]
+    return [{**turn, "role": role} if role else turn for turn, role in known]
 
 
 def fields_of(template: str) -> list[str]:
@@ -204,13 +196,119 @@ def fields_of(template: str) -> list[str]:
 
 
 def _fill(template: str, row: Row) -> str:
-    values = {}
-    for name in fields_of(template):
+    names = fields_of(template)
+    for name in names:
         if name not in row:
             raise DataError(f"prompt_template names {name!r}, which is no column of the row; it has {_names(row)}")
-        values[name] = "" if row[name] is None else str(row[name])
-    return template.format_map(values)
+    return template.format_map({name: "" if row[name] is None else str(row[name]) for name in names})
 
 
 def _names(row: Row) -> str:
     return ", ".join(map(repr, row)) or "no columns"
+
+
+def check_tokenizer(tokenizer: Any, vocabulary_size: int | None = None, ends: Sequence[int] = ()) -> None:
+    """The tokenizer must have an end token, and no token that the model has no embedding for.
+
+    ends: with which the model's own settings say that it ends. One that is not among them is strange, since the model
+    never learnt it, but nothing breaks.
+    """
+    if tokenizer.eos_token_id is None:
+        raise DataError(
+            "the tokenizer has no end token, so documents cannot be separated; set one with tokenizer.eos_token"
+        )
+    if vocabulary_size is not None and len(tokenizer) > vocabulary_size:
+        raise DataError(
+            f"the tokenizer has {len(tokenizer)} tokens but the model only {vocabulary_size} embeddings; "
+            "use the model's own tokenizer, or resize its embeddings"
+        )
+    if ends and tokenizer.eos_token_id not in ends:
+        _warn_of_another_end(tokenizer.eos_token, tuple(map(str, tokenizer.convert_ids_to_tokens(list(ends)))))
+
+
+@cache
+def _warn_of_another_end(end: str, of_model: tuple[str, ...]) -> None:
+    """Once, however often the same two are looked at."""
+    own = " or ".join(map(repr, of_model))
+    logger.warning(
+        f"the tokenizer ends texts with {end!r}, the model by its own settings with {own}; "
+        "if that is not meant, correct eos_token in tokenizer_config.json"
+    )
+
+
+def encode(row: Row, tokenizer: Any, row_format: RowFormat | None = None) -> Document:
+    """Tokens and answer flags of one row."""
+    row_format = row_format or RowFormat()
+    standard = row_format.standard(row)
+    if "messages" in standard:
+        document = _from_messages(standard["messages"], 0, tokenizer)
+    elif "prompt" in standard:
+        prompt, completion = standard["prompt"], standard["completion"]
+        if isinstance(prompt, list) and isinstance(completion, list):
+            document = _from_messages([*prompt, *completion], len(prompt), tokenizer)
+        else:
+            answer = _text(completion, row_format.completion_column(row))
+            document = _from_parts(_text(prompt, row_format.prompt), answer, tokenizer)
+    else:
+        tokens = tokenizer(_text(standard["text"], row_format.text))["input_ids"]
+        document = Document(tokens, [True] * len(tokens))
+    return _ended(document, tokenizer)
+
+
+def _text(value: Any, column: str) -> str:
+    if not isinstance(value, str):
+        found = "is empty (null)" if value is None else f"holds {kind_of(value)}, not text"
+        raise DataError(f"column {column!r} {found}")
+    return value
+
+
+def _ended(document: Document, tokenizer: Any) -> Document:
+    """Exactly one end token at the end. Chat templates often put a line break behind theirs, which nobody needs."""
+    end, tokens = tokenizer.eos_token_id, document.tokens
+    if end in tokens[-3:]:
+        last = len(tokens) - 1 - tokens[::-1].index(end)
+        if last == len(tokens) - 1 or not tokenizer.decode(tokens[last + 1 :]).strip():
+            return Document(tokens[: last + 1], document.answers[: last + 1])
+    # The end of a prompt or of a user's turn is nothing the model has to say.
+    return Document([*tokens, end], [*document.answers, document.ends_with_answer])
+
+
+def _from_parts(prompt: str, completion: str, tokenizer: Any) -> Document:
+    """Tokenised apart, as the prompt will be on its own when the model is used."""
+    prompt_tokens = tokenizer(prompt)["input_ids"]
+    if prompt_tokens and prompt_tokens[-1] == tokenizer.eos_token_id:
+        prompt_tokens = prompt_tokens[:-1]  # some tokenizers end every text by themselves
+    completion_tokens = tokenizer(completion, add_special_tokens=False)["input_ids"]
+    answers = [False] * len(prompt_tokens) + [True] * len(completion_tokens)
+    return Document([*prompt_tokens, *completion_tokens], answers)
+
+
+def _from_messages(messages: Any, first_answer: int, tokenizer: Any) -> Document:
+    """The whole conversation is rendered and tokenised once; answers are found as stretches of its text."""
+    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
+        raise DataError("'messages' must be a non-empty list of {'role': ..., 'content': ...}")
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise DataError("the tokenizer has no chat template, which 'messages' needs; use 'prompt' and 'completion'")
+
+    def render(turns: list[Any], **options: Any) -> str:
+        try:
+            return tokenizer.apply_chat_template(turns, tokenize=False, **options)
+        except Exception as error:  # a role or an order of turns that the template does not take
+            raise DataError(f"the chat template does not accept this conversation: {first_line(error)}") from None
+
+    whole = render(messages)
+    stretches = []
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant" or index < first_answer:
+            continue
+        before = render(messages[:index], add_generation_prompt=True) if index else ""
+        after = render(messages[: index + 1])
+        if not (whole.startswith(after) and after.startswith(before)):
+            raise DataError(
+                f"the chat template renders turn {index} differently inside a longer conversation, so its answer "
+                "cannot be found; split the conversation, or use 'prompt' and 'completion'"
+            )
+        stretches.append((len(before), len(after)))
+    encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
+    answers = [any(a < end and start < b for a, b in stretches) for start, end in encoded["offset_mapping"]]
+    return Document(encoded["input_ids"], answers, ends_with_answer=messages[-1]["role"] == "assistant")

@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ebft.data.formats import Document, encode
-from ebft.data.row_format import Row, RowFormat
-from ebft.data.rows import count_rows, fingerprint, read_rows
+from ebft.data.row_format import Document, Row, RowFormat, encode
+from ebft.data.rows import fingerprint, read_rows
 from ebft.errors import DataError
 from ebft.runtime.files import cache_directory
 from ebft.runtime.messages import tracked
@@ -56,12 +55,9 @@ class TokenStore:
 
     @classmethod
     def open(cls, folder: Path) -> TokenStore:
-        def mapped(name: str, dtype: Any) -> Any:
-            return np.memmap(folder / name, dtype=dtype, mode="r")
-
         return cls(
-            mapped("tokens", np.uint32),
-            mapped("answers", np.uint8),
+            np.memmap(folder / "tokens", np.uint32, mode="r"),
+            np.memmap(folder / "answers", np.uint8, mode="r"),
             np.load(folder / "offsets.npy", mmap_mode="r"),
             np.load(folder / "answer_counts.npy", mmap_mode="r"),
         )
@@ -71,8 +67,8 @@ class TokenStore:
         """In memory, for rows that are in memory anyway."""
         kept = list(documents)
         return cls(
-            np.array(list(itertools.chain.from_iterable(d.tokens for d in kept)), np.uint32),
-            np.array(list(itertools.chain.from_iterable(d.answers for d in kept)), np.uint8),
+            np.array([token for d in kept for token in d.tokens], np.uint32),
+            np.array([answer for d in kept for answer in d.answers], np.uint8),
             np.cumsum([0, *(len(d.tokens) for d in kept)], dtype=np.int64),
             np.array([sum(d.answers) for d in kept], np.int64),
         )
@@ -87,13 +83,8 @@ def tokenize_source(
     cache: Path | None = None,
 ) -> TokenStore:
     """The tokens of a source, from the cache if they were made before."""
-    identity = [
-        FORMAT_VERSION,
-        fingerprint(source, split),
-        _tokenizer_identity(tokenizer),
-        vars(row_format or RowFormat()),
-        limit,
-    ]
+    what = (fingerprint(source, split), _tokenizer_identity(tokenizer), vars(row_format or RowFormat()), limit)
+    identity = [FORMAT_VERSION, *what]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
     home = (cache or cache_directory()) / "tokens"
     folder = home / key
@@ -103,9 +94,7 @@ def tokenize_source(
         partial = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=home))
         try:
             documents = _encoded(rows, tokenizer, row_format, source)
-            total = count_rows(source, split)
-            total = limit if total is None or (limit is not None and limit < total) else total
-            _write(partial, tracked(documents, f"tokenising {source}", total), source)
+            _write(partial, tracked(documents, f"tokenising {source}", limit), source)
             (partial / "identity.json").write_text(json.dumps(identity))
             try:
                 partial.rename(folder)
@@ -132,10 +121,7 @@ def _encoded(rows: Iterator[Row], tokenizer: Any, row_format: RowFormat | None, 
         try:
             yield encode(row, tokenizer, row_format)
         except DataError as error:
-            header = ""
-            if number == 1 and Path(source).suffix in (".csv", ".tsv"):
-                header = " (the names of the columns are read from the first line of the file)"
-            raise DataError(f"{source}: row {number}: {error}{header}") from None
+            raise DataError(f"{source}: row {number}: {error}") from None
 
 
 def _write(folder: Path, documents: Iterable[Document], source: str) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from ebft.config.recipe import Recipe
-from ebft.data.formats import check_tokenizer
 from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token_ids, mix, pad_token_id
-from ebft.data.row_format import Row, is_glued
+from ebft.data.row_format import Row, check_tokenizer, is_glued
 from ebft.data.rows import LOOKED_AT, read_rows
 from ebft.data.store import TokenStore, tokenize_source
 from ebft.errors import ConfigError, DataError

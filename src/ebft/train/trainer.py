@@ -26,9 +26,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, s
 
 from ebft import fetch, loading, validation
 from ebft.config.training import EBFTConfig
-from ebft.data import loaders
-from ebft.data.formats import check_tokenizer
+from ebft.data import packing
 from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token_ids, pad_token_id
+from ebft.data.row_format import check_tokenizer
 from ebft.data.store import tokenize_rows
 from ebft.errors import ConfigError, DataError, TrainingDiverged
 from ebft.iteration import LossParts, UpdateGraphs, Window, check_sequences, loss_of, prepare_window
@@ -327,7 +327,7 @@ class EBFTTrainer(ShardedTrainer):
             raise ValueError("evaluation needs an eval_dataset")
         self.deferred_checks.run(wait=True)  # a model that has diverged is not worth measuring
         start = time.perf_counter()
-        loader = loaders.evaluation_loader(self.args, dataset)
+        loader = packing.evaluation_loader(self.args, dataset)
         with torch.no_grad(), self.compute_loss_context_manager():
             records = validation.validate(
                 self.compute_model(),
@@ -351,11 +351,11 @@ class EBFTTrainer(ShardedTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         ours = self.args.world_size > 1 or (
-            loaders.compiles_for_sizes(self.args) and self.args.train_sampling_strategy in loaders.SAMPLING_STRATEGIES
+            packing.compiles_for_sizes(self.args) and self.args.train_sampling_strategy in packing.SAMPLING_STRATEGIES
         )
         if self.train_dataset is None or not ours:
             return super().get_train_dataloader()
-        return loaders.train_loader(self.args, self.train_dataset)
+        return packing.train_loader(self.args, self.train_dataset)
 
     def _sequences(self, dataset: Any, args: EBFTConfig, tokenizer: Any) -> SequenceDataset | None:
         if dataset is None or isinstance(dataset, SequenceDataset):
