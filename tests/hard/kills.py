@@ -75,7 +75,7 @@ class Home:
             return ["score", "humaneval", *map(str, given)]
         if case.command == "eval":
             given = ["--model", self.model, "--tasks", "humaneval", "--humaneval", self.problems, "--output", output]
-            more = ["--samples", 24, "--max-new-tokens", 4, "--batch-size", 2, "--no-greedy"]
+            more = ["--samples", 24, "--max-new-tokens", 4, "--batch-size", 2, "--no-greedy", "--prompt-style", "raw"]
             return ["eval", *map(str, [*given, *more])]
         settings = {**SETTINGS, "model": str(self.model), "dataset": str(self.rows), "output_dir": str(output)}
         if case.command == "rlvr":
