@@ -248,7 +248,7 @@ def test_four_bits_need_a_gpu(
 
 
 def test_the_base_model_is_never_in_float32_with_bf16(tiny: Path, sums: Path, tmp_path: Path) -> None:
-    from ebft.train.run import load_model
+    from ebft.loading import load_model
 
     recipe = write_recipe(tmp_path, tiny, sums, lora=True, bf16=True)
     given = load_recipe(recipe, {"output_dir": str(tmp_path / "out")})

@@ -276,7 +276,7 @@ def test_rows_without_whole_answers_are_refused_as_data_but_not_as_a_batch() -> 
         batch = batch_of(dataset)
         layout = make_layout(batch["on_host"], config, 2, ends)
         assert not layout.anchor_mask.any()
-        with pytest.raises(Exception, match="no answer starts after a prompt and ends in its sequence"):
+        with pytest.raises(Exception, match="or rows with answers after a prompt"):
             check_sequences(dataset, config, ends)
         terms = loss_of(tiny_model(), batch, config, round_up=True)
         assert int(terms.generated_tokens) == 0

@@ -109,7 +109,7 @@ def test_both_sides_are_pooled_at_their_own_end(pooling: Any, trees: bool) -> No
 
 def test_needs_documents_that_end() -> None:
     for changes in ({"document_masks": False}, {"anchors": "answer_start"}):
-        with pytest.raises(ConfigError, match="short_truths=true needs document_masks=true and strided anchors"):
+        with pytest.raises(ConfigError, match="short_truths=true needs document_masks=true and anchors=strided"):
             method(**changes)
 
 
@@ -117,5 +117,5 @@ def test_texts_shorter_than_a_rollout_are_enough() -> None:
     """Without the setting there is no anchor in them, and the error names it."""
     dataset, ends = dataset_of([G, 3, 5, G]), torch.tensor([END])
     check_sequences(dataset, method(), ends)
-    with pytest.raises(DataError, match=r"the longest has 6 tokens.*use short_truths=true, a smaller horizon"):
+    with pytest.raises(DataError, match=r"the longest answer has 6 tokens.*or short_truths=true"):
         check_sequences(dataset, method(short_truths=False), ends)

@@ -115,11 +115,11 @@ def test_dry_run(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
         (["--rewards", ""], "no reward: set `rewards`"),
         (["--rewards", "blue"], "did you mean 'bleu'?"),
         (["--generations", "1"], "generations=1 must be at least 2"),
-        (["--generations", "7"], "is not a multiple of generations=7"),
+        (["--generations", "7"], "are not a multiple of generations=7"),
         (["--generation_temperature", "0"], "must be above 0"),
         (["--reference_column", "ref"], "none of the 29 documents can be used"),
         (["--use_vllm", "true"], "use_vllm=true needs vllm"),
-        (["--reward_weights", "1,2"], "2 values for 1 rewards"),
+        (["--reward_weights", "1,2"], "reward weights (2) must match number of reward functions (1)"),
         (["--text_column", "prompt", "--prompt_column", "nothing"], "is in none of the datasets"),
     ],
 )

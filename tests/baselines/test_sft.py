@@ -251,11 +251,11 @@ class TestBadInput:
         ("arguments", "what"),
         [
             (["--max_length", "1"], "max_length=1 must be at least 2"),
-            (["--max_lenght", "8"], "did you mean 'max_length'?"),
-            (["--rewards", "bleu"], "unknown setting 'rewards' of `ebft sft`: it is one of `ebft rlvr`"),
+            (["--max_lenght", "8"], "did you mean '--max-length'?"),
+            (["--rewards", "bleu"], "unknown option '--rewards'"),
             (["--feature_source", "average"], "cannot measure baselines"),
             (["--model", "./nowhere"], "no such folder"),
-            (["--feature_layers", "99"], "holds 99"),
+            (["--feature_layers", "99"], "layers=[99] must be fractions of the depth"),
             (["--prompt_column", "question"], "is in none of the datasets"),
         ],
     )

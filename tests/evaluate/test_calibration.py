@@ -60,11 +60,10 @@ def measured(
 
 
 def plain_feature(network: Any, sequence: Tensor, context: int, length: int, pooling: str) -> Tensor:
-    """Layers 1, 2, 3 of 4, each of unit length, at the last token, or the mean over the completion."""
+    """Layers 1, 2, 3 of 4 at the last token, or the mean over the completion; each of unit length."""
     states = plain_hidden_states(network, sequence[: context + length])
-    own = [states[tap][context:] for tap in (1, 2, 3)]
-    unit = torch.cat([x / x.norm(dim=-1, keepdim=True) for x in own], -1)
-    return (unit[-1] if pooling == "last" else unit.mean(0)).double()
+    pooled = [states[tap][-1] if pooling == "last" else states[tap][context:].mean(0) for tap in (1, 2, 3)]
+    return torch.cat([p / p.norm() for p in pooled]).double()
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
