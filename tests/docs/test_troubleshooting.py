@@ -33,7 +33,7 @@ def messages() -> list[str]:
 
 def test_every_message_is_in_the_source() -> None:
     source, found = texts_of_source(), messages()
-    assert len(found) > 100, "the tables are not read as they should be"
+    assert len(found) > 30, "the tables are not read as they should be"
     pieces = [(message, piece.strip(" ,;:()?")) for message in found for piece in re.split(VALUE, message)]
     # A single word is in some text or other, and may be a value.
     assert [(message, piece) for message, piece in pieces if " " in piece and piece not in source] == []
