@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ebft.config.like_run import how_to_resume
 from ebft.errors import ConfigError, nearest
 from ebft.gguf_checkpoint import convert
 from ebft.runtime.files import cache_directory, sha256_of, share_weights
+from ebft.runtime.launch import how_to_resume
 from ebft.runtime.machine import hub_unreachable
 from ebft.runtime.messages import progress
 

@@ -1,3 +1,0 @@
-from ebft.config.baselines import RLVRSettings, SFTSettings
-
-__all__ = ["RLVRSettings", "SFTSettings"]

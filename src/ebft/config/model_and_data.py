@@ -1,3 +1,0 @@
-from ebft.config.data import DataConfig, ModelConfig
-
-__all__ = ["DataConfig", "ModelConfig"]
