@@ -360,9 +360,9 @@ def _study_report(arguments: list[str]) -> int:
     parser.add_argument("--output", default=None, help="folder to write [DIR/report]")
     parser.add_argument("--paper", action="store_true", help="show the paper's own numbers beside, marked as such")
     options = parser.parse_args(arguments)
-    from ebft.studies.report import study_report
+    from ebft.studies import report
 
-    found = study_report.write(options.study, options.output, options.paper)
+    found = report.write(options.study, options.output, options.paper)
     for verdict in found.verdicts:
         print(verdict)
     for note in found.notes:

@@ -146,7 +146,7 @@ def test_nothing_is_reported_to_the_makers_of_trl(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_bf16_copy_is_kept_and_follows_the_model(tmp_path: Path) -> None:
-    """The same modules at every validation, with the weights of now."""
+    """The same modules at every validation, so that their graphs are; with the weights of now."""
     model, data = small_model(), counting_text(documents=2)
     recipe: Any = SimpleNamespace(training=config(tmp_path, bf16=True))
     loaded = Loaded(recipe, data, data, model, byte_tokenizer())

@@ -15,8 +15,8 @@ from sacrebleu.significance import PairedTest
 
 from ebft.evaluate.translation_scores import TranslationScoring, score_translations
 from ebft.problems.translation import Pair
-from ebft.studies.report import study_tables
-from ebft.studies.report.evidence import read_study_folder
+from ebft.studies import tables
+from ebft.studies.evidence import read_study_folder
 from ebft.studies.statistics import SEED, Corpus, bootstrap_p, difference, draws, summarise
 from tests.studies.made_study import make_study, write_jsonl
 
@@ -123,17 +123,13 @@ def test_one_sentence_says_nothing() -> None:
     assert found.interval is None
 
 
-def with_translations(study: Path, errors: dict[str, float], statistics: bool = True) -> None:
+def with_translations(study: Path, errors: dict[str, float]) -> None:
     """Translations of the same 60 sentences by every model of a study, with so many wrong words."""
     for place, folder in enumerate(sorted((study / "evaluations").iterdir())):
         references, guesses = corpus_of(60, errors[folder.name.partition(",")[0]], 10 + place)
         pairs = [Pair(str(number), "", [text]) for number, text in enumerate(references)]
         found = score_translations(pairs, [[g] for g in guesses], TranslationScoring(bootstrap=50))
-        kept = [
-            {key: value for key, value in row.items() if statistics or not key.endswith("_statistics")}
-            for row in found["sentences"]
-        ]
-        write_jsonl(folder / "translation.greedy.scores.jsonl", kept)
+        write_jsonl(folder / "translation.greedy.scores.jsonl", found["sentences"])
         results = json.loads((folder / "results.json").read_text())
         metrics = {f"greedy_{name}": found["metrics"][name] for name in ("bleu", "chrf")}
         results["tasks"]["translation"] = {"name": "translation", "metrics": metrics, "settings": {}}
@@ -145,24 +141,13 @@ def test_a_report_tests_them(tmp_path: Path) -> None:
     with_translations(study, {"base": 0.6, "sft": 0.4, "ebft": 0.1, "rlvr": 0.4})
     evidence = read_study_folder(study)
     metric = "translation greedy_bleu"
-    (ranking,) = study_tables.rankings(evidence, [metric])
+    (ranking,) = tables.rankings(evidence, [metric])
     assert ranking.best.name == "ebft"
     assert ranking.p < 0.05
-    table = study_tables.main_table(evidence, [metric], [ranking])
+    table = tables.main_table(evidence, [metric], [ranking])
     assert [row[2].bold for row in table.rows] == [False, False, True, False]
-    of_pairs = study_tables.differences_table(evidence, [metric, "translation greedy_chrf"])
+    of_pairs = tables.differences_table(evidence, [metric, "translation greedy_chrf"])
     assert of_pairs is not None
-    readings = {(row[0].text, row[1].text, row[2].text): row[6].text for row in of_pairs.rows}
+    readings = {(row[0], row[1], row[2]): row[6] for row in of_pairs.rows}
     assert readings["BLEU greedy", "ebft", "sft"] == readings["chrF greedy", "ebft", "sft"] == "better"
     assert readings["BLEU greedy", "rlvr", "sft"] == "not separable"
-
-
-def test_results_of_old_versions_have_intervals_and_no_test(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
-    with_translations(study, {"base": 0.6, "sft": 0.4, "ebft": 0.1, "rlvr": 0.4}, statistics=False)
-    evidence = read_study_folder(study)
-    (ranking,) = study_tables.rankings(evidence, ["translation greedy_bleu"])
-    assert ranking.test is None
-    found = study_tables.summary_of(ranking.best, "translation greedy_bleu")
-    assert found is not None
-    assert found.interval is not None

@@ -180,7 +180,10 @@ class Validator:
         self._copy: WorkingCopy | None = None
 
     def _compute_model(self, model: Any) -> Any:
-        """As EBFTTrainer computes: with bf16, on a copy of the weights in bf16. An adapter's model uses autocast."""
+        """As EBFTTrainer computes: with bf16, on a copy of the weights in bf16. An adapter's model uses autocast.
+
+        The copy is kept, as EBFTTrainer's is: graphs of its passes serve the next validation too.
+        """
         if not self.config.bf16 or hasattr(model, "disable_adapter"):
             return model
         if self._copy is None or self._copy.trained is not model:

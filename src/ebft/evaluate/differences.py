@@ -63,7 +63,7 @@ def _code(task: str, first: Evaluated, mine: Evaluated) -> dict[str, Estimate]:
     parts = [part for part in entry.get("parts", [entry]) if not part.get("skipped") or part.get("unscored")]
     for part in parts:
         for metric in part["metrics"]:
-            ours, theirs = (_by_problem(folder, part, metric) for _, folder in (mine, first))
+            ours, theirs = (by_problem(folder, part, metric) for _, folder in (mine, first))
             if ours and ours.keys() == theirs.keys():  # the same problems
                 by_set[metric][part["name"]] = _difference_of_means(ours, theirs)
     if "parts" not in entry:
@@ -72,7 +72,7 @@ def _code(task: str, first: Evaluated, mine: Evaluated) -> dict[str, Estimate]:
     return {metric: _mean(found) for metric, found in by_set.items() if len(found) == len(parts)} | named
 
 
-def _by_problem(folder: Path, part: Mapping[str, Any], metric: str) -> ByProblem:
+def by_problem(folder: Path, part: Mapping[str, Any], metric: str) -> ByProblem:
     found = re.fullmatch(rf"(greedy_)?(?:pass@(\d+)|({'|'.join(KINDS)}))", metric)
     if found is None:
         return {}

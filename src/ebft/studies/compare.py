@@ -1,7 +1,6 @@
 """`ebft compare`: runs side by side, finished or not, by EBFT or a baseline: a table, and what makes them incomparable.
 
-A small report, made by the code of `ebft study report`. Only files in the runs' folders are read, so runs that are
-still training can be compared too.
+Only files in the runs' folders are read, so runs that are still training can be compared too.
 """
 
 from __future__ import annotations
@@ -15,14 +14,11 @@ from typing import Any
 from ebft.errors import ConfigError
 from ebft.method.measures import NAMES, Estimate, with_error
 from ebft.runtime.files import json_ready, read_json, write_json, write_text
-from ebft.studies.metric_facts import better, facts
-from ebft.studies.report import pictures
-from ebft.studies.report.curves import Curve, metric_title, training_curves, training_metrics
-from ebft.studies.report.evidence import validated_apart
-from ebft.studies.report.page import Page
-from ebft.studies.report.settings_table import settings_of, settings_table
-from ebft.studies.report.tables import Column, Table, cell
-from ebft.studies.runs import AXES, METRICS_FILE, Measurement, Run, against, read_run, what_differs
+from ebft.studies import figures
+from ebft.studies.evidence import validated_apart
+from ebft.studies.report import as_data, colors_of, render
+from ebft.studies.runs import AXES, Run, against, better, facts, read_run, what_differs
+from ebft.studies.tables import Cell, Table, settings_tables
 
 PNG, HTML, TABLE = "compare.png", "compare.html", "compare.json"
 FOLDER = "compare"  # the default output folder
@@ -44,7 +40,7 @@ class Comparison:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="output folders of ebft train, sft or rlvr")
     parser.add_argument("--output", default=None, help=f"folder for {PNG}, {HTML} and {TABLE} [{FOLDER}]")
-    parser.add_argument("--x", default="steps", help=f"horizontal axis of the PNG: {', '.join(AXES)} [steps]")
+    parser.add_argument("--x", default="steps", choices=AXES, help="horizontal axis of the figures [steps]")
     parser.add_argument("--name", action="append", default=[], help="what to call a run, one for each, in order")
 
 
@@ -59,14 +55,12 @@ def compare(
 
     replace: also over a comparison with runs that are not among these.
     """
-    if axis not in AXES:
-        raise ConfigError(f"--x {axis} is not one of {', '.join(AXES)}")
     if names and len(names) != len(runs):
         raise ConfigError(f"--name is given {len(names)} times for {len(runs)} runs; give one for each, or none")
-    folder = None if output is None else _output_folder(output)
-    found = _with_names([read_run(Path(run)) for run in runs], names)
-    if folder is not None and not replace:
-        _check_same_comparison(folder, found)
+    folder = None if output is None else Path(output).expanduser()
+    found = _named([read_run(Path(run)) for run in runs], names)
+    if folder is not None:
+        _check_folder(folder, [] if replace else found)
     present = {metric for run in found for metric in run.metrics()} - {REWARD}
     if not present:
         raise ConfigError(
@@ -74,41 +68,32 @@ def compare(
             "eval_dataset and call `trainer.evaluate()`)"
         )
     metrics = [*(m for m in NAMES if m in present), *sorted(present - set(NAMES))]
-    tables = {
-        "metrics": _metrics_table(found, metrics),
-        "differences": _differences_table(found, metrics),
-        "costs": _costs_table(found),
+    parts = {
+        "Validation": _metrics_table(found, metrics),
+        "Paired differences": _differences_table(found, metrics),
+        "Costs": _costs_table(found),
     }
-    comparison = Comparison(_stacked(*tables.values()), [*_notes(found), *_without_records(found)])
+    width = max(len(row) for rows in parts.values() for row in rows)
+    stacked = [row + ("",) * (width - len(row)) for rows in parts.values() if rows for row in [(), *rows]]
+    comparison = Comparison(stacked[1:], _notes(found))
     if folder is not None:
-        comparison.files = _write(folder, found, metrics, tables, comparison.notes, axis)
+        comparison.files = _write(folder, found, metrics, parts, comparison.notes, axis)
     return comparison
 
 
-def _output_folder(output: str) -> Path:
-    folder = Path(output).expanduser()
+def _check_folder(folder: Path, runs: list[Run]) -> None:
+    """Made again, or with more runs, a comparison takes its own place; that of other runs is not lost to it."""
     if folder.exists() and not folder.is_dir():
         raise OutputTaken(f"--output {folder} is a file; give a folder")
-    if (folder / METRICS_FILE).exists():
-        raise OutputTaken(f"--output {folder} is the folder of a run; choose another")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / TABLE).exists():
         raise OutputTaken(f"--output {folder} is not empty and holds no comparison; choose another folder")
-    return folder
-
-
-def _check_same_comparison(folder: Path, runs: list[Run]) -> None:
-    """Made again, or with more runs, a comparison takes its own place; that of other runs is not lost to it."""
     held = (read_json(folder / TABLE) or {}).get("runs", {})
     ours = {run.folder.resolve() for run in runs}
-    others = [name for name, of_run in held.items() if Path(of_run["folder"]).resolve() not in ours]
-    if others:
-        raise OutputTaken(
-            f"--output {folder} holds a comparison with other runs ({', '.join(others)}); choose another folder, or "
-            "delete this one"
-        )
+    if others := [name for name, of_run in held.items() if runs and Path(of_run["folder"]).resolve() not in ours]:
+        raise OutputTaken(f"--output {folder} holds a comparison with other runs ({', '.join(others)}); choose another")
 
 
-def _with_names(runs: list[Run], names: Sequence[str]) -> list[Run]:
+def _named(runs: list[Run], names: Sequence[str]) -> list[Run]:
     """Runs have the names of their folders, or where these are equal their paths."""
     for run, name in zip(runs, names, strict=False):
         run.name = name
@@ -120,77 +105,46 @@ def _with_names(runs: list[Run], names: Sequence[str]) -> list[Run]:
     return runs
 
 
-def best(measurements: Sequence[Measurement], metric: str) -> Measurement:
-    """The earliest of the best."""
-    return better(metric)(measurements, key=lambda one: one.value)
-
-
 def _metrics_table(runs: list[Run], metrics: list[str]) -> Rows:
     rows: Rows = [("run", "method", "metric", "first", "best", "at step", "last", "at step")]
-    for metric in [*metrics, REWARD]:
-        for run in runs:
-            values = run.rewards() if metric == REWARD else run.measurements(f"eval_{metric}")
-            if values:
-                first, top, last = values[0], best(values, metric), values[-1]
-                shown = (with_error(first.value, first.error), with_error(top.value, top.error), str(top.step))
-                title = facts(metric).title
-                left = str(last.step) if last.model_step == last.step else f"{last.model_step}, kept"
-                rows.append((run.name, run.method, title, *shown, with_error(last.value, last.error), left))
+    for metric, run in ((metric, run) for metric in [*metrics, REWARD] for run in runs):
+        if values := run.rewards() if metric == REWARD else run.measurements(f"eval_{metric}"):
+            last = values[-1]
+            top = better(metric)(values, key=lambda one: one.value)  # the earliest of the best
+            first, best, final = (with_error(one.value, one.error) for one in (values[0], top, last))
+            left = str(last.step) if last.model_step == last.step else f"{last.model_step}, kept"
+            rows.append((run.name, run.method, facts(metric).title, first, best, str(top.step), final, left))
     return rows
 
 
 def _differences_table(runs: Sequence[Run], metrics: Sequence[str]) -> Rows:
     """Differences on the same validation sequences: of a run from its start, and from the first run's end."""
-    first = runs[0]
-    differ = {run.name: against(first, run) for run in runs}
+
+    def shown(found: Estimate | None) -> str:
+        return "" if found is None else with_error(*found, "+")
+
+    differ = [(run, against(runs[0], run)) for run in runs]
     rows = [
-        (
-            run.name,
-            run.method,
-            NAMES.get(metric, metric),
-            *(_shown(one.get(metric)) for one in (run.change, others)),
-        )
+        (run.name, run.method, facts(metric).title, shown(run.change.get(metric)), shown(others.get(metric)))
         for metric in metrics
-        for run, others in zip(runs, differ.values(), strict=True)
+        for run, others in differ
         if metric in run.change or metric in others
     ]
-    titles = ("run", "method", "paired difference", "last - first", f"last - last of {first.name}")
-    shown = len(titles) if any(differ.values()) else len(titles) - 1
-    return [row[:shown] for row in (titles, *rows)] if rows else []
-
-
-def _shown(found: Estimate | None) -> str:
-    return "" if found is None else with_error(*found, "+")
-
-
-def _without_records(runs: Sequence[Run]) -> list[str]:
-    """A note on finished runs that have no differences."""
-    found = [run.name for run in runs if run.finished and run.metrics() and not run.records and not run.problems]
-    why = "not evaluated after training (in Python: `trainer.evaluate()` at the end)"
-    return [f"no paired differences of {', '.join(found)}: {why}"] if found else []
+    titles = ("run", "method", "paired difference", "last - first", f"last - last of {runs[0].name}")
+    wide = len(titles) if any(others for _, others in differ) else len(titles) - 1
+    return [row[:wide] for row in (titles, *rows)] if rows else []
 
 
 def _costs_table(runs: list[Run]) -> Rows:
-    formats = {
-        "spent/tokens": ",.0f",
-        "spent/generated_tokens": ",.0f",
-        "spent/seconds": ",.1f",
-        "spent/flops": ".3g",
-    }
+    formats = {"tokens": ",.0f", "generated_tokens": ",.0f", "seconds": ",.1f", "flops": ".3g"}
     rows: Rows = [("run", "method", "state", "steps", "tokens", "generated", "seconds", "FLOPs")]
     for run in runs:
         costs = run.total_costs()
-        cells = [format(costs[key], style) if costs.get(key) is not None else "" for key, style in formats.items()]
+        known = [(costs.get(f"spent/{name}"), style) for name, style in formats.items()]
+        cells = ["" if value is None else format(value, style) for value, style in known]
         state = "finished" if run.finished else "not finished"
         rows.append((run.name, run.method, state, f"{costs.get('step', 0):,}", *cells))
     return rows
-
-
-def _stacked(*tables: Rows) -> Rows:
-    """Tables under each other, with an empty row between two and as many cells in all rows."""
-    width = max(len(row) for table in tables for row in table)
-    rows = [row for table in tables if table for row in [(), *table]][1:]
-    return [row + ("",) * (width - len(row)) for row in rows]
 
 
 def _notes(runs: list[Run]) -> list[str]:
@@ -203,55 +157,35 @@ def _notes(runs: list[Run]) -> list[str]:
             notes.append(f"{run.name} has no validation metrics, so it appears only in the second table")
         elif first is not None:
             notes += what_differs(run.name, run.validation, first.name, first.validation)
-    return notes
+    without = [run.name for run in runs if run.finished and run.metrics() and not run.records and not run.problems]
+    why = "not evaluated after training (in Python: `trainer.evaluate()` at the end)"
+    return notes + [f"no paired differences of {', '.join(without)}: {why}"] * bool(without)
 
 
 def _write(
-    folder: Path, runs: list[Run], metrics: list[str], tables: dict[str, Rows], notes: list[str], axis: str
+    folder: Path, runs: list[Run], metrics: list[str], parts: dict[str, Rows], notes: list[str], axis: str
 ) -> list[Path]:
     # Against the first run that says how it was measured.
     first = next((run for run in runs if run.validation is not None), None)
-    named = [(run.name, [run], validated_apart(run, first)) for run in runs]
-    keys = training_metrics(runs)
-    panels = [(facts(metric).title, training_curves(named, f"eval_{metric}")) for metric in metrics]
-    if any(run.rewards() for run in runs):
-        rlvr = [row for row in named if row[1][0].method == "rlvr"]
-        panels.append((metric_title(REWARD), training_curves(rlvr, REWARD)))
-    if not any(axis in curve.x for _, curves in panels for curve in curves):
-        raise ConfigError(f"--x {axis}: these runs were made before ebft logged it; use --x steps")
+    colors = colors_of(run.name for run in runs)
+    panels = figures.metric_curves([(run.name, [run], validated_apart(run, first)) for run in runs], axis)
+    if not panels:
+        raise ConfigError(f"--x {axis}: these runs have not logged it; use --x steps")
     folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / TABLE, folder / PNG, folder / HTML]
+    place = {name: folder / name for name in (TABLE, PNG, HTML)}
     numbers = {run.name: _numbers(run, runs[0], metrics) for run in runs}
-    write_json(files[0], json_ready({"runs": numbers, "notes": notes}))
-    names = [run.name for run in runs]
-    files[1].write_bytes(pictures.both(pictures.curves_figure(panels, axis, names))["png"])
-    training: list[tuple[str, list[Curve]]] = [
-        (metric_title(key), training_curves(named, key))
-        for key in keys
-        if not key.startswith("eval_") and key != REWARD
-    ]
-    titles = {"metrics": "Validation", "differences": "Paired differences", "costs": "Costs"}
-    shown = [_as_table(name, titles[name], rows) for name, rows in tables.items() if rows]
-    if (settings := settings_table(*settings_of({run.name: run for run in runs}))) is not None:
-        shown.append(settings)
-    page = Page(
-        "Runs compared",
-        "Made by ebft compare.",
-        names,
-        axis,
-        notes=notes,
-        tables=shown,
-        curves=panels,
-        training=training,
-    )
-    write_text(files[2], page.html())
-    return files
-
-
-def _as_table(name: str, title: str, rows: Rows) -> Table:
-    meanings = {facts(metric).title: facts(metric).meaning for metric in (*NAMES, REWARD)}
-    cells = [[cell(text, meaning=meanings.get(text, "")) for text in row] for row in rows[1:]]
-    return Table(name, title, [Column(text, text=True) for text in rows[0]], cells)
+    write_json(place[TABLE], json_ready({"runs": numbers, "notes": notes}))
+    place[PNG].write_bytes(figures.saved(figures.curves_figure(panels, axis, colors), "png")[0])
+    drawn = [(panel[0], figures.saved(figures.curves_figure([panel], axis, colors), "svg")[0]) for panel in panels]
+    pictures = [(title, as_data(svg)) for title, svg in drawn]
+    shown = []
+    for title, rows in ((title, rows) for title, rows in parts.items() if rows):
+        cells: list[list[Cell]] = [list(row) for row in rows[1:]]
+        shown.append(Table(title.split()[-1].lower(), title, list(rows[0]), cells))
+    shown += settings_tables({run.name: run for run in runs})[:1]
+    page = {"title": "Runs compared", "about": "Made by ebft compare.", "notes": notes, "tables": shown}
+    write_text(place[HTML], render({**page, "figures": {f"Over {AXES[axis][1]}": pictures}}))
+    return list(place.values())
 
 
 def _numbers(run: Run, first: Run, metrics: list[str]) -> dict[str, Any]:
@@ -265,7 +199,5 @@ def _numbers(run: Run, first: Run, metrics: list[str]) -> dict[str, Any]:
     }
     found = {"folder": str(run.folder), "method": run.method, "finished": run.finished, "metrics": values}
     for name, estimates in ("change", run.change), ("against_first", against(first, run)):
-        found[name] = {
-            metric: {"difference": e.mean, "standard_error": e.standard_error} for metric, e in estimates.items()
-        }
+        found[name] = {m: {"difference": e.mean, "standard_error": e.standard_error} for m, e in estimates.items()}
     return found

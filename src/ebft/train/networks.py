@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,8 +27,10 @@ from ebft.model.backbone import (
     decoder_of,
     prepare_model,
 )
+from ebft.model.fused import fuse_projections
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
 from ebft.runtime import processes, sharding
+from ebft.runtime.gradients import FixedGradients
 from ebft.train.costs import FlopCounter
 
 
@@ -99,6 +102,12 @@ class Networks:
         on_gpu = self.args.device.type == "cuda"
         if self.args.device.type == "cpu" and not self.sharded:
             self.features.turn_weights()
+        if on_gpu and not self.sharded:
+            self.features.fuse_projections()
+            if self.working is not None:
+                self.working.fuse_projections()
+            if self.reference is not None:
+                fuse_projections(decoder_of(self.reference))
         wanted = self.args.compile_layers
         if wanted is None:
             wanted = self.args.torch_compile or on_gpu
@@ -118,6 +127,17 @@ class Networks:
     def training_model(self, model: Any) -> Any:
         """What a gradient is taken through, in the mode of `model`."""
         return model if self.working is None else self.working.model.train(model.training)
+
+    def attach_gradients(self) -> None:
+        """Before a backward pass in which products add to the trained weights' gradients."""
+        if self.working is not None and self.working.gradients is not None:
+            self.working.gradients.attach()
+
+    @cached_property
+    def fixed_gradients(self) -> FixedGradients:
+        """Of the trained weights."""
+        fixed = None if self.working is None else self.working.gradients
+        return FixedGradients(self.model) if fixed is None else fixed
 
     @property
     def computes_in_bf16(self) -> bool:

@@ -31,13 +31,13 @@ from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token
 from ebft.data.row_format import check_tokenizer
 from ebft.data.store import tokenize_rows
 from ebft.errors import ConfigError, DataError, TrainingDiverged
-from ebft.iteration import Window, check_sequences, loss_of, prepare_window
-from ebft.method.losses import LossTerms
+from ebft.iteration import LossParts, UpdateGraphs, Window, check_sequences, loss_of, prepare_window
 from ebft.method.measures import as_logged, estimates
 from ebft.model.attention import avoid_cudnn_attention, resolve_backend
 from ebft.model.backbone import embedding_size, end_tokens_of
 from ebft.model.features import FeatureNetwork
 from ebft.runtime import processes, sharding
+from ebft.runtime.graphs import idle_bytes
 from ebft.runtime.timing import Clock, DeferredChecks
 from ebft.train import callbacks as standard
 from ebft.train.callbacks import check_gradients, finite
@@ -154,6 +154,14 @@ class EBFTTrainer(ShardedTrainer):
         if not self.sharded:
             self.networks = Networks(self.model, args, self.processing_class)
         self.networks.compile()
+        self.update_graphs = self._make_update_graphs()
+
+    def _make_update_graphs(self) -> UpdateGraphs | None:
+        """None where a backward pass does more than compute gradients."""
+        if self.sharded or self.accelerator.scaler is not None or "lomo" in str(self.args.optim):
+            return None
+        model = self.networks.training_model(self.model)
+        return UpdateGraphs(model, self.networks.fixed_gradients, self.args, self.networks.frozen_reference)
 
     @property
     def features(self) -> FeatureNetwork:
@@ -205,7 +213,14 @@ class EBFTTrainer(ShardedTrainer):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         with self.clock.phase("update"):
-            loss = super().training_step(model, inputs, num_items_in_batch)
+            if self.update_graphs is not None and self.update_graphs.pay(inputs):
+                self.networks.training_model(model.train())
+                with self.compute_loss_context_manager():
+                    parts = self.update_graphs.add_gradient(inputs)
+                self._note(parts)
+                loss = parts.loss
+            else:
+                loss = super().training_step(model, inputs, num_items_in_batch)
         if self.accelerator.sync_gradients:  # the window's last micro-batch
             self._finish_window()
         # What is returned is only logged, as the mean over processes; these are parts of a sum.
@@ -215,18 +230,19 @@ class EBFTTrainer(ShardedTrainer):
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         model = self.networks.training_model(model)
+        self.networks.attach_gradients()
         terms = loss_of(model, inputs, self.args, self.networks.frozen_reference)
         sharding.release(self.networks.reference)
-        self._note(terms)
+        self._note(LossParts.of(terms))
         return (terms.loss, terms) if return_outputs else terms.loss
 
-    def _note(self, terms: LossTerms) -> None:
+    def _note(self, parts: LossParts) -> None:
         """Keep what is logged of a micro-batch's loss."""
         if self.window is None:
             return
-        found = {"loss": terms.loss, "ebft/policy_loss": terms.policy, "kl": terms.kl}
+        found = {"loss": parts.loss, "ebft/policy_loss": parts.policy, "kl": parts.kl}
         if self.args.gamma:
-            found["ebft/cross_entropy"] = terms.cross_entropy
+            found["ebft/cross_entropy"] = parts.cross_entropy
         for name, value in found.items():
             if value is not None:
                 self.window.add(name, value)
@@ -292,7 +308,8 @@ class EBFTTrainer(ShardedTrainer):
             if logs["step_time"]:
                 logs["ebft/tokens_per_second"] = logs["ebft/packed_tokens"] / logs["step_time"]
             if torch.cuda.is_available():
-                logs["ebft/peak_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+                held = torch.cuda.memory_allocated() + idle_bytes()
+                logs["ebft/peak_memory_gib"] = max(torch.cuda.max_memory_allocated(), held) / 2**30
             logs["num_tokens"] = self.state.num_input_tokens_seen
             self._observed.clear()
         super().log(logs, start_time)
