@@ -79,6 +79,7 @@ test-hard: $(INSTALLED)
 	$(BIN)/python -W ignore -m tests.hard.fuzz --inputs $(INPUTS)
 	$(BIN)/python -m tests.hard.parents --trials $(PARENTS)
 	$(BIN)/python -m tests.hard.attacks --honest $(HONEST)
+	$(BIN)/python -m tests.hard.honest
 	$(BIN)/pytest tests/sandbox/test_bubblewrap.py -k another_user -rs
 	$(BIN)/python -m tests.hard.soak --samples $(SAMPLES)
 

@@ -80,7 +80,7 @@ def test_bad_problems() -> None:
     for missing in ("name", "language", "prompt", "tests"):
         with pytest.raises(DataError, match=f"line 3 has no field '{missing}'"):
             multipl_e_problem(Record("file: line 3", {name: value for name, value in row.items() if name != missing}))
-    with pytest.raises(DataError, match="language='cobol' is not one of"):
+    with pytest.raises(DataError, match="line 3: unknown language 'cobol'"):
         multipl_e_problem(Record("file: line 3", {**row, "language": "cobol"}))
     with pytest.raises(DataError, match="does not end with the head of a function"):
         multipl_e_problem(Record("file: line 3", {**row, "prompt": "// nothing\n"}))

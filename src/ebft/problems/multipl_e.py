@@ -24,11 +24,11 @@ MOST = 3  # interpretations of an answer; each may be compiled, which takes seco
 CLOSING = {"cpp": "\n}\n", "rs": "\n}\n", "java": "\n    }\n}\n", "cs": "\n    }\n}\n"}
 
 
-def language_code(name: str) -> str:
+def language_code(name: str, where: str = "") -> str:
     """`cpp` for "C++" and for "cpp"."""
     name = ALIASES.get(name.lower(), name.lower())
     if name not in LANGUAGES:
-        raise DataError(f"unknown language {name!r}; there is {', '.join(LANGUAGES)}")
+        raise DataError(f"{where}unknown language {name!r}; there is {', '.join(LANGUAGES)}")
     return name
 
 
@@ -67,8 +67,8 @@ class MultiPLEProblem(Problem):
         found: list[tuple[str, str]] = []
         for text in blocks[:1]:
             # Compiling takes seconds: what has as many closing as opening brackets is a whole program more often.
-            both = [self._whole(text), *self._continued(text)]
-            found += both if text.count("{") == text.count("}") else both[::-1]
+            whole, continued = [self._whole(text)], self._continued(text)
+            found = whole + continued if text.count("{") == text.count("}") else continued + whole
         found += [*self._continued(answer), self._whole(answer)]
         return list(dict.fromkeys(found))[:MOST]
 
@@ -129,35 +129,30 @@ class MultiPLEProblem(Problem):
         """Java and C#: the function in a class, whatever the answer calls it; in `Problem` if it has none."""
         code = re.sub(r"^[ \t]*(package|namespace)\s+[\w.]+\s*;", "", code, flags=re.MULTILINE)
         if self.language == "java":  # a file has one public class at most, of its own name
-            code = re.sub(
-                r"\bpublic\s+((?:(?:static|final|sealed|abstract)\s+)*(?:class|record|enum|interface)\b)", r"\1", code
-            )
+            kinds = r"((static|final|sealed|abstract)\s+)*(class|record|enum|interface)\b"
+            code = re.sub(rf"\bpublic\s+(?={kinds})", "", code)
         imports = self._before(("import ", "using "))
         defined = re.compile(rf"\bstatic\s[^;{{}}()=]{{0,400}}\b{re.escape(self.function)}\s*\(").search(code)
         if place := _scopes(code[: defined.start()]) if defined else "":
             return "\n".join([*imports, code]), place
-        is_import = re.compile(r"\s*(import|using)\s+[\w.]+(\.\*)?(\s*;|\s*=[^;]*;)|\s*(import|using)\s+static\s[^;]*;")
+        is_import = re.compile(r"\s*(import|using)\s+(static\s[^;]*|[\w.]+(\.\*)?(\s*=[^;]*)?)\s*;")
         own = [line for line in code.split("\n") if is_import.match(line)]
         rest = "\n".join(line for line in code.split("\n") if not is_import.match(line))
-        if (
-            self.language == "java"
-        ):  # inside another class, those of Java are tied to its objects unless they are static
+        if self.language == "java":  # inside another class, one that is not static is tied to its objects
             rest = re.sub(r"^([ \t]*)((?:abstract\s+|final\s+)*class\s)", r"\1static \2", rest, flags=re.MULTILINE)
         return "\n".join([*imports, *own, "class Problem {", rest, "}"]), "Problem"
 
 
 def multipl_e_problem(record: Record) -> MultiPLEProblem:
     name = record.text("name" if "name" in record.row or "task_id" not in record.row else "task_id")
-    language = record.text("language")
-    if ALIASES.get(language.lower(), language.lower()) not in LANGUAGES:
-        raise DataError(f"{record.where}: language={language!r} is not one of {', '.join(LANGUAGES)}")
+    language = language_code(record.text("language"), f"{record.where}: ")
     head, tests = record.text("prompt"), record.text("tests")
     line = head.rstrip().rpartition("\n")[2]
     function = re.search(r"(\w+)\s*\(", line)
     if function is None or not line.endswith("{"):
         raise DataError(f"{record.where}: the prompt does not end with the head of a function: {line.strip()[:100]!r}")
     stops = tuple(record.texts("stop_tokens"))
-    return MultiPLEProblem(name, language_code(language), head, tests, stops, function[1])
+    return MultiPLEProblem(name, language, head, tests, stops, function[1])
 
 
 def _go(code: str) -> str:

@@ -135,7 +135,7 @@ class Sandbox:
         with self._lock:
             if self._checked:
                 return
-            compile_modules()
+            compileall.compile_dir(INSIDE, quiet=2)  # if we may; else every program waits for it
             if not self.unsafe:
                 self._check_programs()
             self._checked = True
@@ -143,10 +143,7 @@ class Sandbox:
     def _check_programs(self) -> None:
         for program, package in (("bwrap", "bubblewrap"), ("prlimit", "util-linux")):
             if shutil.which(program) is None:
-                raise SandboxError(
-                    f"the sandbox needs `{program}`: install the Debian package {package} (apt install {package}), "
-                    f"{UNSAFE_HINT}"
-                )
+                raise SandboxError(f"the sandbox needs `{program}`: apt install {package}, {UNSAFE_HINT}")
         probe = self._run(Command(["/usr/bin/env", "true"], replace(self.limits, seconds=30.0)))
         if not probe.succeeded:
             said = " ".join(probe.stderr.decode(errors="replace").split())[:300] or f"exit code {probe.returncode}"
@@ -273,12 +270,6 @@ class Sandbox:
     def _forget(self, ended: RunningCommand) -> None:
         with self._lock, suppress(ValueError):
             self._running.remove(ended)
-
-
-@cache
-def compile_modules() -> None:
-    """Writes the bytecode of our own modules beside them, if we may; else every program waits for their compilation."""
-    compileall.compile_dir(INSIDE, quiet=2)
 
 
 def _write_files(folder: Path, command: Command) -> None:

@@ -231,13 +231,9 @@ class Gate:
     """Holds a program back until its sandbox is complete and we are known to be alive, and ends all of it.
 
     The first process inside (`inside/init.py`) reports that it is there and waits for an answer. If we are gone there
-    is none, and it ends; so it does later, when the pipe for the answer is closed. bubblewrap's own `--die-with-parent`
-    is not enough: it counts from the moment that bubblewrap asks the kernel for it, and a bubblewrap that dies while it
-    starts leaves a process behind that waits for it forever.
-
-    Meanwhile bubblewrap has said which process that is. We keep a handle on it: when it ends, the kernel ends
-    everything in the sandbox, and tells us only when nothing is left. It also joins its control group, where there is
-    one.
+    is none, and it ends; so it does when the pipe for the answer is closed. (`--die-with-parent` is not enough: a
+    bubblewrap that dies while it starts leaves a process behind that waits for it forever.) bubblewrap has said which
+    process that is, and we keep a handle on it: when it ends, the kernel ends everything in the sandbox.
     """
 
     def __init__(self, group: Group | None = None) -> None:
@@ -290,11 +286,8 @@ class Gate:
 
 
 def readable_within(descriptor: int, seconds: float) -> bool:
-    """Whether there is something to read, or the other end is closed.
-
-    Not by `select.select`, which knows only numbers below 1024: a program that trains may have more files open.
-    """
-    poll = select.poll()
+    """Whether there is something to read, or the other end is closed."""
+    poll = select.poll()  # not `select.select`, which knows only numbers below 1024
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(1000 * seconds))
 
@@ -350,12 +343,8 @@ class Group:
                 time.sleep(0.005)  # what was killed needs a moment
 
     def _write(self, name: str, value: int) -> None:
-        # One write, and of an existing file: the kernel takes nothing else.
-        descriptor = os.open(self.path / name, os.O_WRONLY)
-        try:
-            os.write(descriptor, str(value).encode())
-        finally:
-            os.close(descriptor)
+        with open(self.path / name, "w", opener=lambda path, _: os.open(path, os.O_WRONLY)) as file:  # none is made
+            file.write(str(value))
 
 
 _lock = threading.Lock()
@@ -400,8 +389,16 @@ def divide(group: Path) -> bool:
         try:
             _hand_down(group)
         except OSError as error:
-            if error.errno != errno.EBUSY or not _step_aside(group):
+            if error.errno != errno.EBUSY:
                 return False
+            inside = [int(line) for line in (group / "cgroup.procs").read_text().split()]
+            if not set(inside) <= {process for process, _ in process_trees([os.getpid()])}:
+                return False  # others, which are not ours to move
+            aside = group / f"{PREFIX}{os.getpid()}"
+            aside.mkdir(exist_ok=True)
+            for process in inside:
+                with suppress(ProcessLookupError):  # ended meanwhile
+                    (aside / "cgroup.procs").write_text(str(process))
             _hand_down(group)
         Group(group, Limits()).end()
     except OSError:  # not ours to divide
@@ -410,21 +407,7 @@ def divide(group: Path) -> bool:
 
 
 def _hand_down(group: Path) -> None:
-    with (group / "cgroup.subtree_control").open("w") as file:
-        file.write(" ".join(f"+{name}" for name in CONTROLLERS))
-
-
-def _step_aside(group: Path) -> bool:
-    """Moves this process and its children into a group inside; not if there are others, which are not ours to move."""
-    inside = [int(line) for line in (group / "cgroup.procs").read_text().split()]
-    if not set(inside) <= {process for process, _ in process_trees([os.getpid()])}:
-        return False
-    aside = group / f"{PREFIX}{os.getpid()}"
-    aside.mkdir(exist_ok=True)
-    for process in inside:
-        with suppress(ProcessLookupError):  # ended meanwhile
-            (aside / "cgroup.procs").write_text(str(process))
-    return True
+    (group / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in CONTROLLERS))
 
 
 def process_trees(roots: Sequence[int]) -> Iterator[tuple[int, list[int]]]:

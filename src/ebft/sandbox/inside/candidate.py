@@ -199,13 +199,8 @@ def _defined(tree: ast.Module) -> set[str]:
 
 
 def main() -> None:
-    read, write = int(sys.argv[1]), int(sys.argv[2])
-    with os.fdopen(0, "rb", closefd=False) as job_file:
-        job = wire.from_json(job_file.read())
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    server = Server(wire.Channel(read, write))
+    job, channel = wire.begin()
+    server = Server(channel)
     sys.argv[:] = ["program.py"]
     sys.path += job["packages"]
     module = types.ModuleType("program")

@@ -171,20 +171,13 @@ class Instance(Remote):
     def __setattr__(self, name: str, value: Any) -> None:
         self._client.ask("set attribute", [name, value], object=self._number)
 
-    def __len__(self) -> int:
-        return self._method("__len__")
 
-    def __getitem__(self, key: Any) -> Any:
-        return self._method("__getitem__", key)
+def _asks(name: str) -> Callable[..., Any]:
+    return lambda instance, *arguments: instance._method(name, *arguments)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._method("__setitem__", key, value)
 
-    def __str__(self) -> str:
-        return self._method("__str__")
-
-    def __repr__(self) -> str:
-        return self._method("__repr__")
+for _name in ("__len__", "__getitem__", "__setitem__", "__str__", "__repr__"):
+    setattr(Instance, _name, _asks(_name))  # Python looks for these in the class
 
 
 class StandIn:
@@ -244,15 +237,13 @@ def describe(error: BaseException) -> str:
 
 
 def main() -> None:
-    read, write = int(sys.argv[1]), int(sys.argv[2])
-    with os.fdopen(0, "rb", closefd=False) as job_file:
-        job = wire.from_json(job_file.read())
+    job, channel = wire.begin()
     results = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
+    for standard in (1, 2):
         os.dup2(null, standard)  # tests may print; only the result goes to our own process
     try:
-        result = run(job, wire.Channel(read, write))
+        result = run(job, channel)
     except BaseException as error:
         result = {"status": "error", "message": f"the tests cannot run: {type(error).__name__}: {error}"[:500]}
     os.write(results, wire.to_json(result))

@@ -110,6 +110,17 @@ class Channel:
         return bytes(data)
 
 
+def begin() -> tuple[Any, Channel]:
+    """What our own process has to say, on standard input, and the pipes to the other side."""
+    channel = Channel(int(sys.argv[1]), int(sys.argv[2]))
+    with os.fdopen(0, "rb", closefd=False) as job_file:
+        job = from_json(job_file.read())
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    return job, channel
+
+
 def encode(value: Any, reference: Callable[[Any], list[Any]]) -> Any:
     """JSON for a value. `reference` gives `[tag, number]` for what does not travel by content.
 
