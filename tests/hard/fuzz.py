@@ -27,7 +27,7 @@ from ebft.evaluate.score_command import read_samples
 from ebft.problems.catalog import BENCHMARKS, load_problems
 from ebft.train import checkpoints
 from tests.problems.rows import HUMANEVAL, MBPP
-from tests.sandbox.attacks.others import PROBLEMS
+from tests.sandbox.multipl_e import checks_of, prompt_of
 
 SLOWEST = 5.0  # seconds for one input
 EXPECTED = (ConfigError, DataError)
@@ -86,11 +86,9 @@ def parsers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], Any]]]
         "eval_tasks": ["mbpp"],
     }
     recipe["eval_task_options"] = {"limit": 20, "samples": 0}
-    problems = {
-        "humaneval": HUMANEVAL,
-        "mbpp": MBPP,
-        "multipl-e": {"name": "own", "language": "cpp", **PROBLEMS["cpp"]},
-    }
+    own = {"name": "own", "language": "cpp", "stop_tokens": ["\n}"]}
+    own |= {"prompt": prompt_of("cpp", "vowels"), "tests": checks_of("cpp", "vowels")}
+    problems = {"humaneval": HUMANEVAL, "mbpp": MBPP, "multipl-e": own}
     found: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
         "recipes": ("recipe.yaml", yaml.safe_dump(recipe).encode(), load),
         "rows in JSONL": ("rows.jsonl", lines({"prompt": "1+1=", "completion": "2"}, {"text": "é"}), rows),
