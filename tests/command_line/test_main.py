@@ -31,7 +31,7 @@ LIGHT: dict[str, tuple[list[str], int, str]] = {
     "launch": (["train", "--launch", "two"], 2, "--launch takes the number of processes"),
     "missing runs": (["compare", "no"], 2, "no"),
     "export without output": (["export", "no"], 2, "--output"),
-    "export of nothing": (["export", "no", "--output", "o"], 2, "no such folder"),
+    "export of nothing": (["export", "no", "--output", "o"], 2, "is no folder here"),
     "slip beside a missing option": (["export", "no", "--ouput", "o"], 2, "'--ouput'; did you mean '--output'?"),
     "eval option": (["eval", "--modle", "m"], 2, "did you mean '--model'?"),
     "eval task": (["eval", "--model", "m", "--tasks", "humanevl", "--output", "o"], 2, "did you mean 'humaneval'?"),

@@ -227,7 +227,12 @@ SHORTENING = "{% for m in messages %}{{ m.content if loop.last else '' }}{% endf
         ({"text": {"a": 1}}, {}, "", "column 'text' holds an object, not text"),
         ({"prompt": "a", "answer": None}, dict(completion="answer"), "", r"column 'answer' is empty \(null\)"),
         ({"completion": "b"}, dict(prompt_template=QUESTION), "", "names 'question', which is no column"),
-        ({"question": "a", "reply": "b"}, dict(prompt_template=QUESTION), "", "no answer in the column 'completion'"),
+        (
+            {"question": "a", "reply": "b"},
+            dict(prompt_template=QUESTION),
+            "",
+            "needs 'completion' beside its prompt_template; it has",
+        ),
         *(({"messages": wrong}, {}, "", "non-empty list") for wrong in ([], "hello", [{"content": "a"}], ["a"], None)),
         ({"messages": turns("a")}, {}, None, "no chat template.*use 'prompt' and 'completion'"),
         ({"messages": turns("a")}, {}, REFUSING, "does not accept this conversation: roles must alternate"),

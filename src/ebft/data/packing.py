@@ -46,18 +46,18 @@ class DocumentIndex:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        return self._of_each([store.lengths for store in self.stores])
+        return self._of_each("lengths")
 
     @property
     def answer_counts(self) -> NDArray[np.int64]:
         """[documents] tokens that are answers"""
-        return self._of_each([store.answer_counts for store in self.stores])
+        return self._of_each("answer_counts")
 
-    def _of_each(self, by_store: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    def _of_each(self, name: str) -> NDArray[np.int64]:
         found = np.empty(len(self), np.int64)
-        for place, values in enumerate(by_store):
+        for place, store in enumerate(self.stores):
             mine = self.store == place
-            found[mine] = values[self.number[mine]]
+            found[mine] = getattr(store, name)[self.number[mine]]
         return found
 
     def select(self, which: NDArray[np.int64]) -> DocumentIndex:
@@ -69,17 +69,16 @@ class DocumentIndex:
         start, end = (int(store.offsets[self.number[place] + k]) for k in (0, 1))
         return store, slice(start, end)
 
-    def tokens_of(self, place: int) -> NDArray[np.uint32]:
+    def _tokens_of(self, place: int) -> bytes:
         store, inside = self.where(place)
-        return store.tokens[inside]
+        return store.tokens[inside].tobytes()
 
     def count_also_in(self, other: DocumentIndex) -> int:
         """How many of these documents are in the other index too, token by token."""
-        mine = Counter(self.tokens_of(place).tobytes() for place in range(len(self)))
+        mine = Counter(map(self._tokens_of, range(len(self))))
         # Only documents that are as long as one of these can be equal to it; the others are not read.
         candidates = np.flatnonzero(np.isin(other.lengths, self.lengths))
-        found = {tokens for place in candidates if (tokens := other.tokens_of(int(place)).tobytes()) in mine}
-        return sum(mine[tokens] for tokens in found)
+        return sum(mine.pop(other._tokens_of(int(place)), 0) for place in candidates)
 
     def split(
         self, held_out: float | int, seed: int, setting: str = "validation_split"
@@ -97,10 +96,8 @@ class DocumentIndex:
 
 
 def mix(indices: Sequence[DocumentIndex], weights: Sequence[float], seed: int) -> DocumentIndex:
-    """Documents of several sources in the given proportions, none twice, shuffled together by the seed.
-
-    As many as the proportions allow: the source that runs out first sets the size.
-    """
+    """Documents of several sources in the given proportions, none twice, shuffled together by the seed: as many as the
+    source that runs out first allows."""
     if len(indices) != len(weights) or min(weights) <= 0:
         raise DataError(
             f"a mixture needs one weight above 0 per source, got {list(weights)} for {len(indices)} sources"
@@ -108,28 +105,20 @@ def mix(indices: Sequence[DocumentIndex], weights: Sequence[float], seed: int) -
     shares = np.array(weights, float) / sum(weights)
     total = min(len(index) / share for index, share in zip(indices, shares, strict=True))
     random = np.random.default_rng(seed)
-    parts, stores = [], tuple(s for index in indices for s in index.stores)
-    first = 0
+    stores: tuple[TokenStore, ...] = ()
+    store, number = [], []
     for index, share in zip(indices, shares, strict=True):
         kept = index.select(random.permutation(len(index))[: max(1, int(total * share + 1e-9))])
-        parts.append((kept.store + first, kept.number))
-        first += len(index.stores)
-    joined = DocumentIndex(
-        stores, np.concatenate([p[0] for p in parts]).astype(np.int32), np.concatenate([p[1] for p in parts])
-    )
+        store.append(kept.store + np.int32(len(stores)))
+        number.append(kept.number)
+        stores += index.stores
+    joined = DocumentIndex(stores, np.concatenate(store), np.concatenate(number))
     return joined.select(random.permutation(len(joined)))
 
 
 class SequenceDataset(Dataset[dict[str, Tensor]]):
     """Rows of T tokens: `input_ids`, `document_ids` (PADDING where there is none), `answer_mask`, `sequence_id`; and
-    the row NOTHING.
-
-    Args:
-        index: which documents.
-        context_length: T.
-        packing: documents one after the other, or one a row.
-        pad_token_id: what stands where there is no token; never looked at to find padding.
-    """
+    the row NOTHING. packing: documents one after the other, or one a row."""
 
     def __init__(self, index: DocumentIndex, context_length: int, packing: bool = True, pad_token_id: int = 0) -> None:
         self.index, self.context_length, self.packing, self.pad_token_id = index, context_length, packing, pad_token_id
@@ -149,9 +138,8 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
             return self
         tokens = rows * self.context_length
         documents = int((self.ends < tokens).sum()) + 1 if self.packing else rows
-        part = SequenceDataset(
-            self.index.select(np.arange(documents)), self.context_length, self.packing, self.pad_token_id
-        )
+        index = self.index.select(np.arange(documents))
+        part = SequenceDataset(index, self.context_length, self.packing, self.pad_token_id)
         if self.packing:
             part.total_tokens = min(part.total_tokens, tokens)
         return part
@@ -163,23 +151,24 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         tokens = np.full(T, self.pad_token_id, np.int64)
         documents = np.full(T, PADDING, np.int64)
         answers = np.zeros(T, bool)
-        if row == NOTHING:
-            begin, end, first, last = 0, 0, 0, -1
-        elif self.packing:
+        begin = end = first = 0
+        if row != NOTHING and self.packing:
             begin, end = row * T, min((row + 1) * T, self.total_tokens)
             first = int(np.searchsorted(self.ends, begin, side="right"))
-            last = int(np.searchsorted(self.ends, end, side="left"))
-        else:
-            begin, first, last = int(self.ends[row] - self.lengths[row]), row, row
+        elif row != NOTHING:
+            begin, first = int(self.ends[row] - self.lengths[row]), row
             end = min(begin + T, int(self.ends[row]))
-        for place in range(first, last + 1):  # the documents in this row
-            start_of_document = int(self.ends[place] - self.lengths[place])
-            a, b = max(begin, start_of_document), min(end, int(self.ends[place]))
-            store = self.index.stores[self.index.store[place]]
-            offset = int(store.offsets[self.index.number[place]]) - start_of_document
-            tokens[a - begin : b - begin] = store.tokens[offset + a : offset + b]
-            answers[a - begin : b - begin] = store.answers[offset + a : offset + b]
-            documents[a - begin : b - begin] = place - first
+        at, place = begin, first
+        while at < end:  # the documents in this row
+            stop = min(end, int(self.ends[place]))
+            store, inside = self.index.where(place)
+            skipped = at - int(self.ends[place] - self.lengths[place])
+            part, here = (
+                slice(inside.start + skipped, inside.start + skipped + stop - at),
+                slice(at - begin, stop - begin),
+            )
+            tokens[here], answers[here], documents[here] = store.tokens[part], store.answers[part], place - first
+            at, place = stop, place + 1
         return {
             "input_ids": torch.from_numpy(tokens),
             "document_ids": torch.from_numpy(documents),
@@ -190,16 +179,13 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
 
 def pad_token_id(tokenizer: Any) -> int:
     """What stands in the place of padding. Which one does not matter: padding is known by position, never by value."""
-    if tokenizer is None:
-        return 0
-    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    given = [getattr(tokenizer, "pad_token_id", None), getattr(tokenizer, "eos_token_id", None), 0]
+    return next(token for token in given if token is not None)
 
 
 def end_token_ids(tokenizer: Any, completions_end: bool) -> Tensor | None:
     """What ends a completion, on the host: layouts need it there. None if nothing does."""
-    if tokenizer is None or not completions_end:
-        return None
-    return torch.tensor([tokenizer.eos_token_id])
+    return torch.tensor([tokenizer.eos_token_id]) if tokenizer is not None and completions_end else None
 
 
 @dataclass(frozen=True)
@@ -228,10 +214,9 @@ def collate(rows: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
 class PartOfBatches(BatchSampler):
     """One process's part of every global micro-batch of `batch_size` x processes rows.
 
-    Global batches are consecutive stretches of one order that all processes know, as one process would take them.
-    The rows of a short last one are split as evenly as they go; where there is none left for a process it gets
-    NOTHING, so that all make the same number of passes of the same size and no row is seen twice. (accelerate would
-    fill up with rows from the start of the epoch, which then count twice.)
+    Global batches are consecutive stretches of one order that all processes know. The rows of a short last one are
+    split as evenly as they go, and filled up with NOTHING, so that all make the same number of passes of the same size
+    and no row is seen twice. (accelerate would fill up with rows from the start of the epoch, which then count twice.)
 
     full: batches all have `batch_size` rows.
     """
@@ -273,23 +258,17 @@ def compiles_for_sizes(config: Any) -> bool:
 
 def train_loader(config: Any, dataset: Any) -> DataLoader:
     """This process's part of the very batches, in the very order, that one process would take."""
-    order: Any
-    if config.train_sampling_strategy == "random":
-        order = SeedableRandomSampler(dataset, data_seed=config.data_seed)  # as accelerate has it in one process
-    elif config.train_sampling_strategy == "sequential":
-        order = SequentialSampler(dataset)
-    else:
+    if config.train_sampling_strategy not in SAMPLING_STRATEGIES:
         raise ConfigError(
             f"train_sampling_strategy={config.train_sampling_strategy!r} does not work on several processes; use "
             + " or ".join(SAMPLING_STRATEGIES)
         )
+    order: Any = SequentialSampler(dataset)
+    if config.train_sampling_strategy == "random":
+        order = SeedableRandomSampler(dataset, data_seed=config.data_seed)  # as accelerate has it in one process
+    size, drop_last = config.per_device_train_batch_size, config.dataloader_drop_last
     batches = PartOfBatches(
-        order,
-        config.per_device_train_batch_size,
-        processes.rank(),
-        processes.count(),
-        drop_last=config.dataloader_drop_last,
-        full=compiles_for_sizes(config),
+        order, size, processes.rank(), processes.count(), drop_last, full=compiles_for_sizes(config)
     )
     loader: DataLoader = DataLoader(
         dataset,

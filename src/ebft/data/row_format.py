@@ -18,9 +18,12 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ebft.errors import ConfigError, DataError, first_line, kind_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -87,21 +90,17 @@ class RowFormat:
 
     def _kind(self, row: Row) -> Kind:
         answered = self.completion_column(row) in row
-        if self.prompt_template and not answered:
-            raise DataError(
-                f"prompt_template makes prompts, and the row has no answer in the column {self.completion!r}; it has "
-                f"{_names(row)}. Name yours with completion_column"
-            )
         if not self.prompt_template and self._messages_column(row) in row:
             return "messages"
         if answered and (self.prompt_template or self.prompt in row or "instruction" in row):
             return "pair"
-        if self.text in row:
+        if self.text in row and not self.prompt_template:
             return "text"
+        needed = f"{self.text!r}, {self.prompt!r} and {self.completion!r}, or {self.messages!r}"
         raise DataError(
-            f"a row needs {self.text!r}, {self.prompt!r} and {self.completion!r}, or {self.messages!r}; it has "
-            f"{_names(row)}. Name yours with text_column, prompt_column, completion_column or messages_column, or make "
-            "prompts of them with prompt_template"
+            f"a row needs {repr(self.completion) + ' beside its prompt_template' if self.prompt_template else needed}; "
+            f"it has {_names(row)}. Name yours with text_column, prompt_column, completion_column or messages_column, "
+            "or make prompts of them with prompt_template"
         )
 
     def prompt_of(self, row: Row) -> Any:
@@ -144,14 +143,13 @@ class RowFormat:
     def _check_used(self, row: Row, kind: Kind) -> None:
         """A column that the user has named and the row has must be one that is trained on."""
         used = ("completion",) if self.prompt_template else {"pair": ("prompt", "completion")}.get(kind, (kind,))
-        in_template = fields_of(self.prompt_template or "")
         for other in ("text", "prompt", "completion", "messages"):
             name = getattr(self, other)
-            if name != other and name in row and other not in used and name not in in_template:
+            unread = other not in used and name not in fields_of(self.prompt_template or "")
+            if name != other and name in row and unread:
                 read = " and ".join(repr(getattr(self, one)) for one in used)
                 raise DataError(
-                    f"{other}_column={name!r} would not be used: {read} would be read; name the columns that belong "
-                    f"together, or leave {other}_column out"
+                    f"{other}_column={name!r} would not be used: {read} would be read; leave one of them out"
                 )
 
 
@@ -207,11 +205,11 @@ def _names(row: Row) -> str:
     return ", ".join(map(repr, row)) or "no columns"
 
 
-def check_tokenizer(tokenizer: Any, vocabulary_size: int | None = None, ends: Sequence[int] = ()) -> None:
-    """The tokenizer must have an end token, and no token that the model has no embedding for.
-
-    ends: with which the model's own settings say that it ends. One that is not among them is strange, since the model
-    never learnt it, but nothing breaks.
+def check_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, vocabulary_size: int | None = None, ends: Sequence[int] = ()
+) -> None:
+    """The tokenizer must have an end token, and no token that the model has no embedding for. ends: with which the
+    model ends texts, by its own settings; another one is strange, since the model never learnt it, but nothing breaks.
     """
     if tokenizer.eos_token_id is None:
         raise DataError(
@@ -223,20 +221,17 @@ def check_tokenizer(tokenizer: Any, vocabulary_size: int | None = None, ends: Se
             "use the model's own tokenizer, or resize its embeddings"
         )
     if ends and tokenizer.eos_token_id not in ends:
-        _warn_of_another_end(tokenizer.eos_token, tuple(map(str, tokenizer.convert_ids_to_tokens(list(ends)))))
+        own = " or ".join(repr(token) for token in tokenizer.convert_ids_to_tokens(list(ends)))
+        _warn_once(
+            f"the tokenizer ends texts with {tokenizer.eos_token!r}, the model by its own settings with {own}; "
+            "if that is not meant, correct eos_token in tokenizer_config.json"
+        )
 
 
-@cache
-def _warn_of_another_end(end: str, of_model: tuple[str, ...]) -> None:
-    """Once, however often the same two are looked at."""
-    own = " or ".join(map(repr, of_model))
-    logger.warning(
-        f"the tokenizer ends texts with {end!r}, the model by its own settings with {own}; "
-        "if that is not meant, correct eos_token in tokenizer_config.json"
-    )
+_warn_once = cache(logger.warning)
 
 
-def encode(row: Row, tokenizer: Any, row_format: RowFormat | None = None) -> Document:
+def encode(row: Row, tokenizer: PreTrainedTokenizerBase, row_format: RowFormat | None = None) -> Document:
     """Tokens and answer flags of one row."""
     row_format = row_format or RowFormat()
     standard = row_format.standard(row)
@@ -262,18 +257,18 @@ def _text(value: Any, column: str) -> str:
     return value
 
 
-def _ended(document: Document, tokenizer: Any) -> Document:
+def _ended(document: Document, tokenizer: PreTrainedTokenizerBase) -> Document:
     """Exactly one end token at the end. Chat templates often put a line break behind theirs, which nobody needs."""
     end, tokens = tokenizer.eos_token_id, document.tokens
     if end in tokens[-3:]:
         last = len(tokens) - 1 - tokens[::-1].index(end)
-        if last == len(tokens) - 1 or not tokenizer.decode(tokens[last + 1 :]).strip():
+        if last == len(tokens) - 1 or not str(tokenizer.decode(tokens[last + 1 :])).strip():
             return Document(tokens[: last + 1], document.answers[: last + 1])
     # The end of a prompt or of a user's turn is nothing the model has to say.
     return Document([*tokens, end], [*document.answers, document.ends_with_answer])
 
 
-def _from_parts(prompt: str, completion: str, tokenizer: Any) -> Document:
+def _from_parts(prompt: str, completion: str, tokenizer: PreTrainedTokenizerBase) -> Document:
     """Tokenised apart, as the prompt will be on its own when the model is used."""
     prompt_tokens = tokenizer(prompt)["input_ids"]
     if prompt_tokens and prompt_tokens[-1] == tokenizer.eos_token_id:
@@ -283,7 +278,7 @@ def _from_parts(prompt: str, completion: str, tokenizer: Any) -> Document:
     return Document([*prompt_tokens, *completion_tokens], answers)
 
 
-def _from_messages(messages: Any, first_answer: int, tokenizer: Any) -> Document:
+def _from_messages(messages: Any, first_answer: int, tokenizer: PreTrainedTokenizerBase) -> Document:
     """The whole conversation is rendered and tokenised once; answers are found as stretches of its text."""
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise DataError("'messages' must be a non-empty list of {'role': ..., 'content': ...}")
@@ -292,7 +287,7 @@ def _from_messages(messages: Any, first_answer: int, tokenizer: Any) -> Document
 
     def render(turns: list[Any], **options: Any) -> str:
         try:
-            return tokenizer.apply_chat_template(turns, tokenize=False, **options)
+            return str(tokenizer.apply_chat_template(turns, tokenize=False, **options))
         except Exception as error:  # a role or an order of turns that the template does not take
             raise DataError(f"the chat template does not accept this conversation: {first_line(error)}") from None
 

@@ -42,9 +42,7 @@ def read_rows(source: str, split: str = "train") -> Iterator[Row]:
         return BUILTIN[source](split)
     check_place(source)
     files = _local_files(source, split)
-    if not files:
-        return iter(_from_hub("load_dataset", source, split=split))
-    return (row for file in files for row in _read_file(file))
+    return (row for file in files for row in _read_file(file)) if files else iter(_from_hub(source, split))
 
 
 def check_place(source: str) -> None:
@@ -56,9 +54,8 @@ def check_place(source: str) -> None:
 
 def check_hub(source: str) -> None:
     """A dataset of a hub that cannot be reached must be in the cache."""
-    is_here = source in BUILTIN or Path(source).expanduser().exists()
-    if not is_here and hub_unreachable() is not None:
-        _from_hub("load_dataset_builder", source)
+    if source not in BUILTIN and not Path(source).expanduser().exists() and hub_unreachable() is not None:
+        _from_hub(source, None)
 
 
 def fingerprint(source: str, split: str = "train") -> list[Any]:
@@ -84,8 +81,7 @@ def _local_files(source: str, split: str) -> list[Path]:
         return [path] if path.is_file() else []
     files = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in ROW_FILES + TEXT_FILES)
     if not files:
-        kinds = ", ".join(ROW_FILES + TEXT_FILES)
-        raise DataError(f"{path}: no data files in this folder; expected one of {kinds}")
+        raise DataError(f"{path}: no data files in this folder; expected one of {', '.join(ROW_FILES + TEXT_FILES)}")
     of_split = [p for p in files if _is_named_by(p, split)]
     others = [name for name in SPLITS if any(_is_named_by(p, name) for p in files)]
     if not of_split and others:  # never validation on training files because of a name
@@ -102,16 +98,23 @@ def _is_named_by(file: Path, split: str) -> bool:
 def _read_file(file: Path) -> Iterator[Row]:
     if file.stat().st_size == 0:
         raise DataError(f"{file}: the file is empty")
-    if file.suffix in TEXT_FILES:
-        yield {"text": file.read_text(encoding="utf-8", errors="replace")}
-    elif file.suffix == ".parquet":
-        yield from _read_parquet(file)
-    elif file.suffix in (".csv", ".tsv"):
-        yield from _read_csv(file)
-    elif file.suffix in ROW_FILES:
-        yield from _read_json(file)
-    else:
-        raise DataError(f"{file}: unknown file type; use one of {', '.join(ROW_FILES + TEXT_FILES)}")
+    try:
+        if file.suffix in TEXT_FILES:
+            yield {"text": file.read_text(encoding="utf-8")}
+        elif file.suffix == ".parquet":
+            import pyarrow.parquet
+
+            for batch in pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=1000):
+                yield from batch.to_pylist()
+        elif file.suffix in (".csv", ".tsv"):
+            yield from _read_csv(file)
+        elif file.suffix in ROW_FILES:
+            yield from _read_json(file)
+        else:
+            raise DataError(f"unknown file type; use one of {', '.join(ROW_FILES + TEXT_FILES)}")
+    except (ValueError, csv.Error, OSError) as error:  # pyarrow's errors are these, too
+        what = "not UTF-8 text: " if isinstance(error, UnicodeError) else ""
+        raise DataError(f"{file}: {what}{first_line(error)}") from None
 
 
 def _read_json(file: Path) -> Iterator[Row]:
@@ -120,18 +123,18 @@ def _read_json(file: Path) -> Iterator[Row]:
         begin = lines.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip()
         lines.seek(0)
         whole = file.suffix == ".json" and begin.startswith(b"[")
-        parts = [lines.read()] if whole else lines
-        for number, part in enumerate(parts, 1):
+        for number, part in enumerate([lines.read()] if whole else lines, 1):
             if not part.strip():
                 continue
-            where = f"{file}: the file" if whole else f"{file}: line {number}"
+            where = "the file" if whole else f"line {number}"
             try:
                 found = json.loads(part.decode("utf-8-sig"))
-            except UnicodeDecodeError:
-                raise DataError(f"{where} is not UTF-8 text; save the file as UTF-8") from None
+                if b"\\u" in part:  # half of a letter, which no tokenizer takes
+                    json.dumps(found, ensure_ascii=False).encode()
             except (ValueError, RecursionError, MemoryError) as error:
                 raise DataError(
-                    f"{where} is not valid JSON ({first_line(error)}); give one row on each line, or a list of rows"
+                    f"{where} is not valid JSON in UTF-8 ({first_line(error)}); give one row on each line, or a list "
+                    "of rows"
                 ) from None
             for row in found if whole else [found]:
                 if not isinstance(row, dict):
@@ -142,42 +145,32 @@ def _read_json(file: Path) -> Iterator[Row]:
 def _read_csv(file: Path) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # a document may be longer than the 128 KiB the module allows
     with file.open(newline="", encoding="utf-8-sig") as lines:
-        try:
-            header = lines.readline()
-            separators = "\t" if file.suffix == ".tsv" else [c for c in ",;\t" if c in header]  # `;` of a spreadsheet
-            lines.seek(0)
-            yield from csv.DictReader(lines, delimiter=separators[0] if separators else ",")
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{file}: not valid CSV in UTF-8 ({first_line(error)})") from None
+        header = lines.readline()
+        separators = "\t" if file.suffix == ".tsv" else [c for c in ",;\t" if c in header]  # `;` of a spreadsheet
+        lines.seek(0)
+        # strict: a quote that stands somewhere else than around a field would swallow the rows up to the next one.
+        yield from csv.DictReader(lines, delimiter=separators[0] if separators else ",", strict=True)
 
 
-def _read_parquet(file: Path) -> Iterator[Row]:
-    import pyarrow.parquet
-
-    try:
-        for batch in pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=1000):
-            yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: not a Parquet file, or a damaged one ({first_line(error)})") from None
-
-
-def _from_hub(function: str, source: str, **options: Any) -> Any:
-    """What a function of `datasets` gives for a hub name."""
+def _from_hub(name: str, split: str | None) -> Any:
+    """The rows of a dataset of the hub; without a split, only a look whether it can be had."""
     import datasets
 
-    close = difflib.get_close_matches(source, BUILTIN, n=1)
+    close = difflib.get_close_matches(name, BUILTIN, n=1)
     hint = f"did you mean {close[0]!r}?" if close else "give a file, a folder, a built-in name or a hub dataset"
-    name, _, configuration = source.partition(":")
     unreachable = hub_unreachable()
+    path, _, configuration = name.partition(":")
     try:
-        return getattr(datasets, function)(name, configuration or None, **options)
+        if split is None:
+            return datasets.load_dataset_builder(path, configuration or None)
+        return datasets.load_dataset(path, configuration or None, split=split)
     except Exception as error:  # the library raises many kinds for "not there" and "no network"
-        if unreachable is not None:
-            way_out = hint if close else "give a local copy"
-            raise HubUnreachable(
-                f"{source}: not a file, not in the cache of `datasets`, and {unreachable}; {way_out}"
-            ) from None
-        raise DataError(f"{source}: not a file, and no dataset of the hub: {first_line(error)} ({hint})") from None
+        if unreachable is None:
+            raise DataError(f"{name}: not a file, and no dataset of the hub: {first_line(error)} ({hint})") from None
+        way_out = hint if close else "give a local copy"
+        raise HubUnreachable(
+            f"{name}: not a file, not in the cache of `datasets`, and {unreachable}; {way_out}"
+        ) from None
 
 
 def _modules() -> list[tuple[Path, str]]:

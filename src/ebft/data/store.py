@@ -80,13 +80,12 @@ def tokenize_source(
     split: str = "train",
     row_format: RowFormat | None = None,
     limit: int | None = None,
-    cache: Path | None = None,
 ) -> TokenStore:
     """The tokens of a source, from the cache if they were made before."""
-    what = (fingerprint(source, split), _tokenizer_identity(tokenizer), vars(row_format or RowFormat()), limit)
-    identity = [FORMAT_VERSION, *what]
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
-    home = (cache or cache_directory()) / "tokens"
+    what = [fingerprint(source, split), _tokenizer_identity(tokenizer), vars(row_format or RowFormat()), limit]
+    identity = json.dumps([FORMAT_VERSION, *what], sort_keys=True)
+    key = hashlib.sha256(identity.encode()).hexdigest()[:24]
+    home = cache_directory() / "tokens"
     folder = home / key
     if not (folder / "offsets.npy").exists():
         home.mkdir(parents=True, exist_ok=True)
@@ -95,7 +94,7 @@ def tokenize_source(
         try:
             documents = _encoded(rows, tokenizer, row_format, source)
             _write(partial, tracked(documents, f"tokenising {source}", limit), source)
-            (partial / "identity.json").write_text(json.dumps(identity))
+            (partial / "identity.json").write_text(identity)
             try:
                 partial.rename(folder)
             except OSError:  # another process was first
