@@ -3,46 +3,78 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers import TrainingArguments
 
+from ebft.config.recipe import sections
+from ebft.config.settings import default_of
 from ebft.errors import ConfigError
 from ebft.method.cross_entropy import Head, rows_per_chunk
 from ebft.model.features import FeatureNetwork
+from ebft.plan import known_settings
 from ebft.plan_memory import GIB, Run, Shape
 from tests.models import EXTRA_CONFIGS, FAMILIES, tiny_model
 from tests.shapes import SHAPES
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TAPS = [0.25, 0.5, 0.75]
-QWEN_7B = Shape.of(SHAPES["Qwen/Qwen2.5-7B"]().to_dict())
-RUN = Run(QWEN_7B, 1, 16, context=1024, anchors=127, samples=4, horizon=8, frozen=QWEN_7B.below(TAPS))
+QWEN_7B, QWEN_1B = (Shape.of(SHAPES[f"Qwen/Qwen2.5-{size}"]().to_dict()) for size in ("7B", "1.5B"))
+DEFAULTS = {f.name: default_of(f) for section in sections() for f in fields(section)}
 
 
-# Of the present code, without trees: the estimate is for completions that have nothing in common.
+def run_of(shape: Shape, **settings: Any) -> Run:
+    given = {"bf16": True, "optim": "adamw_torch_fused", "rollout_batch_size": 16, "validation_split": 0.0}
+    return Run(shape, {**DEFAULTS, **given, **settings})
+
+
+RUN = run_of(QWEN_7B, per_device_train_batch_size=1, gamma=0.1)
+
+
+def test_plan_knows_every_setting_of_training() -> None:
+    """Without importing transformers, whose source it reads."""
+    assert {f.name for section in sections() for f in fields(section) if f.init} == known_settings().keys()
+    from ebft.plan import _THEIRS
+
+    theirs = {f.name: default_of(f) for f in fields(TrainingArguments)}
+    assert {name: theirs[name] for name in _THEIRS} == _THEIRS
+
+
 @pytest.mark.parametrize("name", ["qwen2.5-1.5b-trees", "qwen2.5-1.5b-micro-batch-8", "llama3.2-1b"])
 def test_the_estimate_is_near_the_measured_peak(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With random weights: their completions have nothing in common."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import step
 
     result = json.loads((BENCHMARKS / "results" / f"step-h200-{name}.json").read_text())
-    settings, shape = result["settings"], Shape.of(step.SIZES[result["settings"]["size"]].config().to_dict())
-    run = Run(
-        shape,
-        settings["micro_batch"],
-        settings["sequences"],
-        settings["context_length"],
-        result["shape"]["anchors"],
-        settings["samples"],
-        settings["horizon"],
-        frozen=shape.below(TAPS),
+    given = result["settings"]
+    settings = {name: given[name] for name in ("context_length", "horizon", "stride", "samples", "gamma")}
+    run = run_of(
+        Shape.of(step.SIZES[given["size"]].config().to_dict()),
+        **settings,
+        per_device_train_batch_size=given["micro_batch"],
+        rollout_batch_size=given["sequences"],
     )
-    assert shape.parameters == pytest.approx(result["shape"]["parameters"], rel=1e-3)
-    assert run.peak == pytest.approx(result["peak_memory_bytes"]["untreed"], rel=0.05)
+    assert run.anchors == result["shape"]["anchors"]
+    assert run.shape.parameters == pytest.approx(result["shape"]["parameters"], rel=1e-3)
+    peaks = result["peak_memory_bytes"]
+    assert run.but(trees=False).peak == pytest.approx(peaks["untreed"], rel=0.05)
+    assert run.peak == pytest.approx(peaks["packed"], rel=0.05)
+
+
+# In docs/results.md: 300 steps on real data; LoRA with random weights.
+@pytest.mark.parametrize(
+    ("batch", "measured", "more"), [(4, 39.2, {"gradient_accumulation_steps": 4}), (1, 8.1, {"lora": True})]
+)
+def test_recipes_of_real_models_need_what_was_measured(batch: int, measured: float, more: dict[str, Any]) -> None:
+    run = run_of(QWEN_1B, context_length=512, gamma=0.1, per_device_train_batch_size=batch, **more)
+    assert (run.peak if run.adapted else run.usual) / GIB == pytest.approx(measured, rel=0.05)
+    assert run.usual < run.peak < run.but(trees=False).peak
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_CONFIGS, "mixtral", "olmoe"])
@@ -69,7 +101,7 @@ def test_models_without_ordinary_heads_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["adamw_torch_fused", "sgd", "adagrad"])
 def test_optimizer_state_is_that_of_a_real_step(name: str, tmp_path: Path) -> None:
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer
 
     model = tiny_model()
     arguments = TrainingArguments(output_dir=str(tmp_path), optim=name, use_cpu=True, report_to="none")
@@ -79,9 +111,8 @@ def test_optimizer_state_is_that_of_a_real_step(name: str, tmp_path: Path) -> No
     optimizer.step()
     tensors = [value for values in optimizer.state.values() for value in values.values() if torch.is_tensor(value)]
     state = sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.dim())
-    run = replace(RUN, shape=Shape.of(model.config.to_dict()), optimizer="sgd")
-    without = run.stages()["rollouts"]
-    assert replace(run, optimizer=name).stages()["rollouts"] - without == pytest.approx(state, rel=0.01)
+    of, without = (run_of(Shape.of(model.config.to_dict()), optim=optim).stages() for optim in (name, "sgd"))
+    assert of["rollouts"] - without["rollouts"] == pytest.approx(state, rel=0.01)
 
 
 def test_a_7b_model_by_hand() -> None:
@@ -98,7 +129,7 @@ def test_a_7b_model_by_hand() -> None:
     assert stages["rollouts"] == always + cache + max(step, logits)
     assert stages["features"] == always + 2 * 16 * (1024 + 127 * 4 * 8) * (2 * 3584 + 3 * 18944)
     assert stages["optimizer step"] == always + 4 * parameters
-    kept = 2 * (1024 + 127 * 4 * 8) * (7 * 3584 + 2 * 18944)  # queries are as wide as the model
+    kept = 2 * (1024 + 127 * 4 * 7) * (7 * 3584 + 2 * 18944)  # queries are as wide as the model
     rows = 127 * (1 + 4 * 7) + 1023
     in_loss = 6 * min(rows, 3584) * 152064 + 4 * 3584 * rows + 4 * head
     assert stages["update"] == always + 4 * parameters + 28 * kept + max(in_loss, kept + 2 * head)
@@ -107,17 +138,21 @@ def test_a_7b_model_by_hand() -> None:
 
 
 def test_what_changes_the_parts() -> None:
-    parameters, eight = QWEN_7B.parameters, replace(RUN, gpus=8, sharded=True)
+    parameters, eight = QWEN_7B.parameters, Run(QWEN_7B, {**RUN.settings, "fsdp": "full_shard"}, gpus=8)
     gathered = 2 * (QWEN_7B.outside + 2 * QWEN_7B.layer)
-    pieces = (16 * parameters + 2 * RUN.frozen) / 8
+    pieces = (16 * parameters + 2 * QWEN_7B.below(TAPS)) / 8
     assert eight.stages()["optimizer step"] == pieces + gathered
-    adapter = replace(RUN, adapter=1000, frozen=0)
-    assert adapter.stages()["optimizer step"] == 2 * parameters + 16 * 1000
-    quarter = replace(adapter, four_bit=True).stages()["optimizer step"]
+    adapter = RUN.but(lora=True, lora_r=1)
+    assert adapter.stages()["optimizer step"] == 2 * parameters + 16 * QWEN_7B.adapter
+    assert adapter.frozen == 0
+    assert RUN.but(kl_weight=0.1).frozen == QWEN_7B.below(TAPS) + parameters
+    other = Run(QWEN_7B, RUN.but(lora=True).settings, feature_model=QWEN_1B)
+    assert other.frozen == QWEN_1B.below(TAPS)
+    quarter = adapter.but(load_in_4bit=True).stages()["optimizer step"] - 16 * QWEN_7B.adapter
     assert quarter - 2 * (QWEN_7B.outside + QWEN_7B.layer) == pytest.approx(0.516 * 28 * QWEN_7B.layer, rel=1e-3)
-    kept, between = RUN.stages()["update"], replace(RUN, checkpointing=True).stages()["update"]
-    assert kept - between > 27 * 2 * RUN.packed * (6 * 3584 + 2 * 18944) - 8 * GIB
-    evaluated = replace(RUN, eval_rows=7, eval_samples=11).stages()
-    as_large = replace(RUN, rows=7, samples=11).stages()
+    kept, between = RUN.stages()["update"], RUN.but(gradient_checkpointing=True).stages()["update"]
+    assert kept - between > 27 * 2 * (1024 + 127 * 4 * 7) * (6 * 3584 + 2 * 18944) - 8 * GIB
+    evaluated = RUN.but(validation_split=0.1, per_device_eval_batch_size=7, eval_samples=11).stages()
+    as_large = RUN.but(rollout_batch_size=7, samples=11).stages()
     assert evaluated["evaluation"] == max(as_large["rollouts"], as_large["features"])
     assert {**evaluated, "evaluation": 0} == {**RUN.stages(), "evaluation": 0}

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import Field
 from typing import Any
 
+from ebft.config.data import RunningConfig
 from ebft.config.recipe import REQUIRED, groups
 from ebft.config.settings import default_of
-from ebft.config.training import EBFTConfig
 
 INTRODUCTION = """# Settings
 
@@ -34,7 +34,7 @@ def settings_page() -> str:
     baselines = {f"`ebft {command}`": groups(command)["The baseline"] for command in ("sft", "rlvr")}
     theirs = titles.popitem()[1]
     titles["Settings of transformers with ebft's defaults"] = [
-        f for f in theirs if f.name in EBFTConfig.__annotations__
+        f for f in theirs if f.name in RunningConfig.__annotations__
     ]
     tables = [f"## {title}\n\n{_table(settings)}" for title, settings in (titles | baselines).items() if settings]
     return "\n".join([INTRODUCTION, *tables])

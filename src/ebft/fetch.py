@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ebft.config.settings import Parser
 from ebft.errors import ConfigError, nearest
 from ebft.gguf_checkpoint import convert
 from ebft.runtime.files import cache_directory, sha256_of, share_weights
@@ -280,3 +281,13 @@ def _make_untrained(sizes: dict[str, Any], folder: Path) -> None:
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     share_weights(folder)
+
+
+def command(arguments: list[str]) -> int:
+    parser = Parser("fetch", "Get a model without a model hub.")
+    parser.add_argument("name", help=", ".join(NAMES))
+    parser.add_argument("--from", dest="file", metavar="FILE.gguf", help="its GGUF file, instead of downloading it")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], help="of the checkpoint; else that of the original")
+    given = parser.parse_args(arguments)
+    print(fetch(given.name, given.file, given.dtype))
+    return 0

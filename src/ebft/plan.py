@@ -1,16 +1,18 @@
 """`ebft plan`: whether a recipe fits on a GPU, the settings that would, and how long a step takes.
 
-Of the model only config.json is read.
+Of the model only config.json is read; torch and transformers are not imported.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,10 @@ from typing import Any
 import yaml
 
 from ebft import fetch
-from ebft.config.recipe import load_recipe, sections
-from ebft.config.settings import default_of
+from ebft.config.data import DataConfig, ModelConfig, RunningConfig
+from ebft.config.method import MethodConfig
+from ebft.config.recipe import check_given, read_values
+from ebft.config.settings import Parser, default_of, option, types_of
 from ebft.errors import ConfigError, first_line
 from ebft.plan_memory import GIB, ROOM, Run, Shape
 from ebft.runtime.messages import duration
@@ -45,6 +49,15 @@ WITH_ADAPTER, WITH_CHECKPOINTING = 0.69, 0.57
 # Regret", 2025).
 ADAPTER_RATE = 10
 _ROWS = 16  # sequences in a step, as in the paper, where the recipe does not say
+_SECTIONS = (ModelConfig, DataConfig, MethodConfig, RunningConfig)
+# Of transformers' own settings, those that take memory, with its defaults.
+_THEIRS = {
+    "gradient_accumulation_steps": 1,
+    "bf16": False,
+    "use_cpu": False,
+    "gradient_checkpointing": False,
+    "optim": "adamw_torch_fused",
+}
 # What a recommendation decides anew, and so does not take over from the recipe.
 _DECIDED = {"bf16", "bf16_if_fast", "use_cpu", "per_device_train_batch_size", "gradient_accumulation_steps"}
 _DECIDED |= {"rollout_batch_size", "gradient_checkpointing", "fsdp", "load_in_4bit"}
@@ -67,92 +80,79 @@ class Plan:
         (small, low), (large, high) = REACHED
         share = math.log(min(max(run.shape.active, small), large) / small) / math.log(large / small)
         rate = (low + share * (high - low)) * GPUS[self.gpu][1] * 1e12 * run.gpus
-        rate *= (WITH_ADAPTER if run.adapter else 1) * (WITH_CHECKPOINTING if run.checkpointing else 1)
+        rate *= WITH_ADAPTER if run.adapted else 1
+        rate *= WITH_CHECKPOINTING if run.settings["gradient_checkpointing"] else 1
         return 2 * run.shape.active * PASSES * self.rows_per_step * run.packed / rate
 
     def fits(self, run: Run) -> bool:
         return run.peak <= (1 - ROOM) * self.gpu_bytes
 
 
+def known_settings() -> dict[str, Any]:
+    """The type of every setting of `ebft train`; of transformers' own, which its source lists, any where memory does
+    not depend on it."""
+    source = Path(str(find_spec("transformers").origin)).with_name("training_args.py")  # type: ignore[union-attr]
+    body = ast.parse(source.read_text(encoding="utf-8")).body
+    (arguments,) = [node for node in body if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments"]
+    theirs = [node.target.id for node in arguments.body if isinstance(node, ast.AnnAssign)]  # type: ignore[union-attr]
+    own = {name: kind for section in _SECTIONS for name, kind in types_of(section).items()}
+    return {**dict.fromkeys(theirs, Any), **{name: type(value) for name, value in _THEIRS.items()}, **own}
+
+
 def make_plan(given: Mapping[str, Any], gpus: int, gpu_memory: float, gpu: str | None = None) -> Plan:
     """given: the settings of a recipe; gpu_memory: of each GPU, in GiB."""
-    typed = load_recipe(None, {**_STANDING_IN, **given}).given
-    defaults = {f.name: default_of(f) for section in sections() for f in fields(section) if f.init}
-    values = {**defaults, **typed}
-    run = _run(values, Shape.of(_config(values["model"], "model")), gpus)
+    typed = check_given({**_STANDING_IN, **given}, known_settings(), "train")
+    for section in _SECTIONS:  # which check their values
+        section(**{name: typed[name] for name in types_of(section) if name in typed})
+    defaults: dict[str, Any] = _THEIRS | {f.name: default_of(f) for section in _SECTIONS for f in fields(section)}
+    values = defaults | typed
     rows = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"]  # of a GPU
+    if min(rows, gpus) < 1:
+        raise ConfigError("gradient_accumulation_steps and --gpus must be at least 1")
+    features = values["feature_model"] and Shape.of(_config(values["feature_model"], "feature_model"))
+    run = Run(Shape.of(_config(values["model"], "model")), values, gpus, features)
     chosen = bool({"per_device_train_batch_size", "gradient_accumulation_steps"} & given.keys())
     if not chosen:
         rows = -(-_ROWS // gpus)
-    settings = _STANDING_IN | {name: typed.get(name, value) for name, value in given.items()}
-    plan = Plan(run, rows * gpus, None, settings, gpu_memory * GIB, gpu)
+    plan = Plan(run, rows * gpus, None, _STANDING_IN | {name: typed[name] for name in given}, gpu_memory * GIB, gpu)
     if chosen and run.bf16 and plan.fits(run):
         return replace(plan, recommended=run)
-    for candidate in _candidates(values, run):
+    start = run.but(**{name: defaults[name] for name in _DECIDED} | {"bf16": True})
+    for candidate in _candidates(start):
         if (found := _largest_batches(candidate, rows, plan.fits)) is None:
             continue
-        kept = {name: value for name, value in settings.items() if name not in _DECIDED}
-        kept |= {"bf16": True, "per_device_train_batch_size": found.micro_batch}
-        kept |= {"gradient_accumulation_steps": rows // found.micro_batch, "rollout_batch_size": found.rows}
-        if found.eval_rows < run.eval_rows:
-            kept["per_device_eval_batch_size"] = found.eval_rows
-        if found.checkpointing:
-            kept["gradient_checkpointing"] = True
-        if found.adapter and not run.adapter:
-            kept["lora"] = True
-        if found.adapter and not (run.adapter and "learning_rate" in given):
-            kept["learning_rate"] = float(f"{ADAPTER_RATE * values['learning_rate']:.6g}")
-        if found.four_bit:
-            kept["load_in_4bit"] = True
-        if found.sharded:
-            kept["fsdp"] = "full_shard"
-        return replace(plan, recommended=found, settings=kept)
+        changed = {name: value for name, value in found.settings.items() if value != start.settings[name]}
+        if found.adapted and not (run.adapted and "learning_rate" in given):
+            changed["learning_rate"] = float(f"{ADAPTER_RATE * values['learning_rate']:.6g}")
+        kept = {name: value for name, value in plan.settings.items() if name not in _DECIDED}
+        always = ("bf16", "per_device_train_batch_size", "gradient_accumulation_steps", "rollout_batch_size")
+        return replace(plan, recommended=found, settings=kept | {n: found.settings[n] for n in always} | changed)
     return plan
 
 
-def _run(values: Mapping[str, Any], shape: Shape, gpus: int) -> Run:
-    """As the recipe has it."""
-    adapted, context = values["lora"] or values["peft"] is not None, values["context_length"]
-    bf16 = values["bf16"] or values["bf16_if_fast"]
-    validates = values["validation_dataset"] is not None or values["validation_split"] > 0
-    batch = values["per_device_train_batch_size"]
-    return Run(
-        shape,
-        micro_batch=batch,
-        rows=values["rollout_batch_size"] or batch * values["gradient_accumulation_steps"],
-        context=context,
-        anchors=1 if values["anchors"] == "answer_start" else (context - values["horizon"]) // values["stride"],
-        samples=values["samples"],
-        horizon=values["horizon"],
-        eval_rows=values["per_device_eval_batch_size"] if validates else 0,  # before and after training at least
-        eval_samples=values["eval_samples"] or values["samples"],
-        bf16=bf16,
-        trained_bytes=4 if values["model_dtype"] == "float32" else 2,
-        truth=values["gamma"] != 0,
-        checkpointing=values["gradient_checkpointing"],
-        optimizer=values["optim"],
-        frozen=_frozen(values, shape, adapted),
-        frozen_bytes=4 if values["feature_source"] == "average" or not bf16 else 2,
-        adapter=_adapter(values, shape) if adapted else 0,
-        four_bit=values["load_in_4bit"],
-        sharded=values["fsdp"] not in (None, False, "", "none"),
-        gpus=gpus,
-    )
+def _candidates(start: Run) -> Iterator[Run]:
+    """In the order of what they give up: the whole model before an adapter, an adapter before 4 bits; of each, one copy
+    on every GPU before shards, and activations that are kept before ones that are computed again."""
+    adapter = start if start.adapted else start.but(lora=True)
+    ways = ([] if start.adapted else [start]) + [adapter, adapter.but(load_in_4bit=True)]
+    for way, fsdp, checkpointing in product(ways, (None, "full_shard"), (False, True)):
+        if fsdp is None or (start.gpus > 1 and not way.settings["load_in_4bit"]):
+            yield way.but(fsdp=fsdp, gradient_checkpointing=checkpointing)
 
 
-def _frozen(values: Mapping[str, Any], shape: Shape, adapted: bool) -> int:
-    """Weights of the feature network, and of a reference model. With an adapter both are the model without it."""
-    taps = [int(tap) if tap > 1 else tap for tap in values["feature_layers"]]
-    if values["feature_model"] is not None:
-        features = Shape.of(_config(values["feature_model"], "feature_model")).below(taps)
-    else:
-        features = 0 if adapted and values["feature_source"] in ("auto", "adapter_off") else shape.below(taps)
-    return features + (shape.parameters if values["kl_weight"] and not adapted else 0)
-
-
-def _adapter(values: Mapping[str, Any], shape: Shape) -> int:
-    """As of LoRA on all matrices: any adapter weighs little beside the rest."""
-    return values["lora_r"] * shape.adapter
+def _largest_batches(run: Run, rows: int, fits: Callable[[Run], bool]) -> Run | None:
+    """Of `rows` sequences in a step, how many are trained on, rolled out and evaluated at once; None: not even one."""
+    parts = [n for n in range(rows, 0, -1) if rows % n == 0]
+    every = {
+        "per_device_train_batch_size": parts,
+        "rollout_batch_size": parts,
+        "per_device_eval_batch_size": range(run.settings["per_device_eval_batch_size"], 0, -1),
+    }
+    least = run.but(**dict.fromkeys(every, 1))
+    if not fits(least):
+        return None
+    found = {name: next(n for n in numbers if fits(least.but(**{name: n}))) for name, numbers in every.items()}
+    return run.but(**found, gradient_accumulation_steps=rows // found["per_device_train_batch_size"])
 
 
 def _config(name: str, field: str) -> dict[str, Any]:
@@ -167,32 +167,6 @@ def _config(name: str, field: str) -> dict[str, Any]:
         return json.loads((place / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"the config.json of {field}={name!r} cannot be read: {first_line(error)}") from None
-
-
-def _candidates(values: Mapping[str, Any], run: Run) -> Iterator[Run]:
-    """In the order of what they give up: the whole model before an adapter, an adapter before 4 bits; of each, one copy
-    on every GPU before shards, and activations that are kept before ones that are computed again."""
-    whole = replace(run, bf16=True, frozen_bytes=4 if values["feature_source"] == "average" else 2)
-    frozen = _frozen(values, run.shape, adapted=True)
-    adapter = replace(whole, adapter=_adapter(values, run.shape), frozen=frozen, four_bit=False)
-    ways = ([] if run.adapter else [whole]) + [adapter, replace(adapter, four_bit=True)]
-    for way, sharded, checkpointing in product(ways, (False, True), (False, True)):
-        if not sharded or (run.gpus > 1 and not way.four_bit):
-            yield replace(way, sharded=sharded, checkpointing=checkpointing)
-
-
-def _largest_batches(run: Run, rows: int, fits: Callable[[Run], bool]) -> Run | None:
-    """Of `rows` sequences in a step, how many are trained on, rolled out and evaluated at once; None: not even one."""
-    least = replace(run, micro_batch=1, rows=1, eval_rows=min(1, run.eval_rows))
-    if not fits(least):
-        return None
-    parts = [n for n in range(rows, 0, -1) if rows % n == 0]
-    return replace(
-        run,
-        micro_batch=next(n for n in parts if fits(replace(least, micro_batch=n))),
-        rows=next(n for n in parts if fits(replace(least, rows=n))),
-        eval_rows=next((n for n in range(run.eval_rows, 0, -1) if fits(replace(least, eval_rows=n))), 0),
-    )
 
 
 def recipe_text(plan: Plan) -> str:
@@ -212,9 +186,11 @@ def report(plan: Plan, tokens: float | None = None, file: str | None = None) -> 
     active = "" if shape.active == shape.parameters else f" ({shape.active:,} of them for a token)"
 
     def told(run: Run) -> str:
-        words = f"{run.strategy}, {run.peak / GIB:.1f} of {total:g} GiB on each GPU"
+        words = f"{run.strategy}, at most {run.peak / GIB:.1f} of {total:g} GiB on each GPU"
+        if (usual := f"{run.usual / GIB:.1f}") != f"{run.peak / GIB:.1f}":
+            words += f" ({usual} where completions agree as usual)"
         if (seconds := plan.seconds(run)) is not None:
-            steps = (tokens or 1e6) / (run.context * plan.rows_per_step)
+            steps = (tokens or 1e6) / (run.settings["context_length"] * plan.rows_per_step)
             of = "an epoch" if tokens else "a million tokens of text"
             words += f", about {duration(seconds)} a step and {duration(seconds * steps)} {of}"
         return words
@@ -243,12 +219,42 @@ def report(plan: Plan, tokens: float | None = None, file: str | None = None) -> 
 
 def as_json(plan: Plan) -> str:
     """Everything, in bytes."""
-    runs = {"given": plan.given, "recommended": plan.recommended}
-    known = {
-        name: run and {"strategy": run.strategy, "stages": run.stages(), "peak": run.peak, "fits": plan.fits(run)}
-        for name, run in runs.items()
-    }
-    return json.dumps({**asdict(plan), **known, "parameters": plan.given.shape.parameters}, indent=1)
+    found: dict[str, Any] = {"parameters": plan.given.shape.parameters, "gpus": plan.given.gpus, "gpu": plan.gpu}
+    found |= {"gpu_bytes": plan.gpu_bytes, "rows_per_step": plan.rows_per_step, "settings": plan.settings}
+    for name, run in {"given": plan.given, "recommended": plan.recommended}.items():
+        found[name] = None
+        if run is not None:
+            found[name] = {"strategy": run.strategy, "fits": plan.fits(run), "stages": run.stages()}
+            found[name] |= {"peak": run.peak, "usual": run.usual}
+    return json.dumps(found, indent=1)
+
+
+def command(arguments: list[str]) -> int:
+    usage = "(--config recipe.yaml | --model M) (--gpu h100 | --gpu-memory GIB) [--setting value ...]"
+    text = "Whether a recipe fits on a GPU, the settings that would, and how long a step takes."
+    parser = Parser("plan", text, usage)
+    own: dict[str, Field[Any]] = {f.name: f for section in _SECTIONS for f in fields(section)}
+    flags = {name: own[name] if name in own else option(None, "") for name in known_settings()}
+    parser.add_settings("", flags.items(), hidden=flags)
+    parser.add_argument("--config", metavar="F", help="a YAML file, or the name of a recipe that comes with ebft")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="processes, one on each GPU [1]")
+    parser.add_argument("--gpu", type=str.lower, choices=GPUS, metavar="NAME", help=", ".join(GPUS))
+    parser.add_argument("--gpu-memory", type=float, metavar="GIB", help="of each GPU, without its name or instead")
+    parser.add_argument("--tokens", type=float, metavar="N", help="of the training text, for the time of an epoch")
+    parser.add_argument("--output", metavar="F", help="also write the recommended recipe to this new file")
+    parser.add_argument("--json", action="store_true", help="everything in bytes, for programs")
+    options = parser.parse_args(arguments)
+    if options.gpu is None and options.gpu_memory is None:
+        raise ConfigError(f"ebft plan needs --gpu, one of {', '.join(GPUS)}, or --gpu-memory with a number")
+    if options.output is not None and Path(options.output).exists():
+        raise ConfigError(f"--output writes a new file: {options.output} is there already")
+    given = {**(read_values(options.config) if options.config else {}), **options.settings}
+    memory = GPUS[options.gpu][0] if options.gpu_memory is None else options.gpu_memory
+    plan = make_plan(given, options.gpus, memory, options.gpu)
+    if options.output is not None:
+        Path(options.output).write_text(recipe_text(plan), encoding="utf-8")
+    print(as_json(plan) if options.json else report(plan, options.tokens, options.output))
+    return 0
 
 
 def cpu_seconds(flops: float, bf16: bool = False) -> float:

@@ -3,14 +3,14 @@ torch is not imported.
 
 A run has stages, which do not hold the same things (keys and values are gone when the loss is computed, gradients are
 not there during rollouts), so what it needs is that of its largest stage. Not counted: what CUDA and NCCL keep for
-themselves, and fragmentation; `ROOM` is left for these. Completions are taken to have nothing in common: where they
-agree for a while (trees), less is needed. tests/test_plan_memory.py compares this with real models and measured peaks.
+themselves, and fragmentation; `ROOM` is left for these. Completions are taken to have nothing in common; `Run.usual` is
+less. tests/test_plan_memory.py compares both with real models and measured peaks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ebft.errors import ConfigError
@@ -27,6 +27,9 @@ _ALIASES = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer":
 _ALIASES |= {"n_inner": "intermediate_size", "ffn_dim": "intermediate_size", "num_local_experts": "num_experts"}
 _NEEDED = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 _LOGITS = 2**28  # elements of a chunk of them, as in method/cross_entropy.py
+# Of all generated tokens, what trees leave for the update, where completions agree as a real model's do: by samples, at
+# temperatures 0.6 and 1 (benchmarks/results/sharing-smollm2-135m.json).
+_LEFT_BY_TREES = {2: (0.48, 0.58), 4: (0.41, 0.54), 8: (0.35, 0.51), 16: (0.29, 0.48)}
 
 
 @dataclass(frozen=True)
@@ -95,88 +98,126 @@ class Shape:
 
 @dataclass(frozen=True)
 class Run:
-    """The settings that decide how much memory a run needs."""
+    """What decides how much memory a run needs: a model, GPUs, and settings of `ebft train` by their names."""
 
     shape: Shape
-    micro_batch: int  # sequences in one pass with gradients
-    rows: int  # sequences rolled out at once
-    context: int
-    anchors: int  # of a sequence
-    samples: int
-    horizon: int
-    eval_rows: int = 0  # sequences in a batch of evaluation; 0: nothing to evaluate on
-    eval_samples: int = 0
-    bf16: bool = True
-    trained_bytes: int = 4  # of a trained weight
-    truth: bool = True  # the loss has next-token cross-entropy, which needs the logits of every token
-    checkpointing: bool = False
-    optimizer: str = "adamw_torch_fused"
-    frozen: int = 0  # weights of frozen networks: features, and the reference of a KL term
-    frozen_bytes: int = 2
-    adapter: int = 0  # weights of the adapter; 0: the whole model is trained
-    four_bit: bool = False  # the base model under an adapter
-    sharded: bool = False
+    settings: Mapping[str, Any]  # all of them, also where they are the defaults
     gpus: int = 1
+    feature_model: Shape | None = None  # None: the model itself
+
+    def but(self, **settings: object) -> Run:
+        return replace(self, settings={**self.settings, **settings})
+
+    @property
+    def adapted(self) -> bool:
+        return self.settings["lora"] or self.settings["peft"] is not None
+
+    @property
+    def sharded(self) -> bool:
+        return self.settings["fsdp"] not in (None, False, "", "none")
+
+    @property
+    def bf16(self) -> bool:
+        return self.settings["bf16"] or self.settings["bf16_if_fast"]
+
+    @property
+    def anchors(self) -> int:
+        """Of one sequence, at most."""
+        settings = self.settings
+        if settings["anchors"] == "answer_start":
+            return 1
+        return (settings["context_length"] - settings["horizon"]) // settings["stride"]
 
     @property
     def packed(self) -> int:
         """Tokens of one packed sequence: the context, and every completion."""
-        return self.context + self.anchors * self.samples * self.horizon
+        return self.settings["context_length"] + self.anchors * self.settings["samples"] * self.settings["horizon"]
 
     @property
     def strategy(self) -> str:
-        name = ("qlora" if self.four_bit else "lora") if self.adapter else ""
+        name = ("qlora" if self.settings["load_in_4bit"] else "lora") if self.adapted else ""
         shards = "fsdp2" if self.sharded else ""
         return "+".join(filter(None, (name, shards))) or ("whole model" if self.gpus == 1 else "ddp")
 
-    def stages(self) -> dict[str, float]:
-        """Bytes on one GPU at the peak of each stage, the optimiser's first step taken."""
-        shape, of, shards = self.shape, 2 if self.bf16 else self.trained_bytes, self.gpus if self.sharded else 1
-        width, head = shape.width, shape.vocabulary * shape.width
-        trained, trained_bytes = (self.adapter, 4) if self.adapter else (shape.parameters, self.trained_bytes)
-        # Of a sharded model, whole at one time: two layers, one of them prefetched, and all that is in no layer.
-        gathered = of * (shape.outside + 2 * shape.layer) if self.sharded else 0
-        if self.adapter:
-            base = float(of * shape.parameters)
-            if self.four_bit:  # a layer is taken out of its 4 bits for as long as it computes
-                base = of * (shape.outside + shape.layer) + _FOUR_BIT * (shape.parameters - shape.outside)
-            weights = (base + 4 * trained) / shards + gathered
-        elif self.sharded:
-            weights = trained_bytes * trained / shards + gathered
-        else:  # and float32 weights behind a copy in bf16
-            weights = (of + (trained_bytes if of < trained_bytes else 0)) * trained
-        optimizer = _OPTIMIZERS.get(self.optimizer.removeprefix("paged_"), 8) * trained * trained_bytes / 4
-        always = weights + (optimizer + self.frozen_bytes * self.frozen) / shards
-        gradients = trained_bytes * trained / shards
-
-        # What a compiled layer keeps of a token for the backward pass: inputs, residuals and outputs; queries and what
-        # attention returns, twice, since its product with the output matrix wants another order; the feed-forward's
-        # two, whose product is made again, as norms are; what goes into a mixture's experts, and out.
-        tokens = of * self.micro_batch * self.packed
-        backward = tokens * (4 * width + 3 * shape.queries + 2 * shape.inner + 2 * shape.copies * width)
-        activations = shape.depth * (tokens * width if self.checkpointing else backward)
-        backward *= 2 if self.checkpointing else 1
-        rows = self.anchors * (1 + self.samples * (self.horizon - 1)) + (self.context - 1 if self.truth else 0)
-        logits = (4 + of) * self._logits(self.micro_batch * rows) + 2 * of * width * self.micro_batch * rows
-        if not self.adapter:
-            logits += 4 * head  # its gradient
-            # Gradients of weights before they are accumulated: a tied head's waits for that of the embedding.
-            backward += gathered + 4 * shape.layer if self.sharded else of * head
-        stepping = {"adamw_torch": 4 * trained, "adafactor": 12 * min(head, trained)}.get(self.optimizer, 0) / shards
-        found = {
-            "rollouts": always + self._rollouts(of, self.rows, self.samples),
-            "features": always + self._features(of, self.rows, self.samples),
-            "update": always + gradients + activations + max(logits, backward),
-            "optimizer step": always + gradients + stepping,
-        }
-        if n := self.eval_rows:
-            passes = (self._rollouts(of, n, self.eval_samples), self._features(of, n, self.eval_samples))
-            found["evaluation"] = always + max(4 * self._logits(n * (self.context - 1)), *passes)
-        return found
+    @property
+    def frozen(self) -> int:
+        """Weights of the feature network, and of a reference model. With an adapter both are the model without it."""
+        settings, reference = self.settings, 0
+        if settings["kl_weight"] and not self.adapted:
+            reference = self.shape.parameters
+        if self.feature_model is None and self.adapted and settings["feature_source"] in ("auto", "adapter_off"):
+            return reference
+        taps = [int(tap) if tap > 1 else tap for tap in settings["feature_layers"]]
+        return reference + (self.feature_model or self.shape).below(taps)
 
     @property
     def peak(self) -> float:
+        """At most, with completions that have nothing in common."""
         return max(self.stages().values())
+
+    @property
+    def usual(self) -> float:
+        """With completions that agree as a real model's do."""
+        samples = min(_LEFT_BY_TREES, key=lambda n: abs(n - self.settings["samples"]))
+        return max(self.stages(_LEFT_BY_TREES[samples][self.settings["temperature"] > 0.8]).values())
+
+    def stages(self, left: float = 1.0) -> dict[str, float]:
+        """Bytes on one GPU at the peak of each stage, the optimiser's first step taken.
+
+        left: of the generated tokens, what the update computes.
+        """
+        settings, shape = self.settings, self.shape
+        width, head, shards = shape.width, shape.vocabulary * shape.width, self.gpus if self.sharded else 1
+        context, horizon, samples = settings["context_length"], settings["horizon"], settings["samples"]
+        micro_batch, checkpointing = settings["per_device_train_batch_size"], settings["gradient_checkpointing"]
+        trained, behind = shape.parameters, 4 if settings["model_dtype"] == "float32" else 2
+        of = 2 if self.bf16 else behind  # bytes of what computes
+        # Of a sharded model, whole at one time: two layers, one of them prefetched, and all that is in no layer.
+        gathered = of * (shape.outside + 2 * shape.layer) if self.sharded else 0
+        if self.adapted:  # any adapter weighs little beside the rest
+            trained, behind = settings["lora_r"] * shape.adapter, 4
+            base = float(of * shape.parameters)
+            if settings["load_in_4bit"]:  # a layer is taken out of its 4 bits for as long as it computes
+                base = of * (shape.outside + shape.layer) + _FOUR_BIT * (shape.parameters - shape.outside)
+            weights = (base + 4 * trained) / shards + gathered
+        elif self.sharded:
+            weights = behind * trained / shards + gathered
+        else:  # and float32 weights behind a copy in bf16
+            weights = (of + (behind if of < behind else 0)) * trained
+        optimizer = _OPTIMIZERS.get(settings["optim"].removeprefix("paged_"), 8) * trained * behind / 4
+        frozen = (4 if settings["feature_source"] == "average" or not self.bf16 else 2) * self.frozen
+        always = weights + (optimizer + frozen) / shards
+        gradients = behind * trained / shards
+
+        generated = self.anchors * samples * horizon
+        if settings["trees"]:  # the last token of a completion predicts nothing
+            generated *= min(left, 1 - 1 / horizon)
+        # What a compiled layer keeps of a token for the backward pass: inputs, residuals and outputs; queries and what
+        # attention returns, twice, since its product with the output matrix wants another order; the feed-forward's
+        # two, whose product is made again, as norms are; what goes into a mixture's experts, and out.
+        tokens = of * micro_batch * (context + generated)
+        backward = tokens * (4 * width + 3 * shape.queries + 2 * shape.inner + 2 * shape.copies * width)
+        activations = shape.depth * (tokens * width if checkpointing else backward)
+        backward *= 2 if checkpointing else 1
+        rows = micro_batch * (self.anchors * (1 + samples * (horizon - 1)) + (context - 1 if settings["gamma"] else 0))
+        logits = (4 + of) * self._logits(rows) + 2 * of * width * rows
+        if not self.adapted:
+            logits += 4 * head  # its gradient
+            # Gradients of weights before they are accumulated: a tied head's waits for that of the embedding.
+            backward += gathered + 4 * shape.layer if self.sharded else of * head
+        stepping = {"adamw_torch": 4 * trained, "adafactor": 12 * min(head, trained)}.get(settings["optim"], 0) / shards
+        at_once = settings["rollout_batch_size"] or micro_batch * settings["gradient_accumulation_steps"]
+        found = {
+            "rollouts": always + self._rollouts(of, at_once, samples),
+            "features": always + self._features(of, at_once, samples),
+            "update": always + gradients + activations + max(logits, backward),
+            "optimizer step": always + gradients + stepping,
+        }
+        if settings["validation_dataset"] is not None or settings["validation_split"]:  # before and after, at least
+            n, drawn = settings["per_device_eval_batch_size"], settings["eval_samples"] or samples
+            passes = (self._rollouts(of, n, drawn), self._features(of, n, drawn))
+            found["evaluation"] = always + max(4 * self._logits(n * (context - 1)), *passes)
+        return found
 
     def _logits(self, rows: int) -> int:
         """Logits that are there at once."""
@@ -188,10 +229,12 @@ class Run:
 
     def _rollouts(self, of: int, rows: int, samples: int) -> int:
         """Keys and values of all sequences, and one step: the contexts' layers, or logits to sample from."""
-        shape, completions = self.shape, self.anchors * samples
-        cache = of * 2 * shape.keys * shape.depth * rows * (self.context + completions * (self.horizon - 1))
-        step = self._passing(of, rows * max(self.context, completions))
-        return cache + max(step, 4 * self._logits(rows * completions))
+        shape, completions, context = self.shape, self.anchors * samples, self.settings["context_length"]
+        kept = context + completions * (self.settings["horizon"] - 1)
+        step = self._passing(of, rows * max(context, completions))
+        return of * 2 * shape.keys * shape.depth * rows * kept + max(step, 4 * self._logits(rows * completions))
 
     def _features(self, of: int, rows: int, samples: int) -> int:
-        return self._passing(of, rows * (self.context + self.anchors * samples * self.horizon))
+        return self._passing(
+            of, rows * (self.settings["context_length"] + self.anchors * samples * self.settings["horizon"])
+        )

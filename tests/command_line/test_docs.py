@@ -18,11 +18,11 @@ from ebft.baselines import rewards, rlvr
 from ebft.config import evaluation as eval_options
 from ebft.config.method import settings_that_change
 from ebft.config.recipe import RECIPES as SHIPPED
-from ebft.config.recipe import find_recipe, load_recipe, read_values
+from ebft.config.recipe import find_recipe, load_recipe, read_values, training_parser
 from ebft.config.settings import Parser
 from ebft.config.training import EBFTConfig
 from ebft.method.measures import METRICS
-from ebft.studies import compare, launchers
+from ebft.studies import commands, compare
 from ebft.studies.jobs import Plan
 from ebft.studies.study_file import Study, read_study, read_sweep
 from ebft.train import trainer
@@ -165,13 +165,11 @@ def test_the_papers_commands_are_taken(command: list[str], monkeypatch: pytest.M
     monkeypatch.chdir(ROOT)
     name, *arguments = command
     if name in cli.TRAINING:
-        chosen = cli._training_parser(name).parse_args(arguments)
+        chosen = training_parser(name).parse_args(arguments)
         load_recipe(chosen.config, {**chosen.settings, "use_cpu": True}, name)
     elif name == "sweep":
-        parser = argparse.ArgumentParser()
-        launchers.add_sweep_arguments(parser)
-        chosen, rest = parser.parse_known_args(arguments)
-        overrides = {**cli._flags(rest)[1], "use_cpu": True}
+        chosen = commands.sweep_parser().parse_args(arguments)
+        overrides = {**chosen.settings, "use_cpu": True}
         assert len(read_sweep(chosen.config, overrides, chosen.set, chosen.command).rows) > 1
     elif name == "eval":
         parser = Parser("eval", "")
@@ -194,7 +192,7 @@ def test_the_papers_commands_follow_on_each_other(monkeypatch: pytest.MonkeyPatc
     runs, sweeps, used = set(), set(), set()
     for name, *arguments in PAPER_COMMANDS:
         if name in cli.TRAINING:
-            chosen = cli._training_parser(name).parse_args(arguments)
+            chosen = training_parser(name).parse_args(arguments)
             runs.add({**read_values(chosen.config), **chosen.settings}["output_dir"])
         elif name == "sweep":
             sweeps.add(arguments[arguments.index("--output_dir") + 1])

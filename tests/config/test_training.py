@@ -67,8 +67,8 @@ def test_values_that_would_go_wrong_late_or_unseen(cls: type, settings: dict[str
         ({"metric_for_best_model": "humaneval_greedy_pass@1"}, "is no metric of validation"),
         ({"report_to": "tensorbord"}, "report_to='tensorbord' is not known or not installed"),
         ({"fsdp": "hybrid_shard"}, "use fsdp=full_shard or shard_grad_op"),
-        ({"fsdp": True, "fsdp_config": {"version": 1}}, "it takes version"),
-        ({"fsdp": True, "fsdp_config": {"cpu_offload": True}}, "it takes version"),
+        ({"fsdp": True, "fsdp_config": {"version": 1}}, "of options version"),
+        ({"fsdp": True, "fsdp_config": {"cpu_offload": True}}, "of options version"),
         ({"fsdp": True, "eval_tasks": ["humaneval"]}, "eval_tasks needs the whole model"),
     ],
 )

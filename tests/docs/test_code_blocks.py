@@ -30,7 +30,6 @@ from ebft.config.recipe import TRAINING, field_types, read_values
 from ebft.config.settings import Parser, typed
 from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
-from ebft.studies import launchers
 from tests.baselines.runs import make_model
 
 ROOT = Path(__file__).parents[2]
@@ -171,13 +170,6 @@ def check_command(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPat
     if "--launch" in arguments:
         at = arguments.index("--launch")
         arguments = arguments[:at] + arguments[at + 2 :]
-    if name == "sweep":
-        parser = cli._Parser("ebft sweep", "")
-        launchers.add_sweep_arguments(parser)
-        chosen, rest = parser.parse_known_args(arguments)
-        swept = dict(setting.split("=", 1) for setting in chosen.set)
-        check_settings(chosen.config, {**cli._flags(rest)[1], **swept}, chosen.command)
-        return
     with monkeypatch.context() as patch:
         patch.setattr(Parser, "parse_args", parse_and_stop(Parser.parse_args))
         with pytest.raises(Taken) as taken:
@@ -185,6 +177,9 @@ def check_command(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPat
     (options,) = taken.value.args
     if name in TRAINING or name == "plan":
         check_settings(options.config, options.settings, "train" if name == "plan" else name)
+    elif name == "sweep":
+        swept = dict(setting.split("=", 1) for setting in options.set)
+        check_settings(options.config, {**options.settings, **swept}, options.command)
     elif name == "eval":
         types = {option: evaluation.types_of(owner)[f.name] for option, f, owner in evaluation.options()}
         for option, value in options.settings.items():

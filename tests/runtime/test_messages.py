@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ebft.runtime.messages import duration, each_message_once, plot_label, progress, show_messages, tracked
+from ebft.runtime.messages import duration, plot_label, progress, show_messages, tracked
 
 logger = logging.getLogger("ebft.somewhere.inside")
 
@@ -75,15 +75,6 @@ def test_without_a_command_the_user_of_the_library_decides(caplog: pytest.LogCap
         logger.info("for the user's own handlers")
     assert "for the user's own handlers" in caplog.messages
     assert not any(type(handler).__module__.startswith("ebft") for handler in logging.getLogger("ebft").handlers)
-
-
-def test_the_same_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    show_messages()
-    with each_message_once():
-        for words in ("first", "second", "first"):
-            logger.warning(words)
-    logger.warning("first")
-    assert capsys.readouterr().err == "note: first\nnote: second\nnote: first\n"
 
 
 @pytest.fixture

@@ -215,7 +215,7 @@ def test_points_of_a_sweep_are_skipped_resumed_and_tried_again(
         (["sweep", "--set", "gamma=0", "--slurm", "time=1"], "--slurm is for --launcher slurm"),
         (["sweep", "--set", "gamma=0", "--launcher", "slurm", "--per-gpu", "2"], "--per-gpu is for --launcher local"),
         (["sweep", "--set", "gamma=0", "--launcher", "slurm", "--slurm", "array=3"], "--slurm array=3: no option of"),
-        (["sweep", "--set", "gamma=0", "--launch", "2"], "--launch is not for sweeps"),
+        (["sweep", "--set", "gamma=0", "--launch", "2"], "unknown option '--launch'"),
     ],
 )
 def test_errors_are_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

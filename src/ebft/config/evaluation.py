@@ -12,13 +12,12 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ebft.config.data import DataConfig
+from ebft.config.data import TASKS, DataConfig
 from ebft.config.method import MethodConfig, settings_that_change
 from ebft.config.settings import check, option, suggestion, typed, types_of
 from ebft.errors import ConfigError, nearest
 from ebft.runtime.files import read_json
 
-TASKS = ("calibration", "humaneval", "mbpp", "multipl-e", "translation")
 LANGUAGES = ("cpp", "js", "ts", "rs", "cs", "go", "php", "java")
 # The groups of the options, in their order: the first option of each, and its title.
 GROUPS = {

@@ -72,7 +72,7 @@ class MethodConfig:
     def check_method(self) -> None:
         """What would go wrong only after the first rollouts, or without a word."""
         positive = dict.fromkeys(("context_length", "horizon", "stride", "samples", "eval_samples"), 1)
-        check(self, MethodConfig, **positive, alpha=0, gamma=0, kl_weight=0)
+        check(self, MethodConfig, **positive, alpha=0, gamma=0, kl_weight=0, eval_seed=0)
         if self.anchors == "strided" and (longest := self.context_length - self.stride) < self.horizon:
             raise ConfigError(
                 f"horizon={self.horizon} with stride={self.stride} does not fit in context_length="

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from ebft.config.data import DataConfig, ModelConfig
+from ebft.config.data import DataConfig, ModelConfig, RunningConfig
 from ebft.config.method import MethodConfig
-from ebft.config.settings import default_of, suggestion, typed, types_of
+from ebft.config.settings import Parser, default_of, suggestion, typed, types_of
 from ebft.data.rows import check_hub, check_place
 from ebft.errors import ConfigError, nearest
 
@@ -21,11 +21,17 @@ if TYPE_CHECKING:
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 TRAINING = ("train", "sft", "rlvr")  # the commands that train
+UNNAMED = "unnamed"  # stands for the output folder of what writes nothing
 REQUIRED = {
     "model": "a folder or hub name, or smollm2-135m after `ebft fetch smollm2-135m`",
     "dataset": "a file, a folder, a hub name or a built-in such as stdlib-functions",
     "output_dir": "a folder",
 }
+# Of transformers' settings, those that most runs set: the others do not show in the help.
+_COMMON = """output_dir per_device_train_batch_size gradient_accumulation_steps learning_rate lr_scheduler_type
+    warmup_steps num_train_epochs max_steps max_grad_norm bf16 gradient_checkpointing logging_steps log_level
+    eval_strategy eval_steps save_strategy save_steps save_total_limit load_best_model_at_end metric_for_best_model
+    report_to seed use_cpu fsdp""".split()  # noqa: SIM905
 
 
 @dataclass
@@ -54,7 +60,15 @@ def load_recipe(file: str | Path | None, overrides: Mapping[str, Any], command: 
     values = {**(read_values(file) if file is not None else {}), **overrides}
     if token := values.pop("hub_token", None):
         os.environ["HF_TOKEN"] = str(token)  # where libraries look; recipes, cards and checkpoints then hold no secret
-    types = field_types(command)
+    given = check_given(values, field_types(command), command)
+    model, data, training = (
+        section(**{name: given[name] for name in types_of(section) if name in given}) for section in sections(command)
+    )
+    return Recipe(model, data, training, given, command)
+
+
+def check_given(values: Mapping[str, Any], types: Mapping[str, Any], command: str) -> dict[str, Any]:
+    """The values as their types; all names are known, and what a run cannot do without is there."""
     for name in values:
         if name in ("sweep", "methods"):
             raise ConfigError(f"`{name}` means many runs; start them with `ebft sweep` or `ebft study run`")
@@ -66,21 +80,16 @@ def load_recipe(file: str | Path | None, overrides: Mapping[str, Any], command: 
             raise ConfigError(f"no {name}: set `{name}` to {what}")
     if given.get("resume_from_checkpoint"):
         raise ConfigError("resume_from_checkpoint is not used: give --resume, or begin anew with --model CHECKPOINT")
-    model, data, training = (
-        section(**{name: given[name] for name in types_of(section) if name in given}) for section in sections(command)
-    )
-    return Recipe(model, data, training, given, command)
+    return given
 
 
 def groups(command: str = "train") -> dict[str, list[Field[Any]]]:
     """The settings of a command by the titles under which help and documentation show them."""
     from transformers import TrainingArguments
 
-    from ebft.config.training import EBFTConfig
-
     model, data, training = sections(command)
     theirs, method = types_of(TrainingArguments), types_of(MethodConfig)
-    own = training.__annotations__ if training is not EBFTConfig else {}
+    own = training.__annotations__ if command != "train" else {}
     settings = [f for f in fields(training) if f.init and f.name not in own]
     return {
         "The model": list(fields(model)),
@@ -88,32 +97,43 @@ def groups(command: str = "train") -> dict[str, list[Field[Any]]]:
         "The baseline": [f for f in fields(training) if f.init and f.name in own],
         "The method": [f for f in settings if f.name in method and not f.name.startswith("feature_")],
         "The frozen feature network": [f for f in settings if f.name in method and f.name.startswith("feature_")],
-        "Running": [f for f in settings if f.name in EBFTConfig.__annotations__ and f.name not in theirs],
+        "Running": [f for f in settings if f.name in RunningConfig.__annotations__ and f.name not in theirs],
         "Settings of transformers' TrainingArguments": [f for f in settings if f.name in theirs],
     }
 
 
-UNNAMED = "unnamed"  # stands for the output folder of what writes nothing
+def training_parser(command: str) -> Parser:
+    """Of a command that trains: every setting as a flag."""
+    usage = "--config recipe.yaml [--setting value ...] [--resume] [--dry-run] [--launch N]"
+    text = "Settings come from the recipe; flags win over it. model, dataset and output_dir must be given."
+    parser = Parser(command, text, usage)
+    parser.add_argument("--config", metavar="F", help="a YAML file, or the name of a recipe that comes with ebft")
+    for title, settings in groups(command).items():
+        hidden = [f.name for f in settings if "transformers" in title and f.name not in _COMMON]
+        parser.add_settings(title, [(f.name, f) for f in settings], hidden)
+    parser.add_argument("--resume", action="store_true", help="resume from the last complete checkpoint in output_dir")
+    parser.add_argument("--dry-run", action="store_true", help="load the data, print the plan and an example, and stop")
+    parser.add_argument("--launch", metavar="N", help="start N processes on this machine, one per GPU")
+    return parser
 
 
-def check_places(values: Mapping[str, Any]) -> None:
-    """Data in local files must be there."""
-    for source in _sources(values):
-        check_place(source)
+def check_datasets(values: Mapping[str, Any]) -> None:
+    """Data in local files are there, and then: those of the hub are in the cache, or the hub can be reached."""
+    given = (typed(name, values.get(name) or [], list[str]) for name in ("dataset", "validation_dataset"))
+    sources = [source for some in given for source in some]
+    for check in (check_place, check_hub):
+        for source in sources:
+            check(source)
 
 
-def check_hub_datasets(values: Mapping[str, Any]) -> None:
-    """Datasets of the hub must be in the cache, or the hub must be there."""
-    for source in _sources(values):
-        check_hub(source)
+class _Loader(yaml.SafeLoader):
+    """Of a name that stands twice, YAML's own takes the last without a word."""
 
-
-def _sources(values: Mapping[str, Any]) -> list[str]:
-    found: list[str] = []
-    for name in ("dataset", "validation_dataset"):
-        sources = values.get(name) or []
-        found += sources.split(",") if isinstance(sources, str) else map(str, sources)
-    return found
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [name.value for name, _ in node.value]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise yaml.YAMLError(f"{twice[0]} stands there twice, {str(node.start_mark).strip()}")
+        return super().construct_mapping(node, deep)
 
 
 def read_values(file: str | Path) -> dict[str, Any]:
@@ -123,7 +143,7 @@ def read_values(file: str | Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         if text.count("[") + text.count("{") > 1000:
             raise ValueError("over 1,000 brackets: the parser would take minutes")
-        values = yaml.safe_load(text)
+        values = yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # also a date that is none, or what is no UTF-8
         raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     if not isinstance(values, dict):

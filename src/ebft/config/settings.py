@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import typing
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import MISSING, Field, field, fields
@@ -19,7 +20,7 @@ from ebft.errors import ConfigError, nearest
 from ebft.runtime.messages import LEVELS, show_messages
 
 # What TRL and others call a setting, for suggestions. The first that the command knows is meant.
-_ELSEWHERE: dict[str, tuple[str, ...]] = {
+_ELSEWHERE = {
     "learning_rate": ("lr",),
     "num_train_epochs": ("epochs", "num_epochs"),
     "max_steps": ("steps", "num_steps"),
@@ -37,7 +38,6 @@ _ELSEWHERE: dict[str, tuple[str, ...]] = {
     "max_length": ("max_seq_length", "max_seq_len", "seq_length"),
     "context_length": ("max_length", "max_seq_length", "max_seq_len", "seq_length"),
     "horizon": ("max_completion_length", "max_new_tokens"),
-    "max_prompt_tokens": ("max_prompt_length",),
     "generations": ("num_generations", "num_samples"),
     "samples": ("num_generations", "num_samples"),
     "kl_coefficient": ("beta", "kl_coef"),
@@ -50,9 +50,9 @@ _ELSEWHERE: dict[str, tuple[str, ...]] = {
     "attention_backend": ("attn_implementation",),
     "dtype": ("torch_dtype",),
     "model_dtype": ("torch_dtype", "dtype"),
-    "eval_strategy": ("evaluation_strategy",),
 }
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a mapping"}
+_YES_NO = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 def option(default: Any, help: str) -> Any:
@@ -75,24 +75,22 @@ def types_of(cls: type) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in fields(cls) if f.init}
 
 
-def check(settings: Any, cls: type, **smallest: float) -> None:
+def check(settings: object, cls: type, **smallest: float) -> None:
     """Settings that `cls` itself declares with choices hold one of them, and these, where set, are large enough."""
     for name in cls.__annotations__:
         value, kind = getattr(settings, name), types_of(cls).get(name)
         if get_origin(kind) is Literal and value not in (choices := get_args(kind)):
             raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}{nearest(str(value), choices)}")
     for name, least in smallest.items():
-        value = getattr(settings, name)
-        if value is not None and not value >= least:
+        if (value := getattr(settings, name)) is not None and not value >= least:  # also where it is nan
             raise ConfigError(f"{name}={value} must be at least {least}")
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
     """The end of an error message about an unknown name: what it is called here, or is spelt like."""
     plain = name.lstrip("-").replace("-", "_")
-    dashes = "--" if name.startswith("-") else ""
     for ours, elsewhere in _ELSEWHERE.items():
-        here = f"{dashes}{ours.replace('_', '-')}" if dashes else ours
+        here = f"--{ours.replace('_', '-')}" if name.startswith("-") else ours
         if plain in elsewhere and here in known:
             return f"; here it is called {here!r}"
     return nearest(name, known)
@@ -104,11 +102,11 @@ def suggestion(name: str, known: Collection[str]) -> str:
 def typed(name: str, value: Any, kind: Any) -> Any:
     """A value of YAML, or the text of a flag, as the type of its setting."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    if NoneType in kinds and (value is None or value in ("none", "None", "null")):
+    if NoneType in kinds and value in (None, "none", "None", "null"):
         return None
     if value is False and str in kinds and bool not in kinds:
         return "no"  # what YAML makes of a bare `no`
-    if int in kinds and float in kinds and not _is_whole(value):
+    if {int, float} <= {*kinds} and not re.fullmatch(r"\s*[-+]?\d+\s*", str(value)):
         kinds = (float,)  # 1 and 1.0 may mean different things
     for each in kinds:
         try:
@@ -121,10 +119,6 @@ def typed(name: str, value: Any, kind: Any) -> Any:
     raise ConfigError(f"{name}={value!r} is not {' or '.join(meant)}")
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) or (isinstance(value, str) and value.strip().lstrip("-+").isdecimal())
-
-
 def _read(name: str, value: Any, kind: Any) -> Any:
     base = get_origin(kind) or kind
     if base is list:
@@ -132,10 +126,10 @@ def _read(name: str, value: Any, kind: Any) -> Any:
         items = items if isinstance(items, list) else [items]
         return [typed(name, item, *(get_args(kind) or (str,))) for item in items if item not in ("", "none")]
     if base is bool:
-        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
+        return _YES_NO[str(value).lower()]
     if base in (int, float) and not isinstance(value, bool):
         number = value if isinstance(value, int) else float(value)
-        if base is int and int(number) != number:
+        if number != number or (base is int and int(number) != number):
             raise ValueError
         return base(number)
     wanted: Any = str if base is Literal else object if base is Any else base
@@ -151,23 +145,17 @@ class Parser(argparse.ArgumentParser):
     """argparse with settings as flags and errors of one line that name what was meant; takes - and _ alike."""
 
     def __init__(self, command: str, description: str, usage: str | None = None) -> None:
-        super().__init__(
-            prog=f"ebft {command}",
-            usage=usage and f"ebft {command} {usage}",
-            description=description,
-            allow_abbrev=False,
-            formatter_class=_Help,
-        )
+        usage = usage and f"ebft {command} {usage}"
+        super().__init__(f"ebft {command}", usage, description, allow_abbrev=False, formatter_class=_Help)
+        self.set_defaults(settings={})
 
     def add_settings(
         self, title: str, settings: Iterable[tuple[str, Field[Any]]], hidden: Collection[str] = ()
     ) -> None:
         """Flags for settings, by the names they go by here. What is hidden does not show in the help."""
-        self.set_defaults(settings={})
         group = self.add_argument_group(title)
         for name, f in settings:
-            default = default_of(f)
-            flags = [f"--{name.replace('_', '-')}"]
+            default, flags = default_of(f), [f"--{name.replace('_', '-')}"]
             if isinstance(default, bool):
                 flags.append(f"--no-{flags[0][2:]}")
             text = " ".join(str(f.metadata.get("help", "")).split()).replace("%", "%%")
@@ -178,11 +166,12 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
         """The options; `settings` holds those of `add_settings` that were given."""
-        if "--log-level" not in self._option_string_actions:  # in training it is a setting
+        known = self._option_string_actions
+        if "--log-level" not in known:  # in training it is a setting
             self.add_argument("--log-level", default="info", choices=LEVELS, help="what is said on the way [info]")
-        words = [_with_dashes(word) for word in args]
-        for given, flag in ((given, word.partition("=")[0]) for given, word in zip(args, words, strict=True)):
-            if flag.startswith("--") and flag not in (known := self._option_string_actions):
+        words = [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), word) for word in args]
+        for given, flag in zip(args, (word.partition("=")[0] for word in words), strict=True):
+            if flag.startswith("--") and flag not in known:
                 raise ConfigError(f"unknown option {given.partition('=')[0]!r}{suggestion(flag, known)}")
         options = super().parse_args(words, namespace)
         show_messages(vars(options).pop("log_level", "info"))
@@ -207,11 +196,6 @@ class _Given(argparse.Action):
 
 class _Help(argparse.RawDescriptionHelpFormatter):
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        if isinstance(action, _Given):
-            return ", ".join(action.option_strings)
-        return super()._format_action_invocation(action)
-
-
-def _with_dashes(word: str) -> str:
-    name, equals, value = word.partition("=")
-    return f"{name.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
+        """Without brackets for the values of a setting."""
+        shown = ", ".join(action.option_strings)
+        return shown if isinstance(action, _Given) else super()._format_action_invocation(action)

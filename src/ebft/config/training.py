@@ -1,23 +1,22 @@
 """`EBFTConfig`: the settings of `ebft train` in one object, which transformers' Trainer takes as its arguments.
 
-It joins the method's settings, ebft's own for running, and transformers' `TrainingArguments` (batch size, learning
-rate, schedules, logging, saving, ...), some of them with the paper's values. Making one looks at the machine and
-changes nothing: no process group is joined and no device is set up before a run starts (`runtime.processes.start`).
+Making one looks at the machine and changes nothing: no process group is joined and no device is set up before a run
+starts (`runtime.processes.start`).
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from transformers import TrainingArguments
 from transformers.integrations import integration_utils
 
-from ebft.config.evaluation import TASKS
+from ebft.config.data import RunningConfig
 from ebft.config.method import MethodConfig
-from ebft.config.settings import check, option
+from ebft.config.settings import check
 from ebft.errors import ConfigError, nearest
 from ebft.method.measures import NAMES, smaller_is_better
 
@@ -30,55 +29,18 @@ class Sharding:
 
 
 @dataclass
-class EBFTConfig(MethodConfig, TrainingArguments):
+class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignore[misc]
+    """The method's settings, ebft's own for running, and transformers' (batches, schedules, logging, saving, ...)."""
+
     trains_in_fp16: ClassVar[bool] = False
     sharding: Sharding | None = field(default=None, init=False, repr=False)  # what fsdp and fsdp_config come to
 
-    # ---- how a run behaves beyond what transformers' settings say
-    bf16_if_fast: bool = option(False, "bf16=true where the hardware has units for it (GPUs since Ampere, AMX)")
-    compile_layers: bool | None = option(None, "torch.compile the layers; default: on a GPU, or with torch_compile")
-    rollout_batch_size: int | None = option(None, "sequences rolled out at once; default: a whole accumulation window")
-    disable_dropout: bool = option(True, "set the model's dropouts to 0: EBFT needs the log-probs it sampled from")
-    save_log_spaced: bool = option(False, "also save checkpoints at steps 1, 2, 4, 8, ...")
-    samples_every: int = option(50, "write a table of contexts, truths and completions every N steps; 0: never")
-    show_prompts: int = option(0, "held-out prompts to answer before and after training, shown at the end; 0: none")
-    early_stopping_patience: int | None = option(None, "stop after N evaluations without a better metric (cfm)")
-    early_stopping_threshold: float = option(0.0, "what counts as better must be so by more than this")
-    max_reward: float = option(1e4, "stop if the mean reward grows beyond this")
-    eval_tasks: list[str] = option([], f"tasks of `ebft eval` to run while training: {', '.join(TASKS)}")
-    eval_tasks_every: int | None = option(None, "run eval_tasks every N steps; default: at every evaluation")
-    eval_task_options: dict[str, Any] = option({}, "options of `ebft eval` for them: {limit: 20}; only in a recipe")
-
-    # ---- settings of transformers, most of them for the paper's values
-    per_device_train_batch_size: int = option(16, "sequences per process and forward pass")
-    per_device_eval_batch_size: int = option(8, "sequences per process in evaluation")
-    learning_rate: float = option(1e-6, "learning rate of AdamW")
-    lr_scheduler_type: str = option("constant_with_warmup", "learning rate schedule")
-    warmup_steps: float = option(0.03, "warm-up: a share of all steps below 1, else steps")
-    adam_beta2: float = option(0.95, "second beta of AdamW")
-    num_train_epochs: float = option(2.0, "passes over the data")
-    logging_steps: float = option(10, "number of steps between log entries")
-    save_total_limit: int | None = option(3, "checkpoints kept; the best one is kept besides")
-    report_to: str | list[str] | None = option("none", "tensorboard, wandb, trackio, a list of these, all, or none")
-    logging_nan_inf_filter: bool = option(False, "hide NaN losses in logs; EBFT stops at them")
-    remove_unused_columns: bool = option(False, "EBFT needs all columns of its datasets")
-    fsdp: str | bool | None = option(  # type: ignore[assignment]
-        None, "shard the model over the processes (FSDP2): full_shard; shard_grad_op keeps weights until backward"
-    )
-    fsdp_config: dict[str, Any] | str | None = option(None, "options of fsdp: version (2) and reshard_after_forward")
-    ddp_timeout: int = option(1800, "seconds after which a process gives up on another one that does not answer")
-
     def __post_init__(self) -> None:
         self.check_method()
-        sizes = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
-        counts = ("rollout_batch_size", "eval_tasks_every", "early_stopping_patience")
-        check(self, EBFTConfig, **dict.fromkeys((*sizes, *counts), 1), learning_rate=0, show_prompts=0)
+        RunningConfig.__post_init__(self)
+        check(self, EBFTConfig, gradient_accumulation_steps=1, seed=0, data_seed=0)
         if self.max_steps == 0:
             raise ConfigError("max_steps=0 trains nothing; use 1 or more, or -1 for num_train_epochs")
-        if unknown := [task for task in self.eval_tasks if task not in TASKS]:
-            raise ConfigError(
-                f"eval_tasks holds {unknown[0]!r}; there is {', '.join(TASKS)}{nearest(unknown[0], TASKS)}"
-            )
         if self.bf16_if_fast and _has_fast_bf16(self.use_cpu):
             self.bf16 = True
         if not torch.accelerator.is_available():
@@ -109,22 +71,23 @@ class EBFTConfig(MethodConfig, TrainingArguments):
         for name in ("deepspeed", "parallelism_config", "enable_jit_checkpoint"):
             if getattr(self, name) or os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false") not in ("false", "0"):
                 raise ConfigError(f"{name} is not supported; leave it out, and use fsdp=full_shard to shard a model")
-        if self.fp16 and (self.fsdp or not self.trains_in_fp16):
-            raise ConfigError(
-                "fp16=true is not supported: gradients of a mean over all tokens of a step are lost in float16; use "
-                "bf16=true, or float32"
-            )
+        if self.fp16 and (self.fsdp or not self.trains_in_fp16):  # gradients of a mean over a step's tokens are lost
+            raise ConfigError("fp16=true is not supported: gradients are too small for it; use bf16=true, or float32")
 
     def _sharding(self) -> Sharding | None:
         """What fsdp asks for. Transformers' FSDP knows no CPUs, adds gradients up in bf16, and shards only when
         training starts, after the frozen network was copied and the first evaluation was made."""
         if self.fsdp in (None, False, "", "false"):
             return None
-        options = self.fsdp_config or {}
-        if self.fsdp not in (True, "true", "full_shard", "shard_grad_op") or not isinstance(options, dict):
-            raise ConfigError(f"fsdp={self.fsdp!r} with fsdp_config={options!r}: use fsdp=full_shard or shard_grad_op")
-        if options.keys() - {"version", "reshard_after_forward"} or options.get("version", 2) != 2:
-            raise ConfigError(f"fsdp_config={options} is not supported; it takes version (2) and reshard_after_forward")
+        given = self.fsdp_config or {}
+        options = given if isinstance(given, dict) else {"file": given}
+        ways = (True, "true", "full_shard", "shard_grad_op")
+        known = options.keys() <= {"version", "reshard_after_forward"} and options.get("version", 2) == 2
+        if self.fsdp not in ways or not known:
+            raise ConfigError(
+                f"fsdp={self.fsdp!r} with fsdp_config={given!r} is not supported; use fsdp=full_shard or "
+                "shard_grad_op, and of options version (2) and reshard_after_forward"
+            )
         for name in ("eval_tasks", "show_prompts"):
             if getattr(self, name):
                 raise ConfigError(f"{name} needs the whole model in one process; leave it out with fsdp")
@@ -144,7 +107,7 @@ class EBFTConfig(MethodConfig, TrainingArguments):
         """Rows of a batch that one optimiser step sees: micro-batches of all processes together."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """What is pickled into checkpoints (training_args.bin): everything but the secret."""
         return {**vars(self), "hub_token": None}
 

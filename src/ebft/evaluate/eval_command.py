@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ebft import fetch
+from ebft.config import evaluation
 from ebft.config.evaluation import EvalOptions
+from ebft.config.settings import Parser
 from ebft.data import rows
 from ebft.errors import ConfigError
 from ebft.evaluate import differences, tables
@@ -18,6 +20,7 @@ from ebft.evaluate.tasks import ProblemSet, fingerprint, problem_sets
 from ebft.evaluate.temperatures import TEMPERATURES
 from ebft.runtime.files import locked, write_json, write_text
 from ebft.runtime.machine import describe
+from ebft.runtime.messages import print_table
 
 logger = logging.getLogger(__name__)
 
@@ -146,3 +149,14 @@ def present(results: dict[str, tables.Results], folders: dict[str, Path], output
         tables.profile_plot(results, output / PLOT_FILE)
         tables.temperatures_plot(results, output / TEMPERATURES_FILE)
     return tables.table(results, moved)
+
+
+def command(arguments: list[str]) -> int:
+    usage = "--model M --tasks calibration,humaneval,... --output DIR [options]"
+    parser = Parser("eval", "Evaluate checkpoints. The same command resumes where it stopped.", usage)
+    for group, (_, title) in evaluation.GROUPS.items():
+        parser.add_settings(title, [(name, f) for name, f, _ in evaluation.options(group)])
+    options = EvalOptions.from_values(parser.parse_args(arguments).settings)
+    print_table(run(options, ["ebft", "eval", *arguments]))
+    print(f"\n{options.output}/{TABLE_FILE}")
+    return 0

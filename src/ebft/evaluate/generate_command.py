@@ -17,6 +17,7 @@ from transformers import TextStreamer
 
 from ebft import fetch
 from ebft.config.evaluation import settings_of_run
+from ebft.config.settings import Parser
 from ebft.data.row_format import ALPACA, Row, RowFormat, ends_with_space, fields_of, with_escapes
 from ebft.data.rows import TEXT_FILES, read_rows
 from ebft.errors import ConfigError, DataError
@@ -286,3 +287,12 @@ def _show(prompt: Prompt | None, answers: dict[str, list[str]]) -> None:
     for samples in zip(*answers.values(), strict=True):
         table.add_row(*(Text(printable(text)) for text in samples))
     Console(highlight=False).print(table)
+
+
+def command(arguments: list[str]) -> int:
+    usage = "--model M [M ...] [--prompt TEXT | --file F] [options]"
+    text = "What models write, side by side; without a prompt, a chat in the terminal."
+    parser = Parser("generate", text, usage)
+    add_arguments(parser)
+    run(parser.parse_args(arguments))
+    return 0

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ebft.config.evaluation import EvalOptions
+from ebft.config.settings import Parser
 from ebft.errors import ConfigError, DataError, nearest
 from ebft.evaluate import eval_command, tables
 from ebft.evaluate.scoring import (
@@ -37,6 +38,7 @@ from ebft.problems.catalog import BENCHMARKS, load_problems
 from ebft.problems.multipl_e import language_code
 from ebft.problems.problem import Problem, read_records
 from ebft.runtime.files import locked, read_json, write_json, write_jsonl
+from ebft.runtime.messages import print_error, print_table
 from ebft.sandbox.box import Sandbox
 
 logger = logging.getLogger(__name__)
@@ -257,3 +259,21 @@ def _present(folder: Path, places: Sequence[Path]) -> None:
     names = tables.labels([results["model"] for results, _ in evaluated])
     results = {name: found for name, (found, _) in zip(names, evaluated, strict=True)}
     eval_command.present(results, {name: place for name, (_, place) in zip(names, evaluated, strict=True)}, folder)
+
+
+def command(arguments: list[str]) -> int:
+    parser = Parser("score", "Score completions made elsewhere. The same command resumes where it stopped.")
+    add_arguments(parser)
+    options = parser.parse_args(arguments)
+    if options.task not in TASKS and Path(options.task).expanduser().is_dir():
+        scored = score_folder(options)
+        print_table(scored.table)
+        for error in scored.errors:
+            print_error(error)
+        return 2 if scored.errors else 0
+    results = score(options)
+    for note in results.get("notes", []):
+        logger.warning(note)
+    print_table(table(results))
+    print(f"\n{options.output}")
+    return 0

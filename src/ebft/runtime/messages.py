@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -30,6 +30,37 @@ class _Stderr(logging.Handler):
         (print if bars is None else bars.write)(text, file=sys.stderr)
 
 
+def show_messages(level: str = "info") -> None:
+    """Called by commands: messages of this level and above go to standard error."""
+    ours = logging.getLogger("ebft")
+    if not any(isinstance(handler, _Stderr) for handler in ours.handlers):
+        ours.addHandler(_Stderr())
+        ours.propagate = False
+    ours.setLevel(level.upper() if level in LEVELS else "INFO")
+
+
+def quiet_libraries(bars: bool = False) -> None:
+    """transformers tells much that is about itself; its bars show how far loading and writing is."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    if not bars:
+        logging.disable_progress_bar()
+
+
+def print_error(message: str) -> None:
+    """One line on standard error; a progress bar that is still there would be drawn again after it."""
+    for bar in list(getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())):
+        bar.close()
+    print(f"ebft: {printable(' '.join(message.split()))}", file=sys.stderr)
+
+
+def print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print(printable("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip())
+
+
 def printable(text: str) -> str:
     """Names of files, tasks and settings come from elsewhere: control characters would steer the terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
@@ -41,33 +72,11 @@ def plot_label(name: str) -> str:
     return f" {shown}" if shown.startswith("_") else shown
 
 
-def show_messages(level: str = "info") -> None:
-    """Called by commands: messages of this level and above go to standard error."""
-    ours = logging.getLogger("ebft")
-    if not any(isinstance(handler, _Stderr) for handler in ours.handlers):
-        ours.addHandler(_Stderr())
-        ours.propagate = False
-    ours.setLevel(level.upper() if level in LEVELS else "INFO")
-
-
-@contextmanager
-def each_message_once() -> Iterator[None]:
-    """What has been said in the block is not said there again."""
-    said: set[str] = set()
-
-    def is_new(record: logging.LogRecord) -> bool:
-        before = len(said)
-        said.add(record.getMessage())
-        return len(said) > before
-
-    handlers = [handler for handler in logging.getLogger("ebft").handlers if isinstance(handler, _Stderr)]
-    for handler in handlers:
-        handler.addFilter(is_new)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(is_new)
+def duration(seconds: float) -> str:
+    """As a person would write it."""
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 or not seconds else f"{seconds:.2g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:,.{int(seconds < 360_000)}f} h"
 
 
 class _LogFile:
@@ -113,12 +122,3 @@ def tracked(items: Iterable[Item], title: str, total: int | None) -> Iterator[It
         for item in items:
             yield item
             advance(1)
-
-
-def duration(seconds: float) -> str:
-    """As a person would write it."""
-    if seconds < 100:
-        return f"{seconds:.0f} s" if seconds >= 10 or not seconds else f"{seconds:.2g} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 3600:,.0f} h"

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ebft.errors import ConfigError
+from ebft.errors import ConfigError, Preempted
 
 
 def count() -> int:
@@ -73,10 +73,10 @@ def leave() -> None:
 
 def lost_another(error: BaseException) -> bool:
     """Whether an error only says that another process has gone, or no longer answers."""
+    met = error.__cause__ if isinstance(error, Preempted) else error
     words = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe")
-    return isinstance(error, dist.DistError) or (
-        count() > 1 and isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-    )
+    said = count() > 1 and isinstance(met, RuntimeError) and any(word in str(met) for word in words)
+    return said or isinstance(met, dist.DistError)
 
 
 def sum_over_processes(values: dict[str, Tensor]) -> dict[str, Tensor]:

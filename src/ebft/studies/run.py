@@ -17,7 +17,7 @@ from typing import Any
 
 from ebft import fetch
 from ebft.config.evaluation import EvalOptions
-from ebft.config.recipe import check_hub_datasets, check_places
+from ebft.config.recipe import check_datasets
 from ebft.errors import ConfigError
 from ebft.method.measures import NAMES, with_error
 from ebft.runtime.files import json_ready, read_json, write_json, write_text
@@ -30,7 +30,7 @@ from ebft.studies.study_file import Study
 from ebft.version import __version__
 
 logger = logging.getLogger(__name__)
-_CHECKS = (check_places, fetch.check_models, check_hub_datasets)
+_CHECKS = (check_datasets, fetch.check_models)
 MANIFEST, STUDY_FILE = "study.json", "study.yaml"
 
 

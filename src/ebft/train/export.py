@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ebft import fetch
+from ebft.config.settings import Parser
 from ebft.errors import ConfigError, first_line, nearest
 from ebft.runtime.files import read_json, share_weights
+from ebft.runtime.messages import quiet_libraries
 from ebft.train import checkpoints
 
 if TYPE_CHECKING:  # they bring in torch
@@ -132,3 +135,16 @@ def _probe(model: Any) -> Tensor:
     ids = torch.arange(8, device=model.device)[None] % model.get_input_embeddings().num_embeddings
     with torch.no_grad():
         return model(input_ids=ids, use_cache=False).logits
+
+
+def command(arguments: list[str]) -> int:
+    parser = Parser("export", "An ordinary model folder, with an adapter merged into its base.")
+    parser.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="output folder of a run, checkpoint or adapter")
+    parser.add_argument("--output", required=True, help="folder to write; must not be there yet")
+    parser.add_argument("--dtype", default="float32", help=f"{', '.join(DTYPES)} [float32]")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+    options = parser.parse_args(arguments)
+    check(options.source, options.output, options.dtype)
+    quiet_libraries(bars=sys.stderr.isatty())
+    print(export(options.source, options.output, options.dtype, options.trust_remote_code))
+    return 0
