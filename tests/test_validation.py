@@ -12,7 +12,6 @@ import torch
 pytest.importorskip("trl")
 
 from ebft import validation
-from ebft.train.trainer import EBFTTrainer
 from tests.baselines.all_trainers import make_trainers
 from tests.baselines.runs import metrics_of, results_of, run, write_recipe, write_rows
 
@@ -46,13 +45,9 @@ def test_identical_numbers_for_an_identical_model(
     assert {f"eval_{name}{end}" for name in METRICS for end in ("", "_se")} == set(found["ebft"])
     assert found["sft"] == found["ebft"]
     assert found["rlvr"] == found["ebft"]
-    for name, trainer in made.items():
-        ends = trainer.end_token_ids if name == "ebft" else trainer.validator.end_token_ids
-        assert (ends is not None) == ("document_masks" in changes or "anchors" in changes)
-    identities = [
-        validation.identity(t.validator.config if n != "ebft" else t.args, t.features, _validation(t))
-        for n, t in made.items()
-    ]
+    for trainer in made.values():
+        assert (trainer.end_token_ids is not None) == ("document_masks" in changes or "anchors" in changes)
+    identities = [trainer.validation_identity() for trainer in made.values()]
     assert identities[0] == identities[1] == identities[2]
     # Not the same because nothing is looked at: another model gives other numbers, again the same for all.
     for trainer in made.values():
@@ -82,10 +77,6 @@ def test_every_context_weighs_the_same(tiny: Path, tmp_path: Path, monkeypatch: 
     for place, name in enumerate(("cfm", "whitened_proxy", "reward")):
         of_metric = torch.cat([values[valid] for values, valid in seen[place::5]])
         assert found[f"eval_{name}"] == pytest.approx(float(of_metric.mean()), rel=1e-9)
-
-
-def _validation(trainer: Any) -> Any:
-    return trainer.eval_dataset if isinstance(trainer, EBFTTrainer) else trainer.validator.dataset
 
 
 def test_the_same_names_at_the_same_steps(tiny: Path, sums: Path, tmp_path: Path) -> None:

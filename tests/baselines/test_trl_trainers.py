@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,14 +12,11 @@ from transformers import AutoModelForCausalLM
 
 pytest.importorskip("trl")
 from ebft.baselines import sft, trl_trainers
-from ebft.baselines.trl_trainers import Validator
 from ebft.config.recipe import load_recipe
 from ebft.errors import ConfigError
-from ebft.train.sequences import Loaded, load
+from ebft.train.sequences import load
 from ebft.train.trainer import TrainingDiverged
 from tests.baselines.runs import metrics_of, results_of, run, write_recipe
-from tests.tiny_tokenizer import byte_tokenizer
-from tests.train.small_runs import config, counting_text, small_model
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -143,20 +139,3 @@ def test_nothing_is_reported_to_the_makers_of_trl(monkeypatch: pytest.MonkeyPatc
     trl_trainers.method("sft")
     _telemetry.send_telemetry("test/after")
     assert not sent
-
-
-def test_a_bf16_copy_is_kept_and_follows_the_model(tmp_path: Path) -> None:
-    """The same modules at every validation, so that their graphs are; with the weights of now."""
-    model, data = small_model(), counting_text(documents=2)
-    recipe: Any = SimpleNamespace(training=config(tmp_path, bf16=True))
-    loaded = Loaded(recipe, data, data, model, byte_tokenizer())
-    validator = Validator(model, loaded, torch.device("cpu"))
-    first = validator.measure(model)
-    copy = validator._compute_model(model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.1)
-    moved = validator.measure(model)
-    assert validator._compute_model(model) is copy
-    assert moved != first
-    assert Validator(small_model(), loaded, torch.device("cpu")).measure(model) == moved

@@ -288,7 +288,7 @@ def test_lengths_that_are_often_not_meant_are_noticed(tmp_path: Path, caplog: py
     settings = config(tmp_path, packing=False)
     EBFTTrainer(model, settings, rows, processing_class=tokenizer)
     assert f"context_length={settings.context_length} cuts 4 documents" in caplog.text
-    assert "longer than the model was made for (max_position_embeddings=16)" in caplog.text
+    assert "longer than the model was made for; use context_length<=16" in caplog.text
 
 
 def test_ends_that_are_left_out_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,14 +6,12 @@ mask of answers is ebft's own, the same for all formats of data.
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow
 from datasets import Dataset
-from torch import Tensor
+from torch import Tensor, nn
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
@@ -24,34 +22,22 @@ from ebft.errors import DataError
 from ebft.loading import peft_config
 from ebft.runtime import processes
 from ebft.train.callbacks import Samples
-from ebft.train.costs import CostTracker, wide
+from ebft.train.costs import wide
 from ebft.train.run import TrainingMethod
-from ebft.train.sequences import Loaded, beyond_positions, cut_tokens, describe, in_a_sequence
-
-logger = logging.getLogger(__name__)
+from ebft.train.sequences import Loaded, describe, look_at_cuts, look_at_positions, warn
 
 IGNORED = -100
 
 
-@dataclass
-class SFTArguments(SFTConfig):
-    save_log_spaced: bool = False
-    eval_tasks_every: int | None = None
-
-
-class MeasuredSFT(trl_trainers.Measured, SFTTrainer):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.costs = CostTracker()
-        super().__init__(*args, **kwargs)
-
-    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+class MeasuredSFT(trl_trainers.Baseline, SFTTrainer):
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         counts = {"tokens": inputs["attention_mask"].sum(), "targets": (inputs["labels"][:, 1:] != IGNORED).sum()}
         tokens, targets = processes.sum_over_processes(counts).values()
         # TRL computes logits only where a label counts.
         self.costs.add(tokens=tokens, flops=self.flops.over(wide(tokens), wide(targets)) * self.flops.update)
         return super().training_step(model, inputs, num_items_in_batch)
 
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Rows with several documents apart have `position_ids` that begin anew with each. transformers takes that for
         their masks if it is given no other; padding is on the right, where no token of a document sees it."""
         if "position_ids" not in inputs:
@@ -106,29 +92,24 @@ def training_rows(loaded: Loaded) -> Dataset:
     sequences = SequenceDataset(given.index, settings.max_length, settings.pack_training, given.pad_token_id)
     apart = settings.pack_training and settings.document_masks
     rows = token_rows(sequences, settings.trains_on_answers, apart)
-    notes = [cut_tokens(sequences, "max_length"), beyond_positions(loaded.model, sequences, "max_length", apart)]
+    look_at_cuts(sequences, "max_length")
+    look_at_positions(loaded.model, sequences, "max_length", apart)
     if left_out := len(sequences) - len(rows):
-        notes.append(f"{left_out} of {len(sequences)} sequences are left out: no token to train on within max_length")
-    for note in notes if processes.rank() == 0 else ():
-        if note is not None:
-            logger.warning(note)
+        warn(f"{left_out} of {len(sequences)} sequences are left out: no token to train on within max_length")
     return rows
 
 
-def _arguments(settings: Any) -> Any:
+def _arguments(settings: SFTSettings) -> SFTConfig:
+    prepared = {"skip_prepare_dataset": True}
     return trl_trainers.trl_arguments(
-        SFTArguments,
-        settings,
-        max_length=settings.max_length,
-        packing=False,
-        padding_free=False,
-        dataset_kwargs={"skip_prepare_dataset": True},
+        SFTConfig, settings, max_length=settings.max_length, packing=False, padding_free=False, dataset_kwargs=prepared
     )
 
 
 def build(loaded: Loaded) -> MeasuredSFT:
     recipe, tokenizer, validation_set = loaded.recipe, loaded.tokenizer, loaded.validation_set
-    settings: Any = recipe.training
+    settings = recipe.training
+    assert isinstance(settings, SFTSettings)
     trl_trainers.check(recipe)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # what TRL would take; padding is masked by length
@@ -145,24 +126,21 @@ def build(loaded: Loaded) -> MeasuredSFT:
         data_collator=collator,
         peft_config=peft_config(recipe),
     )
-    trl_trainers.equip(trainer, loaded, "sft")
-    trainer.add_callback(Samples(trainer, settings.samples_every))
+    trainer.complete(loaded, "sft", Samples(trainer, settings.samples_every))
     return trainer
 
 
 def plan(loaded: Loaded) -> list[str]:
-    settings: Any = loaded.recipe.training
+    settings = loaded.recipe.training
+    assert isinstance(settings, SFTSettings)
     _arguments(settings)  # for its errors
     rows = training_rows(loaded)
-    tokens = sum(map(len, rows["input_ids"]))
-    targets = sum(label != IGNORED for labels in rows["labels"] for label in labels[1:])
-    lines = {
-        "training sequences": f"{len(rows):,} of at most {settings.max_length} tokens, "
-        f"{in_a_sequence(settings.pack_training, settings.document_masks)}, {tokens:,} tokens in all",
-        "tokens with a loss": f"{targets:,}",
-        "sequences per step": f"{settings.rows_per_step}",
-    }
-    return describe(loaded, len(rows), settings.rows_per_step, lines)
+    tokens, targets = (
+        sum(map(len, rows["input_ids"])),
+        sum(n != IGNORED for labels in rows["labels"] for n in labels[1:]),
+    )
+    found = f"{len(rows):,} of at most {settings.max_length} tokens; {tokens:,} tokens, {targets:,} of them with a loss"
+    return describe(loaded, len(rows), settings.rows_per_step, {"training sequences": found})
 
 
 METHOD = TrainingMethod(

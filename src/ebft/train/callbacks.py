@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import TrainerCallback
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
-from transformers.trainer_utils import IntervalStrategy
 
 from ebft.config.evaluation import EvalOptions
 from ebft.errors import ConfigError, TrainingDiverged
@@ -23,6 +23,7 @@ from ebft.runtime import processes, sharding
 from ebft.runtime.files import json_ready, write_text
 from ebft.runtime.messages import progress
 from ebft.train import checkpoints
+from ebft.train.checkpoints import folder_at
 from ebft.train.report import write_samples
 
 logger = logging.getLogger(__name__)
@@ -33,11 +34,11 @@ WITHOUT_WARM_UP = ("constant", "greedy", "reduce_lr_on_plateau")  # schedules
 _TAKEN = {"model", "tasks", "output", "compare", "feature_model", "backend", "dtype", "device", "overwrite"}
 
 
-def keep_tensorboard_here(trainer: Any) -> None:
+def keep_tensorboard_here(trainer: Trainer) -> None:
     """An evaluation before training would otherwise open the log in the working directory."""
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
-            callback.logging_dir = str(Path(trainer.args.output_dir) / "runs")
+            callback.logging_dir = str(Path(str(trainer.args.output_dir)) / "runs")
 
 
 class MetricsFile(TrainerCallback):
@@ -46,38 +47,35 @@ class MetricsFile(TrainerCallback):
     What is measured after training with `load_best_model_at_end` is of the model of an earlier step: `model_step`.
     """
 
-    model_step: int | None = None
+    def __init__(self, output_dir: str) -> None:
+        self.file = Path(output_dir) / "metrics.jsonl"
+        self.of_model: dict[str, int | None] = {}
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.model_step = None
-        file = Path(args.output_dir) / "metrics.jsonl"
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+        self.of_model = {}
         if not state.is_world_process_zero:
             return
         warm_up = args.get_warmup_steps(state.max_steps)  # whose first step has a rate of 0
         if warm_up >= max(state.max_steps, 1) and args.lr_scheduler_type not in WITHOUT_WARM_UP:
             logger.warning(f"warm-up takes all {state.max_steps} steps; set warmup_steps=0, or train for more steps")
-        if file.exists():  # the line that a killed run was writing has no end
-            lines = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-            write_text(file, "".join(line for line in lines if json.loads(line)["step"] <= state.global_step))
+        if self.file.exists():  # the line that a killed run was writing has no end
+            lines = [line for line in self.file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            write_text(self.file, "".join(line for line in lines if json.loads(line)["step"] <= state.global_step))
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         # A run shorter than `logging_steps` would leave no metrics at all.
-        if state.global_step >= state.max_steps and args.logging_strategy != IntervalStrategy.NO:
+        if state.global_step >= state.max_steps and args.logging_strategy != "no":
             control.should_log = True
-        return control
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if not state.is_world_process_zero or not logs:
-            return
-        of_model = {} if self.model_step is None else {"model_step": self.model_step}
-        folder = Path(args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"step": state.global_step, **json_ready(logs), **of_model}) + "\n")
+    def on_log(self, args: object, state: TrainerState, *_: object, logs: object = None, **__: object) -> None:
+        if state.is_world_process_zero and logs:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a") as file:
+                file.write(json.dumps({"step": state.global_step, **json_ready(logs), **self.of_model}) + "\n")
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         if args.load_best_model_at_end and state.best_model_checkpoint:
-            self.model_step = state.best_global_step
+            self.of_model = {"model_step": state.best_global_step}
 
 
 class Checkpoints(TrainerCallback):
@@ -85,50 +83,47 @@ class Checkpoints(TrainerCallback):
     feature network of feature_source=average in it, and moves that network after the model."""
 
     def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
+        self.trainer, self.log_spaced = trainer, trainer.settings.save_log_spaced
         self.limit: int | None = None
 
     @property
-    def average(self) -> Any:
+    def average(self) -> nn.Module | None:
         features = self.trainer.features
         return features.network if features is not None and features.source == "average" else None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         # The Trainer would delete old checkpoints before the new one is marked.
         if args.save_total_limit is not None:
             self.limit, args.save_total_limit = args.save_total_limit, None
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if self.average is None or not state.global_step:
-            return
-        if (folder / sharding.AVERAGE).exists():
-            sharding.load(folder / sharding.AVERAGE, self.average.state_dict())
-        elif (folder / AVERAGE_FILE).exists():
-            self.average.load_state_dict(load_file(folder / AVERAGE_FILE))
+        folder, average = folder_at(args.output_dir, state.global_step), self.average
+        if average is not None and (folder / sharding.AVERAGE).exists():
+            sharding.load(folder / sharding.AVERAGE, average.state_dict())
+        elif average is not None and (folder / AVERAGE_FILE).exists():
+            average.load_state_dict(load_file(folder / AVERAGE_FILE))
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+    def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self.average is not None:
             self.trainer.features.update_average(self.trainer.model)
-        if args.save_log_spaced and _is_power_of_two(state.global_step):
+        if self.log_spaced and _is_power_of_two(state.global_step):
             control.should_save = True
         if control.should_save or state.global_step >= state.max_steps:
             self.trainer.deferred_checks.run(wait=True)  # a model that has diverged is not worth keeping
-        return control
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+    def on_save(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+        folder, average = folder_at(args.output_dir, state.global_step), self.average
         writes = state.is_world_process_zero and folder.exists()
-        if self.average is not None and sharding.is_sharded(self.average):
-            sharding.save(folder / sharding.AVERAGE, self.average.state_dict())
-        elif self.average is not None and writes:
-            save_file(self.average.state_dict(), folder / AVERAGE_FILE)
+        if average is not None and sharding.is_sharded(average):
+            sharding.save(folder / sharding.AVERAGE, average.state_dict())
+        elif average is not None and writes:
+            save_file(average.state_dict(), folder / AVERAGE_FILE)
         processes.barrier()  # the others have written their files too; if one has died, there will be no mark
         if writes:
             checkpoints.mark_complete(folder)
             keep = {Path(state.best_model_checkpoint)} if state.best_model_checkpoint else set()
-            if args.save_log_spaced:
-                complete = checkpoints.complete_checkpoints(args.output_dir)
+            if self.log_spaced:
+                complete = checkpoints.complete_checkpoints(folder.parent)
                 keep |= {p for p in complete if _is_power_of_two(checkpoints.step_of(p))}
-            checkpoints.rotate(args.output_dir, self.limit, keep)
+            checkpoints.rotate(folder.parent, self.limit, keep)
             self.trainer.costs.pause()
 
 
@@ -142,24 +137,24 @@ class Samples(TrainerCallback):
     def __init__(self, trainer: Any, every: int) -> None:
         self.trainer, self.every = trainer, every
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         if self.every and (state.global_step % self.every == 0 or state.global_step == 1):
             example = self.trainer.example()  # all processes take part
             if example is not None and state.is_world_process_zero:
-                write_samples(Path(args.output_dir), state.global_step, example, self.trainer.processing_class)
+                write_samples(Path(str(args.output_dir)), state.global_step, example, self.trainer.processing_class)
 
 
 class OptimizerTime(TrainerCallback):
     """The optimiser's step, timed beside the phases that the trainer times itself."""
 
     def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
+        self.clock = trainer.clock
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.start = self.trainer.clock.mark()
+    def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
+        self.start = self.clock.mark()
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.clock.add("optimizer", self.start)
+    def on_optimizer_step(self, *_: object, **__: object) -> None:
+        self.clock.add("optimizer", self.start)
 
 
 class EvalTasks(TrainerCallback):
@@ -170,50 +165,50 @@ class EvalTasks(TrainerCallback):
     problems are read when it is made, so that a mistake shows before the first step.
     """
 
-    def __init__(self, trainer: Any, tasks: Sequence[str], given: dict[str, Any]) -> None:
+    def __init__(self, trainer: Any, tasks: Sequence[str], given: dict[str, Any], every: int | None = None) -> None:
         from ebft.evaluate.tasks import problem_sets
 
-        for name in given:
-            if name in _TAKEN:
-                raise ConfigError(f"eval_task_options holds {name!r}, which training decides itself; take it out")
-        self.trainer = trainer
+        if taken := _TAKEN & given.keys():
+            raise ConfigError(f"eval_task_options holds {min(taken)!r}, which training decides itself; take it out")
+        self.trainer, self.every = trainer, every
         self.options = EvalOptions.from_values({**given, "tasks": list(tasks), "overwrite": True})
         self.sets = {task: problem_sets(task, self.options) for task in tasks}
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if args.eval_tasks_every is not None and state.global_step % args.eval_tasks_every == 0:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+        if self.every is not None and state.global_step % self.every == 0:
             self.trainer.log(self.run(args, state))
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        if args.eval_tasks_every is None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, *_: object, metrics: Any = None, **__: object
+    ) -> None:
+        if self.every is None:
             found = self.run(args, state)
             self.trainer.log(dict(found))
-            if metrics is not None:
-                metrics.update(found)  # so that one of them can choose the best checkpoint
+            metrics.update(found)  # so that one of them can choose the best checkpoint
 
-    def run(self, args: Any, state: Any) -> dict[str, float]:
+    def run(self, args: TrainingArguments, state: TrainerState) -> dict[str, float]:
         # The same numbers everywhere: they may choose the best checkpoint.
-        return processes.from_first(self._run(args, state.global_step) if processes.rank() == 0 else None)
+        found = self._run(Path(str(args.output_dir)), state.global_step) if processes.rank() == 0 else {}
+        return processes.from_first(found)
 
-    def _run(self, args: Any, step: int) -> dict[str, float]:
+    def _run(self, output: Path, step: int) -> dict[str, float]:
         from ebft.evaluate.run_task import run_task
         from ebft.evaluate.subject import LoadedSubject
 
         trainer, options = self.trainer, self.options
         model, tokenizer = trainer.compute_model(), trainer.processing_class
         subject = LoadedSubject(model, tokenizer, trainer.features, f"step {step}", options.batch_size)
-        folder = Path(args.output_dir) / "eval_tasks" / f"step-{step:06d}"
         logs: dict[str, float] = {}
         for task in options.tasks:
             start = time.perf_counter()
-            with trainer.compute_loss_context_manager():
-                found = run_task(task, options, subject, folder, self.sets[task])
+            with trainer.computing():
+                found = run_task(task, options, subject, output / "eval_tasks" / f"step-{step:06d}", self.sets[task])
             for note in found.get("notes", ()):
                 logger.warning(f"{task} at step {step}: {note}")
             points = {f"cfm_at_{point['length']}": point for point in found.get("profile", ())}
             for name, entry in (found["metrics"] | points).items():
                 key = f"eval_{task}_{name}".replace(" ", "_")
-                logs[key] = float("nan") if entry["value"] is None else entry["value"]
+                logs[key] = math.nan if entry["value"] is None else entry["value"]
                 if entry["standard_error"] is not None:
                     logs[f"{key}_se"] = entry["standard_error"]
             logs[f"eval_{task}_runtime"] = time.perf_counter() - start
@@ -228,8 +223,8 @@ class EarlyStopping(TrainerCallback):
     def __init__(self, patience: int, threshold: float) -> None:
         self.patience, self.threshold = patience, threshold
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        name = f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        name = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
         sign = -1 if args.greater_is_better else 1
         best, since = math.inf, 0
         for value in (sign * entry[name] for entry in state.log_history if name in entry):
@@ -246,21 +241,20 @@ class Progress(TrainerCallback):
     def __init__(self, shown: Mapping[str, str], bar: bool) -> None:
         self.shown, self.bar = shown, bar
         self.open = ExitStack()
-        self.advance: Callable[[int], Any] = lambda steps: None
+        self.advance: Callable[[int], object] = lambda steps: None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
         if state.is_world_process_zero and self.bar:
             steps = progress("training", state.max_steps, state.global_step, leave=False)
             self.advance = self.open.enter_context(steps)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, *_: object, **__: object) -> None:
         self.advance(1)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, *_: object, **__: object) -> None:
         self.open.close()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        logs = logs or {}
+    def on_log(self, args: object, state: TrainerState, *_: object, logs: Any = None, **__: object) -> None:
         found = {short: logs[name] for name, short in self.shown.items() if name in logs}
         if "eval_cfm" in logs:
             evaluated = {k.removeprefix("eval_"): v for k, v in logs.items() if k.startswith("eval_")}

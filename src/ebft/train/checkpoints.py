@@ -1,30 +1,28 @@
 """Whether a run may begin in a folder, and which of its checkpoints are complete and sound. Nothing here needs torch.
 
-A checkpoint counts only once its mark is written, after everything else in it: a run that is killed before leaves one
-without, and resuming takes the one before. The mark lists every file with its size and SHA-256. Resuming compares: a
-disk, a copy or a hand may have changed one, and a run that continues from half a state goes on as another run, without
-a word.
+A checkpoint counts once its mark is written, after everything else in it. The mark lists every file with its SHA-256:
+a run that continued from a file that was cut off or has changed since would be another run, without a word.
 """
 
 from __future__ import annotations
 
 import errno
-import json
+import hashlib
+import logging
 import os
-import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from ebft.errors import ConfigError
-from ebft.runtime.files import read_json, sha256_of, share_weights
+from ebft.runtime.files import read_json, sha256_of, share_weights, write_json
 from ebft.runtime.launch import how_to_resume
+
+logger = logging.getLogger(__name__)
 
 RECIPE_FILE = "recipe.yaml"  # what was set, by file and flags
 LOCK_FILE = "run.lock"  # while a process writes here
 MARK = "COMPLETE"
-DAMAGED = "damaged-"  # before the name of a checkpoint that was set aside
 _AT_ONCE = 8  # files that are read side by side; hashing leaves Python's lock alone
 
 
@@ -45,9 +43,14 @@ def holds_run(folder: Path) -> bool:
     return (folder / RECIPE_FILE).exists() or bool(all_checkpoints(folder))
 
 
+def folder_at(output_dir: str | None, step: int) -> Path:
+    return Path(output_dir or "") / f"checkpoint-{step}"
+
+
 def step_of(checkpoint: Path) -> int:
-    match = re.fullmatch(r"checkpoint-(\d+)", checkpoint.name)
-    return int(match.group(1)) if match else -1
+    """-1 for other names."""
+    before, _, step = checkpoint.name.partition("checkpoint-")
+    return int(step) if step.isdecimal() and not before else -1
 
 
 def all_checkpoints(output_dir: str | Path) -> list[Path]:
@@ -63,91 +66,66 @@ def last_checkpoint(output_dir: str | Path) -> Path | None:
     return next(reversed(complete_checkpoints(output_dir)), None)
 
 
-def check_kind(checkpoint: Path, sharded: bool) -> None:
-    """Shards and whole models are not turned into each other on the way."""
-    from ebft.runtime import sharding  # brings in torch, which a refused folder does not wait for
-
-    found = (checkpoint / sharding.MODEL).is_dir()
-    if found != sharded:
-        holds, needs = ("shards", "with fsdp=full_shard") if found else ("a whole model", "without fsdp")
-        raise ConfigError(f"{checkpoint} holds {holds}; resume {needs}, as the run began, or choose another folder")
-
-
 def mark_complete(checkpoint: Path) -> None:
-    """Everything in the folder reaches the disk before the mark does."""
+    """Every file in the folder reaches the disk before the mark does."""
     share_weights(checkpoint)
-    mark = checkpoint / MARK
-    files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file != mark]
+    files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name != MARK]
+    names = [file.relative_to(checkpoint).as_posix() for file in files]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = zip(files, pool.map(_sync_and_describe, files), strict=True)
-        listed = {file.relative_to(checkpoint).as_posix(): described for file, described in found}
-    mark.write_text(json.dumps({"files": listed}, indent=1) + "\n")
-    for path in (mark, *{file.parent for file in files}, checkpoint):
-        _sync(path)
+        sums = dict(zip(names, pool.map(_sync_and_hash, files), strict=True))
+    write_json(checkpoint / MARK, {"files": {name: {"sha256": sha256} for name, sha256 in sums.items()}})
+    _sync_and_hash(checkpoint / MARK)
 
 
-def _sync_and_describe(file: Path) -> dict[str, object]:
-    _sync(file)
-    return {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _sync_and_hash(file: Path) -> str:
+    with file.open("rb") as content:
+        os.fsync(content.fileno())
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def damage(checkpoint: Path) -> list[str]:
-    """What is wrong with the files of a complete checkpoint; empty if they are what was written."""
+    """Which files of a complete checkpoint are missing or not what was written."""
     try:
-        files = read_json(checkpoint / MARK)["files"].items()
-        listed = {name: (entry["bytes"], entry["sha256"]) for name, entry in files}
+        listed = {name: entry["sha256"] for name, entry in read_json(checkpoint / MARK)["files"].items()}
     except (TypeError, KeyError, AttributeError):
-        return [f"{MARK} cannot be read"]
+        return [MARK]
+
+    def is_sound(name: str) -> bool:
+        try:
+            return sha256_of(checkpoint / name) == listed[name]
+        except (OSError, ValueError):  # also a name that no file can have
+            return False
+
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        wrong = pool.map(lambda name: _difference(checkpoint / name, *listed[name]), listed)
-        return [f"{name} {what}" for name, what in zip(listed, wrong, strict=True) if what]
+        return [name for name, sound in zip(listed, pool.map(is_sound, listed), strict=True) if not sound]
 
 
-def _difference(file: Path, size: Any, sha256: Any) -> str | None:
-    try:
-        if (found := file.stat().st_size) != size:
-            return f"has {found:,} bytes instead of {size:,}"
-        return None if sha256_of(file) == sha256 else "has changed (its SHA-256 differs)"
-    except FileNotFoundError:
-        return "is missing"
-    except (OSError, ValueError) as error:  # also a name that no file can have
-        return f"cannot be read ({error})"
-
-
-def set_damaged_aside(output_dir: str | Path) -> list[str]:
-    """Rename the newest checkpoints up to the first that is sound; returns what was wrong, one line for each.
+def clear_away(output_dir: Path) -> None:
+    """Delete checkpoints that were cut off, and rename the newest ones that are damaged, up to the first sound one.
 
     If none is sound, nothing is renamed and it is an error: to begin again from the start is nothing to do unasked.
     """
+    for cut_off in remove_incomplete(output_dir):
+        logger.info(f"{cut_off.name} was cut off while it was written; it is not used")
     damaged: dict[Path, str] = {}
     for checkpoint in reversed(complete_checkpoints(output_dir)):
         if not (wrong := damage(checkpoint)):
             break
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        damaged[checkpoint] = f"{checkpoint.name} is damaged: {', '.join(wrong[:3])}{more}"
+        damaged[checkpoint] = f"{checkpoint.name} is damaged (missing or changed: {', '.join(wrong[:3])})"
     else:
         if damaged:
             raise ConfigError(
-                f"output_dir={output_dir} has no checkpoint that is sound ({next(iter(damaged.values()))}); put a good "
+                f"output_dir={output_dir} has no checkpoint that is sound: {next(iter(damaged.values()))}; put a good "
                 "copy in its place, or choose another folder"
             )
-    for checkpoint in damaged:
-        aside = checkpoint.with_name(DAMAGED + checkpoint.name)
+    for checkpoint, what in damaged.items():
+        logger.warning(f"{what}; it is set aside, and the one before is used")
+        aside = checkpoint.with_name(f"damaged-{checkpoint.name}")
         shutil.rmtree(aside, ignore_errors=True)
         checkpoint.rename(aside)
-    return list(damaged.values())
 
 
-def remove_incomplete(output_dir: str | Path) -> list[Path]:
-    """Delete what was cut off, so that it is not taken for complete."""
+def remove_incomplete(output_dir: Path) -> list[Path]:
     cut_off = [p for p in all_checkpoints(output_dir) if not (p / MARK).exists()]
     for checkpoint in cut_off:
         shutil.rmtree(checkpoint, ignore_errors=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ebft.model.backbone import (
     base_model,
@@ -21,8 +20,10 @@ from ebft.model.backbone import (
 )
 from ebft.model.features import FeatureNetwork
 from ebft.runtime.files import read_json, write_json
+from ebft.train.checkpoints import folder_at
 
 COSTS_FILE = "spent.json"  # in every checkpoint
+Count = TypeVar("Count", float, Tensor)
 
 
 class FlopCounter:
@@ -48,7 +49,7 @@ class FlopCounter:
         self.update = 2.0 if frozen else 3.0  # in forward passes
         self._per_layer = 2.0 * (_count(layers) - idle) / len(layers)
 
-    def over(self, tokens: Any, logits: Any) -> Any:
+    def over(self, tokens: Count, logits: Count) -> Count:
         """FLOPs of a forward pass over so many tokens, with so many rows of logits."""
         return tokens * self.body + logits * self.head
 
@@ -74,13 +75,13 @@ class CostTracker(TrainerCallback):
     """Seconds, tokens and FLOPs of training so far, evaluation and saving left out. Continues after a resume."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, Any] = {"seconds": 0.0, "tokens": 0.0, "generated_tokens": 0.0, "flops": 0.0}
+        self._counts: dict[str, float | Tensor] = dict.fromkeys(("seconds", "tokens", "generated_tokens", "flops"), 0.0)
         self._mark = 0.0
 
-    def add(self, **counts: Any) -> None:
+    def add(self, **counts: float | Tensor) -> None:
         """Numbers, or tensors that may still be under way on a GPU: nothing waits for them here."""
         for name, value in counts.items():
-            self._counts[name] = self._counts[name] + (wide(value.detach()) if torch.is_tensor(value) else value)
+            self._counts[name] = self._counts[name] + (wide(value.detach()) if isinstance(value, Tensor) else value)
 
     def totals(self) -> dict[str, float]:
         return {f"spent/{name}": float(value) for name, value in self._counts.items()}
@@ -89,23 +90,23 @@ class CostTracker(TrainerCallback):
         """What came since the end of the step was not training."""
         self._mark = time.perf_counter()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        saved = read_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / COSTS_FILE)
-        self._counts.update(saved if state.global_step and saved is not None else {})
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+        saved = read_json(folder_at(args.output_dir, state.global_step) / COSTS_FILE)
+        self._counts.update(saved or {})
         self.pause()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: object, state: object, control: TrainerControl, **_: object) -> None:
         # Work that the GPU still has to do belongs to the step, not to the evaluation behind it.
         if torch.cuda.is_available() and (control.should_evaluate or control.should_save or control.should_log):
             torch.cuda.synchronize()
         self._counts["seconds"] += time.perf_counter() - self._mark
         self.pause()
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_evaluate(self, *_: object, **__: object) -> None:
         self.pause()
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+    def on_save(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+        folder = folder_at(args.output_dir, state.global_step)
         if state.is_world_process_zero and folder.exists():
             write_json(folder / COSTS_FILE, {name: float(value) for name, value in self._counts.items()})
         self.pause()

@@ -7,35 +7,25 @@ are gathered in bf16.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
 from ebft.loading import feature_network
-from ebft.model.backbone import (
-    base_model,
-    check_tokens,
-    check_training_pass,
-    compile_layers,
-    decoder_layers,
-    decoder_of,
-    prepare_model,
-)
-from ebft.model.fused import fuse_projections
+from ebft.model import backbone
+from ebft.model.backbone import base_model, compile_layers, decoder_layers, decoder_of
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
 from ebft.runtime import processes, sharding
-from ebft.runtime.gradients import FixedGradients
 from ebft.train.costs import FlopCounter
 
 
 class Networks:
-    def __init__(self, model: Any, args: EBFTConfig, tokenizer: Any) -> None:
+    def __init__(self, model: Any, args: EBFTConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.model, self.args = model, args
         self.adapted = hasattr(model, "disable_adapter")
         self.sharded = args.sharding is not None
@@ -44,12 +34,11 @@ class Networks:
                 "the model's weights are in float16, in which the small gradients of a mean over all tokens of a step "
                 "are lost; load it in float32 or bfloat16"
             )
-        check = check_training_pass if args.disable_dropout else prepare_model
         if self.sharded:
-            _check_shardable(model, args.device, check)
-        else:
-            check(model)
-        check_tokens(decoder_of(model), args.context_length)
+            _check_shardable(model, args.device)
+        check = backbone.check_training_pass if args.disable_dropout else backbone.prepare_model
+        processes.all_or_none(lambda: check(model))  # of a sharded model, not all may have the weights to look at
+        backbone.check_tokens(decoder_of(model), args.context_length)
         self.working = self._working_copy()
         self.features = feature_network(model, args, tokenizer)
         self.flops = FlopCounter(model)
@@ -63,15 +52,12 @@ class Networks:
 
     def _working_copy(self) -> WorkingCopy | None:
         args, model = self.args, self.model
-        if not args.bf16:
-            return None
-        if self.adapted:
+        if args.bf16 and self.adapted:
             # Under an adapter the base model does not train: it needs no float32 weights. Adapters are small: autocast.
             for parameter in model.parameters():
                 if not parameter.requires_grad and parameter.is_floating_point():  # 4 bits stay 4 bits
                     parameter.data = parameter.data.to(torch.bfloat16)
-            return None
-        if self.sharded or next(model.parameters()).dtype == torch.bfloat16:
+        if not args.bf16 or self.adapted or self.sharded or next(model.parameters()).dtype == torch.bfloat16:
             return None
         working = WorkingCopy(model)
         if args.gradient_checkpointing:
@@ -83,35 +69,29 @@ class Networks:
         assert self.args.sharding is not None
         group = sharding.ShardGroup(self.args.device, processes.count())
         in_bf16 = torch.bfloat16 if self.args.bf16 and not self.adapted else None
-        base, frozen = base_model(self.model), self.features.decoder
-        decoder = decoder_of(base)
         trained = sharding.ShardGroup(group.device, group.processes, in_bf16)
-        layers = decoder_layers(decoder)[1]
-        sharding.shard_model(base, decoder, layers, trained, self.args.sharding.reshard_after_forward)
+        base, frozen = base_model(self.model), self.features.decoder
+
+        def shard(model: Any, group: sharding.ShardGroup, reshard: bool) -> None:
+            decoder = decoder_of(model)
+            sharding.shard_model(model, decoder, decoder_layers(decoder)[1], group, reshard)
+
+        shard(base, trained, self.args.sharding.reshard_after_forward)
         if self.features.source == "adapter_off":
             sharding.call_through(frozen, base)
         else:
             sharding.shard_decoder(frozen, decoder_layers(frozen)[1], group)
         if self.reference is not None:
-            decoder = decoder_of(self.reference)
-            sharding.shard_model(self.reference, decoder, decoder_layers(decoder)[1], group, reshard=True)
+            shard(self.reference, group, reshard=True)
 
     def compile(self) -> None:
         """Compile the layers of what computes, on a GPU or where the settings ask for it, and bring weights into the
         form that is fastest there."""
-        on_gpu = self.args.device.type == "cuda"
-        if self.args.device.type == "cpu" and not self.sharded:
+        args = self.args
+        if args.device.type == "cpu" and not self.sharded:
             self.features.turn_weights()
-        if on_gpu and not self.sharded:
-            self.features.fuse_projections()
-            if self.working is not None:
-                self.working.fuse_projections()
-            if self.reference is not None:
-                fuse_projections(decoder_of(self.reference))
-        wanted = self.args.compile_layers
-        if wanted is None:
-            wanted = self.args.torch_compile or on_gpu
-        if wanted:
+        on_its_own = args.torch_compile or args.device.type == "cuda"
+        if on_its_own if args.compile_layers is None else args.compile_layers:
             compile_layers(decoder_of(self.model if self.working is None else self.working.model))
             self.features.compile_layers()
             if self.reference is not None:
@@ -124,20 +104,9 @@ class Networks:
         self.working.refresh()
         return self.working.model
 
-    def training_model(self, model: Any) -> Any:
+    def training_model(self, model: nn.Module) -> nn.Module:
         """What a gradient is taken through, in the mode of `model`."""
         return model if self.working is None else self.working.model.train(model.training)
-
-    def attach_gradients(self) -> None:
-        """Before a backward pass in which products add to the trained weights' gradients."""
-        if self.working is not None and self.working.gradients is not None:
-            self.working.gradients.attach()
-
-    @cached_property
-    def fixed_gradients(self) -> FixedGradients:
-        """Of the trained weights."""
-        fixed = None if self.working is None else self.working.gradients
-        return FixedGradients(self.model) if fixed is None else fixed
 
     @property
     def computes_in_bf16(self) -> bool:
@@ -151,13 +120,12 @@ class Networks:
         return self.model, self.model.disable_adapter()
 
 
-def _check_shardable(model: Any, device: torch.device, check: Callable[[Any], Any]) -> None:
+def _check_shardable(model: Any, device: torch.device) -> None:
     if getattr(model, "is_quantized", False):
         raise ConfigError("fsdp with a quantised model is not supported; load it in float32 or bfloat16")
     processes.join_alone(device)
     if not processes.same_on_all([(name, p.shape, p.dtype) for name, p in model.named_parameters()]):
         raise ConfigError("the processes have loaded different models, which cannot be sharded; load the same one")
-    processes.all_or_none(lambda: check(model))  # not all may have the weights to look at
 
 
 def disable_dropout(model: nn.Module) -> None:

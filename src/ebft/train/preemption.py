@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ebft.errors import Preempted
 from ebft.runtime import processes
@@ -25,36 +25,30 @@ from ebft.runtime.launch import NOTICES, not_mistaken, on_notice
 from ebft.train import checkpoints
 
 logger = logging.getLogger(__name__)
-_CTRL_C = "Ctrl-C"
 
 
 class Preemption(TrainerCallback):
     """As the last callback of a trainer, it ends the run after the checkpoint that it has asked for."""
 
-    def __init__(self) -> None:
-        self.trainer: Any = None
-        self.at_once = True  # what was done so far is on disk, or not worth keeping
-        self.received: str | None = None
-        self._leaving = False
+    trainer: Any = None
+    received: str | None = None
+    at_once = True  # what was done so far is on disk, or not worth keeping
+    _leaving = False
 
     @contextmanager
     def listen(self) -> Iterator[None]:
         # A run in the background may have been told to ignore Ctrl-C.
         interrupts = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is signal.default_int_handler else []
-        with on_notice(self._receive), on_notice(self._interrupt, interrupts), not_mistaken(self._meant_by):
+        with on_notice(self._receive, [*NOTICES, *interrupts]), not_mistaken(self._meant_by):
             yield
 
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        again, self.received = self.received is not None, _CTRL_C
-        if self.at_once or again or processes.count() > 1:
-            raise KeyboardInterrupt
-        # Not through a logger, which may be in the middle of another message.
-        os.write(2, b"\nsaving a checkpoint after this step; Ctrl-C again stops at once\n")
-
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received = signal.Signals(number).name
-        if self.at_once:
-            raise Preempted(self.received)
+        again, self.received = self.received is not None, signal.Signals(number).name
+        if number == signal.SIGINT and not (self.at_once or again or processes.count() > 1):
+            # Not through a logger, which may be in the middle of another message.
+            os.write(2, b"\nsaving a checkpoint after this step; Ctrl-C again stops at once\n")
+        elif number == signal.SIGINT or self.at_once:
+            raise self._stop()
 
     def _meant_by(self, error: Exception) -> BaseException | None:
         # Of processes that all get a notice around the first step, some may leave at once and others find them gone.
@@ -62,44 +56,43 @@ class Preemption(TrainerCallback):
         return self._stop() if stopping else None
 
     def _stop(self) -> BaseException:
-        if self.received == _CTRL_C:
+        if self.received == "SIGINT":
             return KeyboardInterrupt()
         return Preempted(self.received or "a notice to another process")
 
-    def attach(self, trainer: Any) -> None:
+    def attach(self, trainer: Trainer) -> None:
         self.trainer = trainer
         trainer.add_callback(self)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, *_: object, **given: object) -> None:
         self.at_once = False
         self._flag = processes.SharedFlag(args.device)
-        loader: Any = kwargs.get("train_dataloader")
+        loader: Any = given.get("train_dataloader")
         loader = getattr(loader, "base_dataloader", loader)  # accelerate's is around the one that starts processes
         if getattr(loader, "num_workers", 0):
             loader.worker_init_fn = partial(_hear_nothing, loader.worker_init_fn)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+    def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self._flag.exchange(self.received is not None):
             if not self._leaving and state.is_world_process_zero:
                 who = self.received or "another process has been told to stop"
-                logger.info("%s: saving a checkpoint after step %d", who, state.global_step)
+                logger.info(f"{who}: saving a checkpoint after step {state.global_step}")
             self._leaving = control.should_save = True
             self.trainer.deferred_checks.run(wait=True)  # as before every checkpoint
-        return control
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, *_: object, **__: object) -> None:
         if self._leaving:
             processes.barrier()  # the first one has marked the checkpoint
             raise self._stop()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        last = checkpoints.last_checkpoint(Path(args.output_dir))
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+        last = checkpoints.last_checkpoint(Path(str(args.output_dir)))
         self.at_once = last is not None and checkpoints.step_of(last) == state.global_step
         if self.at_once and self.received is not None and processes.count() == 1:
             raise self._stop()
 
 
-def _hear_nothing(before: Any, worker: int) -> None:
+def _hear_nothing(before: Callable[[int], object] | None, worker: int) -> None:
     """In processes that load data: a signal to all processes of a job is not for them."""
     for number in (*NOTICES, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

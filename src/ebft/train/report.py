@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ import torch
 import transformers
 import yaml
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from ebft.config.recipe import Recipe
 from ebft.data.packing import SequenceDataset
 from ebft.evaluate.generation import GenerationSettings, TransformersGenerator
 from ebft.method.measures import NAMES, along_training, smaller_is_better, with_error
 from ebft.runtime import processes
+from ebft.runtime.files import read_jsonl
 from ebft.version import __version__
 
 CONTEXT_TOKENS, ANCHORS = 24, 4  # shown in a table of samples
@@ -41,15 +43,15 @@ LEGEND = """A completion's reward is its alignment less alpha times its diversit
 - **advantage**: the reward less what the other completions got; above 0 the completion becomes likelier, else less."""
 
 
-def write_samples(run: Path, step: int, example: dict[str, Tensor], tokenizer: Any) -> None:
+def write_samples(run: Path, step: int, example: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase | None) -> None:
     """`samples/step-000010.md`: a few anchors of one sequence, spread over it, with truth, completions and rewards."""
     places = example["anchor_mask"].nonzero().flatten().tolist()
     lines = [f"# Samples at step {step}", "", LEGEND, ""]
     for place in places[:: max(1, len(places) // ANCHORS)][:ANCHORS]:
         anchor, length = int(example["anchors"][place]), int(example["truth_lengths"][place])
-        context = example["input_ids"][max(0, anchor - CONTEXT_TOKENS) : anchor]
-        truth = example["input_ids"][anchor : anchor + length]
-        lines += [f"## Anchor {anchor}", "", f"Context: {earlier(anchor)}{_text(context, tokenizer)}", ""]
+        context, truth = example["input_ids"][:anchor], example["input_ids"][anchor : anchor + length]
+        dots = "..." if anchor > CONTEXT_TOKENS else ""
+        lines += [f"## Anchor {anchor}", "", f"Context: {dots}{_text(context[-CONTEXT_TOKENS:], tokenizer)}", ""]
         lines += ["| | text | alignment | diversity | advantage |", "|---|---|---|---|---|"]
         lines += [f"| truth | {_text(truth, tokenizer)} | | | |"]
         for sample, completion in enumerate(example["completions"][place]):
@@ -66,19 +68,14 @@ def write_page(run: Path, step: int, lines: Sequence[str]) -> None:
     file.write_text("\n".join(lines), encoding="utf-8")
 
 
-def _text(tokens: Tensor, tokenizer: Any) -> str:
+def _text(tokens: Tensor, tokenizer: PreTrainedTokenizerBase | None) -> str:
     """The tokens as text, or as numbers without a tokenizer."""
     ids = tokens.tolist()
     if tokenizer is None:
         return " ".join(map(str, ids))
     while len(ids) > 1 and ids[-1] == ids[-2] and ids[-1] in tokenizer.all_special_ids:
         ids.pop()  # a completion that has ended is filled up with its end token
-    return table_cell(tokenizer.decode(ids))
-
-
-def earlier(anchor: int) -> str:
-    """Before the last CONTEXT_TOKENS of an anchor's context, if those are not all of it."""
-    return "..." if anchor > CONTEXT_TOKENS else ""
+    return table_cell(str(tokenizer.decode(ids)))
 
 
 def table_cell(text: str) -> str:
@@ -86,37 +83,37 @@ def table_cell(text: str) -> str:
     return "`" + repr(text)[1:-1].replace("|", "\\|").replace("`", "'") + "`"
 
 
-def held_out_prompts(dataset: SequenceDataset, tokenizer: Any, count: int) -> dict[str, list[str]]:
+def held_out_prompts(dataset: SequenceDataset, tokenizer: PreTrainedTokenizerBase, count: int) -> dict[str, list[str]]:
     """Prompts, and how their text goes on; a text that is all answer is cut in its middle."""
     prompts, texts = [], []
     for place in range(0, len(dataset.index), max(1, len(dataset.index) // count)):
         store, inside = dataset.index.where(place)
         tokens, answers = store.tokens[inside].tolist(), store.answers[inside].tolist()
         if start := (answers.index(1) if 1 in answers else 0) or min(PROMPT_TOKENS, len(tokens) // 2):
-            prompts.append(tokenizer.decode(tokens[max(0, start - PROMPT_TOKENS) : start]))
-            texts.append(tokenizer.decode(tokens[start : start + ANSWER_TOKENS], skip_special_tokens=True))
+            prompts.append(str(tokenizer.decode(tokens[max(0, start - PROMPT_TOKENS) : start])))
+            texts.append(str(tokenizer.decode(tokens[start : start + ANSWER_TOKENS], skip_special_tokens=True)))
     return {"prompts": prompts[:count], "text": texts[:count]}
 
 
-def answers_to(prompts: Sequence[str], trainer: Any, tokenizer: Any, temperature: float) -> list[str]:
+def answers_to(prompts: Sequence[str], trainer: Any) -> list[str]:
     """By the model as it is now, always with the same random numbers; the first process writes, and all get them."""
     texts: list[str] = []
     if processes.rank() == 0 and prompts:
+        temperature = trainer.settings.temperature
         settings = GenerationSettings(ANSWER_TOKENS, temperature, prompt_style="rendered", too_long="truncate")
-        generator = TransformersGenerator(trainer.compute_model(), tokenizer, len(prompts))
-        with trainer.compute_loss_context_manager():
+        generator = TransformersGenerator(trainer.compute_model(), trainer.processing_class, len(prompts))
+        with trainer.computing():
             texts = [found[0] for found in generator.generate(prompts, settings)]
     return processes.from_first(texts)
 
 
-def answer_lines(found: dict[str, Any]) -> list[str]:
+def answer_lines(found: dict[str, list[str]]) -> list[str]:
     """What a person reads: the prompt, how the text goes on, and the two answers, each on a line."""
     shown = []
     for number, prompt in enumerate(found["prompts"]):
         shown.append(f"...{repr(prompt)[1:-1][-SHOWN:]}")
-        shown += [
-            f"    {title:<6}  {repr(found[title][number])[1:-1][:SHOWN]}" for title in ("text", "before", "after")
-        ]
+        for name in ("text", "before", "after"):
+            shown.append(f"    {name:<6}  {repr(found[name][number])[1:-1][:SHOWN]}")
     return shown
 
 
@@ -131,31 +128,26 @@ def before_and_after(results: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def verdict(results: dict[str, Any]) -> list[str]:
-    """What the paired changes are evidence of, in words: by Student's t, since sequences may be few.
-
-    Nothing where no change was measured.
-    """
-    try:
-        from scipy.stats import t
-    except ImportError:  # training needs no more of scipy than this: the table stands without these words
-        return []
+    """What the paired changes are evidence of, in words: by Student's t, since sequences may be few."""
     better, worse = (f"{word} by more than chance would explain (p < 0.05)" for word in ("better", "worse"))
     found: dict[str, list[str]] = {better: [], worse: [], "no evidence of a change": []}
     change, sequences = results.get("change", {}), (results.get("ruler") or {}).get("validation_sequences", 0)
-    for key, name in NAMES.items() if sequences > 1 else ():
-        value, error = change.get(f"eval_{key}"), change.get(f"eval_{key}_se")
-        if value is None or error is None or math.isnan(error):
-            continue
-        by_chance = 2 * t.sf(abs(value / error), sequences - 1) >= 0.05 if error else value == 0
-        reading = better if (value < 0) == smaller_is_better(key) else worse
-        found["no evidence of a change" if by_chance else reading].append(name.partition(" (")[0])
+    with suppress(ImportError):  # training needs no more of scipy than this: the table stands without these words
+        from scipy.stats import t
+
+        for key, name in NAMES.items() if sequences > 1 else ():
+            value, error = change.get(f"eval_{key}"), change.get(f"eval_{key}_se")
+            if value is None or error is None or math.isnan(error):
+                continue
+            by_chance = 2 * t.sf(abs(value / error), sequences - 1) >= 0.05 if error else value == 0
+            reading = better if (value < 0) == smaller_is_better(key) else worse
+            found["no evidence of a change" if by_chance else reading].append(name.partition(" (")[0])
     return [f"{reading}: {'; '.join(names)}" for reading, names in found.items() if names]
 
 
 def curves(run: Path) -> Path | None:
     """`curves.png`, one panel per metric, with standard errors where there are any."""
-    file = run / "metrics.jsonl"
-    entries = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    entries = read_jsonl(run / "metrics.jsonl")
     panels = [(name, points) for name in PANELS if (points := along_training(entries, name))]
     if not panels:
         return None

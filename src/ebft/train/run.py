@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from ebft import loading
 from ebft.config.recipe import Recipe, as_given
+from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError, first_line
 from ebft.loading import check_feature_model
 from ebft.plan import cpu_seconds
@@ -23,9 +23,11 @@ from ebft.runtime import processes
 from ebft.runtime.files import share_weights
 from ebft.train import report
 from ebft.train.callbacks import EarlyStopping, EvalTasks, Progress
+from ebft.train.costs import FlopCounter
+from ebft.train.measured import Measured
 from ebft.train.preemption import Preemption
 from ebft.train.run_folder import FINAL, RunFolder, refusal
-from ebft.train.sequences import Loaded, describe_ebft, flops_per_step, load, prompt_kinds, trained_part
+from ebft.train.sequences import Loaded, describe_ebft, load, prompt_kinds, trained_part, warn
 from ebft.train.trainer import EBFTTrainer
 
 logger = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ class TrainingMethod:
     name: str
     title: str  # for the model card
     shown: Mapping[str, str]  # metrics in the terminal, by short names
-    build: Callable[[Loaded], Any]  # the trainer
+    build: Callable[[Loaded], Measured]
     plan: Callable[[Loaded], list[str]]  # what --dry-run prints
     needs_anchors: bool = False  # the training text must have one
 
@@ -68,7 +70,7 @@ def plan(recipe: Recipe, method: TrainingMethod = EBFT, resume: bool = False) ->
     if recipe.training.process_index != 0:
         return []
     if (why := refusal(RunFolder(recipe).path, resume)) is not None:
-        logger.warning(f"the run itself would be refused: {why}")
+        warn(f"the run itself would be refused: {why}")
     if tasks := recipe.training.eval_tasks:
         EvalTasks(None, tasks, recipe.training.eval_task_options)
     check_feature_model(recipe.training, loaded.tokenizer)  # which only a run builds
@@ -77,11 +79,12 @@ def plan(recipe: Recipe, method: TrainingMethod = EBFT, resume: bool = False) ->
 
 def train(recipe: Recipe, resume: bool = False, method: TrainingMethod = EBFT) -> dict[str, Any]:
     """Run a recipe from start to end, or resume it. Returns the results before and after, in the first process."""
-    processes.start(recipe.training)
+    args = recipe.training
+    processes.start(args)
     folder, preemption = RunFolder(recipe), Preemption()
     with preemption.listen(), folder.locked():
         checkpoint = folder.claim(resume, method.name)
-        repository = _make_repository(recipe.training)
+        repository = _make_repository(args)
         loaded = load(recipe, method.needs_anchors)
         if checkpoint is not None:
             folder.check_same_data(loaded.train_set)
@@ -90,7 +93,10 @@ def train(recipe: Recipe, resume: bool = False, method: TrainingMethod = EBFT) -
         preemption.attach(trainer)
         if folder.is_first:
             folder.describe_run(loaded.train_set, prompt_kinds(recipe))  # settings that were refused leave nothing
-        results = _train(loaded, trainer, checkpoint)
+            held_out = "" if loaded.validation_set is None else f"; {len(loaded.validation_set.index):,} for validation"
+            logger.info(f"training on {trained_part(recipe, loaded.train_set.index)}{held_out}")
+        _measure_and_train(trainer, checkpoint)
+        results = trainer.before_after.results
         with folder.writing_final() as final:
             trainer.save_model(str(final))
             if folder.is_first:
@@ -102,40 +108,11 @@ def train(recipe: Recipe, resume: bool = False, method: TrainingMethod = EBFT) -
                 report.write_card(final, folder.path.name, recipe, results, method.title)
         trainer.before_after.write()
         if folder.is_first and repository is not None:
-            _upload(repository, folder.path / FINAL, recipe.training.hub_revision)
+            _upload(repository, folder.path / FINAL, args.hub_revision)
         return results if folder.is_first else {}
 
 
-def _train(loaded: Loaded, trainer: Any, checkpoint: Path | None) -> dict[str, Any]:
-    """Measure, train, measure."""
-    args, tokenizer, held_out = loaded.recipe.training, loaded.tokenizer, loaded.validation_set
-    measured, results = trainer.before_after, trainer.before_after.results
-    prompts = None
-    if held_out is not None:
-        measured.take_over()
-        if args.show_prompts:
-            prompts = report.held_out_prompts(held_out, tokenizer, args.show_prompts)
-    measured.write()
-    if held_out is not None and "before" not in results:
-        # The model as it was loaded: also when the run resumes from a checkpoint that had no evaluation before it.
-        # It draws no numbers that training would have drawn: a run that finds its results on disk skips it.
-        with torch.random.fork_rng([args.device] if args.device.type == "cuda" else []):
-            trainer.evaluate()
-    if prompts is None:
-        results.pop("answers", None)
-    elif results.get("answers", {}).get("prompts") != prompts["prompts"]:  # else the run resumes, and has them on disk
-        before = report.answers_to(prompts["prompts"], trainer, tokenizer, args.temperature)
-        results["answers"] = {**prompts, "before": before}
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    if held_out is not None and "after" not in results:
-        trainer.evaluate()
-    if prompts is not None:
-        after = report.answers_to(prompts["prompts"], trainer, tokenizer, args.temperature)
-        results["answers"]["after"] = after
-    return results
-
-
-def _build(loaded: Loaded, method: TrainingMethod) -> Any:
+def _build(loaded: Loaded, method: TrainingMethod) -> Measured:
     """The trainer, with ebft's own progress instead of transformers'."""
     args = loaded.recipe.training
     bar = not args.disable_tqdm or "disable_tqdm" not in loaded.recipe.given  # transformers hides it with its log level
@@ -146,10 +123,33 @@ def _build(loaded: Loaded, method: TrainingMethod) -> Any:
     if args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStopping(args.early_stopping_patience, args.early_stopping_threshold))
     trainer.add_callback(Progress(method.shown, bar))
-    if args.process_index == 0:
-        held_out = "" if loaded.validation_set is None else f"; {len(loaded.validation_set.index):,} for validation"
-        logger.info(f"training on {trained_part(loaded.recipe, loaded.train_set.index)}{held_out}")
     return trainer
+
+
+def _measure_and_train(trainer: Measured, checkpoint: Path | None) -> None:
+    """Measure, train, measure. What a run that is resumed finds on disk is not measured again."""
+    settings, measured = trainer.settings, trainer.before_after
+    results, held_out, shown = measured.results, trainer.held_out, dict[str, list[str]]()
+    if held_out is not None:
+        measured.take_over()
+        if settings.show_prompts:
+            shown = report.held_out_prompts(held_out, trainer.processing_class, settings.show_prompts)
+    measured.write()
+    if held_out is not None and "before" not in results:
+        # The model as it was loaded: also when the run resumes from a checkpoint that had no evaluation before it.
+        # It draws no numbers that training would have drawn: a run that finds its results on disk skips it.
+        with torch.random.fork_rng([settings.device] if settings.device.type == "cuda" else []):
+            trainer.evaluate()
+    answers = results.pop("answers", {})
+    if shown:
+        known = answers.get("prompts") == shown["prompts"]
+        before = answers["before"] if known else report.answers_to(shown["prompts"], trainer)
+        results["answers"] = {**shown, "before": before}
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if held_out is not None and "after" not in results:
+        trainer.evaluate()
+    if shown:
+        results["answers"]["after"] = report.answers_to(shown["prompts"], trainer)
 
 
 def _check_device(loaded: Loaded, begins: bool) -> None:
@@ -157,26 +157,25 @@ def _check_device(loaded: Loaded, begins: bool) -> None:
     recipe, args = loaded.recipe, loaded.recipe.training
     if torch.accelerator.is_available() or as_given("use_cpu", recipe.given, recipe.command):
         return
-    rows, per_step = len(loaded.train_set), args.rows_per_step
-    steps = args.max_steps if args.max_steps > 0 else math.ceil(rows / per_step) * args.num_train_epochs
+    steps = args.max_steps if args.max_steps > 0 else len(loaded.train_set) / args.rows_per_step * args.num_train_epochs
     anchors = (args.context_length - args.horizon) // args.stride if args.anchors == "strided" else 1
-    packed = min(per_step, rows) * (args.context_length + anchors * args.samples * args.horizon)
-    seconds = cpu_seconds(steps * flops_per_step(loaded.model, packed), args.bf16)
-    hours = processes.from_first(seconds) / 3600  # so that all processes decide alike
-    word = "no GPU was found: computing on the CPU (set use_cpu: true if this is intended)"
-    if hours >= LONG_ON_CPU and recipe.command == "train":
-        how_long = f"{hours:,.0f} hours" if hours < 48 else f"{hours / 24:,.0f} days"
-        word = (
-            f"no GPU was found, and this machine's CPU would take at least {how_long}: too slow; use a GPU or a "
-            "smaller model (--config quickstart takes minutes), or go on all the same with --use_cpu true"
-        )
-        if begins:
-            raise ConfigError(word)
-    if args.process_index == 0:
-        logger.warning(word)
+    packed = args.rows_per_step * (args.context_length + anchors * args.samples * args.horizon)
+    # Rollout one pass, features three quarters of one, update three.
+    flops = steps * packed * FlopCounter(loaded.model).over(1.0, 0.0) * (1 + 0.75 + 3)
+    hours = processes.from_first(cpu_seconds(flops, args.bf16)) / 3600  # so that all processes decide alike
+    if hours < LONG_ON_CPU or recipe.command != "train":
+        return warn("no GPU was found: computing on the CPU (set use_cpu: true if this is intended)")
+    how_long = f"{hours:,.0f} hours" if hours < 48 else f"{hours / 24:,.0f} days"
+    word = (
+        f"no GPU was found, and this machine's CPU would take at least {how_long}: too slow; use a GPU or a "
+        "smaller model (--config quickstart takes minutes), or go on all the same with --use_cpu true"
+    )
+    if begins:
+        raise ConfigError(word)
+    warn(word)
 
 
-def _make_repository(args: Any) -> str | None:
+def _make_repository(args: EBFTConfig) -> str | None:
     """For `push_to_hub`: made before training, when a missing token costs nothing yet. What is uploaded is the final
     model; the Trainer would upload its whole output folder, with samples of the training text in it."""
     if not args.push_to_hub:
@@ -184,19 +183,19 @@ def _make_repository(args: Any) -> str | None:
     from huggingface_hub import HfApi
 
     args.push_to_hub = False  # from here on it is ours
-    names = [args.hub_model_id or Path(args.output_dir).resolve().name]
+    name = args.hub_model_id or Path(str(args.output_dir)).resolve().name
+    found: list[str] = []
 
     def make() -> None:
         try:
-            names.append(HfApi().create_repo(names[0], private=args.hub_private_repo, exist_ok=True).repo_id)
+            found.append(HfApi().create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id)
         except Exception as error:  # the library raises many kinds, for networks, tokens and names
             raise ConfigError(
-                f"push_to_hub=true: {names[0]} cannot be made on the hub: {first_line(error)}; log in with `hf auth "
-                "login`, or leave push_to_hub out"
+                f"push_to_hub=true: {name} cannot be made on the hub: {first_line(error)}; log in with `hf auth login`"
             ) from None
 
-    processes.all_or_none(make if args.process_index == 0 else lambda: None)
-    return names[-1]
+    processes.all_or_none(make if args.process_index == 0 else bool)
+    return found[0] if found else None
 
 
 def _upload(repository: str, folder: Path, revision: str | None) -> None:

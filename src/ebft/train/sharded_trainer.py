@@ -1,8 +1,7 @@
-"""How a trainer keeps, saves and loads its model when every process has a part of the model (`runtime.sharding`).
+"""How a trainer keeps, saves and loads its model when every process has a part of it (`runtime.sharding`).
 
-A checkpoint holds everybody's shards (`runtime.sharding`), and can be read by any number of processes. A
-model that is saved for others is an ordinary one, put together by the first process. Without `fsdp` all of this is
-transformers' own.
+A checkpoint holds everybody's shards, and can be read by any number of processes. A model that is saved for others is
+an ordinary one, put together by the first process. Without `fsdp` all of this is transformers' own.
 """
 
 from __future__ import annotations
@@ -12,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer
 from transformers.trainer import SCHEDULER_NAME
 
 from ebft.runtime import processes, sharding
-from ebft.train import checkpoints
+from ebft.train.measured import Measured
+from ebft.train.run_folder import check_kind
 
 
-class ShardedTrainer(Trainer):
+class ShardedTrainer(Measured):
     """A Trainer whose model may be sharded: `sharded` says whether it is."""
 
-    model: Any
     lr_scheduler: Any
     sharded = False
 
@@ -42,8 +40,7 @@ class ShardedTrainer(Trainer):
             return super().save_model(output_dir, _internal_call)
         folder = Path(output_dir or str(self.args.output_dir))
         sharding.release(self.model)
-        adapter = hasattr(self.model, "disable_adapter")
-        if adapter or not _internal_call:
+        if hasattr(self.model, "disable_adapter") or not _internal_call:
             weights = sharding.gathered(self.model)
             if self.args.should_save:
                 self._save(str(folder), state_dict=weights)
@@ -58,18 +55,16 @@ class ShardedTrainer(Trainer):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if not self.sharded:
             return super()._save_optimizer_and_scheduler(output_dir)
-        state = sharding.optimizer_state(self.model, self.optimizer)
-        sharding.save(Path(output_dir) / sharding.OPTIMIZER, state)
+        sharding.save(Path(output_dir) / sharding.OPTIMIZER, sharding.optimizer_state(self.model, self.optimizer))
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        checkpoints.check_kind(Path(resume_from_checkpoint), self.sharded)
+        check_kind(Path(resume_from_checkpoint), self.sharded)
         if not self.sharded:
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
         sharding.release(self.model)
-        folder = Path(resume_from_checkpoint) / sharding.MODEL
-        sharding.load(folder, sharding.weights(self.model))
+        sharding.load(Path(resume_from_checkpoint) / sharding.MODEL, sharding.weights(self.model))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if not self.sharded or checkpoint is None:

@@ -13,10 +13,9 @@ holds only a part of the networks; to transformers and accelerate it still looks
 from __future__ import annotations
 
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -24,33 +23,26 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 
-from ebft import fetch, loading, validation
+from ebft import fetch, loading
 from ebft.config.training import EBFTConfig
 from ebft.data import packing
 from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token_ids, pad_token_id
 from ebft.data.row_format import check_tokenizer
 from ebft.data.store import tokenize_rows
 from ebft.errors import ConfigError, DataError, TrainingDiverged
-from ebft.iteration import LossParts, UpdateGraphs, Window, check_sequences, loss_of, prepare_window
-from ebft.method.measures import as_logged, estimates
-from ebft.model.attention import avoid_cudnn_attention, resolve_backend
+from ebft.iteration import Window, check_sequences, loss_of, prepare_window
+from ebft.model.attention import resolve_backend
 from ebft.model.backbone import embedding_size, end_tokens_of
-from ebft.model.features import FeatureNetwork
 from ebft.runtime import processes, sharding
-from ebft.runtime.graphs import idle_bytes
-from ebft.runtime.timing import Clock, DeferredChecks
-from ebft.train import callbacks as standard
-from ebft.train.callbacks import check_gradients, finite
-from ebft.train.costs import CostTracker, wide
+from ebft.runtime.timing import Clock
+from ebft.train.callbacks import OptimizerTime, Samples, finite
+from ebft.train.costs import wide
 from ebft.train.networks import Networks, disable_dropout
-from ebft.train.run_folder import BeforeAfter
-from ebft.train.sequences import ENDS_LEFT_OUT, also_trained_on, beyond_positions, cut_tokens, notes_on_answers
+from ebft.train.sequences import ENDS_LEFT_OUT, look_at_answers, look_at_copies, look_at_cuts, look_at_positions, warn
 from ebft.train.sharded_trainer import ShardedTrainer
 
 # What a window says of itself also where nothing was rolled out.
 _OF_EVERY_STEP = ("ebft/anchors", "ebft/packed_tokens")
-
-_WAY_OUT = "try a lower learning_rate, a gamma above 0, or whitening=reference, and look at the last samples"
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +62,7 @@ class EBFTTrainer(ShardedTrainer):
     """
 
     args: EBFTConfig
-    control: Any
+    way_out = "try a lower learning_rate, a gamma above 0, or whitening=reference, and look at the last samples"
 
     def __init__(
         self,
@@ -83,10 +75,9 @@ class EBFTTrainer(ShardedTrainer):
         callbacks: list[TrainerCallback] | None = None,
         **kwargs: Any,
     ) -> None:
-        args = args or EBFTConfig(output_dir="ebft-output")
+        self.settings = args = args or EBFTConfig(output_dir="ebft-output")
         processes.start(args)
         processes.check_one_gpu(args.n_gpu)
-        avoid_cudnn_attention()
         if isinstance(model, str):
             model = fetch.resolve(model)
             processing_class = processing_class or AutoTokenizer.from_pretrained(model)
@@ -100,29 +91,18 @@ class EBFTTrainer(ShardedTrainer):
             disable_dropout(model)
         resolve_backend(args.attention_backend, args.device)  # an error here costs nothing yet
         if args.leaves_ends_out and not isinstance(train_dataset, SequenceDataset):  # else somebody has said so
-            logger.warning(ENDS_LEFT_OUT)
-        self.pad_token_id = pad_token_id(processing_class)
+            warn(ENDS_LEFT_OUT)
+        self.processing_class = processing_class  # the Trainer sets it later
         self.end_token_ids = end_token_ids(processing_class, args.completions_end)
-        self.clock, self.deferred_checks, self.costs = Clock(args.device), DeferredChecks(), CostTracker()
+        self.clock = Clock(args.device)
         self.window: Window | None = None
-        self.evaluated: validation.Evaluated | None = None  # the last evaluation of the trainer's own validation data
         self._observed: dict[str, list[Tensor | float]] = defaultdict(list)
         self.sharded = args.sharding is not None
         if self.sharded:  # before the model is put on a device as a whole
             self.networks = Networks(model, args, processing_class)
-        own = [
-            standard.MetricsFile(),
-            self.costs,
-            standard.Checkpoints(self),
-            standard.Samples(self, args.samples_every),
-            standard.OptimizerTime(self),
-        ]
-        if args.eval_tasks:
-            own.append(standard.EvalTasks(self, args.eval_tasks, args.eval_task_options))
-        given_validation = eval_dataset
-        train_dataset = self._sequences(train_dataset, args, processing_class)
+        given_validation, train_dataset = eval_dataset, self.as_sequences(train_dataset)
         try:
-            eval_dataset = self._sequences(eval_dataset, args, processing_class)
+            self.held_out = eval_dataset = self.as_sequences(eval_dataset)
         except DataError as error:
             raise DataError(f"the validation data: {error}; or hold out other or more documents") from None
         super().__init__(
@@ -132,79 +112,52 @@ class EBFTTrainer(ShardedTrainer):
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=processing_class,
-            callbacks=[*own, *(callbacks or [])],
+            callbacks=callbacks,
             **kwargs,
         )
-        self.before_after = BeforeAfter(self)
-        self.add_callback(self.before_after)
-        notes = []
         if train_dataset is not None:
-            notes.append(beyond_positions(self.model, train_dataset, "context_length", args.document_masks))
+            look_at_positions(self.model, train_dataset, "context_length", args.document_masks)
             # Of rows given in Python; who brings sequences has looked at them before.
             if eval_dataset is not None and eval_dataset is not given_validation:
-                notes.append(also_trained_on(train_dataset.index, eval_dataset.index))
-        for note in notes if args.process_index == 0 else ():
-            if note is not None:
-                logger.warning(note)
+                look_at_copies(train_dataset.index, eval_dataset.index)
         self.keep_unwrapped()
-        check_gradients(self, _WAY_OUT)
-        standard.keep_tensorboard_here(self)
         # compute_loss divides by the counts of the whole window: the Trainer must not divide by the accumulation again.
         self.model_accepts_loss_kwargs = True
         if not self.sharded:
             self.networks = Networks(self.model, args, self.processing_class)
         self.networks.compile()
-        self.update_graphs = self._make_update_graphs()
-
-    def _make_update_graphs(self) -> UpdateGraphs | None:
-        """None where a backward pass does more than compute gradients."""
-        if self.sharded or self.accelerator.scaler is not None or "lomo" in str(self.args.optim):
-            return None
-        model = self.networks.training_model(self.model)
-        return UpdateGraphs(model, self.networks.fixed_gradients, self.args, self.networks.frozen_reference)
-
-    @property
-    def features(self) -> FeatureNetwork:
-        return self.networks.features
+        self.features = self.networks.features
+        self.equip("ebft", Samples(self, args.samples_every), OptimizerTime(self))
 
     def compute_model(self) -> Any:
-        """The model to compute with, up to date with the one that is trained."""
         return self.networks.compute_model()
 
-    def compute_loss_context_manager(self) -> Any:
-        return nullcontext() if self.networks.computes_in_bf16 else super().compute_loss_context_manager()
+    def computing(self) -> ExitStack:
+        return self.compute_loss_context_manager()
+
+    def compute_loss_context_manager(self) -> ExitStack:
+        return ExitStack() if self.networks.computes_in_bf16 else super().compute_loss_context_manager()
 
     def example(self) -> dict[str, Tensor] | None:
         """Of the last step, for the table of samples."""
         return None if self.window is None else self.window.example
-
-    def validation_identity(self) -> dict[str, Any]:
-        """What the numbers of `evaluate` depend on, beside the model."""
-        dataset: Any = self.eval_dataset
-        return validation.identity(self.args, self.features, dataset)
 
     # ---- one iteration -----------------------------------------------------------------------------------------
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        if self.state.global_step >= self.state.max_steps:
-            # Resumed from the last step's checkpoint: the Trainer would take one more step before it looks.
-            self.control.should_training_stop = True
-            return [], None
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not batches:
             return batches, None
-        step = self.state.global_step
-        with self.compute_loss_context_manager():
-            window = prepare_window(
-                self.compute_model(), self.features, batches, self.args, step, self.end_token_ids, self.clock
-            )
+        step, model, features = self.state.global_step, self.compute_model(), self.networks.features
+        with self.computing():
+            window = prepare_window(model, features, batches, self.args, step, self.end_token_ids, self.clock)
         self.deferred_checks.run()
         self.deferred_checks.add(window.sequences, self._count_tokens)
         self.deferred_checks.add(torch.as_tensor(window.metrics["reward"]), self._reward_check(step + 1))
         # Of a broken model all completions are the same, and nothing of them comes into the loss.
-        self.deferred_checks.add(torch.as_tensor(window.metrics["entropy"]), finite("entropy", step + 1, _WAY_OUT))
+        self.deferred_checks.add(torch.as_tensor(window.metrics["entropy"]), finite("entropy", step + 1, self.way_out))
         for name, value in window.metrics.items():
             self._observed[name].append(value)
         self.window = window
@@ -213,14 +166,7 @@ class EBFTTrainer(ShardedTrainer):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         with self.clock.phase("update"):
-            if self.update_graphs is not None and self.update_graphs.pay(inputs):
-                self.networks.training_model(model.train())
-                with self.compute_loss_context_manager():
-                    parts = self.update_graphs.add_gradient(inputs)
-                self._note(parts)
-                loss = parts.loss
-            else:
-                loss = super().training_step(model, inputs, num_items_in_batch)
+            loss = super().training_step(model, inputs, num_items_in_batch)
         if self.accelerator.sync_gradients:  # the window's last micro-batch
             self._finish_window()
         # What is returned is only logged, as the mean over processes; these are parts of a sum.
@@ -229,23 +175,15 @@ class EBFTTrainer(ShardedTrainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        model = self.networks.training_model(model)
-        self.networks.attach_gradients()
-        terms = loss_of(model, inputs, self.args, self.networks.frozen_reference)
+        terms = loss_of(self.networks.training_model(model), inputs, self.args, self.networks.frozen_reference)
         sharding.release(self.networks.reference)
-        self._note(LossParts.of(terms))
-        return (terms.loss, terms) if return_outputs else terms.loss
-
-    def _note(self, parts: LossParts) -> None:
-        """Keep what is logged of a micro-batch's loss."""
-        if self.window is None:
-            return
-        found = {"loss": parts.loss, "ebft/policy_loss": parts.policy, "kl": parts.kl}
+        found = {"loss": terms.loss, "ebft/policy_loss": terms.policy, "kl": terms.kl}
         if self.args.gamma:
-            found["ebft/cross_entropy"] = parts.cross_entropy
+            found["ebft/cross_entropy"] = terms.cross_entropy
         for name, value in found.items():
-            if value is not None:
+            if value is not None and self.window is not None:
                 self.window.add(name, value)
+        return (terms.loss, terms) if return_outputs else terms.loss
 
     def _finish_window(self) -> None:
         """Add up what all micro-batches of all processes found: the gradients, and what is logged about the loss."""
@@ -256,7 +194,7 @@ class EBFTTrainer(ShardedTrainer):
             return
         totals = processes.sum_over_processes(self.window.loss_sums)
         # The same number in all processes, so that all of them stop or none does.
-        self.deferred_checks.add(totals.pop("loss"), finite("loss", self.state.global_step + 1, _WAY_OUT))
+        self.deferred_checks.add(totals.pop("loss"), finite("loss", self.state.global_step + 1, self.way_out))
         for name, value in totals.items():
             self._observed[name].append(value)
         self.window.loss_sums = {}
@@ -274,7 +212,7 @@ class EBFTTrainer(ShardedTrainer):
         if self.args.gamma:
             rows = rows + wide(window.tokens)
         total = flops.over(computed["packed_tokens"], wide(window.generated_tokens))
-        total = total + computed["scored_tokens"] * flops.of_features(self.features)
+        total = total + computed["scored_tokens"] * flops.of_features(self.networks.features)
         total = total + flops.over(computed["trained_tokens"], rows) * (flops.update + bool(self.args.kl_weight))
         self.costs.add(tokens=window.tokens, generated_tokens=window.generated_tokens, flops=total)
 
@@ -288,10 +226,7 @@ class EBFTTrainer(ShardedTrainer):
 
         return check
 
-    # ---- what is logged ----------------------------------------------------------------------------------------
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        logs.update(self.costs.totals())
         if "loss" in logs and self._observed:
             self.deferred_checks.run(wait=True)
             # A step without any anchor says nothing about rollouts.
@@ -301,51 +236,14 @@ class EBFTTrainer(ShardedTrainer):
                     values = [value for value, had in zip(values, had_anchors, strict=True) if had]
                 if values:
                     logs[name] = float(sum(float(v) for v in values) / len(values))
-            steps = max(len(had_anchors), 1)
-            seconds = {f"ebft/seconds_{name}": total / steps for name, total in self.clock.read().items()}
-            logs.update(seconds)
-            logs["step_time"] = sum(seconds.values())
-            if logs["step_time"]:
-                logs["ebft/tokens_per_second"] = logs["ebft/packed_tokens"] / logs["step_time"]
+            seconds = {f"ebft/seconds_{name}": s / len(had_anchors) for name, s in self.clock.read().items()}
+            logs |= {**seconds, "step_time": sum(seconds.values())}
+            logs["ebft/tokens_per_second"] = logs["ebft/packed_tokens"] / logs["step_time"]
             if torch.cuda.is_available():
-                held = torch.cuda.memory_allocated() + idle_bytes()
-                logs["ebft/peak_memory_gib"] = max(torch.cuda.max_memory_allocated(), held) / 2**30
+                logs["ebft/peak_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
             logs["num_tokens"] = self.state.num_input_tokens_seen
             self._observed.clear()
         super().log(logs, start_time)
-
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Cross-entropy over all and answer tokens, feature-matching loss and whitened proxy, with standard errors.
-
-        Rollouts are drawn with `eval_seed`, so that evaluations compare, and training is not disturbed.
-        """
-        given: Any = self._sequences(eval_dataset, self.args, self.processing_class)
-        dataset: Any = given if given is not None else self.eval_dataset
-        if dataset is None:
-            raise ValueError("evaluation needs an eval_dataset")
-        self.deferred_checks.run(wait=True)  # a model that has diverged is not worth measuring
-        start = time.perf_counter()
-        loader = packing.evaluation_loader(self.args, dataset)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            records = validation.validate(
-                self.compute_model(),
-                self.features,
-                loader,
-                self.args,
-                self.end_token_ids,
-                self.args.device,
-                len(dataset),
-            )
-        sharding.release(self.model)
-        metrics = as_logged(estimates(records), metric_key_prefix)
-        metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
-        self.log(metrics)
-        if given is None and metric_key_prefix == "eval":
-            self.evaluated = validation.Evaluated(self.state.global_step, metrics, records)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
 
     # ---- data --------------------------------------------------------------------------------------------------
 
@@ -357,17 +255,16 @@ class EBFTTrainer(ShardedTrainer):
             return super().get_train_dataloader()
         return packing.train_loader(self.args, self.train_dataset)
 
-    def _sequences(self, dataset: Any, args: EBFTConfig, tokenizer: Any) -> SequenceDataset | None:
-        if dataset is None or isinstance(dataset, SequenceDataset):
-            found = dataset
-        else:
+    def as_sequences(self, dataset: Any) -> SequenceDataset | None:
+        """Rows of text as sequences; an error if no rollout can begin in them."""
+        args, tokenizer, found = self.settings, self.processing_class, dataset
+        if dataset is not None and not isinstance(dataset, SequenceDataset):
             if tokenizer is None:
                 raise ConfigError("rows of text need a tokenizer; pass processing_class=")
             store = tokenize_rows(dataset, tokenizer)
-            found = SequenceDataset(DocumentIndex.of(store), args.context_length, args.packing, self.pad_token_id)
-            for note in (*notes_on_answers(store, tokenizer), cut_tokens(found, "context_length")):
-                if note is not None:
-                    logger.warning(note)
+            found = SequenceDataset(DocumentIndex.of(store), args.context_length, args.packing, pad_token_id(tokenizer))
+            look_at_answers(store, tokenizer)
+            look_at_cuts(found, "context_length")
         if found is not None:
             check_sequences(found, args, self.end_token_ids)
         return found
