@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ebft.runtime.graphs import idle_bytes
 from ebft.runtime.timing import Clock
 from packed_implementation import PackedImplementation
 from packed_work import Work, work_of
@@ -36,8 +35,8 @@ class Implementation(Protocol):
 
 
 IMPLEMENTATIONS: dict[str, Callable[[Training, Settings], Implementation]] = {
-    "packed": lambda training, settings: PackedImplementation(training.model, settings, training.working),
-    "untreed": lambda training, settings: PackedImplementation(training.model, settings, training.working, trees=False),
+    "packed": lambda training, settings: PackedImplementation(training.model, settings),
+    "untreed": lambda training, settings: PackedImplementation(training.model, settings, trees=False),
     "released": lambda training, settings: ReferenceImplementation(training.model, settings),
 }
 
@@ -107,7 +106,7 @@ def _measure_together(names: Sequence[str], settings: Settings, turn: Turn) -> d
             for name, run in runs.items():
                 measured[name].runs.append(run.iterate())
         if on_gpu:  # where only one is measured at a time
-            measured[names[0]].peak_bytes = torch.cuda.max_memory_allocated() + idle_bytes()
+            measured[names[0]].peak_bytes = torch.cuda.max_memory_allocated()
         for name, run in runs.items():
             if isinstance(run.implementation, PackedImplementation):
                 measured[name].work = work_of(run.implementation)

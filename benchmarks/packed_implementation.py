@@ -13,15 +13,13 @@ from torch import Tensor
 
 from drawn_sharing import shared_draws
 from ebft.config.method import MethodConfig
-from ebft.iteration import UpdateGraphs, loss_of, micro_batches
+from ebft.iteration import loss_of, micro_batches
 from ebft.method.layout import PackedLayout
 from ebft.method.rewards import Whitening, feature_matching_rewards, leave_one_out_advantages
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import compile_layers, decoder_of
 from ebft.model.features import FeatureNetwork
-from ebft.model.working_copy import WorkingCopy
 from ebft.rollouts import Packing, Rollouts, packings, roll_out
-from ebft.runtime.gradients import FixedGradients
 from step_settings import TEMPERATURE, Settings
 
 
@@ -43,9 +41,7 @@ class Rolled:
 class PackedImplementation:
     """The parts of an iteration."""
 
-    def __init__(
-        self, model: Any, settings: Settings, working: WorkingCopy | None = None, trees: bool | None = None
-    ) -> None:
+    def __init__(self, model: Any, settings: Settings, trees: bool | None = None) -> None:
         self.model, self.settings = model, settings
         self.autocast = settings.lora and settings.dtype == "bfloat16"
         self.layout = settings.layout.to(settings.device)
@@ -63,14 +59,8 @@ class PackedImplementation:
         source: Any = "adapter_off" if settings.lora else "copy"
         self.frozen = FeatureNetwork(model, normalize="joint", source=source, backend=settings.backend)
         if settings.compile:
-            self.frozen.fuse_projections()
-            if working is not None:
-                working.fuse_projections()
             compile_layers(decoder_of(model))
             self.frozen.compile_layers()
-        fixed = None if working is None else working.gradients
-        self.gradients = FixedGradients(model if working is None else working.trained) if fixed is None else fixed
-        self.graphs = UpdateGraphs(model, self.gradients, self.method)
         self.step = 0
         self.last: Rolled | None = None
 
@@ -110,16 +100,10 @@ class PackedImplementation:
         }
         for batch in micro_batches(sizes, rolled.contexts, rolled.rollouts, rolled.packings[1], advantages):
             with self.precision():
-                total += self._add_gradient(batch | counts)
+                loss = loss_of(self.model, batch | counts, self.method).loss
+                loss.backward()
+                total += loss.detach()
         return total
-
-    def _add_gradient(self, batch: dict[str, Any]) -> Tensor:
-        if self.graphs.pay(batch):
-            return self.graphs.add_gradient(batch).loss
-        self.gradients.attach()
-        loss = loss_of(self.model, batch, self.method).loss
-        loss.backward()
-        return loss.detach()
 
     @contextmanager
     def precision(self) -> Iterator[None]:

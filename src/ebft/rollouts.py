@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +13,8 @@ from ebft.config.method import MethodConfig
 from ebft.method.layout import PackedLayout
 from ebft.method.rewards import token_groups
 from ebft.method.tree import Tree
-from ebft.model.attention import resolve_backend
-from ebft.model.backbone import base_model
 from ebft.model.computed import ask, rounded_up
-from ebft.model.layout_graph import is_launch_bound, replay
 from ebft.model.rollout import draw
-from ebft.runtime.graphs import Graphs
 
 
 @dataclass
@@ -56,7 +51,6 @@ def roll_out_with_context(
     end_token_ids: Tensor | None,
 ) -> tuple[Rollouts, Tensor]:
     """Rollouts, and the hidden states of their contexts [b, T, H]."""
-    samples = input_ids.shape[0] * layout.num_anchors * layout.samples
     completions, entropy, context = draw(
         model,
         input_ids,
@@ -65,21 +59,10 @@ def roll_out_with_context(
         seeds=seeds,
         end_token_ids=end_token_ids,
         backend=config.attention_backend,
-        share=config.trees and _sharing_pays(model, samples, input_ids.device, config),
+        share=config.trees,
     )
     lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
     return Rollouts(completions, lengths, entropy, token_groups(completions)), context
-
-
-def _sharing_pays(model: nn.Module, samples: int, device: torch.device, config: MethodConfig) -> bool:
-    """A small step on a GPU takes the latency of its kernels, however few samples it computes (SmolLM2-135M, 1984
-    samples: 33 ms a rollout either way). All of them are always of one shape, and so always the same graph: a rollout
-    of 128 tokens takes 0.7 s, where sharing, with another shape for every batch, took 6 to 12."""
-    backend = resolve_backend(config.attention_backend, device)
-    return not is_launch_bound(base_model(model), 10 * samples, backend)
-
-
-_GRAPHS = Graphs()
 
 
 @dataclass
@@ -112,32 +95,14 @@ def packings(
         return Packing(layout), Packing(layout)
     # Where all completions are equal, from three samples on, all advantages are 0. A divergence is there all the same.
     leave_out_equal = layout.samples >= 3 and not config.kl_weight
-    build = partial(_trees, leave_out_equal)
-    given = [input_ids, rollouts.completions, rollouts.groups]
-    if rollouts.lengths is not None:
-        given.append(rollouts.lengths)
-    found = replay(build, _GRAPHS, layout, given, leave_out_equal) if input_ids.is_cuda else build(layout, *given)
-    seen, trained = Tree(*found[: len(found) // 2]), Tree(*found[len(found) // 2 :])
+    seen = layout.tree_of(rollouts.completions, input_ids, rollouts.lengths)
+    # The last token predicts nothing.
+    needed = (torch.full_like(rollouts.groups, layout.horizon) if rollouts.lengths is None else rollouts.lengths) - 1
+    if leave_out_equal:
+        needed = torch.where((rollouts.groups == 0).all(-1, keepdim=True), -1, needed)
+    trained = layout.tree_of(rollouts.completions, input_ids, needed)
     counts = ask([seen.counts, seen.predicting, trained.counts, trained.predicting])
     return Packing(layout, seen, *counts[:2]), Packing(layout, trained, *counts[2:])
-
-
-def _trees(
-    leave_out_equal: bool,
-    layout: PackedLayout,
-    input_ids: Tensor,
-    completions: Tensor,
-    groups: Tensor,
-    lengths: Tensor | None = None,
-) -> tuple[Tensor, ...]:
-    """The tensors of two trees: one of all completions, one of what predicts something with a weight."""
-    seen = layout.tree_of(completions, input_ids, lengths)
-    # The last token predicts nothing.
-    needed = (torch.full_like(groups, layout.horizon) if lengths is None else lengths) - 1
-    if leave_out_equal:
-        needed = torch.where((groups == 0).all(-1, keepdim=True), -1, needed)
-    trained = layout.tree_of(completions, input_ids, needed)
-    return *seen.tensors, *trained.tensors
 
 
 def pack_to_score(layout: PackedLayout, input_ids: Tensor, rollouts: Rollouts, config: MethodConfig) -> PackedLayout:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model.backbone import packed_hidden_states
 from ebft.model.features import FeatureNetwork, feature_space, resolve_taps, weight_fingerprint
+from tests.model.packed_losses import LAYOUT, some_packed
 from tests.model.plain_features import T, brute_force, check, some_batch
 from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
 from tests.plain import places, plain_hidden_states, untouched
@@ -283,3 +284,14 @@ def test_bad_token_ids_and_shapes() -> None:
         network(torch.full((1, layout.packed_length), VOCABULARY), layout)
     with pytest.raises(ValueError, match=r"layout.pack\(context_ids, completions\)"):
         network(torch.zeros(1, T, dtype=torch.long), layout)
+
+
+def test_weights_that_lie_input_by_input_give_the_same_features() -> None:
+    plain, turned = (FeatureNetwork(tiny_model("qwen2")) for _ in range(2))
+    turned.turn_weights()
+    assert weight_fingerprint(turned.decoder) == weight_fingerprint(plain.decoder)
+    for found, expected in zip(turned(some_packed(), LAYOUT), plain(some_packed(), LAYOUT), strict=True):
+        torch.testing.assert_close(found, expected)
+    shared = FeatureNetwork(tiny_model("llama"), source="shared")  # weights of somebody else
+    shared.turn_weights()
+    assert all(m.weight.is_contiguous() for m in shared.decoder.modules() if isinstance(m, torch.nn.Linear))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.sampling import uniforms
-from ebft.model import backbone, layout_graph
+from ebft.model import backbone
 from ebft.model import rollout as rollout_module
 from ebft.model.backbone import output_head, packed_hidden_states, prepare_model
 from ebft.model.computed import Computed, Expected
@@ -59,7 +59,6 @@ def test_cached_and_packed_distributions_are_the_same(
         return original(head, hidden, uniform, *rest)
 
     monkeypatch.setattr(rollout_module, "_sample_rows", spy)
-    monkeypatch.setattr(layout_graph, "LAUNCH_BOUND", 0)  # a graph would replay without passing the spy
     model = tiny_model(family).to(device)
     layout = StridedLayout(T, 5, 3, 3, document_ids=DOCUMENTS)
     ids = some_ids().to(device)
@@ -92,7 +91,6 @@ def test_samples_that_share_are_those_that_do_not(
 ) -> None:
     """Enough samples for a GPU to leave some out, of which some fill up a rounded number."""
     device, backend = device_and_backend
-    monkeypatch.setattr(layout_graph, "LAUNCH_BOUND", 0)
     computed: list[int] = []
     original = rollout_module._sample_rows
 
@@ -114,16 +112,12 @@ def test_samples_that_share_are_those_that_do_not(
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("bound", [0, 1e13], ids=["launched", "graphs"])
-def test_samples_share_on_a_gpu_whether_enough_were_expected_or_not(
-    bound: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layout_graph, "LAUNCH_BOUND", bound)
+def test_samples_share_on_a_gpu_whether_enough_were_expected_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_module, "_EXPECTED", expected := Expected())
     model, layout = tiny_model().cuda(), StridedLayout(T, 5, 1, 40)
     base, sampling = prepare_model(model), (0.05, None, None)
     kind = (2, layout.num_anchors, 40, 5, sampling)
-    for trial in range(6):  # sizes are asked for, expected, captured, replayed; then far too few are expected
+    for trial in range(6):  # sizes are asked for, then expected; then far too few are expected
         if trial == 4:
             monkeypatch.setattr(rollout_module, "_EXPECTED", expected := Expected())
             expected.learn(base, kind, 1, [1, 1, 1, 1])
@@ -141,17 +135,17 @@ def test_samples_share_on_a_gpu_whether_enough_were_expected_or_not(
 @pytest.mark.parametrize("more", [0, 1, 7, 1000])
 @torch.no_grad()
 def test_a_number_of_samples_that_is_fixed_beforehand(more: int) -> None:
-    """As a graph has it: those that fill it up change nothing."""
+    """Those that fill it up change nothing."""
     model, ids = tiny_model(), some_ids()
     layout = StridedLayout(T, 5, 2, 6, document_ids=DOCUMENTS)
-    given = (prepare_model(model), "sdpa", (0.3, None, None))
-    completions, entropies, _, leading = _generate(*given, (None,) * 4, layout, ids, SEEDS)
+    given = (prepare_model(model), "sdpa", (0.3, None, None), layout, ids, SEEDS)
+    drawn, leading = _generate(*given, (None,) * 4)
     enough = tuple(int(count) + more for count in leading)
     kept = layout.anchor_mask.expand(2, -1)
-    again = _generate(*given, enough, layout, ids, SEEDS)
-    assert torch.equal(again[0][kept], completions[kept])
-    assert torch.equal(again[3], leading)
-    assert torch.allclose(again[1][kept], entropies[kept], atol=1e-5)
+    again, found = _generate(*given, enough)
+    assert torch.equal(again.completions[kept], drawn.completions[kept])
+    assert torch.equal(found, leading)
+    assert torch.allclose(again.entropy[kept], drawn.entropy[kept], atol=1e-5)
 
 
 @torch.no_grad()
@@ -164,7 +158,7 @@ def test_layers_are_compiled_once_for_any_number_of_samples(monkeypatch: pytest.
         compiled = torch._dynamo.utils.counters["stats"]
         seen = []
         for sizes in (10, 20, 30, 40), (12, 22, 33, 41), (15, 25, 35, 45):
-            _generate(base, "sdpa", (0.5, None, None), sizes, layout, ids, SEEDS)
+            _generate(base, "sdpa", (0.5, None, None), layout, ids, SEEDS, sizes)
             seen.append(compiled["unique_graphs"])
     finally:
         backbone._compiled_class.cache_clear()
@@ -175,11 +169,11 @@ def test_layers_are_compiled_once_for_any_number_of_samples(monkeypatch: pytest.
 def test_too_few_are_noticed() -> None:
     """At the first step where they are; what follows it may be anything."""
     model, ids, layout = tiny_model(), some_ids(), StridedLayout(T, 5, 2, 6)
-    given = (prepare_model(model), "sdpa", (0.9, None, None))
-    *_, leading = _generate(*given, (None,) * 4, layout, ids, SEEDS)
+    given = (prepare_model(model), "sdpa", (0.9, None, None), layout, ids, SEEDS)
+    _, leading = _generate(*given, (None,) * 4)
     for step in range(4):
         sizes = tuple(int(count) - (place == step) for place, count in enumerate(leading))
-        *_, found = _generate(*given, sizes, layout, ids, SEEDS)
+        _, found = _generate(*given, sizes)
         assert torch.equal(found[: step + 1], leading[: step + 1])
         assert bool((found > torch.tensor(sizes)).any())
 

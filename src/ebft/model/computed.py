@@ -63,7 +63,7 @@ class Computed:
         b, B, n = first.shape
         leads = (first == torch.arange(n, device=first.device)) & kept[..., None]
         # Somebody must; samples of dropped anchors follow whoever came last. (A slice is filled on the device. A single
-        # element would be copied from the host, which a graph cannot.)
+        # element would be copied from the host.)
         leads[:1, :1, :1] = True
         count = leads.sum()
         if size is ASK:
@@ -96,8 +96,7 @@ def too_few(sizes: Sequence[int], needed: Sequence[int]) -> bool:
 class Expected:
     """How many samples will lead at each step of a model's rollouts, by what kind of rollout it is.
 
-    The sizes stay as they are until a rollout needs more, or the last ones would have done with much less: each set of
-    sizes gets a graph of its own, which costs ten rollouts.
+    The sizes stay as they are until a rollout needs more, or the last ones would have done with much less.
     """
 
     # Windows of text differ, and a rollout with too few is done again: so a little more than the last ones needed.

@@ -39,8 +39,6 @@ from ebft.model.backbone import (
     run_decoder,
     text_config,
 )
-from ebft.model.fused import fuse_projections
-from ebft.model.layout_graph import is_launch_bound, replay_network
 from ebft.model.working_copy import copy_in_dtype
 from ebft.runtime.sharding import whole
 
@@ -183,53 +181,31 @@ class FeatureNetwork(nn.Module):
         layout = layout.to(packed_ids.device)
         B, n = layout.num_anchors, layout.samples
         backend = resolve_backend(self.backend, packed_ids.device)
-        pooled = partial(self._pooled, tuple(lengths), backend)
-        given = (packed_ids,) if completion_lengths is None else (packed_ids, completion_lengths)
-        if is_launch_bound(network, packed_ids.numel(), backend):
-            kind = ("features", self.taps, tuple(lengths), self.pooling, self.normalize, self.autocast)
-            found = replay_network(pooled, network, layout, given, kind)
-        else:
-            found = pooled(layout, *given)
-        return [(features[:, : B * n].unflatten(1, (B, n)), features[:, B * n :]) for features in found]
-
-    def _pooled(
-        self,
-        lengths: Sequence[int],
-        backend: Backend,
-        layout: PackedLayout,
-        packed_ids: Tensor,
-        completion_lengths: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
-        """For each length the features of all completions and, after them, of all truths: [b, B*n + B, D]."""
-        b, network = packed_ids.shape[0], self.decoder
+        b = packed_ids.shape[0]
         places = [_pooled_rows(layout, b, completion_lengths, self.pooling, length) for length in lengths]
         adapter_off = self._adapted[0].disable_adapter() if self._adapted else nullcontext()
         precision = torch.autocast(
             packed_ids.device.type,
             self.autocast,
             enabled=self.autocast is not None,
-            cache_enabled=torch.is_autocast_cache_enabled(),
         )
         packed_pass = PackedPass(layout, backend, b)
         places = [(packed_pass.numbers(slots), weights) for slots, weights in places]
         with evaluating(network), adapter_off, precision, tapped_states(network, self.taps, places) as tapped:
             packed_pass.run(partial(run_decoder, network, ebft_pass=packed_pass), packed_ids)
 
-        def features_at(place: int) -> Tensor:
+        def features_at(place: int) -> tuple[Tensor, Tensor]:
             pooled = [tapped[tap][place] for tap in self.taps]
             if self.normalize == "per_layer":
-                return torch.cat([F.normalize(x, dim=-1) for x in pooled], -1)
-            return F.normalize(torch.cat(pooled, -1), dim=-1)
+                features = torch.cat([F.normalize(x, dim=-1) for x in pooled], -1)
+            else:
+                features = F.normalize(torch.cat(pooled, -1), dim=-1)
+            return features[:, : B * n].unflatten(1, (B, n)), features[:, B * n :]
 
-        return tuple(features_at(place) for place in range(len(lengths)))
+        return [features_at(place) for place in range(len(lengths))]
 
     def compile_layers(self) -> None:
         compile_layers(self.decoder)
-
-    def fuse_projections(self) -> None:
-        """Products of the same input become one, in weights that are a copy and stay as they are."""
-        if self.source in ("copy", "random"):
-            fuse_projections(self.network)
 
     def turn_weights(self) -> None:
         """Let weights lie input by input, in a copy that stays as it is: on a CPU, float32 products with these are a

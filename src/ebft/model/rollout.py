@@ -29,7 +29,6 @@ from ebft.model.backbone import (
     run_decoder,
 )
 from ebft.model.computed import ASK, Computed, Expected, Sizes, ask, too_few
-from ebft.model.layout_graph import is_launch_bound, replay_network
 from ebft.runtime.sharding import is_sharded
 
 Sampling = tuple[float, int | None, float | None]  # temperature, top_k, top_p
@@ -104,7 +103,7 @@ def draw(
     seeds = seeds.to(device=device, dtype=torch.long, non_blocking=True)
     sampling, backend = (temperature, top_k, top_p), resolve_backend(backend, device)
 
-    run = partial(_run, base, backend, sampling, layout, input_ids, seeds)
+    run = partial(_generate, base, backend, sampling, layout, input_ids, seeds)
     drawn = _run_sharing(run, base, layout, b, sampling) if share and layout.horizon > 1 else run(None)[0]
     if end_token_ids is None:
         return drawn
@@ -130,7 +129,7 @@ def _run_sharing(
     return drawn
 
 
-def _run(
+def _generate(
     base: nn.Module,
     backend: Backend,
     sampling: Sampling,
@@ -139,31 +138,7 @@ def _run(
     seeds: Tensor,
     sizes: Sizes | None,
 ) -> tuple[Drawn, Tensor]:
-    """As a graph where that pays, and the host need not be told anything meanwhile."""
-    generate = partial(_generate, base, backend, sampling, sizes)
-    known = [size for size in sizes or () if size is not None]
-    samples = input_ids.shape[0] * layout.num_anchors * layout.samples
-    mean = sum(known) / len(known) if known else samples
-    # A step launches about twice as many kernels a layer as a pass over a packed sequence does: Qwen2.5-1.5B, 4700
-    # samples a step, has 335 ms of work, and the host took 408 to launch it. At 8128 samples a graph brings nothing and
-    # keeps 6 GiB.
-    if (sizes is None or ASK not in sizes) and is_launch_bound(base, mean / 2, backend):
-        *drawn, leading = replay_network(generate, base, layout, (input_ids, seeds), ("rollout", sampling, sizes))
-    else:
-        *drawn, leading = generate(layout, input_ids, seeds)
-    return Drawn(*drawn), leading
-
-
-def _generate(
-    base: nn.Module,
-    backend: Backend,
-    sampling: Sampling,
-    sizes: Sizes | None,
-    layout: PackedLayout,
-    input_ids: Tensor,
-    seeds: Tensor,
-) -> tuple[Tensor, ...]:
-    """The rollout itself, on tensors alone, as `Drawn` holds them; and of each step how many samples led.
+    """The rollout itself; and of each step how many samples led.
 
     sizes: how many samples compute at each step; None: all of them.
     """
@@ -198,7 +173,7 @@ def _generate(
                 drawn, entropy = _sample_rows(head, rows, number, *sampling, cached.computed.standing)
                 entropy = entropy[cached.computed.standing]
             completions[..., step + 1], entropies[..., step + 1] = drawn.view(b, B, n), entropy.view(b, B, n)
-    return completions, entropies, context, leading
+    return Drawn(completions, entropies, context), leading
 
 
 def repeat_end_token(completions: Tensor, layout: PackedLayout, end_token_ids: Tensor) -> Tensor:

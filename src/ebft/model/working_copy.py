@@ -2,8 +2,8 @@
 
 At learning rate 1e-6 a bf16 weight does not move, so the optimiser keeps float32 ones. Autocast would compute norms and
 residuals in float32, twice the bytes: here every pass runs on a bf16 copy. Its gradients are added to the float32
-weights' as soon as a parameter has one, in float32, so that many micro-batches lose nothing to rounding, or by the very
-products that make them (`fuse_projections`); after the optimiser's step the copy is refreshed.
+weights' as soon as a parameter has one, in float32, so that many micro-batches lose nothing to rounding; after the
+optimiser's step the copy is refreshed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from ebft.model.backbone import decoder_of, prepare_model
-from ebft.model.fused import fuse_projections
-from ebft.runtime.gradients import FixedGradients
 
 
 def copy_in_dtype(module: nn.Module, dtype: torch.dtype | None) -> tuple[Any, list[tuple[nn.Parameter, nn.Parameter]]]:
@@ -39,23 +35,10 @@ class WorkingCopy:
 
     def __init__(self, trained: nn.Module, dtype: torch.dtype = torch.bfloat16) -> None:
         self.trained = trained
-        self.gradients: FixedGradients | None = None  # the trained weights', where products add to them
         self.model, self._pairs = copy_in_dtype(trained, dtype)
         for parameter, copied in self._pairs:
             if copied.requires_grad:
                 copied.register_post_accumulate_grad_hook(_hand_over(parameter))
-
-    def fuse_projections(self) -> None:
-        """Products of the same input become one, and add the gradients of their weights to the trained ones'. From now
-        on, `gradients.attach()` comes before a backward pass."""
-        if self.gradients is not None:
-            return
-        originals: dict[Tensor, nn.Parameter] = {copied: parameter for parameter, copied in self._pairs}
-        gradients = self.gradients = FixedGradients(self.trained)
-        fuse_projections(
-            decoder_of(prepare_model(self.model)),
-            lambda copies: gradients.together([originals[copied] for copied in copies]),
-        )
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -68,8 +51,6 @@ def _hand_over(trained: nn.Parameter) -> Callable[[Tensor], None]:
 
     def hand_over(copied: Tensor) -> None:
         gradient, copied.grad = copied.grad, None
-        if gradient is None:  # added by its product
-            return
         if trained.grad is None:
             trained.grad = gradient.to(trained.dtype)
         else:

@@ -1,1 +1,1 @@
-"""How it is computed, and nothing of what: files, messages, timing, graphs, processes, sharding, launching."""
+"""How it is computed, and nothing of what: files, messages, timing, processes, sharding, launching."""
