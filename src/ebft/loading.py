@@ -23,7 +23,7 @@ from ebft.config.training import EBFTConfig
 from ebft.data.row_format import check_tokenizer
 from ebft.errors import ConfigError, first_line, how_to_install, nearest
 from ebft.model.backbone import embedding_size, end_tokens_of
-from ebft.model.features import FeatureNetwork, check_vocabulary
+from ebft.model.features import FeatureNetwork, Source, check_vocabulary
 from ebft.runtime import sharding
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def feature_network(model: Any, config: EBFTConfig, tokenizer: PreTrainedTokeniz
     dtype = torch.bfloat16 if config.bf16 else None
     if config.feature_model is not None:
         return other_feature_network(config.feature_model, model, config, tokenizer, dtype or torch.float32)
-    of_model = "adapter_off" if hasattr(model, "disable_adapter") else "copy"
+    of_model: Source = "adapter_off" if hasattr(model, "disable_adapter") else "copy"
     average = config.feature_source == "average"  # moves in float32 and still computes in bf16
     return FeatureNetwork(
         model,
