@@ -162,7 +162,7 @@ def load_model(recipe: Recipe) -> Any:
     return load_pretrained(name, dtype, model.trust_remote_code, **options)
 
 
-def feature_network(model: Any, config: EBFTConfig, tokenizer: PreTrainedTokenizerBase) -> FeatureNetwork:
+def feature_network(model: Any, config: EBFTConfig, tokenizer: PreTrainedTokenizerBase | None) -> FeatureNetwork:
     """The feature network that the settings ask for: another checkpoint, or made from the model as it is now."""
     dtype = torch.bfloat16 if config.bf16 else None
     if config.feature_model is not None:
@@ -191,7 +191,7 @@ def other_feature_network(
     name: str,
     like: torch.nn.Module,
     config: MethodConfig,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None,
     dtype: torch.dtype,
     trust_remote_code: bool = False,
 ) -> FeatureNetwork:

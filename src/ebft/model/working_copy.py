@@ -51,6 +51,7 @@ def _hand_over(trained: nn.Parameter) -> Callable[[Tensor], None]:
 
     def hand_over(copied: Tensor) -> None:
         gradient, copied.grad = copied.grad, None
+        assert gradient is not None
         if trained.grad is None:
             trained.grad = gradient.to(trained.dtype)
         else:
