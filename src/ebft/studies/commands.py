@@ -114,19 +114,11 @@ def compare(arguments: list[str]) -> int:
     parser = Parser("compare", "A table and overlaid curves of finished or running runs.")
     comparisons.add_arguments(parser)
     options = parser.parse_args(arguments)
-    taken: comparisons.OutputTaken | None = None
-    try:
-        found = comparisons.compare(options.runs, options.output or comparisons.FOLDER, options.x, options.name)
-    except comparisons.OutputTaken as error:  # the table needs no folder
-        found, taken = comparisons.compare(options.runs, None, options.x, options.name), error
-    print_table(found.table)
+    found = comparisons.compare(options.runs, options.output, options.x, options.name)
+    for table in found.tables:
+        print_table([tuple(table.columns), *(tuple(map(str, row)) for row in table.rows)])
+        print()
     for note in found.notes:
         logger.warning(note)
-    if taken is None:
-        print("\n" + "\n".join(map(str, found.files)))
-    elif options.output is not None:  # they were asked for
-        print_error(f"no files were written: {taken}")
-        return 2
-    else:
-        logger.warning(f"no files were written: {taken}")
+    print("\n".join(map(str, found.files)))
     return 0

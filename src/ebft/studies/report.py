@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import math
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from ebft.errors import ConfigError
 from ebft.runtime.files import read_jsonl, write_text
 from ebft.studies import figures, tables
-from ebft.studies.evidence import VALIDATION, Evidence, Model, read_study_folder, reference_run, validated_apart
-from ebft.studies.runs import AXES, facts
+from ebft.studies.evidence import VALIDATION, Evidence, read_study_folder
+from ebft.studies.runs import AXES, Json, facts
 from ebft.studies.tables import SIGNIFICANT, Ranking, digits_for, markdown_text, p_text, shown, summary_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PAGE, TEXT, TABLES, FIGURES = "report.html", "report.md", "tables", "figures"
 _PROBLEMS = 5  # of each set, whose answers are shown side by side
 _LONGEST = 4000  # characters of a text: the page must stay a page
 
-Pictures = dict[str, list[tuple[str, str]]]  # by heading: descriptions and where they are
 
-
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     question: str
     answer: str
 
@@ -36,21 +34,22 @@ class Verdict:
         return f"{self.question} {self.answer}"
 
 
-@dataclass
-class Report:
-    verdicts: list[Verdict] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    files: list[Path] = field(default_factory=list)
+class Report(NamedTuple):
+    verdicts: list[Verdict]
+    notes: list[str]
+    files: list[Path]
 
 
 def write(study: str, output: str | None = None, paper: bool = False) -> Report:
     folder = Path(study).expanduser()
     evidence = read_study_folder(folder)
     place = folder / "report" if output is None else Path(output).expanduser()
-    if place.exists() and (not place.is_dir() or (any(place.iterdir()) and not (place / PAGE).exists())):
+    if place.exists() and any(place.iterdir()) and not (place / PAGE).exists():
         raise ConfigError(f"--output {place} is there and holds no report; choose another folder")
     metrics = tables.main_metrics(evidence)
     ranked = tables.rankings(evidence, metrics)
+    trained = [(row, model) for row in evidence.rows if row.kind != "base" for model in row.models]
+    costs = [([r.title, str("" if m.seed is None else m.seed)], m.problem or "finished", m.run) for r, m in trained]
     every = [
         tables.main_table(evidence, metrics, ranked) if metrics else None,
         *(tables.paper_tables(evidence.manifest.get("paper")) if paper else ()),
@@ -59,73 +58,52 @@ def write(study: str, output: str | None = None, paper: bool = False) -> Report:
         *tables.profile_tables(evidence),
         tables.searches_table(evidence),
         *tables.settings_tables({r.title: m.run for r in evidence.rows for m in r.models[:1] if m.run is not None}),
-        tables.costs_table(evidence),
+        tables.costs_table(costs, ("method", "seed")),
     ]
-    shown_tables = [table for table in every if table is not None]
+    known = [table for table in every if table is not None]
     for part in (place / TABLES, place / FIGURES):
         shutil.rmtree(part, ignore_errors=True)  # of an earlier report
         part.mkdir(parents=True)
-    for table in shown_tables:
+    for table in known:
         write_text(place / TABLES / f"{table.name}.csv", tables.as_csv(table))
         write_text(place / TABLES / f"{table.name}.tex", tables.as_latex(table))
-    of_kinds = tables.rankings_of_kinds(evidence, metrics)
-    found = verdicts(ranked, of_kinds)
+    drawn = _draw(evidence, metrics)
+    for name, figure in drawn.items():
+        for kind in ("svg", "png"):
+            (place / FIGURES / f"{name}.{kind}").write_bytes(figures.saved(figure, kind))
+    found = verdicts(ranked) + verdicts(tables.rankings_of_kinds(evidence, metrics), of_kinds=True)
     about, made_with = _about(evidence), _made_with(evidence.manifest)
-    pictures = _draw(evidence, metrics, place / FIGURES)
-    page = {"title": evidence.name, "about": about, "notes": evidence.notes, "verdicts": found, "tables": shown_tables}
-    write_text(
-        place / PAGE, render({**page, "figures": pictures, "answers": answers(evidence), "made_with": made_with})
-    )
+    page: Json = {"title": evidence.name, "about": about, "notes": evidence.notes, "verdicts": found, "tables": known}
+    write_text(place / PAGE, render({**page, "answers": answers(evidence), "made_with": made_with}, drawn))
     lines = [f"# {markdown_text(evidence.name)}", "", markdown_text(about), ""]
     lines += [f"> {markdown_text(note)}\n" for note in evidence.notes]
     lines += [f"- **{markdown_text(v.question)}** {markdown_text(v.answer)}" for v in found]
-    lines += ["", *map(tables.as_markdown, shown_tables)]
-    lines += [f"![{file.stem}]({FIGURES}/{file.name})\n" for file in sorted((place / FIGURES).glob("*.png"))]
-    lines += ["## How this was made", "", *(f"- {name}: `{value}`" for name, value in made_with), ""]
+    lines += ["", *map(tables.as_markdown, known), *(f"![{name}]({FIGURES}/{name}.png)\n" for name in drawn)]
+    lines += ["## How this was made", "", *(f"- {name}: `{value}`" for name, value in made_with.items()), ""]
     write_text(place / TEXT, "\n".join(lines))
     return Report(found, evidence.notes, [place / PAGE, place / TEXT, place / TABLES, place / FIGURES])
 
 
-def render(page: Mapping[str, Any]) -> str:
-    """One HTML file that loads nothing. Whatever is put into it is escaped."""
+def render(page: Json, drawn: Mapping[str, Figure]) -> str:
+    """One HTML file that loads nothing. Whatever is put into it is escaped; an SVG can run nothing as an image."""
     from jinja2 import Environment
 
     template = files("ebft.studies").joinpath("report.html.j2").read_text(encoding="utf-8")
-    return Environment(autoescape=True).from_string(template).render(page)
+    pictures = {name: base64.b64encode(figures.saved(figure, "svg")).decode() for name, figure in drawn.items()}
+    return Environment(autoescape=True).from_string(template).render(page, figures=pictures)
 
 
-def as_data(picture: bytes) -> str:
-    """An SVG as an address, for a page that is one file; as an image it can run nothing."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}"
-
-
-def colors_of(names: Iterable[str]) -> dict[str, str]:
-    return dict(zip(names, itertools.cycle(figures.COLORS), strict=False))
-
-
-def _draw(evidence: Evidence, metrics: Sequence[str], folder: Path) -> Pictures:
-    colors = colors_of(row.title for row in evidence.rows)
-    rows = [(row.title, [m.run for m in row.models if m.run is not None]) for row in evidence.rows]
-    reference = reference_run([runs[0] for _, runs in rows if runs])
-    trained = [(title, runs, validated_apart(runs[0], reference)) for title, runs in rows if runs]
-    drawn: dict[str, list[tuple[str, Any]]] = {}
-    for axis in ("steps", "flops"):
-        panels = figures.metric_curves(trained, axis)
-        drawn[f"Training, over {AXES[axis][1]}"] = [(p[0], figures.curves_figure([p], axis, colors)) for p in panels]
-    if profile := figures.profile_curves(evidence):
-        drawn["Profile"] = [("feature-matching loss over completion length", figures.profile_figure(profile, colors))]
-    if (pareto := figures.pareto_figure(evidence, colors)) is not None:
-        drawn["Pareto"] = [("cross-entropy against feature-matching loss", pareto)]
-    drawn["Maps"] = [(f"map {n}", figure) for n, figure in enumerate(figures.heat_figures(evidence, metrics), 1)]
-    pictures: Pictures = defaultdict(list)
-    for heading, group in drawn.items():
-        for number, (name, figure) in enumerate(group, 1):
-            file = heading.lower().replace(", over ", "-") + f"-{number}" * (len(group) > 1)
-            svg, png = figures.saved(figure, "svg", "png")
-            (folder / f"{file}.svg").write_bytes(svg)
-            (folder / f"{file}.png").write_bytes(png)
-            pictures[heading].append((name, as_data(svg)))
-    return dict(pictures)
+def _draw(evidence: Evidence, metrics: Sequence[str]) -> dict[str, Figure]:
+    """By name of its files."""
+    colors = figures.colors_of(row.title for row in evidence.rows)
+    runs = [(row.title, [model.run for model in row.models if model.run is not None]) for row in evidence.rows]
+    drawn: dict[str, Figure | None] = {}
+    for axis in AXES:
+        curves = figures.training_curves([row for row in runs if row[1]], evidence.reference, axis)
+        drawn[f"training-{axis}"] = figures.curves_figure(curves, axis, colors) if curves else None
+    drawn |= {"profile": figures.profile_figure(evidence, colors), "pareto": figures.pareto_figure(evidence, colors)}
+    drawn |= {f"map-{n}": figure for n, figure in enumerate(figures.heat_figures(evidence, metrics), 1)}
+    return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
 def _about(evidence: Evidence) -> str:
@@ -133,79 +111,63 @@ def _about(evidence: Evidence) -> str:
     done = sum(model.run is not None and model.run.finished for model in runs)
     started = str(evidence.manifest.get("started", ""))[:10]
     about = f"{len(evidence.rows)} rows, {done} of {len(runs)} final runs finished; begun {started}. "
-    measured = (model.results.get("calibration") for model in evidence.models)
-    test: dict[str, Any] = next(filter(None, measured), {})
-    if "tokens" not in test:
-        return f"{about}Made by ebft study."
-    counts = f"{test['sequences']:,} sequences with {test['tokens']:,} tokens, and {test['contexts']:,} contexts"
-    return f"{about}Test data: {counts} for completions. Cross-entropy is in nats per token. Made by ebft study."
+    test: Json = next(filter(None, (model.results.get("calibration") for model in evidence.models)), {})
+    if "tokens" in test:
+        counts = f"{test['sequences']:,} sequences with {test['tokens']:,} tokens, and {test['contexts']:,} contexts"
+        about += f"Test data: {counts} for completions. Cross-entropy is in nats per token. "
+    return f"{about}Made by ebft study."
 
 
-def _made_with(manifest: dict[str, Any]) -> list[tuple[str, str]]:
-    found = {
-        "command": " ".join(manifest.get("command", [])),
-        **manifest.get("code", {}),
-        **manifest.get("machine", {}),
-    }
-    return [(name, str(value)) for name, value in found.items() if value != "not installed"]
+def _made_with(manifest: Json) -> dict[str, str]:
+    code, machine = manifest.get("code", {}), manifest.get("machine", {})
+    found = {"command": " ".join(manifest.get("command", [])), **code, **machine}
+    return {name: str(value) for name, value in found.items() if value != "not installed"}
 
 
 # ---- verdicts ------------------------------------------------------------------------------------------------------
 
 
-def verdicts(ranked: Sequence[Ranking], of_kinds: Sequence[Ranking] = ()) -> list[Verdict]:
-    """A plain sentence for each question, made from the tests and never stronger than they allow."""
-    found = []
-    for group in (ranked, of_kinds):
-        tests = sum(not math.isnan(one.p) for one in group)
-        for one in group:
-            question = _question(one.metric)
-            if group is of_kinds:
-                asked = question.removesuffix("?").removeprefix("Which ")
-                question = f"Of {one.best.kind} and {one.second.kind}, each with its best row: which {asked}?"
-            found.append(Verdict(question, _answer(one, tests) + _head_starts(one)))
+def verdicts(ranked: Sequence[Ranking], of_kinds: bool = False) -> list[Verdict]:
+    """A plain sentence for each question, made from the tests and never stronger than they allow.
+
+    of_kinds: these are the best rows of two methods."""
+    found, tests = [], sum(not math.isnan(one.p) for one in ranked)
+    for one in ranked:
+        about = facts(one.metric)
+        where = "on validation data" if one.metric.startswith(f"{VALIDATION} ") else "on the test data"
+        asked = f"has the {'lowest' if about.smaller_is_better else 'highest'} {about.title} {where}?"
+        asked = f"solves the most problems, by {about.title}?" if about.is_rate else asked
+        both = f"Of {one.best.kind} and {one.second.kind}, each with its best row: which" if of_kinds else "Which"
+        # What was trained before counts for a row that started from there, and not for the other.
+        warm = [row for row in (one.best, one.second) if row.after is not None and one.best.after != one.second.after]
+        starts = [f" {r.title} started from the final models of {r.after}, so it had more training." for r in warm]
+        found.append(Verdict(f"{both} {asked}", _answer(one, tests) + "".join(starts)))
     return found
-
-
-def _head_starts(one: Ranking) -> str:
-    """What was trained before counts for a row that started from there, and not for the other."""
-    warm = [row for row in (one.best, one.second) if row.after is not None and one.best.after != one.second.after]
-    more = "so it had more training."
-    return "".join(f" {row.title} started from the final models of {row.after}, {more}" for row in warm)
-
-
-def _question(metric: str) -> str:
-    about = facts(metric)
-    where = "on validation data" if metric.startswith(f"{VALIDATION} ") else "on the test data"
-    if about.is_rate:
-        return f"Which solves the most problems, by {about.title}?"
-    return f"Which has the {'lowest' if about.smaller_is_better else 'highest'} {about.title} {where}?"
 
 
 def _answer(one: Ranking, tests: int) -> str:
     best, second = (
-        found.value if found else math.nan
+        shown(found.value if found else math.nan)
         for found in (summary_of(one.best, one.metric), summary_of(one.second, one.metric))
     )
-    values = f"{one.best.title} has {shown(best)}, {one.second.title} {shown(second)}"
-    if one.test is None or math.isnan(one.p):
+    values, test = f"{one.best.title} has {best}, {one.second.title} {second}", one.test
+    if test is None or math.isnan(one.p):
         return f"{values}. This cannot be tested here, so it is no ranking."
-    if one.test.value == 0:
+    if test.value == 0:
         return f"{values}: the same."
-    interval = one.test.interval
-    digits = digits_for(interval)
-    gap = f"difference {shown(one.test.value, digits, sign=True)}"
-    if interval is not None:
-        gap += f", 95 % interval {shown(interval.low, digits, True)} to {shown(interval.high, digits, True)}"
-    p = p_text(one.test.p)
+    digits = digits_for(test.interval)
+    gap = f"difference {shown(test.value, digits, sign=True)}"
+    if test.interval is not None:
+        gap += f", 95 % interval {shown(test.interval.low, digits, True)} to {shown(test.interval.high, digits, True)}"
+    p = p_text(test.p)
     gap += f", p {p if p.startswith('<') else f'= {p}'}"
     if tests > 1:  # the interval is of this test alone, and may leave out 0 where the corrected p is not small
         gap += f" alone, {p_text(one.p)} after correction for {tests} tests"
     if not one.p < SIGNIFICANT:
-        more = "more seeds or more test data" if one.test.seeds > 1 else "more seeds and more test data"
+        more = "more seeds or more test data" if test.seeds > 1 else "more seeds and more test data"
         return f"Not decided: {values} ({gap}). It would take {more}."
-    won = f"{one.best.title}, with {shown(best)}; {one.second.title} has {shown(second)} ({gap})."
-    if one.test.seeds > 1:
+    won = f"{one.best.title}, with {best}; {one.second.title} has {second} ({gap})."
+    if test.seeds > 1:
         return won
     return f"Of these very models {won} With one training run each, this says nothing about training again."
 
@@ -213,44 +175,33 @@ def _answer(one: Ranking, tests: int) -> str:
 # ---- answers -------------------------------------------------------------------------------------------------------
 
 
-def answers(evidence: Evidence) -> list[dict[str, Any]]:
+def answers(evidence: Evidence) -> list[Json]:
     """Some problems of each set with an answer by row: the greedy one, or the first sample where there is none, of the
     first seed that was evaluated. Problems that some rows solve and others do not come first."""
-    sets: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    sets: dict[str, dict[str, Json]] = defaultdict(dict)
     for row in evidence.rows:
-        model = next((model for model in row.models if model.evaluation is not None), None)
-        for file in sorted(model.evaluation.glob("*.prompts.jsonl")) if model and model.evaluation else ():
+        folder = next((model.evaluation for model in row.models if model.evaluation is not None), None)
+        for file in sorted(folder.glob("*.prompts.jsonl")) if folder is not None else ():
             name = file.name.removesuffix(".prompts.jsonl")
-            prompts = {str(asked["task_id"]): asked["prompt"] for asked in _read(model, file.name)}
-            for key, answer in _answers(model, name).items():
+            prompts = {asked["task_id"]: asked["prompt"] for asked in read_jsonl(file)}
+            stem = f"{name}.greedy" if file.with_name(f"{name}.greedy.jsonl").exists() else f"{name}.samples"
+            of_programs, of_translations, given = (
+                [one for one in read_jsonl(file.with_name(f"{stem}.{ending}")) if one["sample"] == 0]
+                for ending in ("scores.samples.jsonl", "scores.jsonl", "jsonl")
+            )
+            scores = {one["task_id"]: one for one in of_translations + of_programs}
+            for key, text in ((one["task_id"], one["completion"]) for one in given):
+                score = scores.get(key, {})
+                numbers = ", ".join(f"{n.replace('_', ' ')} {v:.1f}" for n, v in score.items() if isinstance(v, float))
+                message = _cut(score.get("message") or numbers)
+                answer = {"text": _cut(text), "status": score.get("status", ""), "message": message}
                 problem = {"title": f"{name}: {key}", "prompt": _cut(prompts.get(key, "")), "answers": {}}
                 sets[name].setdefault(key, problem)["answers"][row.title] = answer
     found = []
     for problems in sets.values():
-        split = lambda one: len({answer["status"] for answer in one["answers"].values()}) > 1  # noqa: E731
-        found += sorted(problems.values(), key=split, reverse=True)[:_PROBLEMS]
+        split = {key: len({one["status"] for one in problems[key]["answers"].values()}) > 1 for key in problems}
+        found += [problems[key] for key in sorted(problems, key=lambda key: not split[key])[:_PROBLEMS]]
     return found
-
-
-def _answers(model: Model | None, name: str) -> dict[str, dict[str, str]]:
-    decoding = "greedy" if _read(model, f"{name}.greedy.jsonl") else "samples"
-    said: dict[str, dict[str, str]] = {}
-    for ending in ("scores.samples", "scores"):  # of programs, of translations
-        for score in _read(model, f"{name}.{decoding}.{ending}.jsonl"):
-            if score["sample"] == 0:
-                numbers = ", ".join(f"{n.replace('_', ' ')} {v:.1f}" for n, v in score.items() if isinstance(v, float))
-                words = {"status": score.get("status", ""), "message": _cut(score.get("message") or numbers)}
-                said.setdefault(str(score["task_id"]), words)
-    rows = [row for row in _read(model, f"{name}.{decoding}.jsonl") if row["sample"] == 0]
-    nothing = {"status": "", "message": ""}
-    return {(key := str(row["task_id"])): {"text": _cut(row["completion"]), **said.get(key, nothing)} for row in rows}
-
-
-def _read(model: Model | None, name: str) -> list[dict[str, Any]]:
-    try:
-        return read_jsonl(model.evaluation / name) if model and model.evaluation else []
-    except ValueError:  # broken; what the tables say of it is said there
-        return []
 
 
 def _cut(text: str) -> str:

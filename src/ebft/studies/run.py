@@ -234,5 +234,4 @@ def compare_points(plan: Plan) -> Comparison | None:
     """`ebft compare` of the points of a sweep that have been evaluated: curves, page and numbers in its folder."""
     measured = [run for run in plan.runs if (run.output / METRICS_FILE).is_file()]
     evaluated = [str(run.output) for run in measured if any(run.results().get(key) for key in ("before", "after"))]
-    folder = str(plan.study.folder / compare.FOLDER)
-    return compare.compare(evaluated, folder, replace=True) if evaluated else None  # the sweep's own
+    return compare.compare(evaluated, str(plan.study.folder / compare.FOLDER)) if evaluated else None

@@ -9,14 +9,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ebft.config.evaluation import NOT_SET
 from ebft.config.method import settings_that_change
-from ebft.errors import ConfigError, what_is_wrong
+from ebft.errors import ConfigError
 from ebft.method.measures import Estimate, Record, differences, smaller_is_better, title
 from ebft.runtime.files import read_jsonl
 
+Json = dict[str, Any]  # what a file says
 METRICS_FILE = "metrics.jsonl"
 _SHARES = ("empty", "cut", "no_code")  # of answers without a program: metrics of code tasks beside pass@k
 # What a run had cost when a metric was measured: horizontal axes of curves, in metrics.jsonl and in figures.
@@ -28,37 +29,21 @@ AXES = {
 }
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """One value of a metric."""
-
-    step: int
-    value: float
-    error: float | None  # standard error
-    costs: dict[str, float]  # by axis
-    model_step: int  # of an earlier step where the best model was loaded after the last one
-
-
 @dataclass
 class Run:
     name: str
     folder: Path
     method: str  # ebft, sft or rlvr
     finished: bool
-    validation: dict[str, Any] | None  # how its validation measures
-    entries: list[dict[str, Any]]  # lines of metrics.jsonl
+    validation: Json | None  # how its validation measures
+    entries: list[Json]  # lines of metrics.jsonl
     change: dict[str, Estimate]  # of validation metrics from before to after training
     records: list[Record]  # of single sequences after training; none of an unfinished run
     problems: list[str] = field(default_factory=list)  # what is broken in its folder
 
-    def measurements(self, key: str) -> list[Measurement]:
-        """Values of anything in metrics.jsonl by step; of two at one step, the later."""
-        found: dict[int, Measurement] = {}
-        for entry in self.entries:
-            if (value := entry.get(key)) is not None:
-                costs = {axis: float(entry[n]) for axis, (n, _) in AXES.items() if entry.get(n) is not None}
-                step = entry["step"]
-                found[step] = Measurement(step, value, entry.get(f"{key}_se"), costs, entry.get("model_step", step))
+    def measured(self, key: str) -> list[Json]:
+        """The entries with a value of this, by step; of two at one step, the later."""
+        found = {entry["step"]: entry for entry in self.entries if entry.get(key) is not None}
         return [found[step] for step in sorted(found)]
 
     def metrics(self) -> set[str]:
@@ -66,11 +51,11 @@ class Run:
         keys = {key for entry in self.entries for key, value in entry.items() if value is not None}
         return {key[5:] for key in keys if key.startswith("eval_") and not key.endswith(("_se", "runtime"))}
 
-    def rewards(self) -> list[Measurement]:
+    def rewards(self) -> list[Json]:
         """What RLVR itself is rewarded for, as training logged it. EBFT's on validation repeats the whitened proxy."""
-        return self.measurements("reward") if self.method == "rlvr" else []
+        return self.measured("reward") if self.method == "rlvr" else []
 
-    def total_costs(self) -> dict[str, float]:
+    def total_costs(self) -> Json:
         """The last known value of `step` and of everything under `spent/`."""
         last = {key: value for entry in self.entries for key, value in entry.items()}
         return {key: value for key, value in last.items() if key == "step" or key.startswith("spent/")}
@@ -81,40 +66,31 @@ def read_run(folder: Path) -> Run:
     if folder.name == "final" and not (folder / METRICS_FILE).exists():
         folder = folder.parent
     if not (folder / METRICS_FILE).is_file():
-        if (folder / "study.json").is_file():
-            raise ConfigError(f"{folder} is a study: `ebft study report {folder}`, or name its runs in {folder}/runs")
         raise ConfigError(f"{folder} is no output folder of a run, or nothing is logged yet: no {METRICS_FILE}")
-    results: Any = {}
-    if (folder / "results.json").is_file():
+    file, results = folder / "results.json", {}
+    if file.is_file():
         try:
-            results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{folder}/results.json is not valid JSON ({what_is_wrong(error)})") from None
-    if not isinstance(results, dict):
-        raise ConfigError(f"{folder}/results.json holds no results of a run")
+            results = dict(json.loads(file.read_text(encoding="utf-8")))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{file} is not valid JSON ({error})") from None
     changed = {name.removeprefix("eval_"): value for name, value in results.get("change", {}).items()}
-    changed = {name: value for name, value in changed.items() if value is not None}
+    change = {
+        name: Estimate(value, changed.get(f"{name}_se") or math.nan)
+        for name, value in changed.items()
+        if value is not None and not name.endswith("_se")
+    }
     records, problems = _read_records(folder, results)
-    return Run(
-        name=folder.resolve().name,
-        folder=folder,
-        method=results.get("method", "ebft"),
-        finished="steps" in results,
-        validation=results.get("ruler"),
-        entries=read_entries(folder / METRICS_FILE),
-        change={n: Estimate(v, changed.get(f"{n}_se", math.nan)) for n, v in changed.items() if not n.endswith("_se")},
-        records=records,
-        problems=problems,
-    )
+    name, method, entries = folder.resolve().name, results.get("method", "ebft"), read_entries(folder / METRICS_FILE)
+    return Run(name, folder, method, "steps" in results, results.get("ruler"), entries, change, records, problems)
 
 
-def _read_records(folder: Path, results: dict[str, Any]) -> tuple[list[Record], list[str]]:
+def _read_records(folder: Path, results: Json) -> tuple[list[Record], list[str]]:
     """Records of all sequences, or none and what is wrong: a part of them would be compared as if it were all."""
     if "after" not in results:
         return [], []
     try:
         records = read_jsonl(folder / "validation-after.jsonl")
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except ValueError:
         return [], ["validation-after.jsonl is not valid JSON, so it has no paired differences"]
     expected = (results.get("ruler") or {}).get("validation_sequences", len(records))
     if records and len(records) != expected:
@@ -123,23 +99,21 @@ def _read_records(folder: Path, results: dict[str, Any]) -> tuple[list[Record], 
     return records, []
 
 
-def read_entries(file: Path) -> list[dict[str, Any]]:
+def read_entries(file: Path) -> list[Json]:
     """The lines of metrics.jsonl; none if it is not there yet."""
-    entries: list[dict[str, Any]] = []
+    entries = []
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else ():
         try:
-            entry = json.loads(line)
+            entries.append(json.loads(line))
         except json.JSONDecodeError:
             continue  # the line that is being written
-        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
-            entries.append(entry)
-    return entries
+    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("step"), int)]
 
 
 # ---- what compares -------------------------------------------------------------------------------------------------
 
 
-def settings_that_differ(mine: dict[str, Any] | None, other: dict[str, Any] | None) -> list[str]:
+def settings_that_differ(mine: Json | None, other: Json | None) -> list[str]:
     """Between the `ruler`s of two runs: what their validation depends on. If one says nothing, `ruler` itself."""
     if mine is None or other is None:
         return ["ruler"]
@@ -147,6 +121,12 @@ def settings_that_differ(mine: dict[str, Any] | None, other: dict[str, Any] | No
     if mine.get("network") == "moving average":  # of the run's own weights: two runs never have the same
         differ.add("network")
     return sorted(differ)
+
+
+def validated_apart(run: Run, reference: Run | None) -> list[str]:
+    """In what the validation of a run differs from that of another; nothing if it does not."""
+    same = reference is None or run is reference
+    return [] if same else settings_that_differ(run.validation, reference.validation if reference else None)
 
 
 def compares(metric: str, differ: Sequence[str]) -> bool:
@@ -159,21 +139,22 @@ def compares(metric: str, differ: Sequence[str]) -> bool:
     return all(key in harmless for key in differ)
 
 
-def what_differs(name: str, mine: dict[str, Any] | None, other_name: str, other: dict[str, Any] | None) -> list[str]:
-    """How two runs were measured differently, and which of their numbers can be compared nevertheless."""
-    differ = settings_that_differ(mine, other)
-    if mine is None or other is None:
-        return [f"{name if mine is None else other_name} does not say how it was measured; its numbers may not compare"]
+def what_differs(run: Run, reference: Run | None) -> str | None:
+    """How a run was measured differently, and which of its numbers compare nevertheless: the end of a sentence that
+    begins with its name."""
+    if reference is None or not (differ := validated_apart(run, reference)):
+        return None
+    if run.validation is None or reference.validation is None:
+        return f"and {reference.name} do not both say how they were measured; their numbers may not compare"
     serious = [key for key in differ if not compares("cfm", [key])]
     words = {"network": "the frozen feature network", "validation": "the validation text"}
-    shown = ", ".join(
-        words.get(key, f"{key} {mine.get(key, NOT_SET)} and {other.get(key, NOT_SET)}") for key in serious or differ
-    )
-    if serious:
-        only = "only their cross-entropies can be compared"
-        advice = only if compares("cross_entropy", differ) else "do not compare their numbers"
-        return [f"{name} and {other_name} were measured differently ({shown}); {advice}"]
-    return [f"{name} and {other_name} differ in {shown}; their whitened proxy and reward do not compare"] * bool(differ)
+    values = {key: [of.get(key, NOT_SET) for of in (run.validation, reference.validation)] for key in differ}
+    shown = ", ".join(words.get(key, f"{key} {values[key][0]} and {values[key][1]}") for key in serious or differ)
+    if not serious:
+        return f"and {reference.name} differ in {shown}; their whitened proxy and reward do not compare"
+    only = "only their cross-entropies can be compared"
+    advice = only if compares("cross_entropy", differ) else "do not compare their numbers"
+    return f"and {reference.name} were measured differently ({shown}); {advice}"
 
 
 def against(first: Run, run: Run) -> dict[str, Estimate]:
@@ -188,8 +169,7 @@ def against(first: Run, run: Run) -> dict[str, Estimate]:
 # ---- metrics -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class MetricFacts:
+class MetricFacts(NamedTuple):
     title: str
     smaller_is_better: bool
     is_rate: bool = False  # a share of problems, between 0 and 1

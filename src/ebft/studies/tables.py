@@ -7,19 +7,22 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from statistics import NormalDist, fmean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
 
 from ebft.config.method import ONLY_EBFT
 from ebft.runtime.files import read_json
 from ebft.studies.evidence import VALIDATION, Evidence, ReportRow, Score
-from ebft.studies.runs import Run, facts
+from ebft.studies.runs import Json, Run, facts
 from ebft.studies.statistics import Interval, Runs, Summary, difference, holm, summarise
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SIGNIFICANT = 0.05
 _MOST_ROWS_FOR_PAIRS = 6
@@ -28,6 +31,13 @@ _MAIN = [
     *("cross_entropy", "answer_cross_entropy", "cfm", "greedy_pass@1", "pass@1", "pass@4", "pass@16"),
     *("empty", "cut", "no_code", "greedy_bleu", "greedy_chrf", "greedy_comet", "reward"),
 ]
+_COSTS = {
+    "steps": ("step", ",.0f"),
+    "tokens": ("spent/tokens", ",.0f"),
+    "generated": ("spent/generated_tokens", ",.0f"),
+    "seconds": ("spent/seconds", ",.1f"),
+    "FLOPs": ("spent/flops", ".3g"),
+}
 # Every run has its own.
 _NOT_A_DIFFERENCE = ("output_dir", "logging_dir", "seed", "data_seed", "run_name")
 
@@ -55,12 +65,6 @@ class Table:
     columns: list[str]
     rows: list[list[Cell]]
     caption: str = ""
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def words(self) -> list[str]:
-        """What stands under it."""
-        return [text for text in (self.caption, *self.notes) if text]
 
     def is_number(self, column: int) -> bool:
         return any(isinstance(row[column], Number) for row in self.rows)
@@ -71,10 +75,9 @@ class Table:
 
 def as_markdown(table: Table) -> str:
     sides = ["right" if table.is_number(place) else "left" for place in range(len(table.columns))]
-    headers = list(map(markdown_text, table.columns))
-    cells = _cells(table, markdown_text, "**{}**")
+    cells, headers = _escaped(table, markdown_text, "**{}**"), list(map(markdown_text, table.columns))
     text = cells.to_markdown(index=False, headers=headers, colalign=sides, disable_numparse=True)
-    return "\n\n".join([f"## {markdown_text(table.title)}", text, *map(markdown_text, table.words), ""])
+    return "\n\n".join([f"## {markdown_text(table.title)}", text, markdown_text(table.caption), ""])
 
 
 def as_latex(table: Table) -> str:
@@ -82,20 +85,19 @@ def as_latex(table: Table) -> str:
     sides = "".join("r" if table.is_number(place) else "l" for place in range(len(table.columns)))
     # pandas formats headers with `str.format`.
     headers = [tex_text(title).replace("{", "{{").replace("}", "}}") for title in table.columns]
-    caption = tex_text(" ".join([f"{table.title}.", *table.words]))
-    cells = _cells(table, tex_text, r"\textbf{{{}}}")
+    caption, cells = tex_text(f"{table.title}. {table.caption}"), _escaped(table, tex_text, r"\textbf{{{}}}")
     # A bracket that begins a row would be read as an option of the line break before it.
     cells[0] = ["{}" + cell if cell.startswith("[") else cell for cell in cells[0]]
     return cells.to_latex(index=False, header=headers, escape=False, column_format=sides, caption=caption)
 
 
-def _cells(table: Table, escaped: Callable[[str], str], bold: str) -> Any:
+def _escaped(table: Table, escape: Callable[[str], str], bold: str) -> DataFrame:
     import pandas as pd
 
     def shown(cell: Cell) -> str:
         if isinstance(cell, Number) and cell.bold:
-            return f"{bold.format(escaped(cell.text))} {escaped(cell.interval_text)}".strip()
-        return escaped(str(cell))
+            return f"{bold.format(escape(cell.text))} {escape(cell.interval_text)}".strip()
+        return escape(str(cell))
 
     return pd.DataFrame([[shown(cell) for cell in row] for row in table.rows])
 
@@ -106,25 +108,25 @@ def markdown_text(text: str) -> str:
 
 
 _TEX = {"\\": "textbackslash", "~": "textasciitilde", "^": "textasciicircum", "<": "textless", ">": "textgreater"}
-_TEX |= {"|": "textbar", **{letter: letter for letter in "&%$#_{}"}}
+_TEX = {letter: f"\\{name}{{}}" for letter, name in (_TEX | {"|": "textbar"}).items()}
+_TEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
 
 
 def tex_text(text: str) -> str:
     """Any text on one line, without meaning for LaTeX."""
-    words = {letter: f"\\{name}{{}}" if len(name) > 1 else f"\\{name}" for letter, name in _TEX.items()}
-    return "".join(words.get(letter, letter) for letter in " ".join(text.split()))
+    return "".join(_TEX.get(letter, letter) for letter in " ".join(text.split()))
 
 
 def as_csv(table: Table) -> str:
     """Numbers as they are; intervals in columns of their own."""
     import pandas as pd
 
-    columns: list[tuple[str, list[Any]]] = []
+    columns: list[tuple[str, list[str | float]]] = []
     for place, title in enumerate(table.columns):
         cells = [row[place] for row in table.rows]
         columns.append((title, [cell.value if isinstance(cell, Number) else _no_formula(cell) for cell in cells]))
-        if any(isinstance(cell, Number) and cell.interval for cell in cells):
-            ends = [cell.interval if isinstance(cell, Number) else None for cell in cells]
+        ends = [cell.interval if isinstance(cell, Number) else None for cell in cells]
+        if any(ends):
             columns += [(f"{title}: {n}", ["" if e is None else getattr(e, n) for e in ends]) for n in ("low", "high")]
     frame = pd.DataFrame({place: values for place, (_, values) in enumerate(columns)}, dtype=object)
     return frame.to_csv(index=False, header=[_no_formula(title) for title, _ in columns])
@@ -164,33 +166,30 @@ def p_text(p: float) -> str:
 # ---- values and tests ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Ranking(NamedTuple):
     """The best row by one metric, against the runner-up."""
 
     metric: str
     best: ReportRow
     second: ReportRow
     test: Summary | None  # best minus second; None if they cannot be paired
-    p: float = math.nan  # adjusted for all rankings of the report
+    p: float  # adjusted for all rankings of the report
 
 
 def main_metrics(evidence: Evidence) -> list[str]:
     """In the order of the paper's table, task after task."""
 
+    def column(name: str) -> str:
+        """Where a metric stands: beside its own, where it is of another temperature or of greedy answers."""
+        name = "cfm" if name.startswith("cfm_temperature_") else name
+        return name.removeprefix("greedy_") if name.endswith(("empty", "cut", "no_code")) else name
+
     def place(metric: str) -> tuple[bool, bool, str, int]:
         task, _, name = metric.rpartition(" ")
-        return task not in ("calibration", VALIDATION), task == "", task, _MAIN.index(_column(name))
+        return task not in ("calibration", VALIDATION), task == "", task, _MAIN.index(column(name))
 
     # A task as a whole, not one of its languages.
-    found = [m for m in evidence.metrics if _column(m.split()[-1]) in _MAIN and " " not in m.rpartition(" ")[0]]
-    return sorted(found, key=place)
-
-
-def _column(name: str) -> str:
-    """Where a metric stands: beside its own, where it is of another temperature or of greedy answers."""
-    name = "cfm" if name.startswith("cfm_temperature_") else name
-    return name.removeprefix("greedy_") if name.endswith(("empty", "cut", "no_code")) else name
+    return sorted((m for m in evidence.metrics if column(m.split()[-1]) in _MAIN and m.count(" ") < 2), key=place)
 
 
 def summary_of(row: ReportRow, metric: str) -> Summary | None:
@@ -199,10 +198,21 @@ def summary_of(row: ReportRow, metric: str) -> Summary | None:
         return None
     if (sides := _by_item(scores)) is None:
         return _summary_of_values(scores)
-    found = summarise(sides[0], facts(metric).is_rate)
-    if metric.endswith("distinct") and found.interval is not None:  # no share is more than all
-        return replace(found, interval=Interval(found.interval.low, min(1.0, found.interval.high)))
-    return found
+    return _within(summarise(sides[0], facts(metric).is_rate), 0.0 if metric.endswith("distinct") else None)
+
+
+def compare_rows(mine: ReportRow, other: ReportRow, metric: str) -> Summary | None:
+    """`mine` minus `other` on the same items; None if they have none in common."""
+    if (sides := _by_item(mine.scores(metric), other.scores(metric))) is None:
+        return None
+    return _within(difference(*sides), -1.0 if facts(metric).is_rate else None)
+
+
+def _within(found: Summary, least: float | None) -> Summary:
+    """No share is more than all."""
+    if least is None or found.interval is None:
+        return found
+    return replace(found, interval=Interval(max(least, found.interval.low), min(1.0, found.interval.high)))
 
 
 def _by_item(*sides: Sequence[Score]) -> list[Runs] | None:
@@ -215,31 +225,18 @@ def _by_item(*sides: Sequence[Score]) -> list[Runs] | None:
 
 def _summary_of_values(scores: Sequence[Score]) -> Summary:
     """Of scores of a whole corpus: its own error, and how the seeds vary."""
-    value = fmean(score.value for score in scores)
-    known = [score.error for score in scores if score.error is not None]
-    spread = [(score.value - value) ** 2 for score in scores]
-    variance = fmean(e * e for e in known) if len(known) == len(scores) else math.nan
+    value, known = fmean(score.value for score in scores), [s.error for s in scores if s.error is not None]
+    variances = [fmean(error * error for error in known)] if len(known) == len(scores) else []
     if len(scores) > 1:
-        variance = (0.0 if math.isnan(variance) else variance) + sum(spread) / (len(scores) - 1) / len(scores)
-    half = NormalDist().inv_cdf(0.975) * math.sqrt(variance) if variance == variance else math.nan
-    interval = None if math.isnan(half) else Interval(value - half, value + half)
-    return Summary(value, interval, math.nan, 0, len(scores))
-
-
-def compare_rows(mine: ReportRow, other: ReportRow, metric: str) -> Summary | None:
-    """`mine` minus `other` on the same items; None if they have none in common."""
-    if (sides := _by_item(mine.scores(metric), other.scores(metric))) is None:
-        return None
-    found = difference(*sides)
-    if facts(metric).is_rate and found.interval is not None:  # no share is more than all
-        return replace(found, interval=Interval(max(-1.0, found.interval.low), min(1.0, found.interval.high)))
-    return found
+        variances.append(sum((s.value - value) ** 2 for s in scores) / (len(scores) - 1) / len(scores))
+    half = NormalDist().inv_cdf(0.975) * math.sqrt(sum(variances))
+    return Summary(value, Interval(value - half, value + half) if variances else None, math.nan, 0, len(scores))
 
 
 def rankings(evidence: Evidence, metrics: Sequence[str]) -> list[Ranking]:
     """The best row by each metric, tested against the runner-up; p-values by Holm's method over all of them."""
     ordered = [(metric, _best_first(evidence, metric)) for metric in metrics]
-    return _tested([(metric, rows[0], rows[1]) for metric, rows in ordered if len(rows) > 1])
+    return _ranked([(metric, rows[0], rows[1]) for metric, rows in ordered if len(rows) > 1])
 
 
 def rankings_of_kinds(evidence: Evidence, metrics: Sequence[str]) -> list[Ranking]:
@@ -251,21 +248,20 @@ def rankings_of_kinds(evidence: Evidence, metrics: Sequence[str]) -> list[Rankin
         other = next((row for row in rows if row.kind != rows[0].kind), None)
         if other is not None and other is not rows[1]:
             found.append((metric, rows[0], other))
-    return _tested(found)
+    return _ranked(found)
 
 
 def _best_first(evidence: Evidence, metric: str) -> list[ReportRow]:
-    if not facts(metric).is_ranked:
-        return []
-    values = {row.name: s.value for row in evidence.rows if (s := summary_of(row, metric)) is not None}
-    rows = [row for row in evidence.rows if not math.isnan(values.get(row.name, math.nan))]
-    return sorted(rows, key=lambda row: values[row.name] * (1 if facts(metric).smaller_is_better else -1))
+    about, sign = facts(metric), 1 if facts(metric).smaller_is_better else -1
+    found = [(row, summary) for row in evidence.rows if (summary := summary_of(row, metric)) is not None]
+    known = [(row, sign * summary.value) for row, summary in found if not math.isnan(summary.value)]
+    return [row for row, _ in sorted(known, key=lambda one: one[1])] if about.is_ranked else []
 
 
-def _tested(pairs: Sequence[tuple[str, ReportRow, ReportRow]]) -> list[Ranking]:
-    found = [(*pair, compare_rows(pair[1], pair[2], pair[0])) for pair in pairs]
-    adjusted = holm([math.nan if test is None else test.p for *_, test in found])
-    return [Ranking(*one, p) for one, p in zip(found, adjusted, strict=True)]
+def _ranked(pairs: Sequence[tuple[str, ReportRow, ReportRow]]) -> list[Ranking]:
+    tests = [compare_rows(best, second, metric) for metric, best, second in pairs]
+    adjusted = holm([math.nan if test is None else test.p for test in tests])
+    return [Ranking(*pair, test, p) for pair, test, p in zip(pairs, tests, adjusted, strict=True)]
 
 
 # ---- the tables ----------------------------------------------------------------------------------------------------
@@ -274,8 +270,10 @@ def _tested(pairs: Sequence[tuple[str, ReportRow, ReportRow]]) -> list[Ranking]:
 def main_table(evidence: Evidence, metrics: Sequence[str], ranked: Sequence[Ranking]) -> Table:
     winners = {r.metric: r.best.name for r in ranked if r.p < SIGNIFICANT}
     rows: list[list[Cell]] = []
+    single = []
     for row in evidence.rows:
-        runs = sum(model.seed is not None and bool(model.scores) for model in row.models)
+        runs = sum(bool(model.scores) for model in row.models)
+        single += [row.title] * (runs == 1 and row.kind != "base")
         cells: list[Cell] = [row.title, str(runs) if row.kind != "base" else ""]
         # Never a zero: what is not there is said.
         missing = "missing" if any(model.problem for model in row.models) else ""
@@ -283,19 +281,17 @@ def main_table(evidence: Evidence, metrics: Sequence[str], ranked: Sequence[Rank
             found, none = summary_of(row, metric), "" if metric == "reward" and row.kind != "rlvr" else missing
             cells.append(none if found is None else number(found, winners.get(metric) == row.name))
         rows.append(cells)
-    tests = sum(not math.isnan(r.p) for r in ranked)
     caption = (
         "Means over seeds with 95 % intervals, over the measured items and the training runs. Bold: the best of its "
         f"column, where the paired test against the runner-up gives p < {SIGNIFICANT} after Holm's correction for the "
-        f"{tests} such tests of this table."
+        f"{sum(not math.isnan(r.p) for r in ranked)} such tests of this table."
     )
-    single = [row.title for row in evidence.rows if row.kind != "base" and sum(bool(m.scores) for m in row.models) == 1]
-    note = (
-        f"One training run: {', '.join(single)}. Intervals and tests of these cover which items were measured, and say "
-        "nothing about training again with another seed."
-    )
-    columns = ["method", "seeds", *map(column_title, metrics)]
-    return Table("main", "Main results", columns, rows, caption, [note] if single else [])
+    if single:
+        caption += (
+            f" One training run: {', '.join(single)}. Intervals and tests of these cover which items were measured, "
+            "and say nothing about training again with another seed."
+        )
+    return Table("main", "Main results", ["method", "seeds", *map(column_title, metrics)], rows, caption)
 
 
 def column_title(metric: str) -> str:
@@ -311,13 +307,12 @@ def paper_tables(task: str | None) -> list[Table]:
         "start."
     )
     found = []
-    for name, given in every.items():
-        rows: list[list[Cell]] = [
-            [row, *(Number(f"{v:.3f}", v) for v in values)] for row, values in given["rows"].items()
-        ]
-        title, columns = f"The paper's own numbers: {given['title']}", ["method", *given["columns"]]
-        found.append(Table(f"paper-{name.replace('_', '-')}", title, columns, rows, caption))
-    return [table for table, name in zip(found, every, strict=True) if task in (None, name)]
+    for name in every if task is None else [task]:
+        title, columns = f"The paper's own numbers: {every[name]['title']}", ["method", *every[name]["columns"]]
+        rows = every[name]["rows"].items()
+        cells: list[list[Cell]] = [[row, *(Number(f"{v:.3f}", v) for v in values)] for row, values in rows]
+        found.append(Table(f"paper-{name.replace('_', '-')}", title, columns, cells, caption))
+    return found
 
 
 def other_metrics_table(evidence: Evidence, metrics: Sequence[str]) -> Table | None:
@@ -333,26 +328,22 @@ def profile_tables(evidence: Evidence) -> list[Table | None]:
     one_kind = len({row.kind for row in rows}) == 1
     pairs = [(one, other) for one, other in itertools.combinations(rows, 2) if one_kind or one.kind != other.kind]
     profile = _untested_table(evidence, lengths, "profile", "Feature-matching loss over completion length")
-    measured = [s.by_item for row in evidence.rows for m in lengths for s in row.scores(m) if s.by_item is not None]
-    if profile is not None and measured:
+    if profile is not None:
         # Only contexts that are followed by a text of the greatest length are in it, so that these may be few.
+        measured = [score.by_item for row in evidence.rows for m in lengths for score in row.scores(m)]
         contexts = int(min(one.count for one in measured))  # type: ignore[union-attr]
         sequences = min(sum(pull is not None for pull in one.pulls) for one in measured)  # type: ignore[union-attr]
-        said = f"Measured on {contexts:,} context{'s' * (contexts != 1)} in {sequences:,} sequence"
-        few = ": without a second sequence there are no intervals and no tests."
-        profile.caption += f" {said}{few if sequences < 2 else 's.'}"
-    differences = _tested_table(lengths, pairs, "profile-differences", "Paired differences over completion length")
-    return [profile, differences]
+        profile.caption += f" Measured on {contexts:,} contexts in {sequences:,} sequences."
+    return [profile, _tested_table(lengths, pairs, "profile-differences", "Paired differences over completion length")]
 
 
 def _untested_table(evidence: Evidence, metrics: Sequence[str], name: str, title: str) -> Table | None:
-    if not metrics:
-        return None
     rows: list[list[Cell]] = [
         [row.title, *("" if (s := summary_of(row, m)) is None else number(s) for m in metrics)] for row in evidence.rows
     ]
     columns = ["method", *(column_title(m).removeprefix("feature-matching loss at ") for m in metrics)]
-    return Table(name, title, columns, rows, "Means over seeds with 95 % intervals; not tested.")
+    table = Table(name, title, columns, rows, "Means over seeds with 95 % intervals; not tested.")
+    return table if metrics else None
 
 
 def differences_table(evidence: Evidence, metrics: Sequence[str]) -> Table | None:
@@ -370,15 +361,15 @@ def _tested_table(
 ) -> Table | None:
     every = [(m, one, other, compare_rows(other, one, m)) for m, (one, other) in itertools.product(metrics, pairs)]
     found = [(metric, one, other, test) for metric, one, other, test in every if test is not None]
-    if not found:
-        return None
     adjusted = holm([test.p for *_, test in found])
     tests = sum(not math.isnan(p) for p in adjusted)
     rows: list[list[Cell]] = []
     for (metric, one, other, test), p in zip(found, adjusted, strict=True):
-        words = [column_title(metric), other.title, one.title]
         ps = [Number(p_text(each), each) for each in (test.p, p)]
-        rows.append([*words, number(test, sign=True), *ps, _reading(metric, test.value, p)])
+        is_better = (test.value < 0) == facts(metric).smaller_is_better
+        reading = "better" if is_better else "worse"
+        reading = "not tested" if math.isnan(p) else reading if p < SIGNIFICANT else "not separable"
+        rows.append([column_title(metric), other.title, one.title, number(test, sign=True), *ps, reading])
     caption = (
         f"{tests} tests were made here. At a level of 5 %, about one in twenty would show a difference where "
         "there is none; the corrected p-values hold that chance at 5 % for all of them together."
@@ -386,29 +377,18 @@ def _tested_table(
         else "Nothing is tested: that takes two sequences or problems at least."
     )
     columns = ["metric", "difference of", "from", "difference [95 %]", "p", "p, corrected", "reading"]
-    return Table(name, title, columns, rows, caption)
+    return Table(name, title, columns, rows, caption) if rows else None
 
 
-def _reading(metric: str, value: float, p: float) -> str:
-    if math.isnan(p):
-        return "not tested"
-    if not p < SIGNIFICANT:
-        return "not separable"
-    return "better" if (value < 0) == facts(metric).smaller_is_better else "worse"
-
-
-def costs_table(evidence: Evidence) -> Table | None:
-    formats = {"step": ",.0f", "spent/tokens": ",.0f", "spent/generated_tokens": ",.0f", "spent/seconds": ",.1f"}
-    formats["spent/flops"] = ".3g"
+def costs_table(runs: Sequence[tuple[Sequence[str], str, Run | None]], titles: Sequence[str]) -> Table | None:
+    """runs: what each is called, under these titles, and its state."""
     rows: list[list[Cell]] = []
-    of_models = [(row, model) for row in evidence.rows if row.kind != "base" for model in row.models]
-    for row, model in of_models:
-        costs = {} if model.run is None else model.run.total_costs()
-        known = [(costs.get(key), style) for key, style in formats.items()]
+    for names, state, run in runs:
+        costs = {} if run is None else run.total_costs()
+        known = [(costs.get(key), style) for key, style in _COSTS.values()]
         cells = ["" if value is None else Number(format(value, style), float(value)) for value, style in known]
-        rows.append([row.title, "" if model.seed is None else str(model.seed), model.problem or "finished", *cells])
-    columns = ["method", "seed", "state", "steps", "tokens", "generated", "seconds", "FLOPs"]
-    return Table("costs", "Runs and what they cost", columns, rows) if rows else None
+        rows.append([*names, state, *cells])
+    return Table("costs", "Runs and what they cost", [*titles, "state", *_COSTS], rows) if rows else None
 
 
 def searches_table(evidence: Evidence) -> Table | None:
@@ -416,9 +396,8 @@ def searches_table(evidence: Evidence) -> Table | None:
     rows: list[list[Cell]] = []
     for row in evidence.manifest["rows"]:
         for one in row["searched"]:
-            results = read_json(evidence.folder / one["run"] / "results.json")
-            after = (results.get("after") if isinstance(results, dict) else None) or {}
-            value = after.get(f"eval_{row['choose_by']}")
+            results = read_json(evidence.folder / one["run"] / "results.json") or {}
+            value = (results.get("after") or {}).get(f"eval_{row['choose_by']}")
             settings = ", ".join(f"{name} {_setting(tried)}" for name, tried in one["values"].items())
             found = "not finished" if value is None else Number(shown(value), value)
             mark = "chosen" if one["values"] == row["chosen"] else ""
@@ -430,33 +409,31 @@ def searches_table(evidence: Evidence) -> Table | None:
 
 def settings_tables(runs: dict[str, Run]) -> list[Table]:
     """In what the settings of some runs differ, and what they share of what their recipes set."""
-    every: dict[str, dict[str, Any]] = {}
+    every: dict[str, dict[str, str]] = {}
     given: set[str] = set()
     for title, run in runs.items():
-        settings, recipe = read_json(run.folder / "resolved.json"), run.folder / "recipe.yaml"
-        if not isinstance(settings, dict):
-            continue
+        settings: Json = read_json(run.folder / "resolved.json") or {}
         idle = _NOT_A_DIFFERENCE if run.method == "ebft" else (*_NOT_A_DIFFERENCE, *ONLY_EBFT)
         if settings.get("max_steps", -1) > 0:  # which then also ends the epochs
             idle = (*idle, "num_train_epochs")
-        every[title] = {name: value for name, value in settings.items() if name not in idle}
-        values = yaml.safe_load(recipe.read_text(encoding="utf-8")) if recipe.is_file() else None
-        given |= set(values) if isinstance(values, dict) else set()
+        every[title] = {name: _setting(value) for name, value in settings.items() if name not in idle}
+        if (recipe := run.folder / "recipe.yaml").is_file():
+            given |= set(yaml.safe_load(recipe.read_text(encoding="utf-8")))
+    every = {title: settings for title, settings in every.items() if settings}
     differ: list[list[Cell]] = []
     shared: list[list[Cell]] = []
-    for name in dict.fromkeys(name for settings in every.values() for name in settings):
-        having = [settings[name] for settings in every.values() if name in settings]
-        everywhere, alike = len(having) == len(every), all(value == having[0] for value in having)
-        if everywhere and alike and name in given:
-            shared.append([name, _setting(having[0])])
-        elif (everywhere and not alike) or (name in given and not everywhere):
-            differ.append([name, *(_setting(found[name]) if name in found else "" for found in every.values())])
+    for name in dict.fromkeys(itertools.chain(*every.values())):
+        values = [settings.get(name) for settings in every.values()]
+        if len(set(values)) > 1 and (name in given or None not in values):
+            differ.append([name, *(value or "" for value in values)])
+        elif len(set(values)) == 1 and name in given:
+            shared.append([name, values[0] or ""])
     tables = [Table("settings", "What differs between the settings", ["setting", *every], differ)]
     tables.append(Table("shared-settings", "What all rows share", ["setting", "in every row"], shared))
     return [table for table in tables if table.rows]
 
 
-def _setting(value: Any) -> str:
+def _setting(value: object) -> str:
     if isinstance(value, str) and value.startswith("/"):
         return Path(value).name
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
