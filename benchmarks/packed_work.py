@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ebft.method.layout import PackedLayout
-from ebft.model.computed import ask
+from ebft.model.attention import ask
 from ebft.rollouts import Packing
 from packed_implementation import PackedImplementation, Rolled
 

@@ -13,7 +13,7 @@ from ebft.config.method import MethodConfig
 from ebft.method.layout import PackedLayout
 from ebft.method.rewards import token_groups
 from ebft.method.tree import Tree
-from ebft.model.computed import ask, rounded_up
+from ebft.model.attention import ask, rounded_up
 from ebft.model.rollout import draw
 
 
@@ -55,11 +55,11 @@ def roll_out_with_context(
         model,
         input_ids,
         layout,
-        config.temperature,
-        seeds=seeds,
-        end_token_ids=end_token_ids,
-        backend=config.attention_backend,
-        share=config.trees,
+        (config.temperature, None, None),
+        seeds,
+        end_token_ids,
+        config.attention_backend,
+        config.trees,
     )
     lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
     return Rollouts(completions, lengths, entropy, token_groups(completions)), context

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 
 import pytest
@@ -10,8 +11,8 @@ from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.sampling import uniforms
 from ebft.model import backbone
 from ebft.model import rollout as rollout_module
+from ebft.model.attention import Computed
 from ebft.model.backbone import output_head, packed_hidden_states, prepare_model
-from ebft.model.computed import Computed, Expected
 from ebft.model.rollout import _generate, rollout
 from tests.model import compiled_models as gpu
 from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
@@ -112,24 +113,20 @@ def test_samples_that_share_are_those_that_do_not(
 
 
 @pytest.mark.cuda
-def test_samples_share_on_a_gpu_whether_enough_were_expected_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_module, "_EXPECTED", expected := Expected())
+def test_samples_share_on_a_gpu_whether_enough_were_expected_or_not() -> None:
     model, layout = tiny_model().cuda(), StridedLayout(T, 5, 1, 40)
     base, sampling = prepare_model(model), (0.05, None, None)
-    kind = (2, layout.num_anchors, 40, 5, sampling)
     for trial in range(6):  # sizes are asked for, then expected; then far too few are expected
         if trial == 4:
-            monkeypatch.setattr(rollout_module, "_EXPECTED", expected := Expected())
-            expected.learn(base, kind, 1, [1, 1, 1, 1])
+            rollout_module._LED[base] = {(2, layout.num_anchors, 40, 5, sampling): deque([[1, 1, 1, 1]], 64)}
         ids, seeds = some_ids(trial).cuda(), SEEDS + trial
         shared, alone = (
             rollout(model, ids, layout, sampling[0], seeds=seeds, backend="flex", share=share)
             for share in (True, False)
         )
         assert torch.equal(shared, alone)
-    sizes = expected.sizes(base, kind)
-    assert sizes is not None
-    assert all(size < 2 * layout.num_anchors * 40 for size in sizes), sizes
+    (led,) = rollout_module._LED[base].values()
+    assert all(count < 2 * layout.num_anchors * 40 for count in led[-1]), led
 
 
 @pytest.mark.parametrize("more", [0, 1, 7, 1000])

@@ -4,9 +4,6 @@ A transformers model whose attention implementation is set to "ebft" calls `_att
 With an `ebft_pass` among the keyword arguments of the model's call, the pass decides who sees whom; without one,
 the layer does plain causal attention, so the model keeps working for all other callers.
 
-- `PackedPass`: a whole packed sequence at once, with gradients (training, features).
-- `CachedPass`: first the context, kept once for all completions, then one token of every completion at a time.
-
 Backends: `sdpa` runs anywhere: torch's own attention for the context, then for some tokens of completions at a time
 over what those look at, which never forms the S x S mask and leaves out the context behind their anchors. `flex`
 (CUDA) hands the rule to FlexAttention as a block mask.
@@ -15,7 +12,7 @@ over what those look at, which never forms the S x S mask and leaves out the con
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,8 +27,8 @@ from transformers.masking_utils import sdpa_mask
 
 from ebft.method.choices import Backend
 from ebft.method.layout import PackedLayout
+from ebft.method.rewards import token_groups
 from ebft.model import flex
-from ebft.model.computed import Computed
 from ebft.model.flex import ScoreRule
 
 ATTENTION_NAME = "ebft"
@@ -64,6 +61,82 @@ def resolve_backend(backend: Backend, device: torch.device) -> Backend:
     return backend
 
 
+# ---- which tokens of a pass are computed ---------------------------------------------------------------------------
+
+ASK = None  # instead of a number of samples: as many as there are, which the host waits for
+
+
+def rounded_up(size: int, largest: int) -> int:
+    """To sixteenths of the largest, in whole blocks of 128."""
+    step = -(-largest // (16 * 128)) * 128
+    return -(-max(size, 1) // step) * step
+
+
+def ask(counts: Sequence[Tensor]) -> list[list[int]]:
+    """The device's numbers, for the host. It waits for them."""
+    return torch.stack(list(counts)).tolist()
+
+
+@dataclass(frozen=True)
+class Computed:
+    """R of the b x N tokens of a pass are computed: not those that nobody looks at, and of samples of a rollout that
+    have drawn the same tokens so far, one for all. Layers see the R tokens in one row; attention sees all, row by row.
+
+    How many there are has to be known on the host. On a CPU it is; a GPU is not asked at every step of a rollout.
+    """
+
+    chosen: Tensor  # [R], places among all tokens, row after row
+    standing: Tensor  # [b*N], which of the chosen stands for each token
+    rows: int  # b
+
+    @classmethod
+    def where(cls, has_token: Tensor) -> Computed:
+        """The places that have one, bool [b, N]. What the first of them says in place of the others means nothing."""
+        places = has_token.flatten().clone()
+        places[:1] = True  # somebody must be: rows that only fill up a process's part hold nothing
+        return cls(places.nonzero()[:, 0], (places.cumsum(0) - 1) * places, len(has_token))
+
+    @classmethod
+    def of_samples(cls, begun: Tensor, kept: Tensor, size: int | None = ASK) -> tuple[Computed | None, Tensor]:
+        """One sample for all that have drawn the same tokens so far, [b, B, n, g], at anchors that their row keeps,
+        bool [b, B].
+
+        size: R. Where fewer lead, others fill up; where more do, what is computed for the last is wrong.
+        Returns None where all samples are computed, and how many lead.
+        """
+        first = token_groups(begun)
+        b, B, n = first.shape
+        leads = (first == torch.arange(n, device=first.device)) & kept[..., None]
+        # Somebody must; samples of dropped anchors follow whoever came last. (A slice is filled on the device. A single
+        # element would be copied from the host.)
+        leads[:1, :1, :1] = True
+        count = leads.sum()
+        if size is ASK:
+            size = int(count) if not begun.is_cuda else rounded_up(int(count), leads.numel())
+        if size >= leads.numel() and begun.is_cuda:
+            return None, count
+        number = leads.flatten().cumsum(0) - 1
+        leader_of = torch.arange(b * B, device=first.device).view(b, B, 1) * n + first
+        in_order = leads.flatten().to(torch.uint8).sort(descending=True, stable=True).indices
+        return cls(in_order[:size], number[leader_of.flatten()].clamp(max=size - 1), b), count
+
+    def pick(self, per_token: Tensor) -> Tensor:
+        """[b, N, ...] of all tokens -> [1, R, ...] of the chosen."""
+        return per_token.flatten(0, 1).index_select(0, self.chosen)[None]
+
+    def spread(self, per_chosen: Tensor) -> Tensor:
+        """[1, R, ...] of the chosen -> [b, N, ...] of all tokens."""
+        return per_chosen[0].index_select(0, self.standing).unflatten(0, (self.rows, -1))
+
+    def attend(self, attend: Callable[[Tensor, Tensor, Tensor], Tensor], *heads: Tensor) -> Tensor:
+        """Attention among all tokens, [b, heads, N, d], for queries, keys and values of the chosen [1, heads, R, d]."""
+        q, k, v = (self.spread(x.transpose(1, 2)).transpose(1, 2) for x in heads)
+        return self.pick(attend(q, k, v).transpose(1, 2)).transpose(1, 2)
+
+
+# ---- passes --------------------------------------------------------------------------------------------------------
+
+
 class _Pass:
     computed: Computed | None = None  # None: all tokens are
 
@@ -74,10 +147,10 @@ class _Pass:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
         """Queries [b, heads, N, d], keys and values [b, kv_heads, N, d] -> [b, heads, N, d]; where only some tokens are
         computed, [1, heads, R, d] of those."""
-        attend = partial(self._attend, layer, rule=rule)
+        attend = partial(self._attend, layer, rule)
         return attend(q, k, v) if self.computed is None else self.computed.attend(attend, q, k, v)
 
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
+    def _attend(self, layer: int, rule: ScoreRule, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         raise NotImplementedError
 
     def _use_flex(self, q: Tensor) -> bool:
@@ -106,7 +179,7 @@ class _Pass:
 
 
 class PackedPass(_Pass):
-    """The whole packed sequence in one forward pass."""
+    """The whole packed sequence in one forward pass, with gradients (training, features)."""
 
     def __init__(self, layout: PackedLayout, backend: Backend, rows: int | None = None) -> None:
         """rows: of the batch, if places without a token may be left out. None: everything is computed."""
@@ -127,7 +200,7 @@ class PackedPass(_Pass):
         places = rows * self.layout.packed_length + slots
         return places if self.computed is None else self.computed.standing[places]
 
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
+    def _attend(self, layer: int, rule: ScoreRule, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         layout, T = self.layout, self.layout.context_length
         if self._use_flex(q):
             mask = self._flex_mask("packed", flex.packed_mask, q, rule.window)
@@ -153,7 +226,7 @@ class PackedPass(_Pass):
 
 
 class CachedPass(_Pass):
-    """First the context, then token after token of all completions side by side."""
+    """First the context, kept once, then token after token of all completions side by side (rollouts)."""
 
     def __init__(self, layout: PackedLayout, backend: Backend) -> None:
         super().__init__(layout, backend)
@@ -161,7 +234,7 @@ class CachedPass(_Pass):
         self.context: dict[int, tuple[Tensor, Tensor]] = {}
         self.own: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
+    def _attend(self, layer: int, rule: ScoreRule, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The N tokens are those of the context, later one of every completion: B*n."""
         layout = self.layout
         if self.step < 0:
@@ -183,7 +256,7 @@ class CachedPass(_Pass):
             # Without a window all steps of a completion see the same context.
             step = self.step if rule.window is not None else 0
             mask = self._flex_mask("step", flex.step_mask, q, rule.window, step)
-            at = self._mask(("at", self.step), _on_device, self.step)
+            at = self._mask(("at", self.step), lambda layout: torch.full((), self.step, device=layout.device))
             return flex.attend_step(q, context_k, context_v, own_k, own_v, mask, rule, self.step, at)
         q = q.unflatten(2, (layout.num_anchors, layout.samples, 1))
         own_k, own_v = own_k[..., : self.step + 1, :], own_v[..., : self.step + 1, :]
@@ -301,10 +374,6 @@ def _sees_own(first_step: int, steps: int, keys: int, window: int | None, device
     queries = torch.arange(first_step, first_step + steps, device=device)[:, None]
     back = queries - torch.arange(keys, device=device)
     return (back >= 0) & (back < window) if window is not None else back >= 0
-
-
-def _on_device(layout: PackedLayout, step: int) -> Tensor:
-    return torch.full((), step, device=layout.device)
 
 
 def _dense_context_mask(layout: PackedLayout, window: int | None) -> Tensor:

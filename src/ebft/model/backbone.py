@@ -54,21 +54,20 @@ def decoder_config(decoder: Any) -> Any:
     return decoder.config.get_text_config(decoder=True)
 
 
-def check_supported(base: Any) -> None:
+def check_supported(base: PreTrainedModel) -> None:
     """Raises ValueError for a model that ebft cannot compute with, as far as its class and configuration say."""
     config = text_config(base)
     layers = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
-    recurrent = getattr(base, "_is_stateful", False) or any(r in layer for layer in layers for r in _RECURRENT)
-    odd = ", ".join(sorted(layer for layer in layers if any(o in layer for o in _OTHER_MASKS)))
+    odd = ", ".join(sorted(layer for layer in layers if any(other in layer for other in _OTHER_MASKS)))
     for unsupported, why in (
         (getattr(base.config, "is_encoder_decoder", False), "is an encoder-decoder"),
         (base.get_output_embeddings() is None, "has no language-model head; load it with AutoModelForCausalLM"),
-        (recurrent, "carries a recurrent state from token to token, which n*B completions cannot share"),
-        (odd, f"has layers of type {odd}, whose mask ebft does not know"),
         (
-            not base._can_set_attn_implementation(),
-            "does not use transformers' attention interface, so ebft cannot put its mask in",
+            getattr(base, "_is_stateful", False) or any(r in layer for layer in layers for r in _RECURRENT),
+            "carries a recurrent state from token to token, which n*B completions cannot share",
         ),
+        (odd, f"has layers of type {odd}, whose mask ebft does not know"),
+        (not base._can_set_attn_implementation(), "does not use transformers' attention interface"),
         (getattr(config, "alibi", False), "uses ALiBi"),
     ):
         if unsupported:
@@ -225,14 +224,8 @@ def end_tokens_of(model: nn.Module) -> list[int]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """No dropout inside; the mode of every module as it was, after."""
-    with _in_mode(model, training=False):
-        yield
-
-
-@contextmanager
-def _in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+def evaluating(model: nn.Module, training: bool = False) -> Iterator[None]:
+    """No dropout inside; the mode of every module as it was, after. training: the other way round."""
     changed = [module for module in model.modules() if module.training != training]
     model.train(training)
     try:
@@ -259,29 +252,25 @@ def _check_invariant(base: PreTrainedModel) -> None:
     layout, context, completion = _example(base)
     anchor = int(layout.anchors[0])
     plain = torch.cat([context[:, :anchor], completion[:, 0, 0]], 1)
-    layers = decoder_layers(decoder_of(base))[1]
+    name, layers = type(base).__name__, decoder_layers(decoder_of(base))[1]
     with evaluating(base), _short_window(base), in_float32(base, layers):
         expected = base(input_ids=plain, use_cache=False).logits[0, anchor - 1 :].float()
         if not bool(torch.isfinite(expected).all()):
-            raise ValueError(f"the weights of {type(base).__name__} give NaN or infinite logits; load another one")
+            raise ValueError(f"the weights of {name} give NaN or infinite logits; load another one")
         try:
             packed = _packed_rows(base, layout, layout.pack(context, completion), anchor)
             cached = _cached_rows(base, layout, context, completion, anchor)
         except (RuntimeError, TypeError) as error:
-            raise ValueError(
-                f"{type(base).__name__} does not pass ebft's attention through to its layers: {error}"
-            ) from error
+            raise ValueError(f"{name} does not pass ebft's attention through to its layers: {error}") from error
         head = output_head(base)
     for rows, where in (packed, "for a packed sequence"), (cached, "in the cached passes of a rollout"):
         found = head.logits(rows).float()
         # Rounding of the model's own precision, with room; a wrong mask or position is off by the size of the logits.
-        resolution = torch.finfo(rows.dtype).eps ** 0.5
         difference = _relative_difference(found, expected[: len(found)])
-        if not difference <= max(5 * resolution, 1e-3):
+        if not difference <= max(5 * torch.finfo(rows.dtype).eps ** 0.5, 1e-3):
             raise ValueError(
-                f"{type(base).__name__} gives other logits {where} than for a plain one (relative difference "
-                f"{difference:.2g}); ebft does not support it: its attention, positions or head do more than ebft "
-                "knows of"
+                f"{name} gives other logits {where} than for a plain one (relative difference {difference:.2g}); ebft "
+                "does not support it: its attention, positions or head do more than ebft knows of"
             )
 
 
@@ -293,43 +282,32 @@ def check_training_pass(model: nn.Module) -> PreTrainedModel:
     choice of an expert rarely, and a few tokens may not show it.
     """
     base = prepare_model(model)
+    why = "the policy gradient needs the log-probs that were sampled from"
     for module in base.modules():
         for name, value in vars(module).items():
             if "jitter" in name and isinstance(value, float) and value > 0:
                 raise ValueError(
-                    f"{type(base).__name__} chooses experts with some noise in training ({name}={value}), and the "
-                    "policy gradient needs the log-probs that were sampled from; set it to 0 in the model's "
-                    "configuration"
+                    f"{type(base).__name__} chooses experts with some noise in training ({name}={value}), and {why}; "
+                    "set it to 0 in the model's configuration"
                 )
     if input_embeddings(base).is_meta:
         return base
     layout, context, completion = _example(base)
     packed, anchor = layout.pack(context, completion), int(layout.anchors[0])
-    devices = [packed.device] if packed.is_cuda else []
-    with torch.random.fork_rng(devices):  # what is drawn in vain here must not change the run
+    with torch.random.fork_rng([packed.device] if packed.is_cuda else []):  # what is drawn here must not change the run
         with evaluating(base):
             expected = _packed_rows(base, layout, packed, anchor).float()
-        with _in_mode(base, training=True):
+        with evaluating(base, training=True):
             twice = [_packed_rows(base, layout, packed, anchor) for _ in range(2)]
-    # The same kernels on the same numbers: at most sums in another order.
-    tolerance = max(8 * torch.finfo(twice[0].dtype).eps, 1e-4)
     difference = max(_relative_difference(found.float(), expected) for found in twice)
-    if not difference <= tolerance:
+    # The same kernels on the same numbers: at most sums in another order.
+    if not difference <= max(8 * torch.finfo(twice[0].dtype).eps, 1e-4):
         raise ValueError(
             f"{type(base).__name__} computes something else in training than in evaluation (relative difference "
-            f"{difference:.2g}), and the policy gradient needs the log-probs that were sampled from: it has dropout or "
-            "other randomness that ebft cannot turn off; set it to 0 in the model's configuration, or use another model"
+            f"{difference:.2g}), and {why}: it has dropout or other randomness that ebft cannot turn off; set it to 0 "
+            "in the model's configuration, or use another model"
         )
     return base
-
-
-def example_states(decoder: nn.Module) -> Tensor:
-    """Hidden states of some tokens."""
-    device = next(decoder.parameters()).device
-    layout = StridedLayout(context_length=8, horizon=3, stride=5, samples=2).to(device)
-    ids = torch.arange(layout.packed_length, device=device)[None] % 8
-    with evaluating(decoder):
-        return run_decoder(decoder, ids, layout.position_ids, PackedPass(layout, "sdpa"))
 
 
 def _example(base: PreTrainedModel) -> tuple[PackedLayout, Tensor, Tensor]:
@@ -388,7 +366,7 @@ def _short_window(base: PreTrainedModel) -> Iterator[None]:
 # ---- rotary positions that depend on how long a sequence is --------------------------------------------------------
 
 
-def check_length(decoder: Any, layout: PackedLayout) -> None:
+def check_length(decoder: nn.Module, layout: PackedLayout) -> None:
     """A packed sequence has one set of frequencies, and its completions must have those of plain sequences."""
     completions = max(layout.furthest_context, default=0) + layout.horizon
     check_tokens(decoder, max(layout.context_length, completions))
@@ -396,29 +374,23 @@ def check_length(decoder: Any, layout: PackedLayout) -> None:
 
 def check_tokens(decoder: nn.Module, tokens: int) -> None:
     """Whether sequences of so many tokens, and all shorter ones, are computed with the same frequencies."""
-    config: Any = decoder.config
-    for kind, longest in _switches(config.get_text_config(decoder=True)):
+    config = decoder_config(decoder)
+    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    # Models with several kinds of layers have parameters for each.
+    nested = [value for value in given.values() if isinstance(value, dict) and "rope_type" in value]
+    for parameters in nested or [given]:
+        kind = str(parameters.get("rope_type", parameters.get("type")))
+        longest = tokens
+        if "dynamic" in kind:
+            longest = int(config.max_position_embeddings)
+        elif kind == "longrope":
+            longest = int(parameters["original_max_position_embeddings"])
         if tokens > longest:
             raise ValueError(
                 f"{type(decoder).__name__} has {kind} RoPE, whose frequencies change when a sequence is longer than "
                 f"{longest} tokens, and completions at different places of {tokens} tokens cannot share them; use "
                 f"context_length<={longest}"
             )
-
-
-def _switches(config: Any) -> list[tuple[str, int]]:
-    """Kinds of RoPE that depend on the length, each with the length up to which it does not."""
-    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    # Models with several kinds of layers have parameters for each.
-    nested = [value for value in given.values() if isinstance(value, dict) and "rope_type" in value]
-    found = []
-    for parameters in nested or [given]:
-        kind = str(parameters.get("rope_type", parameters.get("type")))
-        if "dynamic" in kind:
-            found.append((kind, int(config.max_position_embeddings)))
-        elif kind == "longrope":
-            found.append((kind, int(parameters["original_max_position_embeddings"])))
-    return found
 
 
 # ---- mixtures of experts -------------------------------------------------------------------------------------------
@@ -448,13 +420,12 @@ _WIDE = (torch.float32, torch.float64)
 
 
 @contextmanager
-def in_float32(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[None]:
+def in_float32(model: PreTrainedModel, layers: Iterable[nn.Module]) -> Iterator[None]:
     """Inside, the model computes in float32, for calls without gradients. After, its weights are the same tensors.
 
     Copies in float32 exist of one layer at a time, while it runs, and of what is outside of the layers. A model whose
     weights are quantised, or are elsewhere and come when they are needed, stays as it is.
     """
-    device = next(model.parameters()).device
     kept: dict[int, tuple[Tensor, Tensor]] = {}  # every tensor that is wide now, with its own data
 
     def widen(tensors: Iterable[Tensor]) -> None:
@@ -468,11 +439,12 @@ def in_float32(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[None]:
             if id(tensor) in kept:
                 tensor.data = kept.pop(id(tensor))[1]
 
-    layers = list(layers) if _can_be_widened(model) else []
+    known = all(p.dtype in _NARROW + _WIDE and not p.is_meta for p in model.parameters())
+    layers = list(layers) if known and getattr(model, "hf_quantizer", None) is None else []
     within = {id(tensor) for layer in layers for tensor in _tensors(layer)}
     hooks = []
     try:
-        with torch.autocast(device.type, enabled=False):
+        with torch.autocast(next(model.parameters()).device.type, enabled=False):
             for layer in layers:
                 hooks.append(layer.register_forward_pre_hook(lambda layer, _: widen(_tensors(layer))))
                 hooks.append(layer.register_forward_hook(lambda layer, *_: restore(_tensors(layer)), always_call=True))
@@ -488,8 +460,3 @@ def in_float32(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[None]:
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
     yield from module.parameters()
     yield from module.buffers()
-
-
-def _can_be_widened(model: Any) -> bool:
-    known = all(parameter.dtype in _NARROW + _WIDE and not parameter.is_meta for parameter in model.parameters())
-    return known and getattr(model, "hf_quantizer", None) is None

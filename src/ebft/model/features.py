@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, get_args
@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from ebft.method.choices import Backend, Normalize, Pooling
 from ebft.method.layout import PackedLayout
@@ -99,23 +99,22 @@ class FeatureNetwork(nn.Module):
         if source == "random":
             dtype = dtype or next(decoder.parameters()).dtype
             decoder = random_like(decoder, seed)
+        if source == "average":
+            dtype = dtype or torch.float32  # a bf16 weight would not move at such small steps
         network = cut_decoder(decoder, max(self.taps))
-        if source in ("copy", "average", "random"):
-            if source == "average" and dtype is None:
-                dtype = torch.float32  # a bf16 weight would not move at such small steps
-            network, _ = copy_in_dtype(network, dtype)
         # Weights that belong to somebody else stay out of this module's parameters, hence the lists.
         self._adapted: list[Any] = [model] if source == "adapter_off" else []
         self._network = [network]
         if source in ("copy", "average", "random"):
-            self.network = network.requires_grad_(False).eval()
+            self.network = copy_in_dtype(network, dtype)[0].requires_grad_(False).eval()
+            self._network = [self.network]
 
     @classmethod
     def from_pretrained(
         cls,
         path: str,
         like: nn.Module | None = None,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         model_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> FeatureNetwork:
@@ -127,13 +126,13 @@ class FeatureNetwork(nn.Module):
         model: Any = AutoModelForCausalLM.from_pretrained(path, **(model_kwargs or {}))
         if tokenizer is not None:
             check_vocabulary(path, AutoTokenizer.from_pretrained(path), tokenizer)
-        elif like is not None and text_config(model).vocab_size != text_config(like).vocab_size:
-            raise ValueError(
-                f"{path} has a vocabulary of {text_config(model).vocab_size}, the model one of "
-                f"{text_config(like).vocab_size}; a feature network must share the model's vocabulary (pass tokenizer= "
-                "if only the padding of the embedding differs)"
-            )
         if like is not None:
+            sizes = [text_config(one).vocab_size for one in (model, like)]
+            if tokenizer is None and sizes[0] != sizes[1]:
+                raise ValueError(
+                    f"{path} has a vocabulary of {sizes[0]}, the model one of {sizes[1]}; a feature network must share "
+                    "the model's vocabulary (pass tokenizer= if only the padding of the embedding differs)"
+                )
             model = model.to(device=input_embeddings(like).device)
         features = cls(model, source="shared", **kwargs)
         # Nobody else holds this model: keep its lower layers here, so that `.to(device)` moves them.
@@ -184,11 +183,7 @@ class FeatureNetwork(nn.Module):
         b = packed_ids.shape[0]
         places = [_pooled_rows(layout, b, completion_lengths, self.pooling, length) for length in lengths]
         adapter_off = self._adapted[0].disable_adapter() if self._adapted else nullcontext()
-        precision = torch.autocast(
-            packed_ids.device.type,
-            self.autocast,
-            enabled=self.autocast is not None,
-        )
+        precision = torch.autocast(packed_ids.device.type, self.autocast, enabled=self.autocast is not None)
         packed_pass = PackedPass(layout, backend, b)
         places = [(packed_pass.numbers(slots), weights) for slots, weights in places]
         with evaluating(network), adapter_off, precision, tapped_states(network, self.taps, places) as tapped:
@@ -229,7 +224,7 @@ class FeatureNetwork(nn.Module):
             mine.lerp_(other.to(mine.dtype), 1 - self.decay)
 
 
-def check_vocabulary(path: str, other: Any, tokenizer: Any) -> None:
+def check_vocabulary(path: str, other: PreTrainedTokenizerBase, tokenizer: PreTrainedTokenizerBase) -> None:
     """Token ids must mean the same in a feature network, at `path` with a tokenizer of its own, and in the model."""
     if other.get_vocab() != tokenizer.get_vocab():
         raise ValueError(
@@ -310,15 +305,12 @@ def tapped_states(
     def before_first_layer(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         keep(0, args[0] if args else kwargs["hidden_states"])
 
-    def after_layer(tap: int) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda _, __, output: keep(tap, output[0] if isinstance(output, tuple) else output)
+    def after_layer(tap: int, _: nn.Module, __: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        keep(tap, output[0] if isinstance(output, tuple) else output)
 
-    handles = []
-    for tap in set(taps):
-        if tap == 0:
-            handles.append(layers[0].register_forward_pre_hook(before_first_layer, with_kwargs=True))
-        else:
-            handles.append(layers[tap - 1].register_forward_hook(after_layer(tap)))
+    handles = [layers[tap - 1].register_forward_hook(partial(after_layer, tap)) for tap in set(taps) - {0}]
+    if 0 in taps:
+        handles.append(layers[0].register_forward_pre_hook(before_first_layer, with_kwargs=True))
     try:
         yield found
     finally:

@@ -7,9 +7,11 @@ anchors once for all n samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,7 @@ from ebft.method.choices import Backend
 from ebft.method.cross_entropy import Head, check_token_ids, rows_per_chunk
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import check_sampling, sample_with_entropy, uniforms
-from ebft.model.attention import CachedPass, resolve_backend
+from ebft.model.attention import ASK, CachedPass, Computed, ask, resolve_backend, rounded_up
 from ebft.model.backbone import (
     check_length,
     decoder_of,
@@ -28,11 +30,13 @@ from ebft.model.backbone import (
     prepare_model,
     run_decoder,
 )
-from ebft.model.computed import ASK, Computed, Expected, Sizes, ask, too_few
 from ebft.runtime.sharding import is_sharded
 
 Sampling = tuple[float, int | None, float | None]  # temperature, top_k, top_p
-_EXPECTED = Expected()
+Sizes = tuple[int | None, ...]  # how many samples are computed at each step
+
+# How many samples led at each step of a model's last rollouts, by what kind of rollout it was.
+_LED: WeakKeyDictionary[nn.Module, dict[Hashable, deque[list[int]]]] = WeakKeyDictionary()
 
 
 @torch.no_grad()
@@ -66,7 +70,7 @@ def rollout(
 
     Completions of anchors that a row drops (`layout.anchor_mask`) mean nothing.
     """
-    return draw(model, input_ids, layout, temperature, top_k, top_p, seeds, end_token_ids, backend, share).completions
+    return draw(model, input_ids, layout, (temperature, top_k, top_p), seeds, end_token_ids, backend, share).completions
 
 
 class Drawn(NamedTuple):
@@ -82,26 +86,25 @@ def draw(
     model: nn.Module,
     input_ids: Tensor,
     layout: PackedLayout,
-    temperature: float = 0.6,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seeds: Tensor | None = None,
-    end_token_ids: Tensor | None = None,
-    backend: Backend = "auto",
-    share: bool = True,
+    sampling: Sampling,
+    seeds: Tensor | None,
+    end_token_ids: Tensor | None,
+    backend: Backend,
+    share: bool,
 ) -> Drawn:
     """`rollout`, with its entropies and the hidden states of the contexts."""
-    check_sampling(temperature, top_k, top_p)
-    base = prepare_model(model)
-    b = _check_input(input_ids, layout, base)
-    device = input_ids.device
-    layout = layout.to(device)
-    if seeds is None:
-        seeds = torch.randint(2**62, (b,))
+    check_sampling(*sampling)
+    base, b, device = prepare_model(model), len(input_ids), input_ids.device
+    if input_ids.dim() != 2 or input_ids.shape[1] != layout.context_length:
+        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}, the layout needs [b, {layout.context_length}]")
+    layout.check_batch(b)
+    check_token_ids(input_ids, embedding_size(base))
+    check_length(decoder_of(base), layout)
+    layout, backend = layout.to(device), resolve_backend(backend, device)
+    seeds = torch.randint(2**62, (b,)) if seeds is None else seeds
     if seeds.shape != (b,):
         raise ValueError(f"seeds has shape {tuple(seeds.shape)}, the batch needs one seed per sequence: [{b}]")
     seeds = seeds.to(device=device, dtype=torch.long, non_blocking=True)
-    sampling, backend = (temperature, top_k, top_p), resolve_backend(backend, device)
 
     run = partial(_generate, base, backend, sampling, layout, input_ids, seeds)
     drawn = _run_sharing(run, base, layout, b, sampling) if share and layout.horizon > 1 else run(None)[0]
@@ -114,19 +117,25 @@ def _run_sharing(
     run: Callable[[Sizes], tuple[Drawn, Tensor]], base: nn.Module, layout: PackedLayout, b: int, sampling: Sampling
 ) -> Drawn:
     """Samples that have drawn the same tokens so far are computed once. On a GPU the host waits at the end, to learn
-    whether there were more of them than expected."""
+    whether there were more of them than expected: then all is done again."""
     asking: Sizes = (ASK,) * (layout.horizon - 1)
     if layout.device.type != "cuda" or is_sharded(base):  # shards are gathered by all processes: none does it again
         return run(asking)[0]
     kind = (b, layout.num_anchors, layout.samples, layout.horizon, sampling)
-    sizes = _EXPECTED.sizes(base, kind)
-    drawn, leading = run(sizes or asking)
-    (needed,) = ask([leading])
-    if sizes is not None and too_few(sizes, needed):
+    led = _LED.setdefault(base, {}).setdefault(kind, deque(maxlen=64))
+    expected = expected_sizes(led, b * layout.num_anchors * layout.samples)
+    drawn, leading = run(expected or asking)
+    led.append(ask([leading])[0])
+    if expected is not None and any(count > size for count, size in zip(led[-1], expected, strict=True)):
         drawn, leading = run(asking)
-        (needed,) = ask([leading])
-    _EXPECTED.learn(base, kind, b * layout.num_anchors * layout.samples, needed)
+        led[-1] = ask([leading])[0]
     return drawn
+
+
+def expected_sizes(led: Iterable[Sequence[int]], samples: int) -> tuple[int, ...] | None:
+    """A little more than any of the last rollouts of so many samples needed, since windows of text differ; None before
+    the first one."""
+    return tuple(rounded_up(int(max(counts) * 1.06), samples) for counts in zip(*led, strict=True)) or None
 
 
 def _generate(
@@ -210,12 +219,3 @@ def _sample_rows(
         tokens[at] = drawn
         entropies.append(entropy)
     return tokens, torch.cat(entropies)
-
-
-def _check_input(input_ids: Tensor, layout: PackedLayout, model: nn.Module) -> int:
-    if input_ids.dim() != 2 or input_ids.shape[1] != layout.context_length:
-        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}, the layout needs [b, {layout.context_length}]")
-    layout.check_batch(input_ids.shape[0])
-    check_token_ids(input_ids, embedding_size(model))
-    check_length(decoder_of(model), layout)
-    return input_ids.shape[0]
