@@ -6,8 +6,8 @@
 Forms: `chat` asks for the whole function in a code block, `evalplus` and `qwen` are the prompts of EvalPlus (which
 also begins the answer) and of Qwen2.5-Coder's own evaluation, `raw` is the function's head, and `trained` is the
 instruction of `chat` in the form of the training data here: the text and an empty line, without a template. Each form:
-one greedy answer, and samples at 0.6. `--between START WEIGHT` takes weights between another checkpoint (0) and the
-model (1).
+one greedy answer, and samples at 0.6; MBPP has `chat` and `trained` only. `--between START WEIGHT` takes weights
+between another checkpoint (0) and the model (1).
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ebft.evaluate.generation import GenerationSettings, TransformersGenerator, chat_text
+from ebft.fetch import resolve
 from ebft.problems.catalog import load_problems
 from ebft.problems.problem import Problem
+from ebft.problems.python_problems import MBPPProblem
 
 INSTRUCTION = "Complete the following Python function. Answer with the whole function, its imports included, in one"
 EVALPLUS = "Please provide a self-contained Python script that solves the following problem in a markdown code block:"
@@ -53,6 +55,9 @@ FORMS: dict[str, tuple[Callable[[Problem, Any], str], Any, tuple[str, ...]]] = {
 
 
 def _instruction(problem: Problem) -> str:
+    if isinstance(problem, MBPPProblem):
+        task = f"{problem.text.strip()}\nIt must pass this test: {problem.tests[0].strip()}"
+        return f"{task}\n\nAnswer with the whole function, its imports included, in one ```python code block."
     return f"{INSTRUCTION} ```python code block.\n\n```python\n{problem.prompt().strip()}\n```"
 
 
@@ -67,7 +72,8 @@ def main() -> None:
     parser.add_argument("--problems", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--forms", nargs="+", default=["chat", "trained"], choices=FORMS)
-    parser.add_argument("--samples", type=int, default=4, help="0: greedy only")
+    parser.add_argument("--samples", type=int, default=4, help="of each problem, at 0.6")
+    parser.add_argument("--kinds", nargs="+", default=["greedy", "samples"], choices=["greedy", "samples"])
     parser.add_argument("--max-new-tokens", type=int, default=512)
     parser.add_argument("--batch-size", type=int, default=656)
     parser.add_argument("--limit", type=int)
@@ -76,10 +82,11 @@ def main() -> None:
     args = parser.parse_args()
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
-    model: Any = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16).to(device)
+    place = resolve(args.model)
+    tokenizer = AutoTokenizer.from_pretrained(place)
+    model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=torch.bfloat16).to(device)
     if args.between:
-        start = AutoModelForCausalLM.from_pretrained(args.between[0], dtype=torch.bfloat16).to(device)
+        start = AutoModelForCausalLM.from_pretrained(resolve(args.between[0]), dtype=torch.bfloat16).to(device)
         with torch.no_grad():
             for ours, theirs in zip(model.parameters(), start.parameters(), strict=True):
                 ours.copy_(torch.lerp(theirs.float(), ours.float(), float(args.between[1])))
@@ -92,7 +99,7 @@ def main() -> None:
         text, style, stop = FORMS[form]
         prompts = [text(problem, tokenizer) for problem in problems]
         for kind, temperature, samples in (("greedy", 0.0, 1), ("samples", 0.6, args.samples)):
-            if not samples:
+            if kind not in args.kinds:
                 continue
             began = time.monotonic()
             settings = GenerationSettings(
