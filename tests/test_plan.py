@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,47 +54,47 @@ def test_what_gives_up_least_comes_first(
     assert settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] * gpus == 16
     # Its settings, given, are what was computed, and no larger batch would have fitted.
     flags = [f"--{name}={value}" for name, value in settings.items()]
-    again = planned(capsys, *arguments, *flags)["given"]
-    assert (again["peak"], again["fits"]) == (best["peak"], True)
+    assert planned(capsys, *arguments, *flags)["given"] == best
     n = 2 * settings["per_device_train_batch_size"]
     if n <= 16 // gpus:
         larger = [f"--per_device_train_batch_size={n}", f"--gradient_accumulation_steps={16 // gpus // n}"]
         assert not planned(capsys, *arguments, *flags, *larger)["given"]["fits"]
 
 
+# GiB of tensors at the peak on an H200, on real data (docs/results.md); LoRA with random weights, whose completions
+# have nothing in common.
+@pytest.mark.parametrize(
+    ("recipe", "card", "measured", "which"),
+    [("qwen-0.5b", 24, 14.2, "usual"), ("qwen-1.5b", 80, 39.2, "usual"), ("qwen-1.5b-lora", 16, 8.1, "peak")],
+)
+def test_the_recipes_of_real_models_fit_and_need_what_was_measured(
+    recipe: str, card: int, measured: float, which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = SHAPES["Qwen/Qwen2.5-1.5B"]().to_dict()
+    if recipe == "qwen-0.5b":
+        shape |= {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    found = planned(capsys, "--config", recipe, "--model", tmp_path, "--gpu-memory", card)["given"]
+    assert found["fits"]
+    assert found[which] / GIB == pytest.approx(measured, rel=0.1)
+    assert found["usual"] < found["peak"]
+
+
 def test_a_recipe_that_fits_stays_as_it_is(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("plan", "--config", "qwen-0.5b", "--model", str(model), "--gpu-memory", "400")
-    assert cli.main([*arguments]) == 0
+    assert cli.main(["plan", "--config", "qwen-0.5b", "--model", str(model), "--gpu-memory", "400"]) == 0
     printed = capsys.readouterr().out
-    assert "As given: whole model, at most " in printed
+    assert "As given: whole model, " in printed
     assert ": it fits." in printed
     assert "Recommended" not in printed
     assert yaml.safe_load(printed.split("\n\n")[1])["per_device_train_batch_size"] == 2
-
-
-@pytest.mark.parametrize(
-    ("recipe", "gib"), [("qwen-0.5b", 24), ("qwen-1.5b", 80), ("qwen-1.5b-lora", 16)], ids=lambda value: str(value)
-)
-def test_the_recipes_of_real_models_fit(
-    recipe: str, gib: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetch, "folder_of", lambda name: tmp_path / name)
-    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
-    small = {**SHAPES["Qwen/Qwen2.5-1.5B"]().to_dict(), **sizes}
-    shape = SHAPES["Qwen/Qwen2.5-1.5B"]().to_dict() if "1.5" in recipe else small
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
-    found = planned(capsys, "--config", recipe, "--model", tmp_path / "model", "--gpu-memory", gib)
-    assert found["given"]["fits"]
 
 
 def test_the_recipe_is_ready_to_paste(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["plan", "--model", str(model), "--gpus", "8", "--gpu", "H100", "--tokens", "5e6", "--gamma", "0.1"]
     assert cli.main(given) == 0
     printed = capsys.readouterr().out
-    assert "As given: ddp, " in printed
-    assert "Recommended for 8 GPUs of 80 GiB: fsdp2, " in printed
-    assert " s a step and " in printed
+    for words in ("As given: ddp, ", "Recommended for 8 x 80 GiB: fsdp2, ", " s a step and ", " an epoch: it fits."):
+        assert words in printed
     assert "As recipe.yaml: ebft train --config recipe.yaml --launch 8\n" in printed
     assert "\ndataset: my.jsonl  # replace by yours\noutput_dir: runs/mine  # replace by yours\n" in printed
     values = yaml.safe_load(printed.split("\n\n")[1])
@@ -103,14 +105,6 @@ def test_the_recipe_is_ready_to_paste(model: Path, tmp_path: Path, capsys: pytes
     assert yaml.safe_load(file.read_text()) == {**values, "output_dir": "mine"}
     assert cli.main([*given, "--output", str(file)]) == 2
     assert "is there already" in capsys.readouterr().err
-
-
-def test_settings_of_transformers_count(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    adam, adafactor = (
-        planned(capsys, "--model", model, "--gpu-memory", 80, "--bf16", "true", "--optim", optimizer)["given"]["stages"]
-        for optimizer in ("adamw_torch_fused", "adafactor")
-    )
-    assert adam["rollouts"] - adafactor["rollouts"] == pytest.approx(8 * 7.615e9, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +124,7 @@ def test_an_adapter_gets_a_learning_rate_of_its_own(
 
 def test_nothing_fits_and_what_is_wrong(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--model", str(model), "--gpu-memory", "4"]) == 0
-    assert "Nothing fits on 1 GPU of 4 GiB" in capsys.readouterr().out
+    assert "Nothing fits: a shorter context_length" in capsys.readouterr().out
     for arguments, words in (
         (["--model", str(model), "--gpu", "h10"], "invalid choice: 'h10'"),
         (["--model", str(model)], "ebft plan needs --gpu, one of h200, h100"),
@@ -142,15 +136,27 @@ def test_nothing_fits_and_what_is_wrong(model: Path, tmp_path: Path, capsys: pyt
         assert words in capsys.readouterr().err
 
 
+def test_it_imports_neither_torch_nor_transformers(model: Path) -> None:
+    code = "import sys, ebft.cli as c; c.main(sys.argv[1:]); assert not {'torch', 'transformers'} & {*sys.modules}"
+    for arguments in (["plan", "--model", str(model), "--gpu", "h100"], ["--help"], ["--version"], ["trian"]):
+        subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
+
+
 @pytest.mark.parametrize("name", ["smollm2-135m", "llama3.2-1b", "qwen2.5-1.5b-trees", "qwen2.5-1.5b-lora"])
 def test_times_are_near_those_that_were_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(RESULTS.parent))
     import step
+    from tests.test_plan_memory import run_of
 
     found = json.loads((RESULTS / f"step-h200-{name}.json").read_text())
     settings = found["settings"]
-    names = ("context_length", "horizon", "stride", "samples", "lora")
-    given = {name: settings[name] for name in names} | {"gradient_checkpointing": False, "peft": None}
-    run = Run(Shape.of(step.SIZES[settings["size"]].config().to_dict()), {**given, "anchors": "strided"})
-    seconds = plan.Plan(run, settings["sequences"], None, {}, 0, "h200").seconds(run)
-    assert seconds == pytest.approx(found["seconds"]["packed"]["iteration"]["median"], rel=0.25)
+    given = {name: settings[name] for name in ("context_length", "horizon", "stride", "samples", "lora")}
+    shape = Shape(step.SIZES[settings["size"]].config().to_dict())
+    run: Run = run_of(shape, per_device_train_batch_size=settings["sequences"], **given)
+    assert plan._seconds(run, "h200") == pytest.approx(found["seconds"]["packed"]["iteration"]["median"], rel=0.25)
+
+
+def test_a_folder_that_fetch_made_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "folder_of", lambda name: tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["Qwen/Qwen2.5-1.5B"]().to_dict()))
+    assert plan.make_plan({"model": "qwen2.5-coder-1.5b"}, 1, 80)["parameters"] == pytest.approx(1.54e9, rel=0.01)

@@ -5,13 +5,13 @@ Of the model only config.json is read; torch and transformers are not imported.
 
 from __future__ import annotations
 
-import ast
 import json
 import math
+import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import Field, dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -26,137 +26,103 @@ from ebft.config.recipe import check_given, read_values
 from ebft.config.settings import Parser, default_of, option, types_of
 from ebft.errors import ConfigError, first_line
 from ebft.plan_memory import GIB, ROOM, Run, Shape
-from ebft.runtime.messages import duration
+from ebft.runtime.messages import duration, print_table
 
 # GiB, and the vendor's TFLOP/s in dense bf16.
-GPUS = {
-    "h200": (140, 989),
-    "h100": (80, 989),
-    "a100": (80, 312),
-    "a100-40gb": (40, 312),
-    "l40s": (48, 362),
-    "a10": (24, 125),
-    "l4": (24, 121),
-    "rtx4090": (24, 165),
-    "rtx3090": (24, 71),
-}
+GPUS = {"h200": (140, 989), "h100": (80, 989), "a100": (80, 312), "a100-40gb": (40, 312), "l40s": (48, 362)}
+GPUS |= {"a10": (24, 125), "l4": (24, 121), "rtx4090": (24, 165), "rtx3090": (24, 71)}
 # Of that rate, steps on an H200 reached (benchmarks/results/step-h200-*.json), counted as PASSES forward passes over
 # packed tokens: by the size of the model, and of it with LoRA, and with gradient checkpointing.
-PASSES = 4.75
-REACHED = ((1.35e8, 0.17), (1.2e9, 0.55))
+PASSES, REACHED = 4.75, ((1.35e8, 0.17), (1.2e9, 0.55))
 WITH_ADAPTER, WITH_CHECKPOINTING = 0.69, 0.57
-# LoRA's best learning rate was found to be about ten times that of the whole model (Schulman et al., "LoRA Without
-# Regret", 2025).
+# LoRA's best learning rate is about ten times that of the whole model (Schulman et al., "LoRA Without Regret", 2025).
 ADAPTER_RATE = 10
 _ROWS = 16  # sequences in a step, as in the paper, where the recipe does not say
 _SECTIONS = (ModelConfig, DataConfig, MethodConfig, RunningConfig)
 # Of transformers' own settings, those that take memory, with its defaults.
-_THEIRS = {
-    "gradient_accumulation_steps": 1,
-    "bf16": False,
-    "use_cpu": False,
-    "gradient_checkpointing": False,
-    "optim": "adamw_torch_fused",
-}
+_THEIRS = {"optim": "adamw_torch_fused", "gradient_accumulation_steps": 1}
+_THEIRS |= dict.fromkeys(("bf16", "use_cpu", "gradient_checkpointing"), False)
+_STEP = ("per_device_train_batch_size", "gradient_accumulation_steps")
+_BATCHES = ("per_device_train_batch_size", "rollout_batch_size", "per_device_eval_batch_size")
 # What a recommendation decides anew, and so does not take over from the recipe.
-_DECIDED = {"bf16", "bf16_if_fast", "use_cpu", "per_device_train_batch_size", "gradient_accumulation_steps"}
-_DECIDED |= {"rollout_batch_size", "gradient_checkpointing", "fsdp", "load_in_4bit"}
+_DECIDED = [*_STEP, "rollout_batch_size", "bf16", "bf16_if_fast", "use_cpu"]
+_DECIDED += ["gradient_checkpointing", "fsdp", "load_in_4bit"]
 _STANDING_IN = {"dataset": "my.jsonl", "output_dir": "runs/mine"}  # where they are not given: neither takes memory
 
 
-@dataclass(frozen=True)
-class Plan:
-    given: Run
-    rows_per_step: int
-    recommended: Run | None  # None: nothing fits
-    settings: dict[str, Any]  # of the recommended run, as a recipe
-    gpu_bytes: float
-    gpu: str | None
-
-    def seconds(self, run: Run) -> float | None:
-        """Of a step on all GPUs together; what they tell each other is not counted."""
-        if self.gpu is None:
-            return None
-        (small, low), (large, high) = REACHED
-        share = math.log(min(max(run.shape.active, small), large) / small) / math.log(large / small)
-        rate = (low + share * (high - low)) * GPUS[self.gpu][1] * 1e12 * run.gpus
-        rate *= WITH_ADAPTER if run.adapted else 1
-        rate *= WITH_CHECKPOINTING if run.settings["gradient_checkpointing"] else 1
-        return 2 * run.shape.active * PASSES * self.rows_per_step * run.packed / rate
-
-    def fits(self, run: Run) -> bool:
-        return run.peak <= (1 - ROOM) * self.gpu_bytes
-
-
 def known_settings() -> dict[str, Any]:
-    """The type of every setting of `ebft train`; of transformers' own, which its source lists, any where memory does
-    not depend on it."""
+    """The type of every setting of `ebft train`; of transformers' own, which are read from its source, any where memory
+    does not depend on it."""
     source = Path(str(find_spec("transformers").origin)).with_name("training_args.py")  # type: ignore[union-attr]
-    body = ast.parse(source.read_text(encoding="utf-8")).body
-    (arguments,) = [node for node in body if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments"]
-    theirs = [node.target.id for node in arguments.body if isinstance(node, ast.AnnAssign)]  # type: ignore[union-attr]
+    theirs = re.findall(r"^    (\w+): .* = field\(", source.read_text(encoding="utf-8"), flags=re.MULTILINE)
     own = {name: kind for section in _SECTIONS for name, kind in types_of(section).items()}
     return {**dict.fromkeys(theirs, Any), **{name: type(value) for name, value in _THEIRS.items()}, **own}
 
 
-def make_plan(given: Mapping[str, Any], gpus: int, gpu_memory: float, gpu: str | None = None) -> Plan:
-    """given: the settings of a recipe; gpu_memory: of each GPU, in GiB."""
+def make_plan(given: Mapping[str, Any], gpus: int, gpu_memory: float, gpu: str | None = None) -> dict[str, Any]:
+    """What `--json` prints. given: the settings of a recipe; gpu_memory: of each GPU, in GiB."""
     typed = check_given({**_STANDING_IN, **given}, known_settings(), "train")
     for section in _SECTIONS:  # which check their values
         section(**{name: typed[name] for name in types_of(section) if name in typed})
-    defaults: dict[str, Any] = _THEIRS | {f.name: default_of(f) for section in _SECTIONS for f in fields(section)}
+    defaults: dict[str, Any] = {f.name: default_of(f) for section in _SECTIONS for f in fields(section)} | _THEIRS
     values = defaults | typed
-    rows = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"]  # of a GPU
-    if min(rows, gpus) < 1:
+    if min(values["gradient_accumulation_steps"], gpus) < 1:
         raise ConfigError("gradient_accumulation_steps and --gpus must be at least 1")
-    features = values["feature_model"] and Shape.of(_config(values["feature_model"], "feature_model"))
-    run = Run(Shape.of(_config(values["model"], "model")), values, gpus, features)
-    chosen = bool({"per_device_train_batch_size", "gradient_accumulation_steps"} & given.keys())
-    if not chosen:
-        rows = -(-_ROWS // gpus)
-    plan = Plan(run, rows * gpus, None, _STANDING_IN | {name: typed[name] for name in given}, gpu_memory * GIB, gpu)
-    if chosen and run.bf16 and plan.fits(run):
-        return replace(plan, recommended=run)
-    start = run.but(**{name: defaults[name] for name in _DECIDED} | {"bf16": True})
-    for candidate in _candidates(start):
-        if (found := _largest_batches(candidate, rows, plan.fits)) is None:
-            continue
-        changed = {name: value for name, value in found.settings.items() if value != start.settings[name]}
-        if found.adapted and not (run.adapted and "learning_rate" in given):
-            changed["learning_rate"] = float(f"{ADAPTER_RATE * values['learning_rate']:.6g}")
-        kept = {name: value for name, value in plan.settings.items() if name not in _DECIDED}
-        always = ("bf16", "per_device_train_batch_size", "gradient_accumulation_steps", "rollout_batch_size")
-        return replace(plan, recommended=found, settings=kept | {n: found.settings[n] for n in always} | changed)
+
+    def fits(run: Run) -> bool:
+        return run.peak() <= (1 - ROOM) * gpu_memory * GIB
+
+    features = _shape_of(values["feature_model"], "feature_model") if values["feature_model"] else None
+    run = Run(_shape_of(values["model"], "model"), values, gpus, features)
+    advised: Run | None = run
+    if not (chosen := {*_STEP} & given.keys()) or not run.bf16 or not fits(run):
+        start = run.but(**{name: defaults[name] for name in _DECIDED} | {"bf16": True})
+        advised = _first_that_fits(start, run.rows_per_step // gpus if chosen else -(-_ROWS // gpus), fits)
+        if advised and advised.adapted and not (run.adapted and "learning_rate" in given):
+            advised = advised.but(learning_rate=float(f"{ADAPTER_RATE * values['learning_rate']:.6g}"))
+    recipe = None
+    if advised is not None:
+        changed = {n for n, value in advised.settings.items() if value != defaults.get(n)} - _STANDING_IN.keys()
+        recipe = _STANDING_IN | {n: v for n, v in advised.settings.items() if n in {*given, *_STEP, *changed}}
+    plan = {"model": values["model"], "parameters": run.shape.parameters, "active": run.shape.active, "gpus": gpus}
+    plan |= {"gpu": gpu, "gpu_bytes": gpu_memory * GIB, "settings": recipe, "recommended": None}
+    for name, each in {"given": run, "recommended": advised}.items():
+        if each is not None:
+            stages = each.usual()
+            plan[name] = {"strategy": each.strategy, "fits": fits(each), "seconds": gpu and _seconds(each, gpu)}
+            plan[name] |= {"tokens": each.rows_per_step * each.of.context_length, "stages": stages}
+            plan[name] |= {"usual": max(stages.values()), "peak": each.peak()}
     return plan
 
 
-def _candidates(start: Run) -> Iterator[Run]:
-    """In the order of what they give up: the whole model before an adapter, an adapter before 4 bits; of each, one copy
-    on every GPU before shards, and activations that are kept before ones that are computed again."""
+def _first_that_fits(start: Run, rows: int, fits: Callable[[Run], bool]) -> Run | None:
+    """In the order of what is given up: the whole model before an adapter, an adapter before 4 bits; of each, one copy
+    on every GPU before shards, and activations that are kept before ones that are computed again. With the largest
+    batches that divide the `rows` of a step."""
     adapter = start if start.adapted else start.but(lora=True)
-    ways = ([] if start.adapted else [start]) + [adapter, adapter.but(load_in_4bit=True)]
-    for way, fsdp, checkpointing in product(ways, (None, "full_shard"), (False, True)):
-        if fsdp is None or (start.gpus > 1 and not way.settings["load_in_4bit"]):
-            yield way.but(fsdp=fsdp, gradient_checkpointing=checkpointing)
-
-
-def _largest_batches(run: Run, rows: int, fits: Callable[[Run], bool]) -> Run | None:
-    """Of `rows` sequences in a step, how many are trained on, rolled out and evaluated at once; None: not even one."""
     parts = [n for n in range(rows, 0, -1) if rows % n == 0]
-    every = {
-        "per_device_train_batch_size": parts,
-        "rollout_batch_size": parts,
-        "per_device_eval_batch_size": range(run.settings["per_device_eval_batch_size"], 0, -1),
-    }
-    least = run.but(**dict.fromkeys(every, 1))
-    if not fits(least):
-        return None
-    found = {name: next(n for n in numbers if fits(least.but(**{name: n}))) for name, numbers in every.items()}
-    return run.but(**found, gradient_accumulation_steps=rows // found["per_device_train_batch_size"])
+    numbers = dict.fromkeys(_BATCHES[:2], parts) | {_BATCHES[2]: [*range(start.of.per_device_eval_batch_size, 0, -1)]}
+    ways = product((start, adapter, adapter.but(load_in_4bit=True)), (None, "full_shard"), (False, True))
+    for way, fsdp, checkpointing in ways:
+        run = way.but(fsdp=fsdp, gradient_checkpointing=checkpointing, **dict.fromkeys(_BATCHES, 1))
+        if fits(run) and not (fsdp and (run.gpus == 1 or run.of.load_in_4bit)):
+            for name in _BATCHES:
+                run = run.but(**{name: next(n for n in numbers[name] if fits(run.but(**{name: n})))})
+            return run.but(gradient_accumulation_steps=rows // run.of.per_device_train_batch_size)
+    return None
 
 
-def _config(name: str, field: str) -> dict[str, Any]:
-    """What is in a model's config.json: in a folder, or on the hub."""
+def _seconds(run: Run, gpu: str) -> float:
+    """Of a step on all GPUs together; what they tell each other is not counted."""
+    (small, low), (large, high) = REACHED
+    share = math.log(min(max(run.shape.active, small), large) / small) / math.log(large / small)
+    rate = (low + share * (high - low)) * GPUS[gpu][1] * 1e12 * run.gpus
+    rate *= (WITH_ADAPTER if run.adapted else 1) * (WITH_CHECKPOINTING if run.of.gradient_checkpointing else 1)
+    return 2 * run.shape.active * PASSES * run.rows_per_step * run.packed / rate
+
+
+def _shape_of(name: str, field: str) -> Shape:
+    """By a model's config.json, in a folder or on the hub."""
     fetch.check_there(name, field)
     place = Path(fetch.resolve(name, field)).expanduser()
     try:
@@ -164,75 +130,56 @@ def _config(name: str, field: str) -> dict[str, Any]:
             from huggingface_hub import hf_hub_download
 
             place = Path(hf_hub_download(name, "config.json")).parent
-        return json.loads((place / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return Shape(json.loads((place / "config.json").read_text(encoding="utf-8")))
+    except (OSError, json.JSONDecodeError) as error:
         raise ConfigError(f"the config.json of {field}={name!r} cannot be read: {first_line(error)}") from None
 
 
-def recipe_text(plan: Plan) -> str:
-    """The recommended recipe, as YAML. What nobody gave and stands for the user's own is marked."""
-    if plan.recommended is None:
+def _recipe_text(plan: dict[str, Any]) -> str:
+    """The recommended recipe. What nobody gave and stands for the user's own is marked."""
+    if plan["settings"] is None:
         raise ConfigError("nothing fits, so there is no recipe to write")
-    marks = {f"{name}: {value}" for name, value in _STANDING_IN.items()}
-    lines = yaml.safe_dump(plan.settings, sort_keys=False).splitlines()
-    return "".join(f"{line}  # replace by yours\n" if line in marks else f"{line}\n" for line in lines)
+    own = "|".join(f"{name}: {re.escape(value)}" for name, value in _STANDING_IN.items())
+    return re.sub(
+        f"^({own})$", r"\1  # replace by yours", yaml.safe_dump(plan["settings"], sort_keys=False), flags=re.M
+    )
 
 
-def report(plan: Plan, tokens: float | None = None, file: str | None = None) -> str:
-    """Whether the recipe fits, the one to train by, and both by stages. file: where it has been written."""
-    given, advised, total = plan.given, plan.recommended, plan.gpu_bytes / GIB
-    gpus = f"{given.gpus} GPU{'s' if given.gpus > 1 else ''} of {total:g} GiB"
-    shape = given.shape
-    active = "" if shape.active == shape.parameters else f" ({shape.active:,} of them for a token)"
-
-    def told(run: Run) -> str:
-        words = f"{run.strategy}, at most {run.peak / GIB:.1f} of {total:g} GiB on each GPU"
-        if (usual := f"{run.usual / GIB:.1f}") != f"{run.peak / GIB:.1f}":
-            words += f" ({usual} where completions agree as usual)"
-        if (seconds := plan.seconds(run)) is not None:
-            steps = (tokens or 1e6) / (run.settings["context_length"] * plan.rows_per_step)
-            of = "an epoch" if tokens else "a million tokens of text"
-            words += f", about {duration(seconds)} a step and {duration(seconds * steps)} {of}"
-        return words
-
-    fits = "it fits" if plan.fits(given) else f"it does not fit, with {ROOM:.0%} left free for CUDA and fragments"
-    lines = [
-        f"{plan.settings.get('model', 'The model')}: {shape.parameters:,} parameters{active}. Computed, not run.",
-        f"As given: {told(given)}: {fits}.",
-    ]
-    columns = {"as given": given}
-    if advised is None:
-        lines.append(f"Nothing fits on {gpus}: a shorter context_length, fewer samples, more or larger GPUs.")
+def _print_report(plan: dict[str, Any], tokens: float | None, file: str | None) -> None:
+    total, gpus = plan["gpu_bytes"] / GIB, plan["gpus"]
+    columns: dict[str, dict[str, float]] = {}
+    active = "" if plan["active"] == plan["parameters"] else f" ({plan['active']:,} of them for a token)"
+    print(f"{plan['model']}: {plan['parameters']:,} parameters{active}. Computed, not run.")
+    for name, title in {"given": "As given", "recommended": f"Recommended for {gpus} x {total:g} GiB"}.items():
+        if (run := plan[name]) is None or (columns and run == plan["given"]):
+            continue
+        columns[name] = run["stages"]
+        usual, most = f"{run['usual'] / GIB:.1f}", f"{run['peak'] / GIB:.1f}"
+        words = f"{title}: {run['strategy']}, {usual} of {total:g} GiB on each GPU"
+        words += f" (at most {most}, where completions have nothing in common)" if usual != most else ""
+        if run["seconds"]:
+            whole, of = (tokens, "an epoch") if tokens else (1e6, "a million tokens of text")
+            words += (
+                f", about {duration(run['seconds'])} a step and {duration(run['seconds'] * whole / run['tokens'])} {of}"
+            )
+        print(
+            words + (": it fits." if run["fits"] else f": it does not fit with {ROOM:.0%} left for CUDA and fragments.")
+        )
+    if plan["recommended"] is None:
+        print("Nothing fits: a shorter context_length, fewer samples, more or larger GPUs.")
     else:
-        if advised is not given:
-            columns["recommended"] = advised
-            lines.append(f"Recommended for {gpus}: {told(advised)}.")
-        place, launch = shlex.quote(file or "recipe.yaml"), f" --launch {given.gpus}" if given.gpus > 1 else ""
-        lines += ["", recipe_text(plan)]
-        lines += [f"{'Written to' if file else 'As'} {place}: ebft train --config {place}{launch}"]
-    stages = {name: run.stages() for name, run in columns.items()}
-    rows = [("GiB on each GPU", *stages)]
-    rows += [(f"  {stage}", *(f"{of[stage] / GIB:.1f}" for of in stages.values())) for stage in given.stages()]
-    lines += ["", *("".join(f"{cell:<20}" for cell in row).rstrip() for row in rows)]
-    return "\n".join(lines)
-
-
-def as_json(plan: Plan) -> str:
-    """Everything, in bytes."""
-    found: dict[str, Any] = {"parameters": plan.given.shape.parameters, "gpus": plan.given.gpus, "gpu": plan.gpu}
-    found |= {"gpu_bytes": plan.gpu_bytes, "rows_per_step": plan.rows_per_step, "settings": plan.settings}
-    for name, run in {"given": plan.given, "recommended": plan.recommended}.items():
-        found[name] = None
-        if run is not None:
-            found[name] = {"strategy": run.strategy, "fits": plan.fits(run), "stages": run.stages()}
-            found[name] |= {"peak": run.peak, "usual": run.usual}
-    return json.dumps(found, indent=1)
+        place, launch = shlex.quote(file or "recipe.yaml"), f" --launch {gpus}" if gpus > 1 else ""
+        print(f"\n{_recipe_text(plan)}\n{'Written to' if file else 'As'} {place}: ebft train --config {place}{launch}")
+    print()
+    rows = [("  " + stage, *(f"{of[stage] / GIB:.1f}" for of in columns.values())) for stage in columns["given"]]
+    print_table([("GiB on each GPU", *columns), *rows])
 
 
 def command(arguments: list[str]) -> int:
     usage = "(--config recipe.yaml | --model M) (--gpu h100 | --gpu-memory GIB) [--setting value ...]"
-    text = "Whether a recipe fits on a GPU, the settings that would, and how long a step takes."
-    parser = Parser("plan", text, usage)
+    parser = Parser(
+        "plan", "Whether a recipe fits on a GPU, the settings that would, and how long a step takes.", usage
+    )
     own: dict[str, Field[Any]] = {f.name: f for section in _SECTIONS for f in fields(section)}
     flags = {name: own[name] if name in own else option(None, "") for name in known_settings()}
     parser.add_settings("", flags.items(), hidden=flags)
@@ -249,11 +196,13 @@ def command(arguments: list[str]) -> int:
     if options.output is not None and Path(options.output).exists():
         raise ConfigError(f"--output writes a new file: {options.output} is there already")
     given = {**(read_values(options.config) if options.config else {}), **options.settings}
-    memory = GPUS[options.gpu][0] if options.gpu_memory is None else options.gpu_memory
-    plan = make_plan(given, options.gpus, memory, options.gpu)
+    plan = make_plan(given, options.gpus, options.gpu_memory or GPUS[options.gpu][0], options.gpu)
     if options.output is not None:
-        Path(options.output).write_text(recipe_text(plan), encoding="utf-8")
-    print(as_json(plan) if options.json else report(plan, options.tokens, options.output))
+        Path(options.output).write_text(_recipe_text(plan), encoding="utf-8")
+    if options.json:
+        print(json.dumps(plan, indent=1))
+    else:
+        _print_report(plan, options.tokens, options.output)
     return 0
 
 
@@ -263,8 +212,7 @@ def cpu_seconds(flops: float, bf16: bool = False) -> float:
 
     matrix = torch.ones(1024, 1024, dtype=torch.bfloat16 if bf16 else torch.float32)
     matrix @ matrix  # the first one sets threads up
-    began, products = time.perf_counter(), 0
-    while (took := time.perf_counter() - began) < 0.3:
+    began = time.perf_counter()
+    for _ in range(8):
         matrix @ matrix
-        products += 1
-    return flops * took / (products * 2.0 * len(matrix) ** 3)
+    return flops * (time.perf_counter() - began) / (8 * 2.0 * len(matrix) ** 3)
