@@ -39,7 +39,7 @@ def main() -> None:
 def _document(record: Record) -> dict[str, object]:
     problem = mbpp_problem(record)
     code = problem.reference.replace("\r\n", "\n").replace("\t", "    ").strip()
-    tests = {"test_list": list(problem.tests), "test_setup_code": problem.setup}
+    tests = {"test_list": record.row["test_list"], "test_setup_code": problem.tests.setup}
     return {"prompt": problem.prompt("raw"), "completion": code, **tests}
 
 

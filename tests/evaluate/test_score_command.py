@@ -217,12 +217,12 @@ def test_several_languages_and_a_missing_one(tmp_path: Path, monkeypatch: pytest
 BAD = {
     "unknown task": (SAMPLES, ["humanevil"], "unknown task 'humanevil', and no such folder; did you mean 'humaneval'?"),
     "no samples": ([], ["humaneval"], "samples.jsonl: the file is empty"),
-    "unknown problem": ([sample("Own/7", "x")], ["humaneval"], "line 1: there is no problem 'Own/7'"),
-    "no completion": ([SAMPLES[0], sample("Own/0", None)], ["humaneval"], "line 2 has no field 'completion'"),
+    "unknown problem": ([sample("Own/7", "x")], ["humaneval"], "row 1: there is no problem 'Own/7'"),
+    "no completion": ([SAMPLES[0], sample("Own/0", None)], ["humaneval"], "row 2 has no field 'completion'"),
     "completion is a list": ([sample("Own/0", ["x"])], ["humaneval"], "'completion' is a list, not a string"),
-    "not an object": (["text"], ["humaneval"], "line 1 is a string, not an object"),
+    "not an object": (["text"], ["humaneval"], "line 1 holds a string, not an object"),
     "timeout": (SAMPLES, ["humaneval", "--timeout", "nan"], "--timeout nan must be"),
-    "unknown pair": ([sample("9", "x")], ["translation"], "line 1 is for the unknown task '9'"),
+    "unknown pair": ([sample("9", "x")], ["translation"], "row 1 is for the unknown task '9'"),
 }
 
 
@@ -324,10 +324,10 @@ class TestTranslation:
         assert "best_of_16_bleu" not in found
         assert "bleu" not in found
 
-    def test_problems_without_ids_go_by_line(self, tmp_path: Path) -> None:
+    def test_problems_without_ids_go_by_row(self, tmp_path: Path) -> None:
         file = tmp_path / "problems.jsonl"
         file.write_text('{"src": "a", "ref": "b"}\n\n{"src": "c", "ref": "d"}\n')
-        samples = write(tmp_path / "s.jsonl", [{"task_id": 1, "completion": "b"}, {"task_id": "3", "completion": "d"}])
+        samples = write(tmp_path / "s.jsonl", [{"task_id": 1, "completion": "b"}, {"task_id": "2", "completion": "d"}])
         assert scored(str(file), samples)["metrics"]["chrf"]["value"] == pytest.approx(100)
 
     def test_gzipped_problems(self, problems: str, tmp_path: Path) -> None:

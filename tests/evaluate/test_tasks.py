@@ -61,7 +61,7 @@ def test_the_hub_is_asked_for_the_datasets_by_name(monkeypatch: pytest.MonkeyPat
     assert sets[0].keys == ["Test/0", "Test/1"]
     with pytest.raises(ValueError, match=r"test_list|text"):
         problem_sets("mbpp", EvalOptions())
-    with pytest.raises(ValueError, match="field"):
+    with pytest.raises(ValueError, match="head of a function"):
         problem_sets("multipl-e", EvalOptions(languages=["rs"]))
     assert asked == [
         ("openai/openai_humaneval", None, "test"),

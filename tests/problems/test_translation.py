@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,22 @@ from tests.problems.pairs import PAIRS, write
 
 
 @pytest.mark.parametrize(
-    ("row", "fields"),
+    ("row", "given", "expected"),
     [
-        ({"translation": {"de": "Hallo", "en": "Hello"}}, ("de", "en")),
-        ({"de": "Hallo", "en": "Hello"}, ("de", "en")),
-        ({"src": "Hallo", "ref": "Hello"}, (None, None)),
-        ({"source": "Hallo", "references": ["Hello"]}, (None, None)),
+        ({"de": "Hallo", "en": "Hello"}, (None, None), ("de", "en")),
+        ({"en": "Hello", "de": "Hallo"}, (None, None), ("en", "de")),
+        ({"task_id": "a", "de": "Hallo", "en": ["Hello", "Hi"]}, (None, None), ("de", "en")),
+        ({"translation": {"de": "Hallo", "en": "Hello"}, "id": 1}, (None, None), ("de", "en")),
+        ({"en": "Hello", "de": "Hallo"}, (None, "en"), ("de", "en")),
+        ({"en": "Hello", "src": "Hallo"}, (None, None), ("src", "en")),
+        ({"source": "Hallo", "reference": "Hello", "more": "x"}, (None, None), ("source", "reference")),
     ],
 )
-def test_rows_of_all_kinds(row: dict[str, Any], fields: tuple[str | None, str | None], tmp_path: Path) -> None:
-    file = write(tmp_path / "rows.jsonl", [row, {**row, "id": "x-7"}])
-    assert read_pairs(file, "test", *fields) == [Pair("1", "Hallo", ["Hello"]), Pair("x-7", "Hallo", ["Hello"])]
+def test_the_fields_of_a_pair(row: dict[str, Any], given: Any, expected: tuple[str, str], tmp_path: Path) -> None:
+    file = write(tmp_path / "pairs.jsonl", [row])
+    assert translation.find_fields(file, "test", given) == expected
+    [pair] = read_pairs(file, "test", *expected)
+    assert (pair.source, pair.references[0]) in (("Hallo", "Hello"), ("Hello", "Hallo"))
 
 
 def test_prompts_name_the_languages() -> None:
@@ -38,40 +42,22 @@ def test_prompts_name_the_languages() -> None:
     with pytest.raises(ConfigError, match="give --source-language"):
         translation.language_name(None, "src", "--source-language")
     for template, message in {
-        "{text}": "asks for 'text'; it may use source",
+        "{source} {text}": r"cannot be used \('text'\); it may have source",
         "hello": r"has no \{source\}",
-        "{source": "cannot be read",
+        "{source} {": "cannot be used",
     }.items():
         with pytest.raises(ConfigError, match=message):
             translation.prompts(PAIRS, "A", "B", template)
 
 
-class TestFieldsOfAPair:
-    @pytest.mark.parametrize(
-        ("row", "given", "expected"),
-        [
-            ({"de": "Hallo", "en": "Hello"}, (None, None), ("de", "en")),
-            ({"en": "Hello", "de": "Hallo"}, (None, None), ("en", "de")),
-            ({"task_id": "a", "de": "Hallo", "en": ["Hello", "Hi"]}, (None, None), ("de", "en")),
-            ({"translation": {"de": "Hallo", "en": "Hello"}, "id": 1}, (None, None), ("de", "en")),
-            ({"en": "Hello", "de": "Hallo"}, (None, "en"), ("de", "en")),
-            ({"en": "Hello", "de": "Hallo", "fr": "Salut"}, (None, None), (None, None)),
-            ({"source": "Hallo", "reference": "Hello"}, (None, None), (None, None)),  # known by their names
-        ],
-    )
-    def test_two_texts_are_source_and_reference(
-        self, tmp_path: Path, row: dict[str, Any], given: tuple[Any, Any], expected: tuple[Any, Any]
-    ) -> None:
-        file = tmp_path / "pairs.jsonl"
-        file.write_text(json.dumps(row) + "\n")
-        assert translation.find_fields(str(file), "test", *given) == expected
-
-
 def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="two rows have the id '1'"):
-        read_pairs(write(tmp_path / "twice.jsonl", [{"id": 1, "src": "a", "ref": "b"}] * 2))
+        read_pairs(write(tmp_path / "twice.jsonl", [{"id": 1, "src": "a", "ref": "b"}] * 2), "test", "src", "ref")
     bad = write(tmp_path / "bad.jsonl", [{"src": "a", "ref": "b"}, {"src": "a", "reff": "b"}])
-    with pytest.raises(DataError, match=r"line 2 has none of the fields refs, .*it has 'src', 'reff'"):
-        read_pairs(bad)
-    with pytest.raises(DataError, match=r"line 1 has no field 'en'; it has 'src', 'ref'"):
-        read_pairs(bad, target_field="en")
+    with pytest.raises(DataError, match=r"row 2 has no field 'ref'; it has 'src', 'reff'"):
+        read_pairs(bad, "test", "src", "ref")
+    with pytest.raises(DataError, match=r"row 1 has no field 'en'; it has 'src', 'ref': name one with --target-field"):
+        translation.find_fields(bad, given=(None, "en"))
+    many = write(tmp_path / "many.jsonl", [{"en": "a", "de": "b", "fr": "c"}])
+    with pytest.raises(DataError, match=r"no field 'src'; it has 'en', 'de', 'fr': name one with --source-field"):
+        translation.find_fields(many)

@@ -16,8 +16,8 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "src")]
 
 from ebft.errors import SandboxError
-from ebft.problems.problem import Attempt, run_many
-from ebft.problems.python_problems import HumanEvalProblem
+from ebft.problems.problem import Attempt, Record, run_many
+from ebft.problems.python_problems import humaneval_problem
 from ebft.sandbox.bubblewrap import Limits
 from tests.sandbox.attacks.python import FLOODS, FORGERIES, PROBES
 from tests.sandbox.attacks.small_problem import HEAD, TESTS
@@ -27,7 +27,8 @@ CHOSEN |= {name: FORGERIES[name] for name in ("writes a result into every descri
 
 
 def main() -> None:
-    problem = HumanEvalProblem("Own/0", "python", HEAD, "add", TESTS, "    return a + b\n")
+    row = {"task_id": "Own/0", "prompt": HEAD, "entry_point": "add", "test": TESTS}
+    problem = humaneval_problem(Record("own", row))
     limits = Limits(seconds=4.0, memory_mib=256, processes=16, disk_mib=16, output_kib=64)
     try:
         found = run_many([Attempt(problem, code, name) for name, code in CHOSEN.items()], limits=limits, workers=2)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from ebft.problems.python_problems import HumanEvalProblem
+from ebft.problems.problem import Record
+from ebft.problems.python_problems import humaneval_problem
 from ebft.sandbox.box import Sandbox, SandboxError
 from ebft.sandbox.bubblewrap import Limits
 from ebft.sandbox.other_languages import LANGUAGES
@@ -22,7 +23,7 @@ from ebft.sandbox.python_tests import Outcome
 from tests.sandbox.attacks.small_problem import HEAD, TESTS
 
 SMALL = Limits(seconds=1.5, memory_mib=256, processes=16, disk_mib=16, output_kib=64)
-ADD = HumanEvalProblem("Own/0", "python", HEAD, "add", TESTS, "    return a + b\n")
+ADD = humaneval_problem(Record("own", {"task_id": "Own/0", "prompt": HEAD, "entry_point": "add", "test": TESTS}))
 
 
 @cache

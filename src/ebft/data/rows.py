@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import csv
 import difflib
+import gzip
 import json
 import random
 import sys
@@ -23,7 +24,7 @@ from ebft.errors import DataError, HubUnreachable, first_line, kind_of
 from ebft.runtime.files import sha256_of
 from ebft.runtime.machine import hub_unreachable
 
-ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
+ROW_FILES = (".jsonl", ".ndjson", ".json", ".gz", ".parquet", ".csv", ".tsv")  # .gz: of JSON lines
 TEXT_FILES = (".txt", ".md", ".rst", ".py")
 LOOKED_AT = 20  # first rows of a source, which show what it is like
 SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")
@@ -112,14 +113,14 @@ def _read_file(file: Path) -> Iterator[Row]:
             yield from _read_json(file)
         else:
             raise DataError(f"unknown file type; use one of {', '.join(ROW_FILES + TEXT_FILES)}")
-    except (ValueError, csv.Error, OSError) as error:  # pyarrow's errors are these, too
+    except (ValueError, csv.Error, OSError, EOFError) as error:  # pyarrow's errors are these, too
         what = "not UTF-8 text: " if isinstance(error, UnicodeError) else ""
         raise DataError(f"{file}: {what}{first_line(error)}") from None
 
 
 def _read_json(file: Path) -> Iterator[Row]:
     """A row on each line, or a list of rows. Not `datasets`: it adds the columns that a row does not have."""
-    with file.open("rb") as lines:
+    with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as lines:
         begin = lines.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip()
         lines.seek(0)
         whole = file.suffix == ".json" and begin.startswith(b"[")

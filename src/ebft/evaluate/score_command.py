@@ -130,11 +130,11 @@ def read_samples(source: str, problems: Sequence[Problem]) -> list[Sample]:
 
 def _score_translation(options: argparse.Namespace, sentences_file: Path) -> dict[str, Any]:
     """Problems without ids are numbered by line, from 1. Several completions of a task give best-of-k."""
-    fields = translation.find_fields(options.problems, "test", options.source_field, options.target_field)
+    fields = translation.find_fields(options.problems, "test", (options.source_field, options.target_field))
     pairs = translation.read_pairs(options.problems, "test", *fields)
     texts: dict[str, list[str]] = {pair.key: [] for pair in pairs}
-    for record in translation.translation_rows(options.samples, "test"):
-        key = translation.row_id(record.row)
+    for record in read_records(options.samples):
+        key = translation.row_id(record) or ""
         if key not in texts:
             raise DataError(
                 f"{record.where} is for the unknown task {key!r}; {options.problems} has {next(iter(texts))!r}"

@@ -145,7 +145,7 @@ def translation_set(options: EvalOptions) -> ProblemSet:
     source_data, split = options.translation_data, options.translation_split
     if source_data is None:
         raise ConfigError("the task translation needs --translation-data: a file, a folder or a hub name")
-    fields = translation.find_fields(source_data, split, options.source_field, options.target_field)
+    fields = translation.find_fields(source_data, split, (options.source_field, options.target_field))
     source = translation.language_name(options.source_language, fields[0], "--source-language")
     target = translation.language_name(options.target_language, fields[1], "--target-language")
     pairs = translation.read_pairs(source_data, split, *fields, options.limit)

@@ -7,7 +7,6 @@ token took away. What a chat model puts into a fence is mostly a whole program.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ebft.errors import DataError
@@ -22,13 +21,14 @@ ALIASES |= {"golang": "go", "go_test.go": "go"}  # the last is what the dataset 
 MOST = 3  # interpretations of an answer; each may be compiled, which takes seconds
 # What the tests close, of a completion that was cut at a stop token.
 CLOSING = {"cpp": "\n}\n", "rs": "\n}\n", "java": "\n    }\n}\n", "cs": "\n    }\n}\n"}
+Program = tuple[str, str]  # a text that defines the function, and the class that this is in
 
 
-def language_code(name: str, where: str = "") -> str:
+def language_code(name: str) -> str:
     """`cpp` for "C++" and for "cpp"."""
     name = ALIASES.get(name.lower(), name.lower())
     if name not in LANGUAGES:
-        raise DataError(f"{where}unknown language {name!r}; there is {', '.join(LANGUAGES)}")
+        raise DataError(f"unknown language {name!r}; there is {', '.join(LANGUAGES)}")
     return name
 
 
@@ -42,67 +42,59 @@ class MultiPLEProblem(Problem):
     def prompt(self, style: str = "raw") -> str:
         if style == "raw":
             return self.head
-        title = LANGUAGES[self.language].title
+        title, fence = LANGUAGES[self.language].title, f"```{self.language}"
         return (
-            f"Complete the following {title} function. Answer with the whole function and what it needs, without "
-            f"tests and without a main program, in one ```{self.language} code block.\n\n"
-            f"```{self.language}\n{self.head.strip()}\n```"
+            f"Complete the following {title} function. Answer with the whole function and what it needs, without tests "
+            f"and without a main program, in one {fence} code block.\n\n{fence}\n{self.head.strip()}\n```"
         )
 
     def stop_strings(self, style: str = "raw") -> tuple[str, ...]:
         return self.stop_tokens if style == "raw" else ()
 
-    def run(self, interpretations: Sequence[tuple[str, str]], sandbox: Sandbox, limits: Limits) -> Outcome:
-        imports = "\n".join(self._before(("import ", "using ")))
-        return run_program(self.language, self.function, interpretations, imports, self.tests, sandbox, limits)
+    def run(self, answer: str, sandbox: Sandbox, limits: Limits) -> Outcome:
+        imports = "\n".join(self._before("import ", "using "))
+        return run_program(
+            self.language, self.function, self.interpretations(answer), imports, self.tests, sandbox, limits
+        )
 
     def unavailable(self) -> str | None:
         return LANGUAGES[self.language].missing()
 
-    def interpretations(self, answer: str) -> Sequence[tuple[str, str]]:
-        """Each a whole program and the class that the function is in, best first; the first that compiles is run."""
+    def interpretations(self, answer: str) -> list[Program]:
+        """Best first; the first that compiles is run."""
         answer = unwrapped(answer)
-        blocks = fenced_blocks(answer)
-        blocks.sort(key=lambda block: (self.function not in block, "}" not in block))
-        found: list[tuple[str, str]] = []
+        blocks = sorted(fenced_blocks(answer), key=lambda block: (self.function not in block, "}" not in block))
+        found: list[Program] = []
         for text in blocks[:1]:
-            # Compiling takes seconds: what has as many closing as opening brackets is a whole program more often.
             whole, continued = [self._whole(text)], self._continued(text)
+            # What has as many closing as opening brackets is a whole program more often.
             found = whole + continued if text.count("{") == text.count("}") else continued + whole
-        found += [*self._continued(answer), self._whole(answer)]
-        return list(dict.fromkeys(found))[:MOST]
+        return list(dict.fromkeys([*found, *self._continued(answer), self._whole(answer)]))[:MOST]
 
-    def _before(self, starts: tuple[str, ...] = ("",)) -> list[str]:
+    def _before(self, *starts: str) -> list[str]:
         """The prompt's lines before the function that start so, without comments."""
         lines = self.head.rstrip().split("\n")[:-1]
-        return [line for line in lines if line.startswith(starts) and not line.lstrip().startswith("//")]
+        return [line for line in lines if line.startswith(starts or "") and not line.lstrip().startswith("//")]
 
-    def _continued(self, answer: str) -> list[tuple[str, str]]:
+    def _continued(self, answer: str) -> list[Program]:
         """Prompt and completion: up to the first stop token, and, should it close its own brackets, as it is."""
         if answer.strip().startswith(self.head.strip()):
             answer = answer.strip()[len(self.head.strip()) :]
         head = self.head if self.head.endswith("\n") or answer.startswith("\n") else self.head + "\n"
-        found = [head + self._cut(answer) + CLOSING.get(self.language, "\n")]
+        # One that does not start a line, such as Go's `struct`, is for generation only: it would cut whole programs.
+        stops = [stop for stop in self.stop_tokens if stop.startswith("\n")]
+        if self.language in CLOSING and not stops:
+            stops = ["\n}"]
+        padded = answer if answer.endswith("\n") else answer + "\n"  # the last bracket may have lost its line break
+        end = min((at for stop in stops if (at := padded.find(stop)) >= 0), default=len(padded))
+        found = [head + padded[:end] + CLOSING.get(self.language, "\n")]
         uncut = head + answer.rstrip() + "\n"
         still_open = uncut.count("{") - uncut.count("}")
         if self.language in CLOSING and still_open in ((0, 1) if self.language in ("java", "cs") else (0,)):
             found.append(uncut + "}\n" * still_open)
         return [(_go(text) if self.language == "go" else text, "Problem") for text in found]
 
-    def _cut(self, answer: str) -> str:
-        """Up to the first stop token, as the dataset means it.
-
-        A token that is no start of a line, such as Go's `struct`, is for generation only: a program that is whole is
-        not made better by cutting it in the middle of a line.
-        """
-        stops = [stop for stop in self.stop_tokens if stop.startswith("\n")]
-        if self.language in CLOSING and not stops:
-            stops = ["\n}"]
-        # The last bracket may have been stripped of the line break after it.
-        padded = answer if answer.endswith("\n") else answer + "\n"
-        return padded[: min((at for stop in stops if (at := padded.find(stop)) >= 0), default=len(padded))]
-
-    def _whole(self, code: str) -> tuple[str, str]:
+    def _whole(self, code: str) -> Program:
         """A program from an answer that has the whole function, perhaps without the prompt's imports and types."""
         code = re.sub(r"\A\s*#!(?!\[).*", "", code)
         if self.language == "cpp":
@@ -110,12 +102,12 @@ class MultiPLEProblem(Problem):
             before = "\n".join(self._before())
             types = re.findall(r"^(?:union|struct|class) (\w+)", before, re.MULTILINE)
             if any(re.search(rf"\b(?:union|struct|class) {name}\s*\{{", code) for name in types):
-                before = "\n".join(self._before(("#include", "using ")))
+                before = "\n".join(self._before("#include", "using "))
             # Models write for programs that are in the namespace std.
             code = f"{before}\nusing namespace std;\n{code}\n"
         elif self.language == "rs":
             # It may import the same once more: Rust allows that of names that come in with a star.
-            uses = "\n".join(f"pub {line}" for line in self._before(("use ",)))
+            uses = "\n".join(f"pub {line}" for line in self._before("use "))
             code = f"{code}\nmod ebft_prelude {{\n{uses}\n}}\nuse ebft_prelude::*;\n"
         elif self.language == "go":
             if not re.search(r"^(package|import)\b", code, re.MULTILINE):
@@ -125,13 +117,13 @@ class MultiPLEProblem(Problem):
             return self._with_class(code)
         return code, ""
 
-    def _with_class(self, code: str) -> tuple[str, str]:
+    def _with_class(self, code: str) -> Program:
         """Java and C#: the function in a class, whatever the answer calls it; in `Problem` if it has none."""
         code = re.sub(r"^[ \t]*(package|namespace)\s+[\w.]+\s*;", "", code, flags=re.MULTILINE)
         if self.language == "java":  # a file has one public class at most, of its own name
             kinds = r"((static|final|sealed|abstract)\s+)*(class|record|enum|interface)\b"
             code = re.sub(rf"\bpublic\s+(?={kinds})", "", code)
-        imports = self._before(("import ", "using "))
+        imports = self._before("import ", "using ")
         defined = re.compile(rf"\bstatic\s[^;{{}}()=]{{0,400}}\b{re.escape(self.function)}\s*\(").search(code)
         if place := _scopes(code[: defined.start()]) if defined else "":
             return "\n".join([*imports, code]), place
@@ -145,14 +137,12 @@ class MultiPLEProblem(Problem):
 
 def multipl_e_problem(record: Record) -> MultiPLEProblem:
     name = record.text("name" if "name" in record.row or "task_id" not in record.row else "task_id")
-    language = language_code(record.text("language"), f"{record.where}: ")
-    head, tests = record.text("prompt"), record.text("tests")
-    line = head.rstrip().rpartition("\n")[2]
+    head, line = record.text("prompt"), record.text("prompt").rstrip().rpartition("\n")[2]
     function = re.search(r"(\w+)\s*\(", line)
     if function is None or not line.endswith("{"):
         raise DataError(f"{record.where}: the prompt does not end with the head of a function: {line.strip()[:100]!r}")
-    stops = tuple(record.texts("stop_tokens"))
-    return MultiPLEProblem(name, language, head, tests, stops, function[1])
+    language, stops = language_code(record.text("language")), tuple(record.texts("stop_tokens"))
+    return MultiPLEProblem(name, language, head, record.text("tests"), stops, function[1])
 
 
 def _go(code: str) -> str:

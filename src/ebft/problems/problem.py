@@ -1,4 +1,4 @@
-"""A problem whose answers are programs, running answers to it, and rows of problems and samples on disk.
+"""A problem whose answers are programs, running answers to it, and the rows that problems and samples are made of.
 
 `prompt` and `stop_strings` are for whoever generates answers; `run_tests` and `run_many` run them. `python_problems.py`
 and `multipl_e.py` have the problems of each benchmark, `catalog.py` reads them.
@@ -6,19 +6,16 @@ and `multipl_e.py` have the problems of each benchmark, `catalog.py` reads them.
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from ebft.data.rows import read_rows
-from ebft.errors import DataError, SandboxError, kind_of, what_is_wrong
-from ebft.problems import answers
+from ebft.errors import DataError, SandboxError, kind_of
+from ebft.problems.answers import LONGEST
 from ebft.sandbox.box import Sandbox
 from ebft.sandbox.bubblewrap import Limits
 from ebft.sandbox.python_tests import ERROR, FAILED, Outcome
@@ -44,11 +41,7 @@ class Problem:
         """What the answer in a chat begins with, which is given to the model."""
         return ""
 
-    def interpretations(self, answer: str) -> Sequence[Any]:
-        """What an answer may mean as a program, best first."""
-        raise NotImplementedError
-
-    def run(self, interpretations: Sequence[Any], sandbox: Sandbox, limits: Limits) -> Outcome:
+    def run(self, answer: str, sandbox: Sandbox, limits: Limits) -> Outcome:
         raise NotImplementedError
 
     def unavailable(self) -> str | None:
@@ -60,10 +53,10 @@ def run_tests(problem: Problem, answer: str, sandbox: Sandbox | None = None, lim
     """The outcome of one answer to a problem. Raises SandboxError if nothing can be run here."""
     sandbox = sandbox or _default_sandbox()
     sandbox.check()
-    if len(answer) > answers.LONGEST:
-        return Outcome(FAILED, f"the answer has {len(answer)} characters; more than {answers.LONGEST} are not run")
+    if len(answer) > LONGEST:
+        return Outcome(FAILED, f"the answer has {len(answer)} characters; more than {LONGEST} are not run")
     try:
-        return problem.run(problem.interpretations(answer), sandbox, limits or sandbox.limits)
+        return problem.run(answer, sandbox, limits or sandbox.limits)
     except SandboxError:
         raise
     except Exception as error:  # one answer must not end the scoring of the others
@@ -111,9 +104,6 @@ def run_many(
             sandbox.stop()
 
 
-# ---- rows: JSONL (also gzipped) with line numbers in every error message, or a hub dataset ---------------------------
-
-
 @dataclass(frozen=True)
 class Record:
     """One row and its place in the source, for error messages."""
@@ -121,67 +111,26 @@ class Record:
     where: str
     row: dict[str, Any]
 
+    def field(self, name: str) -> Any:
+        if self.row.get(name) is None:
+            raise DataError(f"{self.where} has no field {name!r}; it has {', '.join(map(repr, self.row)) or 'none'}")
+        return self.row[name]
+
     def text(self, name: str, default: str | None = None) -> str:
-        """A field that must be a string."""
-        value = self.row.get(name, default)
-        if value is None:
-            raise self._without(name)
+        value = self.field(name) if default is None else self.row.get(name, default)
         if not isinstance(value, str):
             raise DataError(f"{self.where}: the field {name!r} is {kind_of(value)}, not a string")
         return value
 
-    def texts(self, name: str, required: bool = False) -> list[str]:
-        """A field that must be a list of strings."""
+    def texts(self, name: str) -> list[str]:
+        """A list of strings; none if there is no such field."""
         value = self.row.get(name)
-        if value is None and not required:
-            return []
-        if value is None:
-            raise self._without(name)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        if not isinstance(value, list | None) or not all(isinstance(item, str) for item in value or ()):
             raise DataError(f"{self.where}: the field {name!r} is not a list of strings")
-        return value
-
-    def _without(self, name: str) -> DataError:
-        return DataError(f"{self.where} has no field {name!r}; it has {', '.join(map(repr, self.row)) or 'none'}")
+        return value or []
 
 
 def read_records(source: str, split: str = "test") -> Iterator[Record]:
-    """The rows of a `.jsonl` or `.jsonl.gz` file, or of a hub dataset (`name` or `name:configuration`)."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        raise DataError(f"{source} is a folder; give one JSONL file")
-    if not path.is_file():
-        # The hub's own rows have no line numbers. A name with a suffix is a file that is not there.
-        for number, row in enumerate(read_rows(source, split), 1):
-            yield Record(f"{source}: row {number}", dict(row))
-        return
-    found = False
-    for number, line in _lines(path):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{source}: line {number} is not valid JSON ({what_is_wrong(error)})") from None
-        except (RecursionError, ValueError) as error:
-            raise DataError(f"{source}: line {number} cannot be read ({type(error).__name__})") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{source}: line {number} is {kind_of(row)}, not an object with fields")
-        found = True
-        yield Record(f"{source}: line {number}", row)
-    if not found:
-        raise DataError(f"{source}: the file is empty")
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    number = 0
-    with path.open("rb") as plain:
-        zipped = plain.read(2) == b"\x1f\x8b"
-    try:
-        with gzip.open(path, "rb") if zipped else path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: line {number} is not UTF-8 text") from None
-    except (gzip.BadGzipFile, EOFError):
-        raise DataError(f"{path}: the gzip file is damaged after line {number}") from None
+    """The rows of anything that training reads: a file, a folder, a dataset of the hub (`name:configuration`)."""
+    for number, row in enumerate(read_rows(source, split), 1):
+        yield Record(f"{source}: row {number}", dict(row))

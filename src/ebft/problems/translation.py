@@ -6,15 +6,11 @@ Rows are `{"translation": {"en": ..., "de": ...}}`, flat fields named by languag
 
 from __future__ import annotations
 
-import itertools
-import string
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
-from ebft.data.row_format import Row
-from ebft.data.rows import read_rows
 from ebft.errors import ConfigError, DataError
 from ebft.problems.problem import Record, read_records
 
@@ -22,34 +18,12 @@ SOURCE_FIELDS = ("src", "source", "source_text")
 TARGET_FIELDS = ("refs", "ref", "references", "reference", "target", "tgt")
 ID_FIELDS = ("task_id", "name", "id")
 LANGUAGE_NAMES = {
-    "ar": "Arabic",
-    "cs": "Czech",
-    "de": "German",
-    "en": "English",
-    "es": "Spanish",
-    "et": "Estonian",
-    "fi": "Finnish",
-    "fr": "French",
-    "ha": "Hausa",
-    "hi": "Hindi",
-    "hr": "Croatian",
-    "is": "Icelandic",
-    "it": "Italian",
-    "ja": "Japanese",
-    "ko": "Korean",
-    "lt": "Lithuanian",
-    "lv": "Latvian",
-    "nl": "Dutch",
-    "pl": "Polish",
-    "pt": "Portuguese",
-    "ro": "Romanian",
-    "ru": "Russian",
-    "sv": "Swedish",
-    "tr": "Turkish",
-    "uk": "Ukrainian",
-    "vi": "Vietnamese",
-    "zh": "Chinese",
-}
+    "ar": "Arabic", "cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "et": "Estonian", "fi": "Finnish",
+    "fr": "French", "ha": "Hausa", "hi": "Hindi", "hr": "Croatian", "is": "Icelandic", "it": "Italian",
+    "ja": "Japanese", "ko": "Korean", "lt": "Lithuanian", "lv": "Latvian", "nl": "Dutch", "pl": "Polish",
+    "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "sv": "Swedish", "tr": "Turkish", "uk": "Ukrainian",
+    "vi": "Vietnamese", "zh": "Chinese",
+}  # fmt: skip
 # ALMA's, whose data the paper trains on. One line answers it: the completion ends at the line's end.
 TEMPLATE = (
     "Translate this from {source_language} to {target_language}:\n{source_language}: {source}\n{target_language}:"
@@ -64,85 +38,50 @@ class Pair:
     references: list[str]
 
 
-def read_pairs(
-    source: str,
-    split: str = "test",
-    source_field: str | None = None,
-    target_field: str | None = None,
-    limit: int | None = None,
-) -> list[Pair]:
-    """Sentences with their references, from a file, a folder or a hub name."""
-    source_field, target_field = find_fields(source, split, source_field, target_field)
-    pairs = []
-    for record in itertools.islice(translation_rows(source, split), limit):
-        where, row = record.where, record.row
-        fields = row["translation"] if isinstance(row.get("translation"), dict) else row
-        text = _field(fields, source_field, SOURCE_FIELDS, "--source-field", where)
-        target = _field(fields, target_field, TARGET_FIELDS, "--target-field", where)
-        references = target if isinstance(target, list) else [target]
-        if not isinstance(text, str) or not references or not all(isinstance(r, str) for r in references):
-            raise DataError(f"{where}: source and references must be texts; got {text!r} and {target!r}")
-        number = where.rpartition(" ")[2]
-        pairs.append(Pair(row_id(row) or number, one_line(text), [one_line(r) for r in references]))
-    if not pairs:
-        raise DataError(f"{source}: no rows")
-    if twice := _first_repeated(pair.key for pair in pairs):
-        raise DataError(f"{source}: two rows have the id {twice!r}")
-    return pairs
-
-
-def find_fields(
-    source: str, split: str = "test", source_field: str | None = None, target_field: str | None = None
-) -> tuple[str | None, str | None]:
-    """The fields of a language pair. Where nothing names them and a row has just two texts, such as `de` and `en`, the
-    first is the source and the second the reference."""
-    if source_field and target_field:
-        return source_field, target_field
-    record = next(translation_rows(source, split), None)
+def find_fields(source: str, split: str = "test", given: Sequence[str | None] = (None, None)) -> tuple[str, str]:
+    """The fields of source and reference: those given; or known by their names; or, where a row has just two texts,
+    such as `de` and `en`, the first and the second."""
+    record = next(read_records(source, split), None)
     if record is None:
-        return source_field, target_field
-    row = record.row
-    fields = row["translation"] if isinstance(row.get("translation"), dict) else row
-    texts = [name for name, value in fields.items() if name not in ID_FIELDS and isinstance(value, (str, list))]
-    others = [name for name in texts if name not in (source_field, target_field)]
-    named = [name for name in texts if name in (*SOURCE_FIELDS, *TARGET_FIELDS)]
-    if len(texts) == 2 and not named:
-        if source_field is None and target_field is None:
-            return texts[0], texts[1]
-        if len(others) == 1:
-            return source_field or others[0], target_field or others[0]
-    return source_field, target_field
+        raise DataError(f"{source}: no rows")
+    fields = _fields(record)
+    texts = [name for name, value in fields.items() if name not in ID_FIELDS and isinstance(value, str | list)]
+    known = (SOURCE_FIELDS, TARGET_FIELDS)
+    found = [name or next((n for n in names if n in fields), None) for name, names in zip(given, known, strict=True)]
+    left = [name for name in texts if name not in found] if len(texts) == 2 else []
+    found = [name or (left.pop(0) if left else None) for name in found]
+    for name, names, option in zip(found, known, ("--source-field", "--target-field"), strict=True):
+        if name not in fields:
+            raise DataError(
+                f"{record.where} has no field {name or names[0]!r}; it has {', '.join(map(repr, fields))}: name one "
+                f"with {option}"
+            )
+    return str(found[0]), str(found[1])
 
 
-def translation_rows(source: str, split: str) -> Iterator[Record]:
-    """Rows with their places: JSONL by line, anything else that `ebft` reads by row."""
-    path = Path(source).expanduser()
-    if path.is_file() and path.suffix in (".jsonl", ".ndjson", ".gz"):
-        yield from read_records(source, split)
-    else:
-        for number, row in enumerate(read_rows(source, split), 1):
-            yield Record(f"{source}: row {number}", row)
+def read_pairs(source: str, split: str, source_field: str, target_field: str, limit: int | None = None) -> list[Pair]:
+    """Sentences with their references, from a file, a folder or a hub name."""
+    pairs: dict[str, Pair] = {}
+    for number, record in enumerate(islice(read_records(source, split), limit), 1):
+        of_row = Record(record.where, _fields(record))
+        text, target = of_row.text(source_field), of_row.field(target_field)
+        references = target if isinstance(target, list) and target else [target]
+        if not all(isinstance(reference, str) for reference in references):
+            raise DataError(f"{record.where}: references must be texts; got {target!r}")
+        key = row_id(record) or str(number)
+        if key in pairs:
+            raise DataError(f"{source}: two rows have the id {key!r}")
+        pairs[key] = Pair(key, one_line(text), [one_line(reference) for reference in references])
+    return [*pairs.values()]
 
 
-def _field(fields: Row, given: str | None, known: Sequence[str], option: str, where: str) -> Any:
-    name = given or next((name for name in known if name in fields), None)
-    if name is not None and fields.get(name) is not None:
-        return fields[name]
-    missing = f"no field {name!r}" if name is not None else f"none of the fields {', '.join(known)}"
-    raise DataError(f"{where} has {missing}; it has {', '.join(map(repr, fields)) or 'none'}: name one with {option}")
+def _fields(record: Record) -> dict[str, Any]:
+    inside = record.row.get("translation")
+    return inside if isinstance(inside, dict) else record.row
 
 
-def row_id(row: Row) -> str | None:
-    return next((str(row[name]) for name in ID_FIELDS if row.get(name) is not None), None)
-
-
-def _first_repeated(keys: Iterable[str]) -> str | None:
-    seen: set[str] = set()
-    for key in keys:
-        if key in seen:
-            return key
-        seen.add(key)
-    return None
+def row_id(record: Record) -> str | None:
+    return next((str(record.row[name]) for name in ID_FIELDS if record.row.get(name) is not None), None)
 
 
 def one_line(text: str) -> str:
@@ -150,7 +89,7 @@ def one_line(text: str) -> str:
     return " ".join(text.splitlines()).strip()
 
 
-def language_name(language: str | None, field: str | None, option: str) -> str:
+def language_name(language: str | None, field: str, option: str) -> str:
     """German, for "German", for "de", or for a field named "de"."""
     name = language or (field if field in LANGUAGE_NAMES else None)
     if name is None:
@@ -159,13 +98,12 @@ def language_name(language: str | None, field: str | None, option: str) -> str:
 
 
 def prompts(pairs: Sequence[Pair], source_language: str, target_language: str, template: str = TEMPLATE) -> list[str]:
-    names = {"source": "", "source_language": source_language, "target_language": target_language}
-    try:
-        used = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
-    except ValueError as error:
-        raise ConfigError(f"the prompt template {template!r} cannot be read: {error}") from None
-    if unknown := used - names.keys():
-        raise ConfigError(f"the prompt template asks for {sorted(unknown)[0]!r}; it may use {', '.join(names)}")
-    if "source" not in used:
+    if "{source}" not in template:
         raise ConfigError("the prompt template has no {source}, so the model would not see what to translate")
-    return [template.format(**{**names, "source": pair.source}) for pair in pairs]
+    names = {"source_language": source_language, "target_language": target_language}
+    try:
+        return [template.format(source=pair.source, **names) for pair in pairs]
+    except (ValueError, LookupError) as error:
+        raise ConfigError(
+            f"the prompt template {template!r} cannot be used ({error}); it may have source, {', '.join(names)}"
+        ) from None

@@ -1,0 +1,151 @@
+"""Problems of HumanEval and MBPP: read from files, put to a model, and run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebft.errors import DataError
+from ebft.problems.catalog import load_problems
+from ebft.problems.problem import Attempt, Problem, Record, run_many, run_tests
+from ebft.problems.python_problems import humaneval_problem, mbpp_problem
+from ebft.sandbox.bubblewrap import Limits
+from tests.problems.rows import HUMANEVAL, MBPP
+from tests.sandbox.sandboxed import ADD, HEAD, needs_sandbox
+
+LONG = Limits(seconds=30.0)
+
+
+@needs_sandbox
+def test_many_at_a_time() -> None:
+    attempts = [Attempt(ADD, "    return a + b\n" if n % 2 else "    return a - b\n", n) for n in range(8)]
+    outcomes = run_many(attempts, limits=LONG, workers=2)
+    found = {attempt.tag: outcome.passed for attempt, outcome in outcomes}
+    assert found == {n: bool(n % 2) for n in range(8)}
+
+
+def test_files(tmp_path: Path) -> None:
+    zipped, twice = tmp_path / "problems.jsonl.gz", tmp_path / "twice.jsonl"
+    zipped.write_bytes(gzip.compress((json.dumps(HUMANEVAL) + "\n").encode()))
+    assert [problem.task_id for problem in load_problems("humaneval", str(zipped))] == ["Own/0"]
+    zipped.write_bytes(zipped.read_bytes()[:-12])
+    with pytest.raises(DataError, match=r"problems.jsonl.gz: Compressed file ended before"):
+        load_problems("humaneval", str(zipped))
+    twice.write_text((json.dumps(HUMANEVAL) + "\n") * 2)
+    with pytest.raises(DataError, match="row 2: the task 'Own/0' is already in"):
+        load_problems("humaneval", str(twice))
+
+
+@needs_sandbox
+def test_helpers_of_the_prompt_are_the_problems_own() -> None:
+    head = "def half(x):\n    return x / 2\n\n\ndef double(x):\n    '''Undo half.'''\n"
+    tests = "def check(candidate):\n    for n in range(5):\n        assert half(candidate(n)) == n\n"
+    row = {"task_id": "Own/1", "prompt": head, "entry_point": "double", "test": tests}
+    problem = humaneval_problem(Record("own", row))
+    assert run_tests(problem, "    return 2 * x\n", limits=LONG).passed
+    cheat = "    return 7\n\ndef half(x):\n    import itertools\n    return next(half.n)\nhalf.n = iter(range(99))\n"
+    assert run_tests(problem, cheat, limits=LONG).status == "failed"
+    # An answer of the function only has the prompt's helpers, too.
+    uses = "```python\ndef double(x):\n    return x + 2 * half(x)\n```"
+    assert run_tests(problem, uses, limits=LONG).passed
+
+
+@needs_sandbox
+def test_mbpp_with_a_class_of_the_program() -> None:
+    problem = mbpp_problem(Record("own", MBPP))
+    assert (problem.tests.names, problem.tests.classes, problem.tests.modules) == (("depth",), ("Node",), ("math",))
+    assert run_tests(problem, MBPP["code"], limits=LONG).passed
+    assert run_tests(problem, MBPP["code"].replace("1 +", "2 +"), limits=LONG).status == "failed"
+    assert run_tests(problem, "class Node:\n    pass\ndef depth(node):\n    return 3", limits=LONG).status == "failed"
+
+
+@needs_sandbox
+def test_mbpp_with_the_fields_of_the_sanitized_set() -> None:
+    row = {
+        "task_id": 8,
+        "prompt": "Write a function for the area of a circle.",
+        "code": "def area(r):\n    return 3.14159265 * r * r",
+        "test_imports": ["import math"],
+        "test_list": ["assert math.isclose(area(2), 12.566, rel_tol=0.001)"],
+    }
+    problem = mbpp_problem(Record("own", row))
+    assert run_tests(problem, str(row["code"]), limits=LONG).passed
+    forged = "class math:\n    isclose = staticmethod(lambda *a, **k: True)\ndef area(r):\n    return 0"
+    assert run_tests(problem, forged, limits=LONG).status == "failed"
+
+
+LAST_DIGIT = {
+    "task_id": 9,
+    "text": "Write a function to find the last digit of a number.",
+    "code": "def last(n):\n    return n % 10\n",
+    "test_list": ["assert last(123) == 3", "assert last(7) == 7"],
+}
+RIGHT, WRONG = "def last(n):\n    return n % TEN\nTEN = 10\n", "def last(n):\n    return n\n"
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("answer", "passes"),
+    [
+        (RIGHT + "\ndef first(n):\n    while n >= 10:\n        n = n //", True),  # cut off
+        (RIGHT + '\ndef first(n):\n    """The fir', True),
+        (RIGHT + "\ndef first(n", True),
+        (RIGHT + "\ndef last(n):\n    return n", True),  # cut off, and by chance it compiles
+        (RIGHT + "\nlast(undefined)\nx = last(undefined)\nwhile True: pass", True),
+        ("```python\n" + RIGHT + "\ndef first(n):\n    return (n", True),
+        ("import math\nsum = 2 +\n" + RIGHT, False),
+        (WRONG + "\n" + RIGHT, False),
+        (WRONG + "\ndef first(n):\n    return (n", False),
+        ("def last(n):\n    return n %", False),
+    ],
+)
+def test_what_follows_the_function_does_not_count(answer: str, passes: bool) -> None:
+    outcome = run_tests(mbpp_problem(Record("own", LAST_DIGIT)), answer, limits=LONG)
+    assert outcome.passed == passes, outcome
+
+
+def test_mbpp_function_named_like_a_builtin() -> None:
+    row = {"task_id": 1, "text": "t", "code": "def sum(a, b):\n    return a", "test_list": ["assert sum(10, 15) == 6"]}
+    assert mbpp_problem(Record("own", row)).tests.names == ("sum",)
+    assert mbpp_problem(Record("own", {**row, "code": ""})).tests.names == ("sum",)
+
+
+def test_prompts() -> None:
+    assert ADD.prompt("raw") == HEAD
+    assert ADD.prompt("chat").endswith(f"in a markdown code block:\n```\n{HEAD.strip()}\n```\n")
+    assert ADD.answer_start.endswith(":\n```python\n")
+    assert "\n```" in ADD.stop_strings("chat")
+    mbpp = mbpp_problem(Record("own", MBPP))
+    assert mbpp.prompt("raw") == f'"""\n{MBPP["text"]}\n{MBPP["test_list"][0]}\n"""\n'
+    assert f"```\n{mbpp.prompt().strip()}\n```\n" in mbpp.prompt("chat")
+
+
+DEEP = "x = " + "-" * 100_000 + "1"
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "message"),
+    [
+        *((humaneval_problem, {name: None}, f"has no field '{name}'") for name in HUMANEVAL),
+        *((mbpp_problem, {name: None}, f"has no field '{name}'") for name in ("task_id", "text", "test_list")),
+        (humaneval_problem, {"test": "def check(:"}, "'test' is not valid Python"),
+        (humaneval_problem, {"test": DEEP}, r"'test' is not valid Python .nested too deeply"),
+        (humaneval_problem, {"prompt": 5}, "'prompt' is a number, not a string"),
+        (mbpp_problem, {"test_list": []}, "test_list is empty"),
+        (mbpp_problem, {"test_list": [DEEP]}, "'test_list' is not valid Python .nested too deeply"),
+        (mbpp_problem, {"code": DEEP}, "'code' is not valid Python .nested too deeply"),
+    ],
+)
+def test_fields_that_cannot_be_used(make: Callable[[Record], Problem], change: dict[str, Any], message: str) -> None:
+    row = HUMANEVAL if make is humaneval_problem else MBPP
+    with pytest.raises(DataError, match=message):
+        make(Record("own", {**row, **change}))
+
+
+def test_a_prompt_that_no_parser_can_read_is_a_prompt() -> None:
+    assert humaneval_problem(Record("own", {**HUMANEVAL, "prompt": DEEP[4:]})).tests.classes == ()
