@@ -70,7 +70,7 @@ class PackedImplementation:
         rows = torch.arange(contexts.shape[0], device=contexts.device)
         seeds = sequence_seeds(0, self.step, rows)
         with self.precision(), shared_draws() if self.settings.sharing else nullcontext():
-            rollouts = roll_out(self.model, contexts, self.layout, seeds, self.method, None)
+            rollouts, _ = roll_out(self.model, contexts, self.layout, seeds, self.method, None)
         self.last = Rolled(contexts, rollouts, self.layout, self.method)
         return self.last
 

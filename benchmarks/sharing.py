@@ -67,7 +67,7 @@ def shares(
         temperature=temperature,
     )
     seeds = sequence_seeds(SEED, 0, torch.arange(len(contexts), device=args.device))
-    rollouts = roll_out(model, contexts, layout, seeds, config, None)
+    rollouts, _ = roll_out(model, contexts, layout, seeds, config, None)
     to_score, to_train = packings(layout, contexts, rollouts, config)
     first_of_group = rollouts.groups == torch.arange(samples, device=args.device)
     tokens = rollouts.completions.numel()

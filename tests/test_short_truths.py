@@ -89,7 +89,7 @@ def test_both_sides_are_pooled_at_their_own_end(pooling: Any, trees: bool) -> No
     batch, config = batch_of(LENGTHS), method(trees=trees)
     ends = end_token_ids(TOKENIZER, config.completions_end)
     layout = layout_of(batch, config)
-    rollouts = roll_out(model, batch["input_ids"], layout, sequence_seeds(0, 0, batch["sequence_id"]), config, ends)
+    rollouts, _ = roll_out(model, batch["input_ids"], layout, sequence_seeds(0, 0, batch["sequence_id"]), config, ends)
     packed = pack_to_score(layout, batch["input_ids"], rollouts, config)
     found = score(FeatureNetwork(model, pooling=pooling), batch["input_ids"], packed, rollouts, config)
     short = 0

@@ -176,7 +176,10 @@ def prepare_window(
     parts = [slice(start, min(start + at_once, rows)) for start in range(0, rows, at_once)]
     with clock.phase("rollout"):
         rollouts = join(
-            [roll_out(model, input_ids[at], layout.select_rows(at), seeds[at], config, end_token_ids) for at in parts]
+            [
+                roll_out(model, input_ids[at], layout.select_rows(at), seeds[at], config, end_token_ids)[0]
+                for at in parts
+            ]
         )
     with clock.phase("features"):
         to_score, to_train = packings(layout, input_ids, rollouts, config)

@@ -38,28 +38,11 @@ def roll_out(
     seeds: Tensor,
     config: MethodConfig,
     end_token_ids: Tensor | None,
-) -> Rollouts:
-    return roll_out_with_context(model, input_ids, layout, seeds, config, end_token_ids)[0]
-
-
-def roll_out_with_context(
-    model: nn.Module,
-    input_ids: Tensor,
-    layout: PackedLayout,
-    seeds: Tensor,
-    config: MethodConfig,
-    end_token_ids: Tensor | None,
 ) -> tuple[Rollouts, Tensor]:
     """Rollouts, and the hidden states of their contexts [b, T, H]."""
+    sampling = (config.temperature, None, None)
     completions, entropy, context = draw(
-        model,
-        input_ids,
-        layout,
-        (config.temperature, None, None),
-        seeds,
-        end_token_ids,
-        config.attention_backend,
-        config.trees,
+        model, input_ids, layout, sampling, seeds, end_token_ids, config.attention_backend, config.trees
     )
     lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
     return Rollouts(completions, lengths, entropy, token_groups(completions)), context

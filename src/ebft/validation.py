@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -28,17 +27,9 @@ from ebft.method.rewards import whitened_proxy
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import evaluating, output_head
 from ebft.model.features import FeatureNetwork, weight_fingerprint
-from ebft.rollouts import Rollouts, pack_to_score, roll_out_with_context
+from ebft.rollouts import Rollouts, pack_to_score, roll_out
 from ebft.runtime.messages import progress
 from ebft.runtime.processes import count, join_rows, rank
-
-
-def truth_log_probs(model: nn.Module, input_ids: Tensor, hidden: Tensor, temperatures: Sequence[float]) -> Tensor:
-    """log p(x_t | x_<t) at each temperature, [b, T, temperatures], from hidden states [b, T, H]; 0 at t = 0, which
-    nothing predicts."""
-    rows, targets = hidden[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten()
-    log_probs = log_probs_at_temperatures(rows, output_head(model), targets, temperatures)
-    return torch.nn.functional.pad(log_probs.unflatten(0, (len(input_ids), -1)), (0, 0, 1, 0))
 
 
 @torch.no_grad()
@@ -54,38 +45,40 @@ def measure(
     """What each sequence of a batch contributes, [b] each: its number, sums and counts of its tokens' log-probs, and
     means over its contexts, NaN for a sequence without any. temperatures: of further sums of log-probs. document_ends:
     tokens that a further sum over answers leaves out."""
-    input_ids, document_ids = batch["input_ids"], batch["document_ids"]
-    found: dict[str, Tensor] = {"sequence": batch["sequence_id"]}
+    ids, documents = batch["input_ids"], batch["document_ids"]
     layout, rollouts, context = rolled_out(model, batch, config, end_token_ids, turn=0)
-    log_probs = truth_log_probs(model, input_ids, context, (1.0, *temperatures)).double()
-    real = document_ids != PADDING
-    if config.document_masks:  # the first token of a document has nothing to be predicted from
-        real[:, 1:] &= document_ids[:, 1:] == document_ids[:, :-1]
-    real[:, 0] = False
-    for name, counted in ("", real), ("answer_", real & batch["answer_mask"]):
-        sums = torch.where(counted[..., None], log_probs, 0.0).sum(1)
-        found[f"{name}log_probs"] = sums[:, 0]
-        found |= {f"{name}log_probs_temperature_{t:g}": sums[:, n] for n, t in enumerate(temperatures, 1)}
-        found[f"{name}tokens"] = counted.sum(1)
-    if document_ends is not None:
-        counted = real & batch["answer_mask"] & ~torch.isin(input_ids, document_ends.to(input_ids.device))
-        found["answer_log_probs_without_end"] = torch.where(counted, log_probs[..., 0], 0.0).sum(1)
-        found["answer_tokens_without_end"] = counted.sum(1)
+    # Of every token but the first, which nothing predicts: [b, T - 1, temperatures].
+    rows, targets = context[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+    log_probs = log_probs_at_temperatures(rows, output_head(model), targets, (1.0, *temperatures))
+    log_probs = log_probs.unflatten(0, (len(ids), -1)).double()
+    real = documents[:, 1:] != PADDING
+    if config.document_masks:  # nor does anything predict the first of a document
+        real &= documents[:, 1:] == documents[:, :-1]
+    of_answers = real & batch["answer_mask"][:, 1:]
 
-    found["contexts"] = layout.anchor_mask.expand(input_ids.shape[0], -1).sum(1)
-    return found | of_rollouts(features, input_ids, layout, rollouts, config)
+    def sums(counted: Tensor) -> Tensor:
+        return torch.where(counted[..., None], log_probs, 0.0).sum(1)
+
+    found = {"sequence": batch["sequence_id"]}
+    for name, counted in ("", real), ("answer_", of_answers):
+        first, *further = sums(counted).unbind(1)
+        found[f"{name}log_probs"], found[f"{name}tokens"] = first, counted.sum(1)
+        found |= {f"{name}log_probs_temperature_{t:g}": s for t, s in zip(temperatures, further, strict=True)}
+    if document_ends is not None:
+        counted = of_answers & ~torch.isin(ids[:, 1:], document_ends.to(ids.device))
+        found["answer_log_probs_without_end"], found["answer_tokens_without_end"] = sums(counted)[:, 0], counted.sum(1)
+    found["contexts"] = layout.anchor_mask.expand(len(ids), -1).sum(1)
+    return found | of_rollouts(features, ids, layout, rollouts, config)
 
 
 def rolled_out(
     model: nn.Module, batch: dict[str, Any], config: MethodConfig, end_token_ids: Tensor | None, turn: int
 ) -> tuple[PackedLayout, Rollouts, Tensor]:
     """A batch's layout, rollouts, and the hidden states of its text. turn: other random numbers for each."""
-    input_ids = batch["input_ids"]
-    on_gpu = input_ids.device.type == "cuda"
-    samples = config.eval_samples or config.samples
-    layout = make_layout(batch["on_host"], config, samples, end_token_ids, on_gpu).to(input_ids.device)
+    ids, samples = batch["input_ids"], config.eval_samples or config.samples
+    layout = make_layout(batch["on_host"], config, samples, end_token_ids, ids.device.type == "cuda").to(ids.device)
     seeds = sequence_seeds(config.eval_seed, turn, batch["sequence_id"])
-    return layout, *roll_out_with_context(model, input_ids, layout, seeds, config, end_token_ids)
+    return layout, *roll_out(model, ids, layout, seeds, config, end_token_ids)
 
 
 def of_rollouts(
@@ -134,18 +127,17 @@ def validate(
 
     With several processes each looks at its share of the `rows` sequences, and all get the records of all of them.
     """
-    found: dict[str, list[Tensor]] = defaultdict(list)
-    with evaluating(model):
-        share = -(-rows // count())
-        with progress("held-out sequences", share) if rank() == 0 else nullcontext() as advance:
-            for batch in batches:
-                batch = to_device(batch, device)
-                for name, values in measure(model, features, batch, config, end_token_ids).items():
-                    if name not in OF_ROLLOUTS:
-                        found[name].append(values.cpu())
-                if advance is not None:
-                    advance(len(batch["input_ids"]))
-    joined = join_rows({name: torch.cat(values) for name, values in found.items()}, device)
+    parts: list[dict[str, Tensor]] = []
+    share = -(-rows // count())
+    with (
+        evaluating(model),
+        progress("held-out sequences", share) if rank() == 0 else nullcontext(lambda made: None) as advance,
+    ):
+        for batch in batches:
+            found = measure(model, features, to_device(batch, device), config, end_token_ids)
+            parts.append({name: values.cpu() for name, values in found.items() if name not in OF_ROLLOUTS})
+            advance(len(batch["input_ids"]))
+    joined = join_rows({name: torch.cat([part[name] for part in parts]) for name in parts[0]}, device)
     return records_of({name: values[:rows] for name, values in joined.items()})
 
 

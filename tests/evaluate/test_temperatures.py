@@ -11,57 +11,43 @@ import pytest
 from ebft.evaluate.temperatures import TEMPERATURES, best, differences, metric_at
 
 COUNTS = [3, 5, 4, 8, 6]
+LOWEST = [0.83, 0.97, 1.02, 0.9, 0.88]
 
 
-def records(lowest: list[float], bend: float = 2.0) -> list[dict[str, Any]]:
+def records(lowest: list[float]) -> list[dict[str, Any]]:
     """Sequences whose cross-entropy is a parabola over the temperature, each with its own lowest point."""
+    names = {t: metric_at(t).replace("cross_entropy", "log_probs") for t in TEMPERATURES}
     return [
-        {
-            "sequence": number,
-            "tokens": count,
-            **{
-                metric_at(t).replace("cross_entropy", "log_probs"): -count * (1 + bend * (t - low) ** 2)
-                for t in TEMPERATURES
-            },
-        }
-        for number, (low, count) in enumerate(zip(lowest, COUNTS, strict=True))
+        {"sequence": n, "tokens": count, **{name: -count * (1 + 2 * (t - low) ** 2) for t, name in names.items()}}
+        for n, (low, count) in enumerate(zip(lowest, COUNTS, strict=True))
     ]
 
 
 def test_the_lowest_point_of_a_parabola_is_found_between_the_points_of_the_grid() -> None:
-    lowest = [0.83, 0.97, 1.02, 0.9, 0.88]
-    mean = sum(low * count for low, count in zip(lowest, COUNTS, strict=True)) / sum(COUNTS)
-    found = best(records(lowest))
+    mean = sum(low * count for low, count in zip(LOWEST, COUNTS, strict=True)) / sum(COUNTS)
+    found = best(records(LOWEST))
     assert found is not None
     assert found.temperature == pytest.approx(mean)
     # The lowest point of a sum of parabolas is the mean of theirs, whose error is that of a ratio of sums.
-    pulls = [count * (low - mean) for low, count in zip(lowest, COUNTS, strict=True)]
+    pulls = [count * (low - mean) for low, count in zip(LOWEST, COUNTS, strict=True)]
     error = math.sqrt(sum(p * p for p in pulls) / 4 / 5) / (sum(COUNTS) / 5)
     assert found.estimate.standard_error == pytest.approx(error)
 
 
-def test_an_edge_of_the_grid_is_called_one() -> None:
+def test_edges_of_the_grid_no_tokens_and_broken_models() -> None:
     for lowest, edge in ([0.3] * 5, 0.5), ([1.7] * 5, 1.5):
         found = best(records(lowest))
         assert found is not None
         assert (found.temperature, found.at_edge) == (edge, True)
         assert math.isnan(found.estimate.standard_error)
-
-
-def test_no_tokens_and_broken_models_have_none() -> None:
-    assert best([]) is None
-    assert best(records([1.0] * 5), "answer_") is None
     broken = records([1.0] * 5)
     broken[0]["log_probs_temperature_0.7"] = None
-    assert best(broken) is None
+    assert best([]) is best(records([1.0] * 5), "answer_") is best(broken) is None
 
 
 def test_differences_are_paired() -> None:
-    lowest = [0.83, 0.97, 1.02, 0.9, 0.88]
-    shift = 0.13
-    ours = records([low + shift for low in lowest])
+    ours = records([low + 0.13 for low in LOWEST])
     random.Random(0).shuffle(ours)
-    found = differences(ours, records(lowest))
-    assert set(found) == {"best_temperature"}
-    assert found["best_temperature"] == (pytest.approx(shift), pytest.approx(0, abs=1e-9))
-    assert math.isnan(differences(records([0.3] * 5), records(lowest))["best_temperature"].standard_error)
+    found = differences(ours, records(LOWEST))
+    assert found == {"best_temperature": (pytest.approx(0.13), pytest.approx(0, abs=1e-9))}
+    assert math.isnan(differences(records([0.3] * 5), records(LOWEST))["best_temperature"].standard_error)

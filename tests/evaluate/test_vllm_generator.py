@@ -19,41 +19,10 @@ def test_vllm_says_when_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_vllm_requests_against_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not vLLM itself: that the requests hold what the settings say and the answers are read as they are meant."""
-    asked: list[Any] = []
-
-    class LLM:
-        def __init__(self, **options: Any) -> None:
-            self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=30))
-
-        def generate(self, prompts: list[Any], parameters: list[Any], **options: Any) -> list[Any]:
-            asked.extend(zip(prompts, parameters, strict=True))
-            ends = {10: ("length", None), 8: ("length", None), 4: ("stop", "\n"), 2: ("stop", None)}
-            return [
-                SimpleNamespace(
-                    outputs=[SimpleNamespace(text=str(p.seed), finish_reason=f, stop_reason=s, token_ids=[1, 2])]
-                )
-                for prompt, p in zip(prompts, parameters, strict=True)
-                for f, s in [ends[{22: 8, 1: 10, 4: 4, 2: 2}[len(prompt["prompt_token_ids"])]]]
-            ]
-
-    stand_in = ModuleType("vllm")
-    stand_in.LLM, stand_in.SamplingParams = LLM, SimpleNamespace  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", stand_in)
-    generator = VLLMGenerator("m", byte_tokenizer(), end_token_ids=[256])
-    settings = GenerationSettings(max_new_tokens=10, temperature=0.6, samples=2, stop=("\n",), seed=1)
-    prompts = ["x" * 22, "a", "bbbb", "cc"]
-    wanted = [(place, sample) for place in range(4) for sample in range(2)]
-    found = {(p, s): c for batch in generator.stream(prompts, settings, wanted, prompts) for p, s, c in batch}
-    assert [found[place, 0].finish for place in range(4)] == ["context", "length", "stop", "end"]
-    assert len({completion.text for completion in found.values()}) == 8, "every completion has its own seed"
-    first = next(p for prompt, p in asked if len(prompt["prompt_token_ids"]) == 22)
-    assert (first.max_tokens, first.stop, first.stop_token_ids, first.temperature) == (8, ["\n"], [256], 0.6)
-
-
-def test_vllm_prompts_lose_their_last_whitespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in stops as vLLM does, at the first stop string wherever it is."""
+    """Not vLLM itself: that requests hold what the settings say, and answers are read as they are meant. The stand-in
+    stops as vLLM does, at the first stop string wherever it is."""
     texts = {"a": "\n    return x\n//", "b": "\n// first\nsecond\n// third", "c": "\n\n//", "d": " said\n// so"}
+    texts |= {"e": "and an end", "f" * 46: "this fills the context"}
     asked: list[tuple[str, Any]] = []
 
     class LLM:
@@ -64,10 +33,10 @@ def test_vllm_prompts_lose_their_last_whitespace(monkeypatch: pytest.MonkeyPatch
             found = []
             for prompt, p in zip(prompts, parameters, strict=True):
                 name = byte_tokenizer().decode(prompt["prompt_token_ids"])
-                asked.append((name, p.stop))
+                asked.append((name, p))
                 text, place = texts[name], texts[name].find("\n//") if p.stop else -1
-                ending = ("stop", "\n//") if place >= 0 else ("length", None)
-                made = {"text": text[:place] if place >= 0 else text, "token_ids": list(text)}
+                ending = ("stop", "\n//") if place >= 0 else ("stop", None) if name == "e" else ("length", None)
+                made = {"text": text[:place] if place >= 0 else text, "token_ids": [1, 2]}
                 made |= {"finish_reason": ending[0], "stop_reason": ending[1]}
                 found.append(SimpleNamespace(outputs=[SimpleNamespace(**made)]))
             return found
@@ -75,8 +44,18 @@ def test_vllm_prompts_lose_their_last_whitespace(monkeypatch: pytest.MonkeyPatch
     stand_in = ModuleType("vllm")
     stand_in.LLM, stand_in.SamplingParams = LLM, SimpleNamespace  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", stand_in)
-    settings = GenerationSettings(max_new_tokens=10, stop=("\n//",))
-    prompts = ["a\n", "b\n", "c\n", "d "]
-    generator = VLLMGenerator("m", byte_tokenizer())
-    assert generator.generate(prompts, settings) == [["    return x"], ["// first\nsecond"], [""], ["said"]]
-    assert asked[4:] == [("b", None)], "only an answer that ended in its prompt's whitespace is made again"
+    settings = GenerationSettings(max_new_tokens=10, temperature=0.6, samples=2, stop=("\n//",), seed=1)
+    prompts = ["a\n", "b\n", "c\n", "d ", "e", "f" * 46]
+    found = VLLMGenerator("m", byte_tokenizer()).complete(prompts, settings)
+    assert [(of[0].text, of[0].finish) for of in found] == [
+        ("    return x", "stop"),
+        ("// first\nsecond", "stop"),
+        ("", "stop"),
+        ("said", "stop"),
+        ("and an end", "end"),
+        ("this fills the context", "context"),
+    ]
+    assert [name for name, p in asked if p.stop is None] == ["b", "b"], "made again: ended in its prompt's whitespace"
+    assert len({p.seed for _, p in asked}) == 12, "every completion has its own seed"
+    longest = asked[0][1]
+    assert (longest.max_tokens, longest.stop, longest.stop_token_ids, longest.temperature) == (4, ["\n//"], [256], 0.6)

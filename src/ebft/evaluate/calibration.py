@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ebft.config.evaluation import EvalOptions, Profile
+from ebft.config.evaluation import EvalOptions
 from ebft.config.method import MethodConfig
 from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token_ids, pad_token_id, to_device
 from ebft.data.rows import contents
@@ -32,7 +31,7 @@ from ebft.iteration import check_sequences
 from ebft.method import measures
 from ebft.method.measures import OF_ROLLOUTS, Estimate, Record, per_what
 from ebft.method.rewards import conditional_feature_matching_loss
-from ebft.model.backbone import base_model, evaluating, input_embeddings, text_config
+from ebft.model.backbone import evaluating, input_embeddings
 from ebft.model.features import FeatureNetwork, feature_space
 from ebft.rollouts import pack_to_score
 from ebft.runtime.messages import progress
@@ -52,12 +51,10 @@ _NOT_OF_A_SEQUENCE = ("calibration_data", "calibration_split", "sequences", "fea
 
 def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Scored:
     """From the task's options to records on disk to numbers."""
-    config, profile = options.method, options.profile
+    config, ends = options.method, end_token_ids(subject.tokenizer, True)
     documents = calibration_documents(options, subject.tokenizer)
     dataset = SequenceDataset(documents, config.context_length, config.packing, pad_token_id(subject.tokenizer))
-    document_ends = end_token_ids(subject.tokenizer, True)
-    end_tokens = document_ends if config.completions_end else None
-    check_sequences(dataset, config, end_tokens)
+    check_sequences(dataset, config, ends if config.completions_end else None)
     rows = range(min(len(dataset), options.sequences, options.limit or options.sequences))
     made_with = {
         "model": subject.identity,
@@ -65,41 +62,34 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
         "data": contents(options.calibration_data or "", options.calibration_split),
         "seed": options.seed,
         "temperatures": TEMPERATURES,
-        "document_ends": None if document_ends is None else document_ends.tolist(),
+        "document_ends": None if ends is None else ends.tolist(),
         **{k: v for k, v in options.values("calibration").items() if k not in _NOT_OF_A_SEQUENCE},
     }
     records = ResumableRecords(folder, "calibration", made_with, options.overwrite, options.replace_changed)
-    made = {row["sequence"] for row in records.rows}
-    wanted = [row for row in rows if row not in made]
-    features = feature_space(subject.features, subject.feature_name)
+    wanted = sorted({*rows} - {record["sequence"] for record in records.rows})
     if wanted:
         size = options.calibration_batch_size
         batches = [wanted[start : start + size] for start in range(0, len(wanted), size)]
         with progress("calibration", len(rows), len(rows) - len(wanted)) as advance:
-            for batch in measure_sequences(
-                *(subject.model, subject.features, dataset, batches, config, profile, end_tokens),
-                options.also_at_temperatures,
-                document_ends,
-            ):
-                records.append(batch)
-                advance(len(batch))
+            for found in measure_sequences(subject.model, subject.features, dataset, batches, options, ends):
+                records.append(found)
+                advance(len(found))
     counted = [record for record in records.rows if record["sequence"] < len(rows)]
-    metrics, points = estimates(counted)
-    entries = {name: _entry(name, estimate, counted) for name, estimate in {**metrics, **points}.items()}
+    entries = {name: _entry(name, estimate, counted) for name, estimate in estimates(counted).items()}
+    points = {name for name in entries if name.startswith("cfm_at_") or "cross_entropy_temperature_" in name}
+    lengths = [length for length in options.profile.lengths if f"cfm_at_{length}" in points]
     at_edge = [tokens for of, tokens in TOKENS.items() if (least := best(counted, of)) is not None and least.at_edge]
     return {
-        "metrics": {name: entries[name] for name in metrics if name not in OF_ROLLOUTS},
-        "rollouts": {name: entries[name] for name in metrics if name in OF_ROLLOUTS},
-        "profile": [{"length": g, **entries[name]} for g in profile.lengths if (name := f"cfm_at_{g}") in points],
+        "metrics": {name: entry for name, entry in entries.items() if name not in points | OF_ROLLOUTS.keys()},
+        "rollouts": {name: entry for name, entry in entries.items() if name in OF_ROLLOUTS},
+        "profile": [{"length": length, **entries[f"cfm_at_{length}"]} for length in lengths],
         "temperatures": [
             {"temperature": t, **{f"{of}cross_entropy": entries.get(metric_at(t, of)) for of in TOKENS}}
             for t in TEMPERATURES
         ],
         "sequences": len(counted),
-        "tokens": sum(record["tokens"] for record in counted),
-        "contexts": sum(record["contexts"] for record in counted),
-        "profile_contexts": sum(record.get("profile_contexts", 0) for record in counted),
-        "features": features,
+        **{name: sum(r.get(name, 0) for r in counted) for name in ("tokens", "contexts", "profile_contexts")},
+        "features": feature_space(subject.features, subject.feature_name),
         "text": text_checksum(dataset, rows),  # differences are between measurements of the same
         "notes": [
             *([ENDS_NOT_MEASURED] if config.leaves_ends_out else []),
@@ -109,11 +99,8 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
 
 
 def calibration_documents(options: EvalOptions, tokenizer: Any) -> DocumentIndex:
-    assert options.calibration_data is not None
-    data = options.data
-    store = tokenize_source(
-        options.calibration_data, tokenizer, options.calibration_split, data.row_format, data.limit_documents
-    )
+    source, data = options.calibration_data or "", options.data
+    store = tokenize_source(source, tokenizer, options.calibration_split, data.row_format, data.limit_documents)
     rest, test = DocumentIndex.of(store).without_test(data.test_split, data.split_seed)
     if options.held_out:  # what a run with this validation_split validated on
         return rest.split(options.held_out, data.split_seed)[1]
@@ -124,68 +111,61 @@ def measure_sequences(
     model: nn.Module,
     features: FeatureNetwork,
     dataset: SequenceDataset,
-    batches: Sequence[Sequence[int]],
-    config: MethodConfig,
-    profile: Profile,
-    end_token_ids: Tensor | None,
-    temperatures: Sequence[float] = (),
-    document_ends: Tensor | None = None,
+    batches: Iterable[Sequence[int]],
+    options: EvalOptions,
+    document_ends: Tensor | None,
 ) -> Iterator[list[Record]]:
-    """A record of each sequence, for batches of rows of the dataset. temperatures: of further rollouts."""
-    device = input_embeddings(model).device
-    further = [temperature for temperature in TEMPERATURES if temperature != 1]
-    with attention_restored(model):
-        for rows in batches:
-            batch = to_device(collate([dataset[row] for row in rows]), device)
-            with torch.no_grad(), evaluating(model):
-                found = measure(model, features, batch, config, end_token_ids, further, document_ends)
-                for temperature in temperatures:
-                    settings = copy.copy(config)
-                    settings.temperature = temperature
-                    layout, rollouts, _ = rolled_out(model, batch, settings, end_token_ids, turn=0)
-                    at_temperature = of_rollouts(features, batch["input_ids"], layout, rollouts, settings)
-                    found[f"cfm_temperature_{temperature:g}"] = at_temperature["cfm"]
-                if profile.lengths:
-                    found |= profile_of(model, features, batch, config, profile, end_token_ids)
-            yield records_of(found)
+    """A record of each sequence, for batches of rows of the dataset."""
+    config, device = options.method, input_embeddings(model).device
+    ends = document_ends if config.completions_end else None
+    temperatures = [temperature for temperature in TEMPERATURES if temperature != 1]
+    for rows in batches:
+        batch = to_device(collate([dataset[row] for row in rows]), device)
+        with torch.no_grad(), evaluating(model):
+            found = measure(model, features, batch, config, ends, temperatures, document_ends)
+            for temperature in options.also_at_temperatures:
+                settings = _changed(config, temperature=temperature)
+                layout, rollouts, _ = rolled_out(model, batch, settings, ends, turn=0)
+                of_these = of_rollouts(features, batch["input_ids"], layout, rollouts, settings)
+                found[f"cfm_temperature_{temperature:g}"] = of_these["cfm"]
+            if options.profile.lengths:
+                found |= profile_of(model, features, batch, options, ends)
+        yield records_of(found)
+
+
+def _changed(config: MethodConfig, **changes: Any) -> MethodConfig:
+    """Without the checks of a recipe: a profile's horizon may be longer than one would train with."""
+    settings = copy.copy(config)
+    vars(settings).update(changes)
+    return settings
 
 
 def profile_of(
-    model: nn.Module,
-    features: FeatureNetwork,
-    batch: dict[str, Any],
-    config: MethodConfig,
-    profile: Profile,
-    end_token_ids: Tensor | None,
+    model: nn.Module, features: FeatureNetwork, batch: dict[str, Any], options: EvalOptions, ends: Tensor | None
 ) -> dict[str, Tensor]:
     """`profile_contexts` and `cfm_at_<length>` for each sequence of a batch, [b] each."""
-    settings = copy.copy(config)
-    settings.horizon, settings.stride = max(profile.lengths), profile.stride
-    input_ids = batch["input_ids"]
-    layout, rollouts, _ = rolled_out(model, batch, settings, end_token_ids, turn=1)
+    profile, input_ids = options.profile, batch["input_ids"]
+    config = _changed(options.method, horizon=max(profile.lengths), stride=profile.stride)
+    layout, rollouts, _ = rolled_out(model, batch, config, ends, turn=1)
     used = layout.anchor_mask
     if not config.short_truths:
         # Anchors at answer starts may have a shorter truth; a profile needs one that is whole at every length.
-        used = used & (layout.truth_lengths == settings.horizon)
+        used = used & (layout.truth_lengths == config.horizon)
     valid = used.expand(input_ids.shape[0], -1)
     packed = pack_to_score(layout, input_ids, rollouts, config)
     packed_ids = packed.pack(input_ids, rollouts.completions)
-    at_lengths = features.at_lengths(packed_ids, packed, profile.lengths, rollouts.lengths)
     found = {"profile_contexts": valid.sum(1)}
+    at_lengths = features.at_lengths(packed_ids, packed, profile.lengths, rollouts.lengths)
     for length, (generated, truth) in zip(profile.lengths, at_lengths, strict=True):
         found[f"cfm_at_{length}"] = mean_over_contexts(conditional_feature_matching_loss(generated, truth), valid)
     return found
 
 
-def estimates(records: Sequence[Record]) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
-    """Metrics over all sequences, and apart from them the points of curves: over lengths and over temperatures."""
-    found = measures.estimates(records)
-    points = {name for name in found if name.startswith("cfm_at_") or "cross_entropy_temperature_" in name}
-    metrics = {name: value for name, value in found.items() if name != "reward" and name not in points}
-    for of in TOKENS:
-        if (least := best(records, of)) is not None:
-            metrics[f"{of}best_temperature"] = least.estimate
-    return metrics, {name: found[name] for name in found if name in points}
+def estimates(records: Sequence[Record]) -> dict[str, Estimate]:
+    """Metrics over all sequences, and the points of curves, over lengths and over temperatures."""
+    found = {name: value for name, value in measures.estimates(records).items() if name != "reward"}
+    least = {f"{of}best_temperature": best(records, of) for of in TOKENS}
+    return found | {name: value.estimate for name, value in least.items() if value is not None}
 
 
 def _entry(name: str, estimate: Estimate, records: Sequence[Record]) -> dict[str, Any]:
@@ -193,15 +173,3 @@ def _entry(name: str, estimate: Estimate, records: Sequence[Record]) -> dict[str
     per = {f"{of}best_temperature": f"{of}tokens" for of in TOKENS}.get(name) or per_what(name)
     value, error = (x if math.isfinite(x) else None for x in estimate)  # JSON has no NaN
     return {"value": value, "standard_error": error, "count": sum(bool(record.get(per)) for record in records)}
-
-
-@contextmanager
-def attention_restored(model: nn.Module) -> Iterator[None]:
-    """Whatever attention the model had, it has again afterwards."""
-    base = base_model(model)
-    before = text_config(base)._attn_implementation
-    try:
-        yield
-    finally:
-        if text_config(base)._attn_implementation != before:
-            base.set_attn_implementation(before)

@@ -6,27 +6,26 @@ a model, so that it sees what it was trained on.
 
 from __future__ import annotations
 
-import argparse
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transformers import TextStreamer
 
-from ebft import fetch
+from ebft.config.data import DataConfig
 from ebft.config.evaluation import settings_of_run
-from ebft.config.settings import Parser
+from ebft.config.settings import Parser, check, option, typed, types_of
 from ebft.data.row_format import ALPACA, Row, RowFormat, ends_with_space, fields_of, with_escapes
 from ebft.data.rows import TEXT_FILES, read_rows
 from ebft.errors import ConfigError, DataError
 from ebft.evaluate.generation import Completion, GenerationSettings, TransformersGenerator, chat_text
 from ebft.evaluate.subject import device_and_dtype
 from ebft.evaluate.tables import labels
-from ebft.loading import DTYPES, Checkpoint
+from ebft.loading import Checkpoint
 from ebft.runtime.files import write_jsonl
-from ebft.runtime.messages import printable, progress
+from ebft.runtime.messages import printable, progress, quiet_libraries
 
 logger = logging.getLogger(__name__)
 
@@ -34,53 +33,43 @@ Prompt = str | list[dict[str, str]]  # a text to continue, or the turns of a con
 LONGEST_SHOWN, BEGINNING = 240, 80  # characters of a prompt above its answers; the rest of it is its end
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--model", nargs="+", action="extend", required=True, metavar="MODEL", help="folders of runs, models, hub names"
+@dataclass
+class GenerateOptions:
+    model: list[str] = option([], "folders of runs, models, hub names")
+    file: str | None = option(None, "prompts in a file: a line each in .txt, else rows with prompt or messages")
+    prompt_column: str | None = option(None, "column of prompts; default: as in the model's run, else prompt")
+    prompt_template: str | None = option(
+        None, "prompts made of columns, or of one text: 'Q: {question}\\nA:'; default: as in the model's run"
     )
-    add(
-        "--prompt",
-        action="append",
-        default=[],
-        help="a prompt, as often as you like; none: a chat. Line breaks: $'one\\ntwo' in bash, or rows by --file",
+    prompt_separator: str | None = option(
+        None, "what follows a prompt without whitespace at its end: ' ' or '\\n'; default: as in the model's run"
     )
-    add("--file", default=None, help="prompts in a file: a line each in .txt, else rows with prompt or messages")
-    add("--prompt-column", default=None, help="column of prompts [as in the model's run, else prompt]")
-    add(
-        "--prompt-template",
-        default=None,
-        help="prompts made of columns, or of one text, such as 'Q: {question}\\nA:' [as in the model's run]",
+    limit: int | None = option(None, "use only the first N prompts of the file")
+    prompt_style: Literal["raw", "chat"] | None = option(
+        None, "raw: as given; chat: a user's turn by the tokenizer's template; default: as in the model's run, else raw"
     )
-    add(
-        "--prompt-separator",
-        default=None,
-        help="what follows a prompt without whitespace at its end: ' ' or '\\n' [as in the model's run]",
-    )
-    add("--limit", type=int, default=None, help="use only the first N prompts of the file")
-    add(
-        "--prompt-style",
-        choices=("raw", "chat"),
-        default=None,
-        help="raw: as given; chat: a user's turn by the tokenizer's template [as in the model's run, else raw]",
-    )
-    add("--system-prompt", default=None, help="what a chat begins with")
-    add("--max-new-tokens", type=int, default=128, help="longest answer in tokens [128]")
-    add("--temperature", type=float, default=0.6, help="0 is greedy [0.6]")
-    add("--top-p", type=float, default=None, help="sample from the smallest set of tokens with this probability")
-    add("--samples", type=int, default=1, help="answers to each prompt [1]")
-    add("--seed", type=int, default=0, help="of all samples [0]")
-    add("--batch-size", type=int, default=8, help="answers generated at once [8]")
-    add("--dtype", choices=("auto", *DTYPES), default="auto", help="auto: float32 on a CPU, bfloat16 on a GPU")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... [auto]")
-    add("--trust-remote-code", action="store_true", help="run code that comes with a model from the hub")
-    add(
-        "--too-long",
-        choices=("error", "truncate"),
-        default="error",
-        help="a prompt longer than the model's context [error]",
-    )
-    add("--output", default=None, help="also write the answers to this JSONL file")
+    system_prompt: str | None = option(None, "what a chat begins with")
+    max_new_tokens: int = option(128, "longest answer in tokens")
+    temperature: float = option(0.6, "0 is greedy")
+    top_p: float | None = option(None, "sample from the smallest set of tokens with this probability")
+    samples: int = option(1, "answers to each prompt")
+    seed: int = option(0, "of all samples")
+    batch_size: int = option(8, "answers generated at once")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "auto: float32 on a CPU, else bfloat16")
+    device: str = option("auto", "auto, cpu, cuda, cuda:1, ...")
+    trust_remote_code: bool = option(False, "run code that comes with a model from the hub")
+    too_long: Literal["error", "truncate"] = option("error", "a prompt longer than the model's context")
+    output: str | None = option(None, "also write the answers to this JSONL file")
+
+    def __post_init__(self) -> None:
+        check(self, GenerateOptions, limit=1, max_new_tokens=1, samples=1, batch_size=1)
+        if not self.model:
+            raise ConfigError("no model: give --model, folders of runs, models or hub names")
+
+    @property
+    def generation(self) -> GenerationSettings:
+        names = ("max_new_tokens", "temperature", "top_p", "samples", "system_prompt", "seed", "too_long")
+        return GenerationSettings(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -91,65 +80,80 @@ class PromptFormat:
     rows: RowFormat = RowFormat()
 
     def of_text(self, text: str) -> str:
-        """A text that somebody typed, as the prompt of a row; put into the template, if that takes one text."""
-        template = self.rows.prompt_template or (ALPACA if self.kind == "alpaca" else "{prompt}")
-        names = fields_of(template)
+        """The prompt of what somebody typed, perhaps with the space that answers begin with."""
         if self.rows.answers_begin_with and ends_with_space(text):
             text = text.removesuffix(self.rows.answers_begin_with)
-        row, template = ({names[0]: text}, template) if len(names) == 1 else ({"prompt": text}, "{prompt}")
-        return replace(self.rows, prompt_template=template).prompt_of(row)
+        return self.of_row({self.rows.prompt: text})
 
     def of_row(self, row: Row) -> Any:
-        """The prompt of a row like those of training, or of one that has nothing but a prompt."""
-        prompt = row.get(self.rows.prompt)
-        if isinstance(prompt, str) and any(name not in row for name in fields_of(self.rows.prompt_template or "")):
-            return self.of_text(prompt)
-        return self.of_text(prompt) if isinstance(prompt, str) and self.kind == "alpaca" else self.rows.prompt_of(row)
+        """The prompt of a row like those of training, or of one with nothing but a prompt: this is put into the
+        template, if that takes one text."""
+        text = row.get(self.rows.prompt)
+        template = self.rows.prompt_template or (ALPACA if self.kind == "alpaca" else None)
+        names = fields_of(template or "")
+        if not isinstance(text, str) or all(name in row for name in names):
+            return self.rows.prompt_of(row)
+        row, template = ({names[0]: text}, template) if len(names) == 1 else ({self.rows.prompt: text}, None)
+        return replace(self.rows, prompt_template=template).prompt_of(row)
 
 
 def format_of_runs(models: Sequence[str]) -> PromptFormat:
     """How the runs behind these models made their prompts; as they are, if there are none or they differ."""
+    names = [f.name for f in fields(DataConfig) if f.name.startswith("prompt_") or f.name.endswith("_column")]
     found = set()
-    for settings in (settings_of_run(Path(name).expanduser()) for name in models):
+    for settings in (settings_of_run(Path(model).expanduser()) for model in models):
         if settings is not None:
             kinds = settings.get("prompt_kinds") or []
-            names = {f.name: f.name if f.name.startswith("prompt_") else f"{f.name}_column" for f in fields(RowFormat)}
-            given = {name: settings[setting] for name, setting in names.items() if settings.get(setting) is not None}
-            found.add(PromptFormat(kinds[0] if len(kinds) == 1 else None, RowFormat(**given)))
+            data = DataConfig(**{name: settings[name] for name in names if name in settings})
+            found.add(PromptFormat(kinds[0] if len(kinds) == 1 else None, data.row_format))
     if len(found) > 1:
         logger.warning("the runs made their prompts in different ways, so prompts are given as they are")
     return found.pop() if len(found) == 1 else PromptFormat()
 
 
-def run(options: argparse.Namespace) -> None:
-    """Prints what the command line asks for. What can be wrong with the prompts shows before a model is loaded."""
-    if not options.prompt and options.file is None:
-        if options.output or options.samples != 1:
-            raise ConfigError("--output and --samples need prompts: give --prompt or --file")
-        return chat(options)
-    made = _prompt_format(options)
-    prompts: list[Prompt] = [*map(made.of_text, options.prompt), *_prompts_of_file(options, made)]
-    if options.prompt_style == "chat" or made.kind == "messages":
+def prompt_format(options: GenerateOptions) -> PromptFormat:
+    """As in the run behind the models, unless options say otherwise."""
+    of_run = format_of_runs(options.model) if options.prompt_style is None else PromptFormat()
+    texts = {"prompt_template": options.prompt_template, "prompt_separator": options.prompt_separator}
+    given: dict[str, Any] = {name: with_escapes(text) for name, text in texts.items() if text is not None}
+    if options.prompt_column is not None:  # the run's template would win over it
+        given = {"prompt": options.prompt_column, "prompt_template": "", **given}
+    if not given and of_run != PromptFormat():
+        logger.info("prompts are made as in the run; --prompt-style raw leaves them as they are")
+    return replace(of_run, rows=replace(of_run.rows, **given))
+
+
+def prompts_of_file(file: str, made: PromptFormat) -> list[Prompt]:
+    if Path(file).suffix in TEXT_FILES and Path(file).is_file():
+        found: list[Any] = [made.of_text(line) for line in Path(file).read_text("utf-8").splitlines() if line]
+    else:
+        found = [made.of_row(row) for row in read_rows(file)]
+    if prompts := [prompt for prompt in found if prompt]:
+        return prompts
+    raise DataError(f"{file}: no prompts; rows need {made.rows.prompt!r} or 'messages', or --prompt-column")
+
+
+def answer_prompts(options: GenerateOptions, typed_prompts: Sequence[str]) -> None:
+    """Prints what every model answers. What can be wrong with the prompts shows before a model is loaded."""
+    made = prompt_format(options)
+    prompts: list[Prompt] = [made.of_text(text) for text in typed_prompts]
+    if options.file is not None:
+        prompts += prompts_of_file(options.file, made)[: options.limit]
+    if options.prompt_style == "chat" or made.kind == "messages" or not all(isinstance(p, str) for p in prompts):
         prompts = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
     if any(map(ends_with_space, prompts)):
         logger.warning("a prompt ends with a space; most tokenizers make it part of the next word: leave it out")
-    if len({isinstance(prompt, str) for prompt in prompts}) > 1:
-        raise DataError("some prompts are texts and some are messages; give --prompt-style chat, or one kind at a time")
     answers = {}
-    for label, name in zip(labels(options.model), options.model, strict=True):
+    for label, name in zip(labels(options.model), options.model, strict=True):  # one in memory at a time
         with progress(label, len(prompts) * options.samples, leave=False) as advance:
-            answers[label] = answer(
-                load(name, options), prompts, _settings(options), advance
-            )  # one in memory at a time
+            answers[label] = answer(load(name, options), prompts, options.generation, advance)
     every = [one for found in answers.values() for samples in found for one in samples]
-    for number, what in (
-        (
-            sum(one.finish in ("length", "context") for one in every),
-            f"cut off, at {options.max_new_tokens} tokens or so",
-        ),
-        (sum(not one.text.strip() for one in every), "empty"),
-        (sum(one.prompt_truncated for one in every), "to prompts without their beginning"),
-    ):
+    counts = {
+        f"cut off, at {options.max_new_tokens} tokens or so": sum(one.finish in ("length", "context") for one in every),
+        "empty": sum(not one.text.strip() for one in every),
+        "to prompts without their beginning": sum(one.prompt_truncated for one in every),
+    }
+    for what, number in counts.items():
         if number:
             logger.info(f"{number} of {len(every)} answers are {what}")
     if options.output:
@@ -161,52 +165,16 @@ def run(options: argparse.Namespace) -> None:
         ]
         write_jsonl(Path(options.output).expanduser(), rows)
     for place, prompt in enumerate(prompts):
-        texts = {label: [one.text for one in found[place]] for label, found in answers.items()}
-        _show(prompt if len(prompts) > 1 else None, texts)
-    return None
+        if len(prompts) > 1:
+            text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+            if len(text) > LONGEST_SHOWN:  # what tells prompts apart is mostly near the end, behind a template
+                text = f"{text[:BEGINNING].rstrip()} ... {text[BEGINNING - LONGEST_SHOWN :].lstrip()}"
+            print(f"\n> {printable(text)}")
+        show({label: [one.text for one in found[place]] for label, found in answers.items()})
 
 
-def _prompt_format(options: argparse.Namespace) -> PromptFormat:
-    """As in the run behind the models, unless options say otherwise."""
-    theirs = format_of_runs(options.model) if options.prompt_style is None else PromptFormat()
-    given: dict[str, Any] = {"prompt": options.prompt_column}
-    for name in ("prompt_template", "prompt_separator"):
-        value = getattr(options, name)
-        given[name] = None if value is None else with_escapes(value)
-    if options.prompt_column is not None and options.prompt_template is None:
-        given["prompt_template"] = ""  # else the run's would win over the column
-    made = replace(theirs, rows=replace(theirs.rows, **{k: v for k, v in given.items() if v is not None}))
-    if made == theirs != PromptFormat():
-        logger.info("prompts are made as in the run; --prompt-style raw leaves them as they are")
-    return made
-
-
-def _prompts_of_file(options: argparse.Namespace, made: PromptFormat) -> list[Prompt]:
-    if options.file is None:
-        return []
-    if Path(options.file).suffix in TEXT_FILES and Path(options.file).is_file():
-        lines = Path(options.file).read_text(encoding="utf-8").splitlines()
-        found: list[Any] = [made.of_text(line) for line in lines if line]
-    else:
-        found = [made.of_row(row) for row in read_rows(options.file)]
-    prompts = [prompt for prompt in found if prompt][: options.limit]
-    if not prompts:
-        raise DataError(f"{options.file}: no prompts; rows need {made.rows.prompt!r} or 'messages', or --prompt-column")
-    return prompts
-
-
-def _settings(options: argparse.Namespace) -> GenerationSettings:
-    names = ("max_new_tokens", "temperature", "top_p", "samples", "system_prompt", "seed", "too_long")
-    return GenerationSettings(**{name: getattr(options, name) for name in names})
-
-
-def load(name: str, options: argparse.Namespace) -> TransformersGenerator:
-    """A model, quietly."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    fetch.check_there(name)
+def load(name: str, options: GenerateOptions) -> TransformersGenerator:
+    quiet_libraries()
     device, dtype = device_and_dtype(options.device, options.dtype)
     checkpoint = Checkpoint.find(name)
     tokenizer = checkpoint.load_tokenizer(options.trust_remote_code)
@@ -218,18 +186,18 @@ def answer(
     generator: TransformersGenerator,
     prompts: Sequence[Prompt],
     settings: GenerationSettings,
-    advance: Callable[[int], None] = lambda made: None,
+    advance: Callable[[int], Any] = lambda made: None,
 ) -> list[list[Completion]]:
-    """`settings.samples` answers to every prompt."""
-    if not any(isinstance(prompt, str) for prompt in prompts):
-        prompts = [chat_text(list(turns), generator.tokenizer, settings.system_prompt) for turns in prompts]  # type: ignore[arg-type]
+    """`settings.samples` answers to every prompt; all of them are texts, or all conversations."""
+    if not isinstance(prompts[0], str):
         settings = replace(settings, prompt_style="rendered")
-    return generator.complete([str(prompt) for prompt in prompts], settings, advance=advance)
+    texts = [p if isinstance(p, str) else chat_text(p, generator.tokenizer, settings.system_prompt) for p in prompts]
+    return generator.complete(texts, settings, advance=advance)
 
 
-def chat(options: argparse.Namespace) -> None:
+def chat(options: GenerateOptions) -> None:
     """Turn by turn, with every model's own answers in what it sees; a base model continues each text by itself."""
-    made = _prompt_format(options)
+    made = prompt_format(options)
     speakers = {label: load(name, options) for label, name in zip(labels(options.model), options.model, strict=True)}
     chats = options.prompt_style == "chat" or (options.prompt_style is None and made.kind in (None, "messages"))
     talks = {n: chats and getattr(s.tokenizer, "chat_template", None) is not None for n, s in speakers.items()}
@@ -237,7 +205,7 @@ def chat(options: argparse.Namespace) -> None:
     print("An empty line ends, /reset begins anew.", end=" ")
     why = "Without a chat template" if chats else "Not trained on conversations" if made.kind else "As raw text"
     print("" if all(talks.values()) else f"{why}, a model continues what you type, and remembers nothing.")
-    settings = replace(_settings(options), too_long="truncate")  # a long chat loses its beginning
+    settings = replace(options.generation, too_long="truncate")  # a long chat loses its beginning
     while True:
         try:
             said = input("\nyou> ").strip()
@@ -252,12 +220,12 @@ def chat(options: argparse.Namespace) -> None:
         for label, generator in speakers.items():
             mine = [*turns[label], {"role": "user", "content": said}]
             if len(speakers) == 1:  # several stand beside each other when all are there
-                generator.streamer = LiveAnswer(generator.tokenizer, skip_prompt=True, skip_special_tokens=True)
-            [found] = answer(generator, [mine if talks[label] else made.of_text(said)], settings)
-            answers[label] = [one.text for one in found]
-            turns[label] = [*mine, {"role": "assistant", "content": answers[label][0]}]
+                generator.streamer = LiveAnswer(generator.tokenizer, skip_special_tokens=True)
+            [[found]] = answer(generator, [mine if talks[label] else made.of_text(said)], settings)
+            answers[label] = [found.text]
+            turns[label] = [*mine, {"role": "assistant", "content": found.text}]
         if len(speakers) > 1:
-            _show(None, answers)
+            show(answers)
 
 
 class LiveAnswer(TextStreamer):
@@ -267,13 +235,8 @@ class LiveAnswer(TextStreamer):
         print(printable(text), end="\n" if stream_end else "", flush=True)
 
 
-def _show(prompt: Prompt | None, answers: dict[str, list[str]]) -> None:
+def show(answers: Mapping[str, Sequence[str]]) -> None:
     """One model's answers as they are; those of several as columns of a table."""
-    if prompt is not None:
-        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-        if len(text) > LONGEST_SHOWN:  # what tells prompts apart is mostly near the end: a template comes before it
-            text = f"{text[:BEGINNING].rstrip()} ... {text[BEGINNING - LONGEST_SHOWN :].lstrip()}"
-        print(f"\n> {printable(text)}")
     if len(answers) == 1:
         print("\n---\n".join(map(printable, next(iter(answers.values())))))
         return
@@ -290,9 +253,17 @@ def _show(prompt: Prompt | None, answers: dict[str, list[str]]) -> None:
 
 
 def command(arguments: list[str]) -> int:
-    usage = "--model M [M ...] [--prompt TEXT | --file F] [options]"
     text = "What models write, side by side; without a prompt, a chat in the terminal."
-    parser = Parser("generate", text, usage)
-    add_arguments(parser)
-    run(parser.parse_args(arguments))
+    parser = Parser("generate", text, "--model M [M ...] [--prompt TEXT | --file F] [options]")
+    how = "a prompt, as often as you like; none: a chat. Line breaks: $'one\\ntwo' in bash, or rows by --file"
+    parser.add_argument("--prompt", action="append", default=[], help=how)
+    parser.add_settings("Options", ((f.name, f) for f in fields(GenerateOptions)))
+    given, kinds = parser.parse_args(arguments), types_of(GenerateOptions)
+    options = GenerateOptions(**{name: typed(name, value, kinds[name]) for name, value in given.settings.items()})
+    if given.prompt or options.file is not None:
+        answer_prompts(options, given.prompt)
+    elif options.output or options.samples != 1:
+        raise ConfigError("--output and --samples need prompts: give --prompt or --file")
+    else:
+        chat(options)
     return 0

@@ -13,12 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ebft.method.sampling import sample_tokens
 from ebft.model.backbone import text_config
+
+BLOCK = 64  # columns that a cache grows by
 
 
 def has_plain_cache(base: Any) -> bool:
@@ -47,39 +50,37 @@ class SideBySide:
         """No rows."""
         self.cache = _empty_cache()
         self.mask = torch.zeros(0, 0, dtype=torch.long, device=self.device)  # [rows, columns], 0 where nothing is
-        self.last = torch.zeros(0, 1, dtype=torch.long, device=self.device)  # the token that a step begins with
-        self.uniform = torch.zeros(0, steps, device=self.device)  # [rows, steps], what each token is drawn by
-        self.made = torch.zeros(0, 1, dtype=torch.long, device=self.device)  # tokens drawn so far
-        self.greedy: list[bool] = []  # rows that take the likeliest token, whatever the temperature
+        self.last = self.made = self.mask.view(0, 1)  # the token that a step begins with, and how many were drawn
+        self.uniform = torch.zeros(0, steps, device=self.device)  # what each token is drawn by
+        self.greedy = torch.zeros(0, 1, dtype=torch.bool, device=self.device)
 
     @torch.no_grad()
     def replace(
-        self, staying: Sequence[int], prompts: Sequence[list[int]], uniform: Tensor, greedy: Sequence[bool] = ()
+        self, staying: Sequence[int], prompts: Sequence[list[int]], uniform: Tensor, greedy: Sequence[bool]
     ) -> None:
         """Other rows than those staying have ended, and more join, with a uniform number [rows, steps] for every token
-        that they may have. A prompt that several of them have is computed once."""
+        that they may have; greedy ones take the likeliest. A prompt that several of them have is computed once."""
         places: dict[tuple[int, ...], int] = {}
-        which = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
-        join = torch.tensor(which, dtype=torch.long, device=self.device)
+        join = self._tensor([places.setdefault(tuple(prompt), len(places)) for prompt in prompts])
         cache, mask = self._computed(list(places))
-        mask = mask[join]
         if not staying:
             self._begin(uniform.shape[1])
-        stay = torch.tensor(staying, dtype=torch.long, device=self.device)
-        used = self.mask[stay]
-        unused = int(used.any(0).long().argmax()) if staying else 0  # columns on the left
-        used = used[:, unused:]
+        stay = self._tensor(staying)
+        mask, used = mask[join], self.mask[stay]
+        used = used[:, int(used.any(0).long().argmax()) :] if staying else used  # without columns that no row needs
         width = max(used.shape[1], mask.shape[1])
         self.cache = _merged(self.cache, stay, used.shape[1], cache, join, width)
-        self.mask = torch.cat([nn.functional.pad(each, (width - each.shape[1], 0)) for each in (used, mask)])
-        last = torch.tensor([prompt[-1:] for prompt in prompts], dtype=torch.long, device=self.device).view(-1, 1)
+        self.mask = torch.cat([pad(each, (width - each.shape[1], 0)) for each in (used, mask)])
+        last = self._tensor([prompt[-1] for prompt in prompts])[:, None]
         self.last = torch.cat([self.last[stay], last])
-        self.uniform = torch.cat([self.uniform[stay], uniform.to(self.device)])
         self.made = torch.cat([self.made[stay], torch.zeros_like(last)])
-        self.greedy = [*(self.greedy[place] for place in staying), *(greedy or [False] * len(prompts))]
-        self.likeliest = torch.tensor(self.greedy, device=self.device)[:, None] if any(self.greedy) else None
+        self.uniform = torch.cat([self.uniform[stay], uniform.to(self.device)])
+        self.greedy = torch.cat([self.greedy[stay], self._tensor(greedy)[:, None].bool()])
 
-    def _computed(self, prompts: Sequence[tuple[int, ...]]) -> tuple[DynamicCache, Tensor]:
+    def _tensor(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.long, device=self.device)
+
+    def _computed(self, prompts: Sequence[Sequence[int]]) -> tuple[DynamicCache, Tensor]:
         """Keys and values of all but the last token, which is left to the first step: all rows then begin alike."""
         ids, mask = (each.to(self.device) for each in left_padded([tokens[:-1] for tokens in prompts]))
         cache = _empty_cache()
@@ -92,10 +93,8 @@ class SideBySide:
         """The next token of every row, [rows, 1]."""
         self.mask = torch.cat([self.mask, torch.ones_like(self.last)], 1)
         logits = self._forward(self.last, self.mask, self.cache)[:, -1].to(self.device, torch.float32)
-        number = self.uniform.gather(1, self.made)
-        self.last = sample_tokens(logits, number, self.temperature, None, self.top_p)
-        if self.likeliest is not None:
-            self.last = torch.where(self.likeliest, logits.argmax(-1, keepdim=True), self.last)
+        drawn = sample_tokens(logits, self.uniform.gather(1, self.made), self.temperature, None, self.top_p)
+        self.last = torch.where(self.greedy, logits.argmax(-1, keepdim=True), drawn)
         self.made = self.made + 1
         return self.last
 
@@ -107,19 +106,17 @@ class SideBySide:
         if "logits_to_keep" in self.takes:
             given["logits_to_keep"] = 1
         columns, tokens = mask.shape[1], ids.shape[1]
-        mask = nn.functional.pad(mask, (0, _seen(columns - tokens, tokens) - columns))
+        mask = pad(mask, (0, _seen(columns - tokens, tokens) - columns))
         return self.base(ids, attention_mask=mask, past_key_values=cache, use_cache=True, **given).logits
 
 
 def left_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Tokens [rows, longest] that end in the same column, and a mask with 1 where they are."""
     longest = max(map(len, rows), default=0)
-    ids = torch.zeros(len(rows), longest, dtype=torch.long)
-    mask = torch.zeros_like(ids)
+    both = torch.zeros(2, len(rows), longest, dtype=torch.long)
     for row, tokens in enumerate(rows):
-        ids[row, longest - len(tokens) :] = torch.tensor(tokens, dtype=torch.long)
-        mask[row, longest - len(tokens) :] = 1
-    return ids, mask
+        both[:, row, longest - len(tokens) :] = torch.tensor([tokens, [1] * len(tokens)])
+    return both[0], both[1]
 
 
 class _Columns(DynamicLayer):
@@ -151,9 +148,6 @@ class _Columns(DynamicLayer):
         self.keys, self.values = (buffer[:, :, :columns] for buffer in buffers)
         self.buffers, self.is_initialized = buffers, True
         self.dtype, self.device = self.keys.dtype, self.keys.device
-
-
-BLOCK = 64
 
 
 def _rounded(columns: int) -> int:
@@ -190,10 +184,10 @@ def _merged(
     for number in range(max(len(old), len(new))):
         buffers = []
         for name in ("keys", "values"):
-            held: Tensor = getattr((old or new)[number], name)
-            buffer = _buffer(held, len(staying) + len(joining), width + 1)
+            like: Tensor = getattr((old or new)[number], name)
+            buffer = _buffer(like, len(staying) + len(joining), width + 1)
             if old:
-                buffer[: len(staying), :, width - columns : width] = held[staying.to(held.device), :, -columns:]
+                buffer[: len(staying), :, width - columns : width] = like[staying.to(like.device), :, -columns:]
             if new:
                 joined: Tensor = getattr(new[number], name)
                 buffer[len(staying) :, :, width - joined.shape[2] : width] = joined[joining.to(joined.device)]

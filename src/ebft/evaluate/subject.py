@@ -18,15 +18,16 @@ logger = logging.getLogger(__name__)
 
 
 class LoadedSubject:
-    """A model that is there already, in training."""
+    """A model that is there already, in training. `identity` tells weights apart."""
+
+    feature_name: str = "the training run's"
+    feature_source: Any = feature_name
 
     def __init__(
         self, model: Any, tokenizer: Any, features: FeatureNetwork, identity: Any, batch_size: int | None
     ) -> None:
         self.model, self.tokenizer, self.features, self.identity = model, tokenizer, features, identity
         self.generator: Generator = TransformersGenerator(model, tokenizer, batch_size)
-        self.feature_name: str = "the training run's"
-        self.feature_source: Any = self.feature_name
 
 
 class CheckpointSubject:
@@ -36,8 +37,7 @@ class CheckpointSubject:
     """
 
     def __init__(self, name: str, options: EvalOptions) -> None:
-        self.options = options
-        self.checkpoint = Checkpoint.find(name)
+        self.options, self.checkpoint = options, Checkpoint.find(name)
         self.device, self.dtype = device_and_dtype(options.device, options.dtype)
         self.identity: Any = [*self.checkpoint.identity(), str(self.dtype)]
         self.feature_name: str = options.feature_model or (options.model[0] if options.model else name)
@@ -68,14 +68,8 @@ class CheckpointSubject:
             return TransformersGenerator(self.model, self.tokenizer, self.options.batch_size)
         from ebft.evaluate.vllm_generator import VLLMGenerator
 
-        return VLLMGenerator(
-            self.checkpoint.base,
-            self.tokenizer,
-            self.checkpoint.adapter,
-            [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id],
-            dtype=str(self.dtype).removeprefix("torch."),
-            trust_remote_code=self.options.trust_remote_code,
-        )
+        of_vllm = {"dtype": self.describe()["dtype"], "trust_remote_code": self.options.trust_remote_code}
+        return VLLMGenerator(self.checkpoint.base, self.tokenizer, self.checkpoint.adapter, **of_vllm)
 
     @cached_property
     def features(self) -> FeatureNetwork:

@@ -42,20 +42,20 @@ def best(records: Sequence[Record], of: str = "") -> Best | None:
         return None
     columns = [sums[metric_at(temperature, of)] for temperature in TEMPERATURES]
     observed = [place for place, count in enumerate(columns[0].counts) if count]
-    points = [linearized(column, observed) for column in columns]
-    values = [value for value, _ in points]
+    values, pulls = zip(*(linearized(column, observed) for column in columns), strict=True)
     if not all(map(math.isfinite, values)):
         return None
     at = values.index(min(values))
     if at in (0, len(values) - 1):
         return Best(TEMPERATURES[at], [])
-    (left, pulls_left), (middle, pulls_middle), (right, pulls_right) = points[at - 1 : at + 2]
-    half_step, slope, bend = (TEMPERATURES[at + 1] - TEMPERATURES[at]) / 2, right - left, left - 2 * middle + right
-    pulls = [
+    half_step = (TEMPERATURES[at + 1] - TEMPERATURES[at]) / 2
+    left, middle, right = values[at - 1 : at + 2]
+    slope, bend = right - left, left - 2 * middle + right
+    moved = [
         -half_step * ((c - a) / bend - slope * (a - 2 * b + c) / bend**2)
-        for a, b, c in zip(pulls_left, pulls_middle, pulls_right, strict=True)
+        for a, b, c in zip(*pulls[at - 1 : at + 2], strict=True)
     ]
-    return Best(TEMPERATURES[at] - half_step * slope / bend, pulls)
+    return Best(TEMPERATURES[at] - half_step * slope / bend, moved)
 
 
 def differences(mine: Sequence[Record], other: Sequence[Record]) -> dict[str, Estimate]:
