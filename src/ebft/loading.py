@@ -1,9 +1,5 @@
-"""Models, adapters, tokenizers and feature networks, from a folder, a hub name, a checkpoint or a run.
-
-An adapter is a small part that is trained on top of a frozen base model, which then serves as the feature network too.
-`lora: true` is the usual case, `peft:` takes any configuration of peft whose adapter sits in the model's own layers,
-and `load_in_4bit: true` keeps the base model in 4 bits (QLoRA).
-"""
+"""Models, adapters, tokenizers and feature networks, from a folder, a hub name, a checkpoint or a run. With an adapter,
+of any kind that sits in the model's own layers, the base model is frozen and serves as the feature network too."""
 
 from __future__ import annotations
 
@@ -44,7 +40,6 @@ class Checkpoint:
     @classmethod
     def find(cls, name: str) -> Checkpoint:
         """Look at a name without loading anything; an error says what is missing."""
-        fetch.check_there(name)
         path = fetch.resolve(name)
         folder = Path(path).expanduser()
         if not folder.exists():
@@ -125,7 +120,6 @@ def _model_like(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
 def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
     field = "tokenizer" if recipe.model.tokenizer else "model"
     name = recipe.model.tokenizer or recipe.model.model
-    fetch.check_there(name, field)
     return _tokenizer_of(f"{field}={name!r}", fetch.resolve(name, field), recipe.model.trust_remote_code)
 
 

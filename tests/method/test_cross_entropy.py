@@ -17,7 +17,6 @@ from ebft.method.cross_entropy import (
     Head,
     Reference,
     Rows,
-    check_token_ids,
     log_probs_at_temperatures,
     weighted_cross_entropy,
 )
@@ -298,18 +297,6 @@ def test_autocast_rounds_the_inputs_of_the_product_and_not_the_logits() -> None:
     assert single.hidden.grad.dtype == single.head.weight.grad.dtype == torch.float32
     true = exact.head.weight.grad
     assert (single.head.weight.grad.double() - true).norm() < 0.01 * true.norm()
-
-
-# ---- token ids ---------------------------------------------------------------------------------------------
-
-
-def test_token_ids_outside_the_vocabulary_are_an_error() -> None:
-    check_token_ids(torch.tensor([0, 4]), 5)
-    check_token_ids(torch.empty(0, dtype=torch.long), 5)
-    with pytest.raises(ValueError, match=r"token ids must lie in 0\.\.4, found 5; the tokenizer does not"):
-        check_token_ids(torch.tensor([1, 5]), 5)
-    with pytest.raises(ValueError, match=r"found -100; .*padding was not replaced by a real token"):
-        check_token_ids(torch.tensor([-100, 2]), 5)
 
 
 @settings(max_examples=40, deadline=None)

@@ -31,11 +31,8 @@ class TestUnsupportedModels:
     @pytest.mark.parametrize(
         ("make", "why"),
         [
-            (lambda: from_config(MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1)), "recurrent state"),
-            (
-                lambda: from_config(BloomConfig(vocab_size=20, hidden_size=8, n_layer=1, n_head=2)),
-                "attention interface",
-            ),
+            (lambda: from_config(MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1)), "linear_attention"),
+            (lambda: from_config(BloomConfig(vocab_size=20, hidden_size=8, n_layer=1, n_head=2)), "interface"),
             (lambda: T5ForConditionalGeneration(T5Config(vocab_size=20, d_model=8, num_layers=1)), "encoder-decoder"),
             (lambda: torch.nn.Linear(2, 2), "AutoModelForCausalLM"),
             (lambda: tiny_model().model, "no language-model head"),

@@ -277,15 +277,6 @@ def test_bad_settings(change: dict, message: str) -> None:
         FeatureNetwork(tiny_model(), **change)
 
 
-def test_bad_token_ids_and_shapes() -> None:
-    layout = StridedLayout(T, 3, 4, 2)
-    network = FeatureNetwork(tiny_model())
-    with pytest.raises(ValueError, match="token ids must lie in"):
-        network(torch.full((1, layout.packed_length), VOCABULARY), layout)
-    with pytest.raises(ValueError, match=r"layout.pack\(context_ids, completions\)"):
-        network(torch.zeros(1, T, dtype=torch.long), layout)
-
-
 def test_weights_that_lie_input_by_input_give_the_same_features() -> None:
     plain, turned = (FeatureNetwork(tiny_model("qwen2")) for _ in range(2))
     turned.turn_weights()

@@ -24,9 +24,9 @@ def test_the_masks_of_the_kernels_are_the_rule(case: tuple[PackedLayout, int | N
     everything = torch.arange(S)
     of_step = everything[T + step :: layout.horizon]
     for mask, queries, keys in (
-        (flex.packed_mask(layout, window, block), everything, S),
-        (flex.context_mask(layout, window, block), everything[:T], T),
-        (flex.step_mask(layout, window, block, step), of_step, T),
+        (flex.mask_of_first(layout, S, window, block), everything, S),
+        (flex.mask_of_first(layout, T, window, block), everything[:T], T),
+        (flex.mask_of_step(layout, step, window, block), of_step, T),
     ):
         assert mask.shape[-2:] == (len(queries), keys)
         rows, places = layout.mask_rows[:, None, None], torch.arange(len(queries))[:, None]
@@ -53,11 +53,11 @@ def test_no_allowed_pair_is_skipped_and_whole_blocks_are_whole(case: tuple[Packe
         (everything[: layout.context_length], layout.context_length),
         (step, layout.context_length),
     ):
-        found = flex.classify_blocks(layout, queries, keys, window, size)
+        partial, whole = flex.classify_blocks(layout, queries, keys, window, size)
         truth = by_block(dense_mask(layout, queries, keys, window), size)
-        assert not (found.partial & found.whole).any()
-        assert bool(((found.partial | found.whole) | ~truth.any((-1, -2))).all())
-        assert bool((truth.all((-1, -2)) | ~found.whole).all())
+        assert not (partial & whole).any()
+        assert bool(((partial | whole) | ~truth.any((-1, -2))).all())
+        assert bool((truth.all((-1, -2)) | ~whole).all())
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])

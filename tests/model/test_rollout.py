@@ -266,11 +266,8 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"input_ids": torch.full((2, T), VOCABULARY)}, f"token ids must lie in 0..{VOCABULARY - 1}"),
-            ({"input_ids": torch.zeros(2, T + 1, dtype=torch.long)}, rf"the layout needs \[b, {T}\]"),
             ({"temperature": -1.0}, "temperature=-1.0"),
             ({"seeds": torch.tensor([1])}, "one seed per sequence"),
-            ({"backend": "eager"}, "backend='eager'"),
             ({"backend": "flex"}, "needs a CUDA device"),
             ({"layout": StridedLayout(T, 4, 4, 2, lengths=torch.tensor([T, T, T]))}, "the batch has 2"),
         ],

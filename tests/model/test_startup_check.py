@@ -213,7 +213,7 @@ class TestNarrowWeights:
     def test_that_are_quantised_stay_as_they_are(self) -> None:
         model = tiny_model().to(torch.bfloat16)
         model.hf_quantizer = object()
-        with in_float32(model, model.model.layers):
+        with in_float32(model):
             assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 

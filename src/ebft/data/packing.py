@@ -46,19 +46,16 @@ class DocumentIndex:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        return self._of_each("lengths")
+        return self._of_each([store.lengths for store in self.stores])
 
     @property
     def answer_counts(self) -> NDArray[np.int64]:
         """[documents] tokens that are answers"""
-        return self._of_each("answer_counts")
+        return self._of_each([store.answer_counts for store in self.stores])
 
-    def _of_each(self, name: str) -> NDArray[np.int64]:
-        found = np.empty(len(self), np.int64)
-        for place, store in enumerate(self.stores):
-            mine = self.store == place
-            found[mine] = getattr(store, name)[self.number[mine]]
-        return found
+    def _of_each(self, per_store: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+        first = np.cumsum([0, *map(len, per_store)])[self.store]
+        return np.concatenate(per_store)[first + self.number]
 
     def select(self, which: NDArray[np.int64]) -> DocumentIndex:
         return DocumentIndex(self.stores, self.store[which], self.number[which])
@@ -162,11 +159,8 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         while at < end:  # the documents in this row
             stop = min(end, int(self.ends[place]))
             store, inside = self.index.where(place)
-            skipped = at - int(self.ends[place] - self.lengths[place])
-            part, here = (
-                slice(inside.start + skipped, inside.start + skipped + stop - at),
-                slice(at - begin, stop - begin),
-            )
+            skipped = inside.start + at - int(self.ends[place] - self.lengths[place])
+            part, here = slice(skipped, skipped + stop - at), slice(at - begin, stop - begin)
             tokens[here], answers[here], documents[here] = store.tokens[part], store.answers[part], place - first
             at, place = stop, place + 1
         return {

@@ -18,7 +18,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ebft.errors import ConfigError, DataError, first_line, kind_of
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
-Kind = Literal["text", "pair", "messages"]
-PromptKind = Literal["text", "prompt", "alpaca", "messages"]
 
 # The words that Alpaca was trained with (github.com/tatsu-lab/stanford_alpaca).
 ALPACA_WITH_INPUT = (
@@ -66,36 +64,19 @@ class RowFormat:
 
     def standard(self, row: Row) -> Row:
         """The row as `text`, as `prompt` and `completion`, or as `messages`, with no other columns."""
-        kind = self._kind(row)
-        self._check_used(row, kind)
-        if kind == "messages":
-            return {"messages": as_messages(row[self._messages_column(row)])}
-        if kind == "text":
-            return {"text": row[self.text]}
-        completion = as_messages(row[self.completion_column(row)])
-        if self.answers_begin_with and is_glued(self._bare_prompt(row), completion):
-            completion = self.answers_begin_with + completion
-        return {"prompt": self.prompt_of(row), "completion": completion}
-
-    @property
-    def prompts_end_with(self) -> str:
-        """The separator without the spaces that it ends with. Tokenizers make a space part of the word after it: at the
-        end of a prompt it would be a token of its own, and the word another one than in any other text."""
-        return (self.prompt_separator or "").rstrip(" ")
-
-    @property
-    def answers_begin_with(self) -> str:
-        """These spaces."""
-        return (self.prompt_separator or "").removeprefix(self.prompts_end_with)
-
-    def _kind(self, row: Row) -> Kind:
-        answered = self.completion_column(row) in row
-        if not self.prompt_template and self._messages_column(row) in row:
-            return "messages"
-        if answered and (self.prompt_template or self.prompt in row or "instruction" in row):
-            return "pair"
+        messages, answer = self._messages_column(row), self.completion_column(row)
+        if messages in row and not self.prompt_template:
+            self._check_used(row, "messages")
+            return {"messages": as_messages(row[messages])}
+        if answer in row and (self.prompt_template or self.prompt in row or "instruction" in row):
+            self._check_used(row, "completion", *([] if self.prompt_template else ["prompt"]))
+            completion = as_messages(row[answer])
+            if self.answers_begin_with and is_glued(self._bare_prompt(row), completion):
+                completion = self.answers_begin_with + completion
+            return {"prompt": self.prompt_of(row), "completion": completion}
         if self.text in row and not self.prompt_template:
-            return "text"
+            self._check_used(row, "text")
+            return {"text": row[self.text]}
         needed = f"{self.text!r}, {self.prompt!r} and {self.completion!r}, or {self.messages!r}"
         raise DataError(
             f"a row needs {repr(self.completion) + ' beside its prompt_template' if self.prompt_template else needed}; "
@@ -103,13 +84,28 @@ class RowFormat:
             "or make prompts of them with prompt_template"
         )
 
+    def _check_used(self, row: Row, *used: str) -> None:
+        """A column that the user has named and the row has must be one that is trained on."""
+        for other in ("text", "prompt", "completion", "messages"):
+            name = getattr(self, other)
+            unread = other not in used and name not in fields_of(self.prompt_template or "")
+            if unread and name != other and name in row:
+                read = " and ".join(repr(getattr(self, one)) for one in sorted(used, reverse=True))
+                raise DataError(
+                    f"{other}_column={name!r} would not be used: {read} would be read; leave one of them out"
+                )
+
+    @property
+    def answers_begin_with(self) -> str:
+        """The spaces that the separator ends with. Tokenizers make a space part of the word after it: at the end of a
+        prompt it would be a token of its own, and the word another one than in any other text."""
+        return (self.prompt_separator or "").removeprefix((self.prompt_separator or "").rstrip(" "))
+
     def prompt_of(self, row: Row) -> Any:
         """The prompt of a row with or without an answer: a text, the messages before the last answer, or None. What a
         model is given to answer is this, too."""
-        prompt = self._bare_prompt(row)
-        if self.prompts_end_with and is_glued(prompt, row.get(self.completion_column(row), "")):
-            prompt += self.prompts_end_with
-        return prompt
+        prompt, ending = self._bare_prompt(row), (self.prompt_separator or "").rstrip(" ")
+        return prompt + ending if ending and is_glued(prompt, row.get(self.completion_column(row), "")) else prompt
 
     def _bare_prompt(self, row: Row) -> Any:
         if self.prompt_template:
@@ -124,8 +120,8 @@ class RowFormat:
             return _fill(ALPACA_WITH_INPUT if row.get("input") else ALPACA, row)
         return None
 
-    def prompt_kind(self, row: Row) -> PromptKind:
-        """How a row would have its prompt made of what somebody types."""
+    def prompt_kind(self, row: Row) -> str:
+        """How a row would have its prompt made of what somebody types: text, prompt, alpaca or messages."""
         prompt = self.prompt_of(row)
         if prompt is None or isinstance(prompt, list):
             return "text" if prompt is None else "messages"
@@ -139,18 +135,6 @@ class RowFormat:
         """The column of the answer, whether the row has it or not."""
         is_alpaca = self.completion == "completion" and "completion" not in row and "output" in row
         return "output" if is_alpaca and (self.prompt_template or "instruction" in row) else self.completion
-
-    def _check_used(self, row: Row, kind: Kind) -> None:
-        """A column that the user has named and the row has must be one that is trained on."""
-        used = ("completion",) if self.prompt_template else {"pair": ("prompt", "completion")}.get(kind, (kind,))
-        for other in ("text", "prompt", "completion", "messages"):
-            name = getattr(self, other)
-            unread = other not in used and name not in fields_of(self.prompt_template or "")
-            if name != other and name in row and unread:
-                read = " and ".join(repr(getattr(self, one)) for one in used)
-                raise DataError(
-                    f"{other}_column={name!r} would not be used: {read} would be read; leave one of them out"
-                )
 
 
 def with_escapes(text: str) -> str:
@@ -236,18 +220,15 @@ def encode(row: Row, tokenizer: PreTrainedTokenizerBase, row_format: RowFormat |
     row_format = row_format or RowFormat()
     standard = row_format.standard(row)
     if "messages" in standard:
-        document = _from_messages(standard["messages"], 0, tokenizer)
-    elif "prompt" in standard:
-        prompt, completion = standard["prompt"], standard["completion"]
-        if isinstance(prompt, list) and isinstance(completion, list):
-            document = _from_messages([*prompt, *completion], len(prompt), tokenizer)
-        else:
-            answer = _text(completion, row_format.completion_column(row))
-            document = _from_parts(_text(prompt, row_format.prompt), answer, tokenizer)
-    else:
+        return _ended(_from_messages(standard["messages"], 0, tokenizer), tokenizer)
+    if "text" in standard:
         tokens = tokenizer(_text(standard["text"], row_format.text))["input_ids"]
-        document = Document(tokens, [True] * len(tokens))
-    return _ended(document, tokenizer)
+        return _ended(Document(tokens, [True] * len(tokens)), tokenizer)
+    prompt, completion = standard["prompt"], standard["completion"]
+    if isinstance(prompt, list) and isinstance(completion, list):
+        return _ended(_from_messages([*prompt, *completion], len(prompt), tokenizer), tokenizer)
+    answer = _text(completion, row_format.completion_column(row))
+    return _ended(_from_parts(_text(prompt, row_format.prompt), answer, tokenizer), tokenizer)
 
 
 def _text(value: Any, column: str) -> str:

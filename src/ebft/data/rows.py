@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import csv
-import difflib
 import gzip
 import json
 import random
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.data.row_format import Row
-from ebft.errors import DataError, HubUnreachable, first_line, kind_of
+from ebft.errors import DataError, HubUnreachable, first_line, kind_of, nearest
 from ebft.runtime.files import sha256_of
 from ebft.runtime.machine import hub_unreachable
 
@@ -147,18 +146,17 @@ def _read_csv(file: Path) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # a document may be longer than the 128 KiB the module allows
     with file.open(newline="", encoding="utf-8-sig") as lines:
         header = lines.readline()
-        separators = "\t" if file.suffix == ".tsv" else [c for c in ",;\t" if c in header]  # `;` of a spreadsheet
         lines.seek(0)
+        likely = "\t" if file.suffix == ".tsv" else ",;\t"  # `;` of a spreadsheet
+        separator = next((c for c in likely if c in header), likely[0])
         # strict: a quote that stands somewhere else than around a field would swallow the rows up to the next one.
-        yield from csv.DictReader(lines, delimiter=separators[0] if separators else ",", strict=True)
+        yield from csv.DictReader(lines, delimiter=separator, strict=True)
 
 
 def _from_hub(name: str, split: str | None) -> Any:
     """The rows of a dataset of the hub; without a split, only a look whether it can be had."""
     import datasets
 
-    close = difflib.get_close_matches(name, BUILTIN, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "give a file, a folder, a built-in name or a hub dataset"
     unreachable = hub_unreachable()
     path, _, configuration = name.partition(":")
     try:
@@ -166,35 +164,28 @@ def _from_hub(name: str, split: str | None) -> Any:
             return datasets.load_dataset_builder(path, configuration or None)
         return datasets.load_dataset(path, configuration or None, split=split)
     except Exception as error:  # the library raises many kinds for "not there" and "no network"
+        hint = nearest(name, BUILTIN) or "; give a local copy, a built-in name or a dataset of the hub"
         if unreachable is None:
-            raise DataError(f"{name}: not a file, and no dataset of the hub: {first_line(error)} ({hint})") from None
-        way_out = hint if close else "give a local copy"
-        raise HubUnreachable(
-            f"{name}: not a file, not in the cache of `datasets`, and {unreachable}; {way_out}"
-        ) from None
-
-
-def _modules() -> list[tuple[Path, str]]:
-    """Modules of the standard library and their source, tests left out, in a fixed order."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    skip = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
-    files = sorted(p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts))
-    return [(file, file.read_text(encoding="utf-8", errors="replace")) for file in files]
+            raise DataError(f"{name}: not a file, and no dataset of the hub: {first_line(error)}{hint}") from None
+        raise HubUnreachable(f"{name}: not a file, not in the cache of `datasets`, and {unreachable}{hint}") from None
 
 
 def _stdlib_code(split: str) -> Iterator[Row]:
-    """One document per module."""
-    yield from ({"text": source, "source": file.name} for file, source in _modules())
+    """One document per module of the standard library, tests left out, in a fixed order."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    skip = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
+    for file in sorted(p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts)):
+        yield {"text": file.read_text(encoding="utf-8", errors="replace"), "source": file.name}
 
 
 def _stdlib_functions(split: str) -> Iterator[Row]:
     """Signature and docstring as the prompt, the body as the completion, for functions that have both."""
-    for file, source in _modules():
+    for module in _stdlib_code(split):
         try:
-            tree = ast.parse(source)
+            tree = ast.parse(module["text"])
         except SyntaxError:
             continue
-        lines = source.splitlines(keepends=True)
+        lines = module["text"].splitlines(keepends=True)
         for node in ast.walk(tree):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not ast.get_docstring(node):
                 continue
@@ -204,7 +195,7 @@ def _stdlib_functions(split: str) -> Iterator[Row]:
             split_at = (docstring_end or begin) - begin
             prompt, completion = "".join(shown[:split_at]), "".join(shown[split_at:])
             if len(node.body) > 1 and completion.strip():
-                yield {"prompt": prompt, "completion": completion, "source": f"{file.name}:{node.lineno}"}
+                yield {"prompt": prompt, "completion": completion, "source": f"{module['source']}:{node.lineno}"}
 
 
 def _toy_functions(split: str) -> Iterator[Row]:

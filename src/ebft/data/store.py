@@ -14,7 +14,7 @@ import json
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,8 +92,7 @@ def tokenize_source(
         rows = itertools.islice(read_rows(source, split), limit)
         partial = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=home))
         try:
-            documents = _encoded(rows, tokenizer, row_format, source)
-            _write(partial, tracked(documents, f"tokenising {source}", limit), source)
+            _write(partial, rows, tokenizer, row_format, source, limit)
             (partial / "identity.json").write_text(identity)
             try:
                 partial.rename(folder)
@@ -109,29 +108,25 @@ def tokenize_rows(rows: Iterable[Row], tokenizer: Any, row_format: RowFormat | N
     """The tokens of rows given as a `datasets.Dataset` or a list of dictionaries: on disk while the process lives."""
     folder = Path(tempfile.mkdtemp(prefix="ebft-tokens-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    documents = _encoded(iter(rows), tokenizer, row_format, "the dataset")
-    total = len(rows) if isinstance(rows, Sized) else None
-    _write(folder, tracked(documents, "tokenising", total), "the dataset")
+    _write(folder, rows, tokenizer, row_format, "the dataset", len(rows) if isinstance(rows, Sized) else None)
     return TokenStore.open(folder)
 
 
-def _encoded(rows: Iterator[Row], tokenizer: Any, row_format: RowFormat | None, source: str) -> Iterator[Document]:
-    for number, row in enumerate(rows, 1):
-        try:
-            yield encode(row, tokenizer, row_format)
-        except DataError as error:
-            raise DataError(f"{source}: row {number}: {error}") from None
-
-
-def _write(folder: Path, documents: Iterable[Document], source: str) -> None:
+def _write(
+    folder: Path, rows: Iterable[Row], tokenizer: Any, row_format: RowFormat | None, source: str, total: int | None
+) -> None:
     lengths, answer_counts = [0], []
     with (folder / "tokens").open("wb") as tokens, (folder / "answers").open("wb") as answers:
-        for document in documents:
+        for number, row in enumerate(tracked(rows, f"tokenising {source}", total), 1):
+            try:
+                document = encode(row, tokenizer, row_format)
+            except DataError as error:
+                raise DataError(f"{source}: row {number}: {error}") from None
             np.array(document.tokens, np.uint32).tofile(tokens)
             np.array(document.answers, np.uint8).tofile(answers)
             lengths.append(len(document.tokens))
             answer_counts.append(sum(document.answers))
-    if len(lengths) == 1:
+    if not answer_counts:
         raise DataError(f"{source}: no rows")
     np.save(folder / "answer_counts.npy", np.array(answer_counts, np.int64))
     np.save(folder / "offsets.npy", np.cumsum(lengths, dtype=np.int64))

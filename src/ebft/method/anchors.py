@@ -1,8 +1,4 @@
-"""Where a batch's documents, answers and paddings are, and how much truth follows every position.
-
-Everything that decides which anchors a row keeps, as functions on [R, T] tensors: R is the batch's rows, or 1 if
-nothing differs by row. `layout` turns the answer into a packed sequence.
-"""
+"""Documents, answers and padding of a batch: functions on [R, T]; R is the batch's rows, or 1 if they are alike."""
 
 from __future__ import annotations
 
@@ -10,28 +6,15 @@ import torch
 from torch import Tensor
 
 
-def at_least_one(name: str, value: int) -> int:
-    if value < 1:
-        raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
-    return value
+def batch_size_of(lengths: Tensor | None, *given: Tensor | None) -> int | None:
+    """The rows of what is given: lengths [b], others [b, T], anchors [b, B]. None if nothing differs by row."""
+    rows = [len(value) for value in given if value is not None and value.dim() == 2]
+    return max([*rows, *([] if lengths is None else [len(lengths)])], default=None)
 
 
-def common_batch_size(context_length: int, per_token: dict[str, Tensor | None], **per_row: Tensor | None) -> int | None:
-    """The number of rows that the arguments given per row agree on; None if nothing differs by row.
-
-    per_token: [T] or [b, T] each; per_row: [b], or anchors [B] or [b, B].
-    """
-    sizes = {}
-    for name, value in {**per_token, **per_row}.items():
-        if value is None:
-            continue
-        if name in per_token and value.shape[-1] != context_length:
-            raise ValueError(f"{name} has {value.shape[-1]} entries per sequence, context_length is {context_length}")
-        if value.dim() == 2 or name == "lengths":
-            sizes[name] = value.shape[0]
-    if len(set(sizes.values())) > 1:
-        raise ValueError(f"batch sizes differ: {', '.join(f'{k} has {v} rows' for k, v in sizes.items())}")
-    return next(iter(sizes.values()), None)
+def flags(given: Tensor | None, R: int, T: int) -> Tensor:
+    """bool [R, T] of [T] or [R, T]; all True if nothing is given."""
+    return torch.ones(R, T, dtype=torch.bool) if given is None else given.bool().cpu().expand(R, T)
 
 
 def documents_and_padding(R: int, T: int, document_ids: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -100,10 +83,7 @@ def whole_answers(answers_RT: Tensor, documents_RT: Tensor, ends_RT: Tensor, hor
 
 
 def answer_starts(answers_RT: Tensor, documents_RT: Tensor, round_up: bool) -> Tensor:
-    """The first token of every answer that has a context: [R, places], 0 where a row has fewer.
-
-    round_up: make the number of places a power of two, so that batches have few different shapes.
-    """
+    """The first token of every answer that has a context: [R, places], 0 where a row has fewer."""
     T = answers_RT.shape[1]
     begins_RT = answer_begins(answers_RT, documents_RT)
     begins_RT[:, 0] = False  # no context before it

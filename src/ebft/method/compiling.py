@@ -89,10 +89,7 @@ def compiled(function: Callable[..., Any], kind: str = "") -> Callable[..., Any]
 
 
 def fused(function: Callable[..., Any], tensors: Sequence[Tensor], *constants: Any) -> Any:
-    """function(*tensors, *constants), where the tensors have the same number of rows.
-
-    Compiled if they are on a GPU, where a chain of passes over them becomes one; for any number of rows at once.
-    """
+    """function(*tensors, *constants): on a GPU compiled, for any number of rows, which all tensors have in common."""
     if not tensors[0].is_cuda:
         return function(*tensors, *constants)
     for tensor in tensors:

@@ -257,10 +257,7 @@ def _fuse(logits: Tensor, head: Head, reference: Reference | None) -> bool:
 
 
 def row_statistics(logits: Tensor, temperature: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The log-sum-exp of each row [R, 1], the log-probs of its targets [R, m] and its entropy [R].
-
-    Written for a compiler, which makes one read of the logits out of it.
-    """
+    """The log-sum-exp of each row [R, 1], the log-probs of its targets [R, m] and its entropy [R]; for a compiler."""
     highest, masses, entropy = masses_by_block(logits / temperature)
     log_sum = highest + masses.sum(-1, keepdim=True).log()
     return log_sum, logits.gather(1, targets) / temperature - log_sum, entropy
@@ -290,17 +287,3 @@ def fused_gradient(
 
 def _expected_part(logits: Tensor, temperature: Tensor, log_sum: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     return (torch.exp(logits / temperature - log_sum) * factor).to(dtype)
-
-
-def check_token_ids(ids: Tensor, vocabulary_size: int) -> None:
-    if ids.numel() == 0:
-        return
-    if ids.is_cuda:  # asking a GPU would wait for it; an error then names this line, not the token
-        torch._assert_async(((ids >= 0) & (ids < vocabulary_size)).all())
-        return
-    lowest, highest = int(ids.min()), int(ids.max())
-    if lowest < 0 or highest >= vocabulary_size:
-        raise ValueError(
-            f"token ids must lie in 0..{vocabulary_size - 1}, found {lowest if lowest < 0 else highest}; "
-            "the tokenizer does not belong to this model, or padding was not replaced by a real token"
-        )

@@ -34,11 +34,11 @@ from torch import Tensor
 
 from ebft.method.anchors import (
     answer_starts,
-    at_least_one,
-    common_batch_size,
+    batch_size_of,
     document_begin,
     document_starts,
     documents_and_padding,
+    flags,
     truth_lengths,
 )
 from ebft.method.tree import Tree, build_tree
@@ -101,45 +101,39 @@ class PackedLayout:
         target_mask: Tensor | None = None,
         ends: Tensor | None = None,
     ) -> None:
-        self.context_length = T = at_least_one("context_length", context_length)
-        self.horizon = at_least_one("horizon", horizon)
-        self.samples = at_least_one("samples", samples)
-        masks = {"document_ids": document_ids, "answer_mask": answer_mask, "target_mask": target_mask, "ends": ends}
-        self.batch_size = common_batch_size(T, masks, anchors=anchors, lengths=lengths)
+        if min(context_length, horizon, samples) < 1:
+            raise ValueError("context_length, horizon and samples must be at least 1")
+        T, self.context_length, self.horizon, self.samples = context_length, context_length, horizon, samples
+        self.batch_size = batch_size_of(lengths, document_ids, answer_mask, target_mask, ends, anchors)
         # Inside, every tensor has a row dimension R: one row if nothing differs by row, else the batch's.
         R = self.batch_size or 1
         documents_RT, padding_RT = documents_and_padding(R, T, document_ids, lengths)
-        answers_RT = (
-            torch.ones(R, T, dtype=torch.bool) if answer_mask is None else answer_mask.bool().cpu().expand(R, T)
-        )
-        targets_RT = answers_RT if target_mask is None else target_mask.bool().cpu().expand(R, T)
-        starts_RT = document_starts(documents_RT)
+        starts_RT, answers_RT = document_starts(documents_RT), flags(answer_mask, R, T)
         anchors_RB = anchors.to("cpu", torch.long).expand(R, -1)
-
         inside_RB = (anchors_RB >= 1) & (anchors_RB < T)
         anchors_RB = torch.where(inside_RB, anchors_RB, 1).clamp(max=T - 1)
+
         breaks_RT = starts_RT
         if ends is not None:  # as a rollout does, a truth ends with its first end token: the next one begins another
-            ends_RT = ends.bool().cpu().expand(R, T)
+            ends_RT = flags(ends, R, T)
             breaks_RT = starts_RT | ends_RT.roll(1, 1)  # the first token begins a document anyway
         truth_RB = truth_lengths(breaks_RT, padding_RT | ~answers_RT).gather(1, anchors_RB).clamp(max=horizon)
-        has_context_RB = ~starts_RT.gather(1, anchors_RB)
         enough_RB = truth_RB >= (horizon if whole_truth else 1)
         if ends is not None:
             last_RB = (anchors_RB + truth_RB - 1).clamp(min=0, max=T - 1)
             enough_RB |= (truth_RB >= 1) & ends_RT.gather(1, last_RB)
-        valid_RB = inside_RB & has_context_RB & enough_RB
+        valid_RB = inside_RB & ~starts_RT.gather(1, anchors_RB) & enough_RB  # a start has no context
         if not allow_empty and not bool(valid_RB.any()):
             raise ValueError(
                 "no valid anchor: no truth window lies in one document or answer, after a context; use a smaller "
                 "horizon or stride, or longer texts"
             )
-        used = valid_RB.any(0) if drop_unused else torch.ones(anchors_RB.shape[1], dtype=torch.bool)
+        used = valid_RB.any(0) if drop_unused else slice(None)
 
         self._anchors = anchors_RB[:, used]
         self._valid = valid_RB[:, used]
         self._truths = torch.where(valid_RB, truth_RB, 0)[:, used]
-        self._truth_mask = ~starts_RT & ~padding_RT & targets_RT
+        self._truth_mask = ~starts_RT & ~padding_RT & (answers_RT if target_mask is None else flags(target_mask, R, T))
         self._describe_tokens(documents_RT if document_ids is not None else None)
         of_completions = torch.ones(R, self.packed_length - T, dtype=torch.bool)
         self.has_token = torch.cat([~padding_RT, of_completions], 1)
@@ -330,10 +324,8 @@ class PackedLayout:
         return build_tree(completions, held, None if context_ids is None else self.truths(context_ids))
 
     def with_tree(self, tree: Tree, nodes: int, predicting_rows: int) -> PackedLayout:
-        """This layout with the nodes of a tree instead of completions, and room for `nodes` of them in every row.
-
-        predicting_rows: at least as many as tokens of all rows together predict something.
-        """
+        """This layout with the nodes of a tree instead of completions, room for `nodes` of them in a row, and for so
+        many tokens of all rows together that predict something."""
         T, (b, B, n, G) = self.context_length, tree.nodes.shape
         packed = copy.copy(self)
         packed.batch_size, packed.rows_alike, packed.packed_length = b, False, T + nodes
@@ -423,12 +415,10 @@ class PackedLayout:
         round_up: make the number of places for anchors a power of two, so that batches have few different shapes, for
         code that is compiled for each of them.
         """
-        T = answer_mask.shape[-1]
-        batch_size = common_batch_size(T, {"document_ids": document_ids, "answer_mask": answer_mask}, lengths=lengths)
+        T, batch_size = answer_mask.shape[-1], batch_size_of(lengths, document_ids, answer_mask)
         R = batch_size or 1
         documents_RT, padding_RT = documents_and_padding(R, T, document_ids, lengths)
-        answers_RT = answer_mask.bool().cpu().expand(R, T) & ~padding_RT
-        anchors = answer_starts(answers_RT, documents_RT, round_up)
+        anchors = answer_starts(flags(answer_mask, R, T) & ~padding_RT, documents_RT, round_up)
         if not allow_empty and not bool(anchors.any()):
             raise ValueError("no valid anchor: no answer starts after a context; answer_mask must mark the answers")
         anchors = anchors if batch_size else anchors[0]
@@ -462,9 +452,9 @@ class StridedLayout(PackedLayout):
         allow_empty: bool = False,
         ends: Tensor | None = None,
     ) -> None:
-        at_least_one("context_length", context_length)
-        at_least_one("horizon", horizon)
-        self.stride = at_least_one("stride", stride)
+        if stride < 1:
+            raise ValueError(f"stride={stride} must be at least 1")
+        self.stride = stride
         grid = (context_length - horizon) // stride
         if grid < 1:
             raise ValueError(

@@ -192,12 +192,8 @@ class _Predictors:
 
 
 def _kl_to_go(kl: Tensor, counted: Tensor) -> Tensor:
-    """What a token's choice does to the divergence of the tokens after it: sum_{g' > g} KL_g', [b, B, n, G].
-
-    The divergence of whole completions is E sum_g KL_g, and the distribution of later prefixes depends on earlier
-    tokens: without this part its gradient would be biased. The mean over the other samples of the anchor is taken
-    off, which does not depend on the sample and lowers the variance.
-    """
+    """sum_{g' > g} KL_g', [b, B, n, G]: a token's choice changes the prefixes after it, and the divergence of
+    completions is E sum_g KL_g. The mean over the other samples is taken off, which does not depend on the sample."""
     kl = kl * counted
     to_go = kl.flip(-1).cumsum(-1).flip(-1) - kl
     n = kl.shape[2]

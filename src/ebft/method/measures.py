@@ -117,10 +117,8 @@ def title(metric: str) -> str:
 
 
 def along_training(entries: Iterable[dict[str, Any]], key: str) -> dict[int, dict[str, Any]]:
-    """Entries of metrics.jsonl that have a metric, by step; of two at one step, the later.
-
-    Without that of the best model, which was loaded after the last step: a curve would jump back to it.
-    """
+    """Entries of metrics.jsonl that have a metric, by step; of two at one step, the later. Without that of the best
+    model, which was loaded after the last step."""
     return {
         entry["step"]: entry
         for entry in entries

@@ -24,7 +24,6 @@ baseline (appendix on the RLOO baseline)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import get_args
 
 import torch
@@ -37,49 +36,10 @@ from ebft.method.choices import Whitening
 RELATIVE_TOLERANCE = 1e-10
 
 
-@dataclass(frozen=True)
-class Gram:
-    """Inner products of one context's features, float64."""
-
-    K: Tensor  # [..., n, n] samples with samples
-    k: Tensor  # [..., n] samples with the truth
-    truth_norm: Tensor  # [...] norm of the truth's features
-
-
-@dataclass(frozen=True)
-class WhitenedGram:
-    projector: Tensor  # P [..., n, n]
-    inverse_k: Tensor  # K^dagger k [..., n]
-    half_inverse_k: Tensor  # K^{dagger/2} k [..., n]
-    half_inverse_sum: Tensor  # K^{dagger/2} 1 [..., n]
-
-
-def gram(generated: Tensor, truth: Tensor) -> Gram:
-    """Gram matrix of generated [..., n, D] and its products with truth [..., D]."""
+def _products(generated: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """In float64: K [..., n, n] of samples with samples, k [..., n] of samples with the truth, and the truth's norm."""
     generated, truth = generated.double(), truth.double()
-    return Gram(
-        K=generated @ generated.transpose(-1, -2),
-        k=(generated @ truth[..., None])[..., 0],
-        truth_norm=truth.norm(dim=-1),
-    )
-
-
-def whiten(products: Gram, tolerance: float = RELATIVE_TOLERANCE) -> WhitenedGram:
-    eigenvalues, U = torch.linalg.eigh(products.K)
-    kept = eigenvalues > tolerance * eigenvalues.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-    half_inverse = torch.where(kept, eigenvalues.where(kept, 1.0).rsqrt(), 0.0)
-    k_in_U = (products.k[..., None, :] @ U)[..., 0, :]
-    one_in_U = U.sum(-2)
-
-    def back(coefficients: Tensor) -> Tensor:
-        return (U @ coefficients[..., None])[..., 0]
-
-    return WhitenedGram(
-        projector=(U * kept[..., None, :]) @ U.transpose(-1, -2),
-        inverse_k=back(half_inverse**2 * k_in_U),
-        half_inverse_k=back(half_inverse * k_in_U),
-        half_inverse_sum=back(half_inverse * one_in_U),
-    )
+    return generated @ generated.transpose(-1, -2), (generated @ truth[..., None])[..., 0], truth.norm(dim=-1)
 
 
 def feature_matching_rewards(
@@ -100,30 +60,36 @@ def feature_matching_rewards(
             whitened into two independent directions.
         truth_group: integers [...]; samples whose group equals it are the truth itself and take its features.
     """
-    check_features(generated, truth)
     if groups is not None:
         first = (groups[..., :, None] == groups[..., None, :]).to(torch.uint8).argmax(-1)
         generated = generated.gather(-2, first[..., None].expand_as(generated))
     if truth_group is not None:
-        if groups is None:
-            raise ValueError("truth_group needs groups; see truth_groups")
+        assert groups is not None, "truth_group is one of groups"
         is_truth = (groups == truth_group[..., None])[..., None]
         generated = torch.where(is_truth, truth[..., None, :].to(generated.dtype), generated)
     n = generated.shape[-2]
     others = max(n - 1, 1)  # a single sample has no others, and a diversity of 0
-    products = gram(generated, truth)
+    K, k, truth_norm = _products(generated, truth)
     if whitening == "none":
-        return 2 * products.k, 2 / others * _sum_over_others(products.K)
+        return 2 * k, 2 / others * _sum_over_others(K)
 
-    white = whiten(products)
-    P, inverse_k = white.projector, white.inverse_k
+    eigenvalues, U = torch.linalg.eigh(K)
+    tiny = torch.finfo(torch.float64).tiny
+    kept = eigenvalues > RELATIVE_TOLERANCE * eigenvalues.amax(-1, keepdim=True).clamp(min=tiny)
+    half_inverse = torch.where(kept, eigenvalues.where(kept, 1.0).rsqrt(), 0.0)  # K^{dagger/2} in the basis U
+    k_in_U = (k[..., None, :] @ U)[..., 0, :]
+    P = (U * kept[..., None, :]) @ U.transpose(-1, -2)
     own = P.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
-    own = own.masked_fill(products.K.diagonal(dim1=-2, dim2=-1) == 0, 0.0)  # exactly, not up to rounding
-    if whitening == "reference":
-        signed = white.half_inverse_sum.sign() * white.half_inverse_k
-        alignment = 2 * _ratio(signed, own * products.truth_norm[..., None])
-        return alignment, 2 / others * _sum_over_others(P)
+    own = own.masked_fill(K.diagonal(dim1=-2, dim2=-1) == 0, 0.0)  # exactly, not up to rounding
 
+    def back(coefficients: Tensor) -> Tensor:
+        return (U @ coefficients[..., None])[..., 0]
+
+    if whitening == "reference":
+        signed = back(half_inverse * U.sum(-2)).sign() * back(half_inverse * k_in_U)
+        return 2 * _ratio(signed, own * truth_norm[..., None]), 2 / others * _sum_over_others(P)
+
+    inverse_k = back(half_inverse**2 * k_in_U)
     projected_truth = inverse_k.norm(dim=-1, keepdim=True)
     diversity = 2 * n / others * _sum_over_others(P)
     if whitening == "plain":
@@ -140,17 +106,14 @@ def feature_matching_rewards(
 
 
 def conditional_feature_matching_loss(generated: Tensor, truth: Tensor) -> Tensor:
-    """Unbiased estimate of || E phi(c:y_hat) - phi(c:y) ||^2 per context: [..., n, D], [..., D] -> [...].
-
-    The plug-in || mean phi - psi ||^2 would be too high by Var(phi)/n; leaving the pairs j = j' out removes that.
-    """
-    check_features(generated, truth)
+    """Unbiased estimate of || E phi(c:y_hat) - phi(c:y) ||^2 per context: [..., n, D], [..., D] -> [...]. The plug-in
+    || mean phi - psi ||^2 would be too high by Var(phi)/n; leaving the pairs j = j' out removes that."""
     n = generated.shape[-2]
     if n < 2:
         raise ValueError("the unbiased feature-matching loss needs n >= 2 samples per context; use samples >= 2")
-    products = gram(generated, truth)
-    pairs = products.K.sum((-1, -2)) - products.K.diagonal(dim1=-2, dim2=-1).sum(-1)
-    return products.truth_norm**2 - 2 * products.k.mean(-1) + pairs / (n * (n - 1))
+    K, k, truth_norm = _products(generated, truth)
+    pairs = K.sum((-1, -2)) - K.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return truth_norm**2 - 2 * k.mean(-1) + pairs / (n * (n - 1))
 
 
 def whitened_proxy(alignment: Tensor, diversity: Tensor) -> Tensor:
@@ -180,14 +143,6 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """0 where the denominator is 0: a zero feature vector aligns with nothing."""
     zero = denominator == 0
     return torch.where(zero, 0.0, numerator / denominator.masked_fill(zero, 1.0))
-
-
-def check_features(generated: Tensor, truth: Tensor) -> None:
-    if generated.shape[:-2] != truth.shape[:-1] or generated.shape[-1] != truth.shape[-1]:
-        raise ValueError(
-            f"generated features {tuple(generated.shape)} must be [..., n, D] and those of the truth "
-            f"{tuple(truth.shape)} [..., D], of the same contexts and the same feature network"
-        )
 
 
 def leave_one_out_baseline(alignment: Tensor, diversity: Tensor, alpha: float = 1.0) -> Tensor:

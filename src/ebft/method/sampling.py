@@ -44,11 +44,7 @@ def sequence_seeds(run_seed: int, step: int, sequence_ids: Tensor) -> Tensor:
 
 
 def sample_tokens(
-    logits: Tensor,
-    uniform: Tensor,
-    temperature: float,
-    top_k: int | None = None,
-    top_p: float | None = None,
+    logits: Tensor, uniform: Tensor, temperature: float, top_k: int | None = None, top_p: float | None = None
 ) -> Tensor:
     """Tokens [R, m] for float32 logits [R, V] and m uniform numbers a row [R, m]; temperature 0 is greedy."""
     return sample_with_entropy(logits, uniform, temperature, top_k, top_p)[0]
@@ -73,21 +69,14 @@ def sample_with_entropy(
     if top_k is not None or top_p is not None:
         logits = truncate(logits / temperature, top_k, top_p) * temperature
     inverse = 1 / temperature
-    highest, masses, entropy = fused(scaled_masses, [logits], inverse)
+    highest, masses, entropy = fused(masses_by_block, [logits], inverse)
     return _choose(logits, inverse, uniform, highest, masses, rows), entropy
 
 
-def scaled_masses(logits: Tensor, inverse_temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    return masses_by_block(logits * inverse_temperature)
-
-
-def masses_by_block(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def masses_by_block(logits: Tensor, inverse_temperature: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """The highest logit of each row [R, 1], the mass of each block of tokens relative to it [R, blocks], and the
-    entropy of the row [R].
-
-    Once compiled, the logits are read once, and nothing is written but sums: a block's are relative to its own highest
-    logit, and put right when the row's is known. Probabilities would be another array as large as the logits.
-    """
+    entropy [R]. Once compiled, the logits are read once and nothing but sums is written."""
+    logits = logits if inverse_temperature is None else logits * inverse_temperature
     lowest = torch.finfo(logits.dtype).min  # a token without any mass has a logit of minus infinity
     missing = -logits.shape[-1] % BLOCK
     padded = F.pad(logits, (0, missing), value=-torch.inf) if missing else logits

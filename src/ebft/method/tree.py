@@ -10,7 +10,7 @@ nodes would see.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,13 +29,8 @@ class Tree:
     counts: Tensor  # [b], nodes of each row
     predicting: Tensor  # [b], tokens of each row, nodes or context, that predict a token of a completion
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All of them, in the order above."""
-        return tuple(getattr(self, field.name) for field in fields(self))
-
     def select(self, rows: slice | Tensor) -> Tree:
-        return Tree(*(tensor[rows] for tensor in self.tensors))
+        return Tree(*(tensor[rows] for tensor in vars(self).values()))
 
 
 def build_tree(completions: Tensor, held: Tensor, truths: Tensor | None = None) -> Tree:

@@ -29,7 +29,7 @@ from ebft.method.choices import Backend
 from ebft.method.layout import PackedLayout
 from ebft.method.rewards import token_groups
 from ebft.model import flex
-from ebft.model.flex import ScoreRule
+from ebft.model.flex import KV, ScoreRule
 
 ATTENTION_NAME = "ebft"
 
@@ -54,8 +54,6 @@ def avoid_cudnn_attention() -> None:
 def resolve_backend(backend: Backend, device: torch.device) -> Backend:
     if backend == "auto":
         return "flex" if device.type == "cuda" else "sdpa"
-    if backend not in ("sdpa", "flex"):
-        raise ValueError(f"backend={backend!r} is not one of auto, sdpa, flex")
     if backend == "flex" and device.type != "cuda":
         raise ValueError(f"backend='flex' needs a CUDA device, the model is on {device.type}; use backend='sdpa'")
     return backend
@@ -137,12 +135,14 @@ class Computed:
 # ---- passes --------------------------------------------------------------------------------------------------------
 
 
-class _Pass:
+class Pass:
+    """Who sees whom while the layers run: of `PackedPass` or of `CachedPass`."""
+
     computed: Computed | None = None  # None: all tokens are
 
     def __init__(self, layout: PackedLayout, backend: Backend) -> None:
         self.layout, self.backend = layout, backend
-        self.masks: dict[Any, Any] = {}  # built once per window size, shared by the layers
+        self._made: dict[Any, Any] = {}  # masks, built once per window size, shared by the layers
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
         """Queries [b, heads, N, d], keys and values [b, kv_heads, N, d] -> [b, heads, N, d]; where only some tokens are
@@ -153,32 +153,33 @@ class _Pass:
     def _attend(self, layer: int, rule: ScoreRule, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def _use_flex(self, q: Tensor) -> bool:
+    def _once(self, make: Callable[..., Any], *arguments: Any) -> Any:
+        """make(layout, *arguments), for the first layer that asks."""
+        if (make, *arguments) not in self._made:
+            self._made[make, *arguments] = make(self.layout, *arguments)
+        return self._made[make, *arguments]
+
+    def _uses_flex(self, q: Tensor) -> bool:
         return self.backend == "flex" and q.shape[-1] >= flex.SMALLEST_HEAD
 
-    def _mask(self, key: Any, build: Callable[..., Any], *arguments: Any) -> Any:
-        if key not in self.masks:
-            self.masks[key] = build(self.layout, *arguments)
-        return self.masks[key]
-
-    def _flex_mask(self, name: str, build: Callable[..., Any], q: Tensor, window: int | None, *arguments: Any) -> Any:
-        block = flex.block_size(q)
-        return self._mask((name, window, block, *arguments), build, window, block, *arguments)
+    def _attend_by_flex(self, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
+        """Among the first tokens of the packed sequence: all of them, or the context."""
+        mask = self._once(flex.mask_of_first, q.shape[2], rule.window, flex.block_size(q))
+        return flex.attend(q, k, v, mask, rule, self.layout.context_length)
 
     def _attend_context(self, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
         """The sdpa backend among the context tokens: torch's own kernels, where they can."""
-        layout, T = self.layout, self.layout.context_length
-        grouped = q.shape[1] != k.shape[1]
-        window = rule.window if rule.window is not None and rule.window < T else None
+        layout, grouped = self.layout, q.shape[1] != k.shape[1]
+        window = rule.window if rule.window is not None and rule.window < layout.context_length else None
         if window is None and not layout.has_documents and rule.softcap is None:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=rule.scale, enable_gqa=grouped)
-        mask = self._mask(("dense", window), _dense_context_mask, window)
+        mask = self._once(_context_mask, window)
         if rule.softcap is None:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=rule.scale, enable_gqa=grouped)
         return _attend_plainly(q, k, v, mask, rule)
 
 
-class PackedPass(_Pass):
+class PackedPass(Pass):
     """The whole packed sequence in one forward pass, with gradients (training, features)."""
 
     def __init__(self, layout: PackedLayout, backend: Backend, rows: int | None = None) -> None:
@@ -187,13 +188,6 @@ class PackedPass(_Pass):
         if rows is not None and layout.device.type == "cpu" and not bool(layout.has_token.all()):
             self.computed = Computed.where(layout.has_token.expand(rows, -1))
 
-    def run(self, decoder: Callable[[Tensor, Tensor], Tensor], packed_ids: Tensor) -> Tensor:
-        """decoder(ids, positions), both [b, tokens], over the tokens that are computed."""
-        positions = self.layout.position_ids.expand(packed_ids.shape)
-        if self.computed is None:
-            return decoder(packed_ids, positions)
-        return decoder(self.computed.pick(packed_ids), self.computed.pick(positions))
-
     def numbers(self, slots: Tensor) -> Tensor:
         """Where slots [b, ...] of the packed sequences stand among the tokens that are computed, row after row."""
         rows = torch.arange(len(slots), device=slots.device).view(-1, *[1] * (slots.dim() - 1))
@@ -201,71 +195,21 @@ class PackedPass(_Pass):
         return places if self.computed is None else self.computed.standing[places]
 
     def _attend(self, layer: int, rule: ScoreRule, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        layout, T = self.layout, self.layout.context_length
-        if self._use_flex(q):
-            mask = self._flex_mask("packed", flex.packed_mask, q, rule.window)
-            return flex.attend(q, k, v, mask, rule, layout.context_length)
-        parts: list[Part] = self._mask(("parts", rule.window), parts_of, rule.window)
+        if self._uses_flex(q):
+            return self._attend_by_flex(q, k, v, rule)
+        T, parts = self.layout.context_length, self._once(_parts, rule.window)
         # Split first: the gradient of a slice is as large as what it is cut from.
         q_context, *q_parts = q.split([T, *(part.length for part in parts)], 2)
         (k_context, k_own), (v_context, v_own) = (x.split([T, x.shape[2] - T], 2) for x in (k, v))
         attended = [self._attend_context(q_context, k_context, v_context, rule)]
         for part, queries in zip(parts, q_parts, strict=True):
-            keys, values = part.seen(k_context, k_own), part.seen(v_context, v_own)
-            attended.append(self._attend_part(part, queries, keys, values, rule))
+            attended.append(part.attend(queries, part.seen(k_context, k_own), part.seen(v_context, v_own), rule))
         return torch.cat(attended, 2)
-
-    def _attend_part(self, part: Part, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
-        """Some tokens of completions over what they look at: the context up to their anchors, and their ancestors."""
-        if rule.softcap is None:
-            grouped = q.shape[1] != k.shape[1]
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=part.mask, scale=rule.scale, enable_gqa=grouped)
-        # Scores are cheap to make again and large to keep.
-        attend = partial(checkpoint, _attend_plainly, **_RECOMPUTED) if torch.is_grad_enabled() else _attend_plainly
-        return attend(q, k, v, part.mask, rule)
-
-
-class CachedPass(_Pass):
-    """First the context, kept once, then token after token of all completions side by side (rollouts)."""
-
-    def __init__(self, layout: PackedLayout, backend: Backend) -> None:
-        super().__init__(layout, backend)
-        self.step = -1  # -1: the context; g: token g of every completion
-        self.context: dict[int, tuple[Tensor, Tensor]] = {}
-        self.own: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def _attend(self, layer: int, rule: ScoreRule, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The N tokens are those of the context, later one of every completion: B*n."""
-        layout = self.layout
-        if self.step < 0:
-            self.context[layer] = (k, v)
-            if self._use_flex(q):
-                mask = self._flex_mask("context", flex.context_mask, q, rule.window)
-                return flex.attend(q, k, v, mask, rule, layout.context_length)
-            return self._attend_context(q, k, v, rule)
-
-        if self.step == 0:
-            shape = (*k.shape[:2], layout.num_anchors, layout.samples, layout.horizon - 1, k.shape[-1])
-            self.own[layer] = (k.new_zeros(shape), v.new_zeros(*shape[:-1], v.shape[-1]))
-        own_k, own_v = self.own[layer]
-        at = (slice(None),) * 4 + (self.step,)
-        own_k[at] = k.unflatten(2, own_k.shape[2:4])
-        own_v[at] = v.unflatten(2, own_v.shape[2:4])
-        context_k, context_v = self.context[layer]
-        if self._use_flex(q):
-            # Without a window all steps of a completion see the same context.
-            step = self.step if rule.window is not None else 0
-            mask = self._flex_mask("step", flex.step_mask, q, rule.window, step)
-            at = self._mask(("at", self.step), lambda layout: torch.full((), self.step, device=layout.device))
-            return flex.attend_step(q, context_k, context_v, own_k, own_v, mask, rule, self.step, at)
-        q = q.unflatten(2, (layout.num_anchors, layout.samples, 1))
-        own_k, own_v = own_k[..., : self.step + 1, :], own_v[..., : self.step + 1, :]
-        return attend_completions(q, context_k, context_v, own_k, own_v, layout, rule, self.step).flatten(2, 4)
 
 
 @dataclass(frozen=True)
-class Part:
-    """Consecutive tokens of completions, and what any of them looks at."""
+class _Part:
+    """Consecutive tokens of completions, and what any of them looks at: context up to their anchors, and ancestors."""
 
     length: int
     context: int  # how many leading context tokens
@@ -275,8 +219,16 @@ class Part:
     def seen(self, of_context: Tensor, of_completions: Tensor) -> Tensor:
         return torch.cat([of_context[:, :, : self.context], of_completions[:, :, self.own]], 2)
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
+        if rule.softcap is None:
+            grouped = q.shape[1] != k.shape[1]
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, scale=rule.scale, enable_gqa=grouped)
+        # Scores are cheap to make again and large to keep.
+        attend = partial(checkpoint, _attend_plainly, **_RECOMPUTED) if torch.is_grad_enabled() else _attend_plainly
+        return attend(q, k, v, self.mask, rule)
 
-def parts_of(layout: PackedLayout, window: int | None) -> list[Part]:
+
+def _parts(layout: PackedLayout, window: int | None) -> list[_Part]:
     T, S = layout.context_length, layout.packed_length
     tokens = torch.arange(S, device=layout.device)
     rows = layout.mask_rows[:, None, None]
@@ -289,94 +241,89 @@ def parts_of(layout: PackedLayout, window: int | None) -> list[Part]:
         own = slice(int(ancestors[0]) if len(ancestors) else start - T, queries.stop - T)
         keys = torch.cat([tokens[:seen], tokens[T:][own]])
         mask = layout.allowed(rows, tokens[queries, None], keys, window)[:, None]
-        parts.append(Part(queries.stop - start, seen, own, mask))
+        parts.append(_Part(queries.stop - start, seen, own, mask))
     return parts
 
 
-def attend_completions(
-    q: Tensor,
-    context_k: Tensor,
-    context_v: Tensor,
-    own_k: Tensor,
-    own_v: Tensor,
-    layout: PackedLayout,
-    rule: ScoreRule,
-    first_step: int = 0,
-) -> Tensor:
-    """Queries [b, heads, B, n, g, d], steps first_step.. of their completions, over context [b, kv, T, d] and
-    their own tokens [b, kv, B, n, h, d] -> [b, heads, B, n, g, d]. One softmax over both."""
-    b, heads, B, n, steps, _ = q.shape
-    per_anchor = b * heads * n * steps * (context_k.shape[2] + own_k.shape[4] * own_k.shape[5])
-    budget = CHUNK_SCORES.get(q.device.type, CHUNK_SCORES["cpu"])
-    chunk = max(1, min(B, budget // per_anchor))
-    grouped = q.unflatten(1, (context_k.shape[1], -1))  # [b, kv, heads/kv, B, n, g, d]
+class CachedPass(Pass):
+    """First the context, kept once, then token after token of all completions side by side (rollouts)."""
+
+    def __init__(self, layout: PackedLayout, backend: Backend) -> None:
+        super().__init__(layout, backend)
+        self.step = -1  # -1: the context; g: token g of every completion
+        self.context: dict[int, KV] = {}
+        self.own: dict[int, KV] = {}
+
+    def _attend(self, layer: int, rule: ScoreRule, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The N tokens are those of the context, later one of every completion: B*n."""
+        layout, step = self.layout, self.step
+        if step < 0:
+            self.context[layer] = (k, v)
+            return (self._attend_by_flex if self._uses_flex(q) else self._attend_context)(q, k, v, rule)
+        if step == 0:
+            shape = (*k.shape[:2], layout.num_anchors, layout.samples, layout.horizon - 1, k.shape[-1])
+            self.own[layer] = (k.new_zeros(shape), v.new_zeros(*shape[:-1], v.shape[-1]))
+        for held, new in zip(self.own[layer], (k, v), strict=True):
+            held[..., step, :] = new.unflatten(2, held.shape[2:4])
+        if self._uses_flex(q):
+            # Without a window all steps of a completion see the same context.
+            of_step = step if rule.window is not None else 0
+            mask = self._once(flex.mask_of_step, of_step, rule.window, flex.block_size(q))
+            at = self._once(_on_device, step)
+            return flex.attend_step(q, self.context[layer], self.own[layer], mask, rule, step, at)
+        return _attend_step(q, self.context[layer], self.own[layer], layout, rule, step)
+
+
+def _on_device(layout: PackedLayout, number: int) -> Tensor:
+    return torch.full((), number, device=layout.device)
+
+
+def _attend_step(q: Tensor, context: KV, own: KV, layout: PackedLayout, rule: ScoreRule, step: int) -> Tensor:
+    """Token `step` of every completion [b, heads, B*n, d], over context [b, kv, T, d] and its own tokens
+    [b, kv, B, n, G-1, d] up to itself -> [b, heads, B*n, d]. One softmax over both, for some anchors at a time."""
+    (context_k, context_v), (own_k, own_v) = context, (held[..., : step + 1, :] for held in own)
+    b, kv, B, n, _, _ = own_k.shape
+    per_anchor = b * q.shape[1] * n * (context_k.shape[2] + own_k.shape[4] * own_k.shape[5])
+    chunk = max(1, min(B, CHUNK_SCORES.get(q.device.type, CHUNK_SCORES["cpu"]) // per_anchor))
+    full = torch.promote_types(q.dtype, torch.float32)
+    grouped = q.unflatten(1, (kv, -1)).unflatten(3, (B, n))  # [b, kv, heads/kv, B, n, d]
     outputs = []
     for start in range(0, B, chunk):
-        stop = min(start + chunk, B)
-        seen = max(layout.furthest_context[start:stop])
-        output = _attend_chunk(
-            grouped[:, :, :, start:stop],
-            context_k[:, :, :seen],
-            context_v[:, :, :seen],
-            own_k[:, :, start:stop],
-            own_v[:, :, start:stop],
-            _sees_context(layout, start, stop, seen, first_step, steps, rule.window),
-            _sees_own(first_step, steps, own_k.shape[4], rule.window, q.device),
-            rule,
-        )
-        outputs.append(output)
-    return torch.cat(outputs, 3).flatten(1, 2)
+        anchors = slice(start, start + chunk)
+        seen = max(layout.furthest_context[anchors])
+        queries, keys = grouped[:, :, :, anchors], context_k[:, :, :seen]
+        rows = queries.shape[2:5]
+        # All queries of a kv head share its keys: [b, kv, heads/kv, B, n, seen].
+        on_context = rule.scores(queries.flatten(2, 4) @ keys.transpose(-1, -2)).unflatten(2, rows)
+        sees = _step_sees_context(layout, anchors, seen, step, rule.window)
+        on_context = on_context.masked_fill(~sees, float("-inf"))
+        # Products of a completion's own few tokens written out: a small matrix product for each sample and head takes
+        # longer (3 tokens: 10 times as long, 64 tokens: 1.5 times).
+        k, v = (held[:, :, None, anchors] for held in (own_k, own_v))  # [b, kv, 1, B, n, h, d]
+        on_own = rule.scores((queries[..., None, :].to(full) * k).sum(-1))
+        if rule.window is not None:
+            back = step - torch.arange(step + 1, device=q.device)
+            on_own = on_own.masked_fill(back >= rule.window, float("-inf"))
+        weights = torch.cat([on_context, on_own], -1).softmax(-1).to(v.dtype)
+        to_context, to_own = weights.split([seen, step + 1], -1)
+        from_context = (to_context.flatten(2, 4) @ context_v[:, :, :seen]).unflatten(2, rows)
+        outputs.append(from_context + (to_own[..., None].to(full) * v).sum(-2).to(v.dtype))
+    return torch.cat(outputs, 3).flatten(3, 4).flatten(1, 2)
 
 
-def _attend_chunk(
-    q: Tensor,
-    context_k: Tensor,
-    context_v: Tensor,
-    own_k: Tensor,
-    own_v: Tensor,
-    sees_context: Tensor,
-    sees_own: Tensor,
-    rule: ScoreRule,
-) -> Tensor:
-    rows = q.shape[2:6]
-    on_context = q.flatten(2, 5) @ context_k.transpose(-1, -2)  # all queries of a kv head share its keys
-    on_context = rule.scores(on_context).unflatten(2, rows)  # [b, kv, heads/kv, B, n, g, seen]
-    # Products of a completion's own few tokens written out: a small matrix product for each sample and head takes
-    # longer (3 tokens: 10 times as long, 64 tokens: 1.5 times).
-    full = torch.promote_types(q.dtype, torch.float32)
-    own_k, own_v = own_k[:, :, None, :, :, None], own_v[:, :, None, :, :, None]  # [b, kv, 1, B, n, 1, h, d]
-    on_own = rule.scores((q[..., None, :].to(full) * own_k).sum(-1))
-    on_context = on_context.masked_fill(~sees_context, float("-inf"))
-    on_own = on_own.masked_fill(~sees_own, float("-inf"))
-    weights = torch.cat([on_context, on_own], -1).softmax(-1).to(own_v.dtype)
-    to_context, to_own = weights.split([context_k.shape[2], own_k.shape[-2]], -1)
-    from_context = (to_context.flatten(2, 5) @ context_v).unflatten(2, rows)
-    return from_context + (to_own[..., None].to(full) * own_v).sum(-2).to(own_v.dtype)
-
-
-def _sees_context(
-    layout: PackedLayout, start: int, stop: int, seen: int, first_step: int, steps: int, window: int | None
-) -> Tensor:
-    """The rule between completions of anchors start..stop and the first `seen` context tokens, shaped to broadcast
-    over [b, kv, heads/kv, B, n, g, seen]. Samples of an anchor see the same; without a window so do its steps."""
-    T, G, n = layout.context_length, layout.horizon, layout.samples
-    last = first_step + (steps if window is not None else 1)
-    queries = T + torch.arange(start, stop, device=layout.device)[:, None] * (n * G)
-    queries = queries + torch.arange(first_step, last, device=layout.device)  # sample 0 of each anchor: [B, g]
+def _step_sees_context(layout: PackedLayout, anchors: slice, seen: int, step: int, window: int | None) -> Tensor:
+    """The rule between a token of completions and the first `seen` context tokens, shaped to broadcast over
+    [b, kv, heads/kv, B, n, seen]: samples of an anchor see the same."""
+    per_anchor = layout.samples * layout.horizon
+    queries = torch.arange(layout.context_length + step, layout.packed_length, per_anchor, device=layout.device)[
+        anchors
+    ]
     keys = torch.arange(seen, device=layout.device)
-    rows = layout.mask_rows[:, None, None, None]
-    allowed = layout.allowed(rows, queries[..., None], keys, window)  # [rows, B, g, seen]
+    allowed = layout.allowed(layout.mask_rows[:, None, None], queries[:, None], keys, window)  # [rows, B, seen]
     return allowed[:, None, None, :, None]
 
 
-def _sees_own(first_step: int, steps: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """Causal within a completion, [g, h]: the rule of layout.allowed for two tokens of one completion."""
-    queries = torch.arange(first_step, first_step + steps, device=device)[:, None]
-    back = queries - torch.arange(keys, device=device)
-    return (back >= 0) & (back < window) if window is not None else back >= 0
-
-
-def _dense_context_mask(layout: PackedLayout, window: int | None) -> Tensor:
+def _context_mask(layout: PackedLayout, window: int | None) -> Tensor:
     """bool [rows, 1, T, T]"""
     tokens = torch.arange(layout.context_length, device=layout.device)
     return layout.allowed(layout.mask_rows[:, None, None], tokens[:, None], tokens, window)[:, None]
@@ -393,6 +340,9 @@ def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, rule: ScoreRu
     return (weights @ v[:, :, None]).flatten(1, 2)
 
 
+# ---- what transformers calls ---------------------------------------------------------------------------------------
+
+
 def _attention_function(
     module: nn.Module,
     query: Tensor,
@@ -403,29 +353,33 @@ def _attention_function(
     dropout: float = 0.0,
     sliding_window: int | None = _NOT_PASSED,
     softcap: float | None = None,
-    ebft_pass: PackedPass | CachedPass | None = None,
+    ebft_pass: Pass | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The function transformers calls in every layer. Returns [b, tokens, heads, d]."""
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    if ebft_pass is None:
-        return _plain_attention(module, query, key, value, attention_mask, scale, dropout, softcap, kwargs)
+    if ebft_pass is None:  # nothing to do with ebft: transformers' own sdpa, which only lacks the soft-cap
+        if softcap is None:
+            heads = (query, key, value)
+            return sdpa_attention_forward(module, *heads, attention_mask, dropout=dropout, scaling=scale, **kwargs)
+        if attention_mask is None:
+            queries, keys = query.shape[2], key.shape[2]
+            attention_mask = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
+        rule = ScoreRule(scale, None, softcap)
+        return _attend_plainly(query, key, value, attention_mask, rule, dropout).transpose(1, 2), None
     if dropout:
         raise ValueError(
             f"attention dropout of {dropout} is on: the policy gradient needs the log-probs that were sampled from; "
             "set the model's dropouts to 0"
         )
-    if kwargs.get("s_aux") is not None:
-        raise ValueError(f"{type(module).__name__} uses attention sinks, which ebft does not support")
-    if kwargs.get("position_bias") is not None:
-        raise ValueError(f"{type(module).__name__} adds a position bias to attention, which ebft does not support")
+    for unknown in ("s_aux", "position_bias"):  # attention sinks, as they are called there
+        if kwargs.get(unknown) is not None:
+            raise ValueError(f"{type(module).__name__} gives attention {unknown!r}, which ebft does not support")
     return _attend(module, query, key, value, ScoreRule(scale, sliding_window, softcap), ebft_pass), None
 
 
 @torch.compiler.disable  # who sees whom changes with every batch; FlexAttention is compiled on its own
-def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule, ebft_pass: PackedPass | CachedPass
-) -> Tensor:
+def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule, ebft_pass: Pass) -> Tensor:
     # Under autocast rotary embeddings leave queries and keys in float32 while values are in bf16.
     query, key = query.to(value.dtype), key.to(value.dtype)
     if rule.window == _NOT_PASSED:
@@ -434,10 +388,8 @@ def _attend(
 
 
 def _window_of_mask(module: nn.Module) -> int | None:
-    """The window that the model builds into the mask of this layer (Qwen2-MoE, PhiMoE), or None.
-
-    Only models that build such masks at all: others may have the field in their configuration and not look at it.
-    """
+    """The window that the model builds into the mask of this layer (Qwen2-MoE, PhiMoE), or None. Only of models that
+    build such masks at all: others may have the field in their configuration and not look at it."""
     config: Any = getattr(module, "config", None)
     window = getattr(config, "sliding_window", None)
     if not window or not hasattr(sys.modules[type(module).__module__], "create_sliding_window_causal_mask"):
@@ -451,26 +403,6 @@ def _layer_index(module: nn.Module) -> int:
     if not isinstance(index, int):
         raise ValueError(f"{type(module).__name__} has no layer index; ebft cannot keep its keys and values apart")
     return index
-
-
-def _plain_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    dropout: float,
-    softcap: float | None,
-    kwargs: dict[str, Any],
-) -> tuple[Tensor, None]:
-    """Calls that have nothing to do with ebft: transformers' own sdpa, which only lacks the soft-cap."""
-    if softcap is None:
-        return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scale, **kwargs)
-    if mask is None:
-        queries, keys = query.shape[2], key.shape[2]
-        mask = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
-    return _attend_plainly(query, key, value, mask, ScoreRule(scale, None, softcap), dropout).transpose(1, 2), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention_function)

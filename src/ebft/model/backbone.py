@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -16,12 +16,12 @@ from transformers import PreTrainedModel
 
 from ebft.method.choices import Backend
 from ebft.method.compiling import prepare_compiling
-from ebft.method.cross_entropy import Head, check_token_ids
+from ebft.method.cross_entropy import Head
 from ebft.method.layout import PackedLayout, StridedLayout
-from ebft.model.attention import ATTENTION_NAME, CachedPass, PackedPass, resolve_backend
+from ebft.model.attention import ATTENTION_NAME, CachedPass, PackedPass, Pass, resolve_backend
 
-_RECURRENT = ("mamba", "linear_attention", "recurrent", "conv", "short_conv", "ssm")
-_OTHER_MASKS = ("chunked_attention", "compressed_attention", "indexer")
+# Layers that carry a state from token to token, which completions cannot share, or whose masks ebft does not know.
+_OTHER_LAYERS = ("mamba", "linear_attention", "recurrent", "conv", "ssm", "chunked", "compressed", "indexer")
 
 
 def base_model(model: nn.Module) -> PreTrainedModel:
@@ -46,29 +46,21 @@ def adapter_parameters(module: nn.Module) -> set[int]:
 
 
 def text_config(model: nn.Module) -> Any:
-    return decoder_config(base_model(model))
+    """Of a model or a decoder, the part of its configuration that describes text: models with several modalities have
+    more."""
+    return base_model(model).config.get_text_config(decoder=True)
 
 
-def decoder_config(decoder: Any) -> Any:
-    """The part of the configuration that describes the text decoder (models with several modalities have more)."""
-    return decoder.config.get_text_config(decoder=True)
-
-
-def check_supported(base: PreTrainedModel) -> None:
-    """Raises ValueError for a model that ebft cannot compute with, as far as its class and configuration say."""
+def _check_supported(base: PreTrainedModel) -> None:
+    """What class and configuration say; `_check_invariant` finds out the rest."""
     config = text_config(base)
     layers = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
-    odd = ", ".join(sorted(layer for layer in layers if any(other in layer for other in _OTHER_MASKS)))
+    odd = ", ".join(sorted(layer for layer in layers if any(other in layer for other in _OTHER_LAYERS)))
     for unsupported, why in (
         (getattr(base.config, "is_encoder_decoder", False), "is an encoder-decoder"),
         (base.get_output_embeddings() is None, "has no language-model head; load it with AutoModelForCausalLM"),
-        (
-            getattr(base, "_is_stateful", False) or any(r in layer for layer in layers for r in _RECURRENT),
-            "carries a recurrent state from token to token, which n*B completions cannot share",
-        ),
-        (odd, f"has layers of type {odd}, whose mask ebft does not know"),
+        (odd, f"has layers of type {odd}"),
         (not base._can_set_attn_implementation(), "does not use transformers' attention interface"),
-        (getattr(config, "alibi", False), "uses ALiBi"),
     ):
         if unsupported:
             raise ValueError(
@@ -83,12 +75,11 @@ def prepare_model(model: nn.Module) -> PreTrainedModel:
     Plain calls of the model keep working as before. Returns the transformers model under any wrapper.
     """
     base = base_model(model)
-    config = text_config(base)
-    if config._attn_implementation == ATTENTION_NAME:
+    before = text_config(base)._attn_implementation
+    if before == ATTENTION_NAME:
         return base
-    check_supported(base)
+    _check_supported(base)
     output_head(base)
-    before = config._attn_implementation
     base.set_attn_implementation(ATTENTION_NAME)
     if input_embeddings(base).is_meta:
         return base  # no weights: another process has them, and has looked
@@ -126,7 +117,7 @@ def decoder_of(model: nn.Module) -> nn.Module:
 
 def decoder_layers(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
     """The decoder's list of layers and the name it goes by."""
-    depth = decoder_config(decoder).num_hidden_layers
+    depth = text_config(decoder).num_hidden_layers
     for name, child in decoder.named_children():
         if isinstance(child, nn.ModuleList) and len(child) == depth:
             return name, child
@@ -163,8 +154,11 @@ def _compiled_class(layer_class: Any) -> Any:
     return type(layer_class.__name__, (layer_class,), {"forward": forward, "_ebft_compiled": True})
 
 
-def run_decoder(decoder: nn.Module, ids: Tensor, position_ids: Tensor, ebft_pass: PackedPass | CachedPass) -> Tensor:
-    """Last hidden states [b, tokens, H], after the final norm."""
+def run_decoder(decoder: nn.Module, ids: Tensor, position_ids: Tensor, ebft_pass: Pass) -> Tensor:
+    """Last hidden states after the final norm, [b, tokens, H], or [1, R, H] of the tokens that the pass computes."""
+    position_ids = position_ids.expand(ids.shape)
+    if ebft_pass.computed is not None:
+        ids, position_ids = ebft_pass.computed.pick(ids), ebft_pass.computed.pick(position_ids)
     # A mask of four dimensions keeps transformers from building one; attention looks at the pass instead. This one
     # fits no attention, so that a layer that ignores the pass fails loudly.
     no_mask = torch.empty(0, 0, 0, 0, dtype=torch.bool, device=ids.device)
@@ -173,7 +167,7 @@ def run_decoder(decoder: nn.Module, ids: Tensor, position_ids: Tensor, ebft_pass
     run = decoder if called_by is None else partial(called_by, decoder)
     output = run(
         input_ids=ids,
-        position_ids=position_ids.expand(ids.shape).contiguous(),  # compiled layers tell strides apart
+        position_ids=position_ids.contiguous(),  # compiled layers tell strides apart
         attention_mask=no_mask,
         use_cache=False,
         ebft_pass=ebft_pass,
@@ -188,23 +182,12 @@ def packed_hidden_states(
 
     whole: False where nobody looks at places without a token (`layout.has_token`); on a CPU they take no time then.
     """
-    base = prepare_model(model)
-    check_packed_ids(packed_ids, layout, embedding_size(base))
-    check_length(decoder_of(base), layout)
-    layout = layout.to(packed_ids.device)
-    packed_pass = PackedPass(layout, resolve_backend(backend, packed_ids.device), None if whole else len(packed_ids))
-    hidden = packed_pass.run(partial(run_decoder, decoder_of(base), ebft_pass=packed_pass), packed_ids)
+    decoder = decoder_of(prepare_model(model))
+    check_fits(decoder, layout, len(packed_ids))
+    layout, backend = layout.to(packed_ids.device), resolve_backend(backend, packed_ids.device)
+    packed_pass = PackedPass(layout, backend, None if whole else len(packed_ids))
+    hidden = run_decoder(decoder, packed_ids, layout.position_ids, packed_pass)
     return hidden if packed_pass.computed is None else packed_pass.computed.spread(hidden)
-
-
-def check_packed_ids(packed_ids: Tensor, layout: PackedLayout, vocabulary_size: int) -> None:
-    if packed_ids.dim() != 2 or packed_ids.shape[1] != layout.packed_length:
-        raise ValueError(
-            f"packed_ids has shape {tuple(packed_ids.shape)}, the layout needs [b, {layout.packed_length}]; "
-            "use layout.pack(context_ids, completions)"
-        )
-    layout.check_batch(packed_ids.shape[0])
-    check_token_ids(packed_ids, vocabulary_size)
 
 
 def input_embeddings(model: nn.Module) -> Tensor:
@@ -243,23 +226,19 @@ _CHECKED_WINDOW = 2
 
 @torch.no_grad()
 def _check_invariant(base: PreTrainedModel) -> None:
-    """The packed pass and the cached pass of a tiny example must equal a plain sequence, for this very model.
-
-    Catches what no list of known families can: positions or windows that are ignored, attention that bypasses the
-    interface, logits that are transformed in a way `output_head` does not know. It computes in float32, because in bf16
-    rounding may grow from layer to layer until the logits of a deep model have little in common.
-    """
+    """The packed and the cached pass of a tiny example must equal a plain sequence, for this very model: no list of
+    families finds ignored positions and windows, or transformed logits. In float32: rounding may grow with depth."""
     layout, context, completion = _example(base)
     anchor = int(layout.anchors[0])
     plain = torch.cat([context[:, :anchor], completion[:, 0, 0]], 1)
-    name, layers = type(base).__name__, decoder_layers(decoder_of(base))[1]
-    with evaluating(base), _short_window(base), in_float32(base, layers):
+    name = type(base).__name__
+    with evaluating(base), _short_window(base), in_float32(base):
         expected = base(input_ids=plain, use_cache=False).logits[0, anchor - 1 :].float()
         if not bool(torch.isfinite(expected).all()):
             raise ValueError(f"the weights of {name} give NaN or infinite logits; load another one")
         try:
-            packed = _packed_rows(base, layout, layout.pack(context, completion), anchor)
-            cached = _cached_rows(base, layout, context, completion, anchor)
+            packed = _packed_rows(base, layout, layout.pack(context, completion))
+            cached = _cached_rows(base, layout, context, completion)
         except (RuntimeError, TypeError) as error:
             raise ValueError(f"{name} does not pass ebft's attention through to its layers: {error}") from error
         head = output_head(base)
@@ -293,12 +272,12 @@ def check_training_pass(model: nn.Module) -> PreTrainedModel:
     if input_embeddings(base).is_meta:
         return base
     layout, context, completion = _example(base)
-    packed, anchor = layout.pack(context, completion), int(layout.anchors[0])
+    packed = layout.pack(context, completion)
     with torch.random.fork_rng([packed.device] if packed.is_cuda else []):  # what is drawn here must not change the run
         with evaluating(base):
-            expected = _packed_rows(base, layout, packed, anchor).float()
+            expected = _packed_rows(base, layout, packed).float()
         with evaluating(base, training=True):
-            twice = [_packed_rows(base, layout, packed, anchor) for _ in range(2)]
+            twice = [_packed_rows(base, layout, packed) for _ in range(2)]
     difference = max(_relative_difference(found.float(), expected) for found in twice)
     # The same kernels on the same numbers: at most sums in another order.
     if not difference <= max(8 * torch.finfo(twice[0].dtype).eps, 1e-4):
@@ -321,18 +300,16 @@ def _example(base: PreTrainedModel) -> tuple[PackedLayout, Tensor, Tensor]:
     return layout, ids[:, :8], ids[:, None, None, 8:]
 
 
-def _packed_rows(base: PreTrainedModel, layout: PackedLayout, packed: Tensor, anchor: int) -> Tensor:
+def _packed_rows(base: PreTrainedModel, layout: PackedLayout, packed: Tensor) -> Tensor:
     """Hidden states before the anchor and of the completion, [1 + G, H]."""
     hidden = run_decoder(decoder_of(base), packed, layout.position_ids, PackedPass(layout, "sdpa"))
-    return torch.cat([hidden[0, anchor - 1 : anchor], hidden[0, layout.completion_slots[0, 0]]])
+    return torch.cat([layout.before_anchors(hidden)[0], hidden[0, layout.completion_slots[0, 0]]])
 
 
-def _cached_rows(
-    base: PreTrainedModel, layout: PackedLayout, context: Tensor, completion: Tensor, anchor: int
-) -> Tensor:
+def _cached_rows(base: PreTrainedModel, layout: PackedLayout, context: Tensor, completion: Tensor) -> Tensor:
     """The same by the passes of a rollout, which does not run the completion's last token, [G, H]."""
     T, G, decoder, cached = layout.context_length, layout.horizon, decoder_of(base), CachedPass(layout, "sdpa")
-    rows = [run_decoder(decoder, context, layout.position_ids[..., :T], cached)[0, anchor - 1 : anchor]]
+    rows = [layout.before_anchors(run_decoder(decoder, context, layout.position_ids[..., :T], cached))[0]]
     for cached.step in range(G - 1):
         tokens, positions = completion[:, 0, :, cached.step], layout.position_ids[..., T + cached.step :: G]
         rows.append(run_decoder(decoder, tokens, positions, cached)[0])
@@ -347,40 +324,35 @@ def _relative_difference(found: Tensor, expected: Tensor) -> float:
 def _short_window(base: PreTrainedModel) -> Iterator[None]:
     """Inside, sliding windows show `_CHECKED_WINDOW` tokens: in configurations, which masks are built from, and in
     layers that have taken the number over."""
-    holders: dict[int, Any] = {}
-    for module in base.modules():
-        for holder in (module, getattr(module, "config", None), text_config(base)):
-            window = getattr(holder, "sliding_window", None)
-            if isinstance(window, int) and window > _CHECKED_WINDOW:
-                holders[id(holder)] = holder
-    before = [(holder, holder.sliding_window) for holder in holders.values()]
-    try:
-        for holder, _ in before:
-            holder.sliding_window = _CHECKED_WINDOW
+    with ExitStack() as stack:
+        for module in base.modules():
+            holder: Any
+            for holder in (module, getattr(module, "config", None), text_config(base)):
+                window = getattr(holder, "sliding_window", None)
+                if isinstance(window, int) and window > _CHECKED_WINDOW:
+                    stack.callback(setattr, holder, "sliding_window", window)
+                    holder.sliding_window = _CHECKED_WINDOW
         yield
-    finally:
-        for holder, window in before:
-            holder.sliding_window = window
 
 
 # ---- rotary positions that depend on how long a sequence is --------------------------------------------------------
 
 
-def check_length(decoder: nn.Module, layout: PackedLayout) -> None:
-    """A packed sequence has one set of frequencies, and its completions must have those of plain sequences."""
-    completions = max(layout.furthest_context, default=0) + layout.horizon
-    check_tokens(decoder, max(layout.context_length, completions))
+def check_fits(decoder: nn.Module, layout: PackedLayout, batch_size: int) -> None:
+    """Whether the layout is one of so many sequences, and of a length that this model can have packed."""
+    layout.check_batch(batch_size)
+    check_tokens(decoder, max(layout.context_length, max(layout.furthest_context, default=0) + layout.horizon))
 
 
 def check_tokens(decoder: nn.Module, tokens: int) -> None:
-    """Whether sequences of so many tokens, and all shorter ones, are computed with the same frequencies."""
-    config = decoder_config(decoder)
+    """Whether sequences of so many tokens, and all shorter ones, are computed with the same rotary frequencies: a
+    packed sequence has one set of them, and its completions must have those of plain sequences."""
+    config = text_config(decoder)
     given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     # Models with several kinds of layers have parameters for each.
     nested = [value for value in given.values() if isinstance(value, dict) and "rope_type" in value]
     for parameters in nested or [given]:
-        kind = str(parameters.get("rope_type", parameters.get("type")))
-        longest = tokens
+        kind, longest = str(parameters.get("rope_type", parameters.get("type"))), tokens
         if "dynamic" in kind:
             longest = int(config.max_position_embeddings)
         elif kind == "longrope":
@@ -416,16 +388,12 @@ def idle_parameters(module: nn.Module, config: Any) -> int:
 # ---- a model in float32 for a moment -------------------------------------------------------------------------------
 
 _NARROW = (torch.bfloat16, torch.float16)
-_WIDE = (torch.float32, torch.float64)
 
 
 @contextmanager
-def in_float32(model: PreTrainedModel, layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, the model computes in float32, for calls without gradients. After, its weights are the same tensors.
-
-    Copies in float32 exist of one layer at a time, while it runs, and of what is outside of the layers. A model whose
-    weights are quantised, or are elsewhere and come when they are needed, stays as it is.
-    """
+def in_float32(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, the model computes in float32, for calls without gradients: one layer at a time, and what is outside of
+    layers. After, its weights are the same tensors. Weights that are quantised or elsewhere stay as they are."""
     kept: dict[int, tuple[Tensor, Tensor]] = {}  # every tensor that is wide now, with its own data
 
     def widen(tensors: Iterable[Tensor]) -> None:
@@ -439,22 +407,20 @@ def in_float32(model: PreTrainedModel, layers: Iterable[nn.Module]) -> Iterator[
             if id(tensor) in kept:
                 tensor.data = kept.pop(id(tensor))[1]
 
-    known = all(p.dtype in _NARROW + _WIDE and not p.is_meta for p in model.parameters())
-    layers = list(layers) if known and getattr(model, "hf_quantizer", None) is None else []
-    within = {id(tensor) for layer in layers for tensor in _tensors(layer)}
-    hooks = []
-    try:
-        with torch.autocast(next(model.parameters()).device.type, enabled=False):
-            for layer in layers:
-                hooks.append(layer.register_forward_pre_hook(lambda layer, _: widen(_tensors(layer))))
-                hooks.append(layer.register_forward_hook(lambda layer, *_: restore(_tensors(layer)), always_call=True))
-            if layers:
-                widen(tensor for tensor in _tensors(model) if id(tensor) not in within)
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        restore([tensor for tensor, _ in kept.values()])
+    known = all(p.dtype in (*_NARROW, torch.float32, torch.float64) and not p.is_meta for p in model.parameters())
+    with torch.autocast(next(model.parameters()).device.type, enabled=False), ExitStack() as stack:
+        if known and getattr(model, "hf_quantizer", None) is None:
+            stack.callback(lambda: restore([tensor for tensor, _ in kept.values()]))
+            outside = {id(tensor): tensor for tensor in _tensors(model)}
+            for layer in decoder_layers(decoder_of(model))[1]:
+                for tensor in _tensors(layer):
+                    outside.pop(id(tensor), None)
+                before = layer.register_forward_pre_hook(lambda layer, _: widen(_tensors(layer)))
+                after = layer.register_forward_hook(lambda layer, *_: restore(_tensors(layer)), always_call=True)
+                stack.enter_context(before)
+                stack.enter_context(after)
+            widen(outside.values())
+        yield
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:

@@ -26,13 +26,10 @@ from ebft.method.layout import PackedLayout
 from ebft.model.attention import PackedPass, resolve_backend
 from ebft.model.backbone import (
     adapter_parameters,
-    check_length,
-    check_packed_ids,
+    check_fits,
     compile_layers,
-    decoder_config,
     decoder_layers,
     decoder_of,
-    embedding_size,
     evaluating,
     input_embeddings,
     prepare_model,
@@ -93,7 +90,6 @@ class FeatureNetwork(nn.Module):
         self.taps = resolve_taps(layers, len(decoder_layers(decoder)[1]))
         self.pooling, self.normalize, self.source = pooling, normalize, source
         self.decay, self.autocast, self.backend = decay, autocast, backend
-        self.vocabulary_size = embedding_size(base)
         if source == "adapter_off" and not hasattr(model, "disable_adapter"):
             raise ValueError("source='adapter_off' needs a peft model; use source='copy' for a plain one")
         if source == "random":
@@ -147,7 +143,7 @@ class FeatureNetwork(nn.Module):
     @property
     def width(self) -> int:
         """D, the length of a feature vector."""
-        return len(self.taps) * decoder_config(self.decoder).hidden_size
+        return len(self.taps) * text_config(self.decoder).hidden_size
 
     @torch.no_grad()
     def forward(
@@ -172,22 +168,16 @@ class FeatureNetwork(nn.Module):
 
         A causal network's states at a token do not depend on what follows it, so cutting is choosing other rows.
         """
-        if not lengths or min(lengths) < 1 or max(lengths) > layout.horizon:
-            raise ValueError(f"lengths={list(lengths)} must lie between 1 and the horizon of {layout.horizon} tokens")
-        network = self.decoder
-        check_packed_ids(packed_ids, layout, self.vocabulary_size)
-        check_length(network, layout)
-        layout = layout.to(packed_ids.device)
-        B, n = layout.num_anchors, layout.samples
-        backend = resolve_backend(self.backend, packed_ids.device)
-        b = packed_ids.shape[0]
-        places = [_pooled_rows(layout, b, completion_lengths, self.pooling, length) for length in lengths]
+        network, b, B, n = self.decoder, len(packed_ids), layout.num_anchors, layout.samples
+        check_fits(network, layout, b)
+        layout, backend = layout.to(packed_ids.device), resolve_backend(self.backend, packed_ids.device)
+        packed_pass = PackedPass(layout, backend, b)
+        pooled_rows = [_pooled_rows(layout, b, completion_lengths, self.pooling, length) for length in lengths]
+        places = [(packed_pass.numbers(slots), weights) for slots, weights in pooled_rows]
         adapter_off = self._adapted[0].disable_adapter() if self._adapted else nullcontext()
         precision = torch.autocast(packed_ids.device.type, self.autocast, enabled=self.autocast is not None)
-        packed_pass = PackedPass(layout, backend, b)
-        places = [(packed_pass.numbers(slots), weights) for slots, weights in places]
         with evaluating(network), adapter_off, precision, tapped_states(network, self.taps, places) as tapped:
-            packed_pass.run(partial(run_decoder, network, ebft_pass=packed_pass), packed_ids)
+            run_decoder(network, packed_ids, layout.position_ids, packed_pass)
 
         def features_at(place: int) -> tuple[Tensor, Tensor]:
             pooled = [tapped[tap][place] for tap in self.taps]
@@ -236,10 +226,8 @@ def check_vocabulary(path: str, other: PreTrainedTokenizerBase, tokenizer: PreTr
 def _pooled_rows(
     layout: PackedLayout, b: int, completion_lengths: Tensor | None, pooling: Pooling, longest: int
 ) -> tuple[Tensor, Tensor]:
-    """Which rows of the packed sequence each feature is pooled from [b, B*n + B, m], and weights to sum them with.
-
-    Of completions and truths only the first `longest` tokens count.
-    """
+    """Which slots each feature is pooled from [b, B*n + B, m], and weights to sum them with; only the first `longest`
+    tokens of completions and truths count."""
     B, n, G, device = layout.num_anchors, layout.samples, longest, layout.device
     if completion_lengths is None:
         of_completions = torch.full((b, B * n), G, device=device)
@@ -277,7 +265,7 @@ def cut_decoder(decoder: nn.Module, depth: int) -> nn.Module:
     cut = copy.copy(decoder)
     cut._modules = {**decoder._modules, name: nn.ModuleList(list(layers)[:depth])}
     cut.config = copy.deepcopy(decoder.config)
-    decoder_config(cut).num_hidden_layers = depth
+    text_config(cut).num_hidden_layers = depth
     return cut
 
 

@@ -22,6 +22,9 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from ebft.method.compiling import compiled
 from ebft.method.layout import PackedLayout
 
+KV = tuple[Tensor, Tensor]  # keys and values
+Rule = Callable[[Any, Any, Tensor], Tensor]  # of a row, the place of a query, and a key: whether it is seen
+
 # FlexAttention's own limit; narrower heads (toy models) go through the sdpa backend.
 SMALLEST_HEAD = 16
 # Own tokens of a completion that a rollout's step looks at with products written out.
@@ -56,9 +59,7 @@ class ScoreRule:
         return self.softcap * torch.tanh(scores / self.softcap) if self.softcap is not None else scores
 
 
-def block_size(q: Tensor) -> int:
-    """Of the masks for such queries."""
-    return _FINE if _fine_stages(q.device, q.dtype, q.shape[-1]) else _COARSE
+# ---- kernels -------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -68,18 +69,19 @@ def _fine_stages(device: torch.device, dtype: torch.dtype, head: int) -> tuple[i
     return _STAGES.get(head) if hopper and _LISTENING[0] <= version <= _LISTENING[1] else None
 
 
-def _kernel(q: Tensor) -> dict[str, Any]:
-    stages = _fine_stages(q.device, q.dtype, q.shape[-1])
-    if stages is None:
-        return _KERNEL
-    forward, backward = stages
-    fine = dict.fromkeys(_SIZES, _FINE) | {"num_warps": 4, "fwd_num_stages": forward, "bwd_num_stages": backward}
-    return _KERNEL | fine
+def block_size(q: Tensor) -> int:
+    """Of the masks for such queries."""
+    return _FINE if _fine_stages(q.device, q.dtype, q.shape[-1]) else _COARSE
 
 
-def _attention(kind: str, q: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _attention(kind: str, q: Tensor, kv: KV, mask: BlockMask, rule: ScoreRule, **options: Any) -> Any:
     """FlexAttention, compiled: `kind` of call by kind."""
-    return compiled(_only_compiled, kind)(q, *args, **kwargs, kernel_options=_kernel(q))
+    kernel: dict[str, Any] = _KERNEL
+    if stages := _fine_stages(q.device, q.dtype, q.shape[-1]):
+        fine = dict.fromkeys(_SIZES, _FINE) | {"num_warps": 4}
+        kernel = _KERNEL | fine | {"fwd_num_stages": stages[0], "bwd_num_stages": stages[1]}
+    options |= {"score_mod": _cap(rule.softcap), "block_mask": mask, "scale": rule.scale, "kernel_options": kernel}
+    return compiled(_only_compiled, kind)(q, *kv, **options)
 
 
 def _only_compiled(q: Tensor, k: Tensor, v: Tensor, repeat: bool = False, **kwargs: Any) -> Any:
@@ -98,109 +100,27 @@ def _only_compiled(q: Tensor, k: Tensor, v: Tensor, repeat: bool = False, **kwar
     return flex_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1], **kwargs)
 
 
-def packed_mask(layout: PackedLayout, window: int | None, block: int) -> BlockMask:
-    return _leading_tokens_mask(layout, window, layout.packed_length, block)
+@cache
+def _cap(softcap: float | None) -> Callable[..., Tensor] | None:
+    if softcap is None:
+        return None
 
+    def cap(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
 
-def context_mask(layout: PackedLayout, window: int | None, block: int) -> BlockMask:
-    return _leading_tokens_mask(layout, window, layout.context_length, block)
-
-
-def step_mask(layout: PackedLayout, window: int | None, block: int, step: int) -> BlockMask:
-    """Between token `step` of every completion and the context."""
-    layout, T = _compact(layout), layout.context_length
-    queries = torch.arange(T + step, layout.packed_length, layout.horizon, device=layout.device)
-    # Most blocks of a long horizon are partial: their queries are a few samples of anchors far apart.
-    return _block_mask(layout, _context_rule(layout, queries, window), queries, T, window, block)
-
-
-def _leading_tokens_mask(layout: PackedLayout, window: int | None, tokens: int, block: int) -> BlockMask:
-    """Among the first packed tokens."""
-    layout = _compact(layout)
-
-    def rule(row: Any, query: Any, key: Tensor) -> Tensor:
-        return layout.allowed(row, query, key, window)
-
-    return _block_mask(layout, rule, torch.arange(tokens, device=layout.device), tokens, window, block)
-
-
-def _compact(layout: PackedLayout) -> PackedLayout:
-    """The same rule on 32-bit integers: half the bytes to read in the middle of a kernel."""
-    narrow = copy.copy(layout)
-    for name in ("visible_context", "subtree_end", "packed_documents", "row_positions"):
-        value = getattr(layout, name)
-        setattr(narrow, name, None if value is None else value.to(torch.int32))
-    return narrow
-
-
-def _context_rule(layout: PackedLayout, queries: Tensor, window: int | None) -> Callable[[Any, Any, Tensor], Tensor]:
-    """`layout.allowed` between completion tokens and the context, as a function of row, place in `queries` and key.
-
-    The same rule with less to look up per pair, in the innermost loop of the kernel.
-    """
-    visible = layout.visible_context[:, queries].contiguous()
-    documents, positions = layout.packed_documents, layout.row_positions
-    documents_of_queries = None if documents is None else documents[:, queries].contiguous()
-    positions_of_queries = positions[:, queries].contiguous()
-
-    def rule(row: Any, query: Any, key: Tensor) -> Tensor:
-        result = key < visible[row, query]
-        if documents is not None and documents_of_queries is not None:
-            result = result & (documents_of_queries[row, query] == documents[row, key])
-        if window is not None:
-            result = result & (positions_of_queries[row, query] - positions[row, key] < window)
-        return result
-
-    return rule
-
-
-def _block_mask(
-    layout: PackedLayout,
-    rule: Callable[[Any, Any, Tensor], Tensor],
-    queries: Tensor,
-    keys: int,
-    window: int | None,
-    block: int,
-) -> BlockMask:
-    """The rule, on row, place in `queries` and key, between the packed tokens `queries` and the first `keys`."""
-    alike = layout.rows_alike
-
-    def mask(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        return rule(b * 0 if alike else b, q, kv)
-
-    blocks = classify_blocks(layout, queries, keys, window, block)
-    return BlockMask.from_kv_blocks(
-        *ordered(blocks.partial),
-        *ordered(blocks.whole),
-        BLOCK_SIZE=_COARSE,
-        mask_mod=mask,
-        seq_lengths=(queries.shape[0], keys),
-    )
+    return cap
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, rule: ScoreRule, context_length: int) -> Tensor:
-    training = torch.is_grad_enabled()
-    return _attention(
-        "training" if training else "forward",
-        q,
-        k,
-        v,
-        repeat=training and q.shape[1] != k.shape[1] and _starves(k, context_length, block_size(q)),
-        score_mod=_cap(rule.softcap),
-        block_mask=mask,
-        scale=rule.scale,
-    )
-
-
-def _starves(k: Tensor, context_length: int, block: int) -> bool:
-    """Whether the backward pass would leave most of the GPU idle.
-
-    The gradient of keys has one program per block of keys and key head, and the context's few blocks are nearly all of
-    the work. Giving every query head keys of its own makes more programs, for memory: on an H200 with 132 processors it
-    takes 0.46 instead of 0.91 ms where there were 64 programs, but 0.23 instead of 0.21 where there were 192.
-    """
-    programs = k.shape[0] * k.shape[1] * -(-context_length // block)
-    return programs <= 0.75 * _processors(k.device)
+    if not torch.is_grad_enabled():
+        return _attention("forward", q, (k, v), mask, rule, repeat=False)
+    # The gradient of keys has one program per block of keys and key head, and the context's few blocks are nearly all
+    # of the work. Giving every query head keys of its own makes more programs, for memory: on an H200 with 132
+    # processors it takes 0.46 instead of 0.91 ms where there were 64 programs, but 0.23 instead of 0.21 where there
+    # were 192.
+    programs = k.shape[0] * k.shape[1] * -(-context_length // block_size(q))
+    repeat = q.shape[1] != k.shape[1] and programs <= 0.75 * _processors(k.device)
+    return _attention("training", q, (k, v), mask, rule, repeat=repeat)
 
 
 @cache
@@ -208,35 +128,16 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def attend_step(
-    q: Tensor,
-    context_k: Tensor,
-    context_v: Tensor,
-    own_k: Tensor,
-    own_v: Tensor,
-    mask: BlockMask,
-    rule: ScoreRule,
-    step: int,
-    at: Tensor,
-) -> Tensor:
+def attend_step(q: Tensor, context: KV, own: KV, mask: BlockMask, rule: ScoreRule, step: int, at: Tensor) -> Tensor:
     """One token of every completion, [b, heads, B*n, d]: the context by FlexAttention, its own few tokens by a small
-    product, and the two merged by their log-sum-exps. What own_k and own_v [b, kv, B, n, h, d] hold beyond `step` is
-    not looked at, but must be numbers. at: `step` on the device; as a number it would be compiled in."""
-    from_context, aux = _attention(
-        "step",
-        q,
-        context_k,
-        context_v,
-        score_mod=_cap(rule.softcap),
-        block_mask=mask,
-        scale=rule.scale,
-        return_aux=AuxRequest(lse=True),
-    )
+    product, and the two merged by their log-sum-exps. What `own` [b, kv, B, n, h, d] holds beyond `step` is not looked
+    at, but must be numbers. at: `step` on the device; as a number it would be compiled in."""
+    from_context, aux = _attention("step", q, context, mask, rule, return_aux=AuxRequest(lse=True))
     # The first few own tokens, rounded up: one compiled kernel then serves many steps.
-    shown = min(max(_FEW, 1 << step.bit_length()), own_k.shape[4])
-    merge = compiled(_merge_own)
-    own_k, own_v = own_k[..., :shown, :], own_v[..., :shown, :]
-    return merge(q, from_context, aux.lse, own_k, own_v, at, rule.scale, rule.window, rule.softcap)
+    shown = min(max(_FEW, 1 << step.bit_length()), own[0].shape[4])
+    own_k, own_v = (held[..., :shown, :] for held in own)
+    # Plain numbers: they are compiled in.
+    return compiled(_merge_own)(q, from_context, aux.lse, own_k, own_v, at, rule.scale, rule.window, rule.softcap)
 
 
 def _merge_own(
@@ -276,25 +177,73 @@ def _merge_own(
     return merged.to(q.dtype).flatten(3, 4).flatten(1, 2)
 
 
-@cache
-def _cap(softcap: float | None) -> Callable[..., Tensor] | None:
-    if softcap is None:
-        return None
-
-    def cap(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        return softcap * torch.tanh(score / softcap)
-
-    return cap
+# ---- masks ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Blocks:
-    partial: Tensor  # bool [rows, blocks of queries, blocks of keys]
-    whole: Tensor  # bool, the same; no block is both
+def mask_of_first(layout: PackedLayout, tokens: int, window: int | None, block: int) -> BlockMask:
+    """Among the first tokens of the packed sequence."""
+    layout = _compact(layout)
+
+    def rule(row: Any, query: Any, key: Tensor) -> Tensor:
+        return layout.allowed(row, query, key, window)
+
+    return _block_mask(layout, rule, torch.arange(tokens, device=layout.device), tokens, window, block)
 
 
-def classify_blocks(layout: PackedLayout, queries: Tensor, keys: int, window: int | None, size: int) -> Blocks:
-    """The blocks of size x size between the packed tokens `queries` [Q] and the first `keys`, which are at least T."""
+def mask_of_step(layout: PackedLayout, step: int, window: int | None, block: int) -> BlockMask:
+    """Between token `step` of every completion and the context: `layout.allowed` with less to look up per pair."""
+    layout, T = _compact(layout), layout.context_length
+    queries = torch.arange(T + step, layout.packed_length, layout.horizon, device=layout.device)
+    documents, positions = layout.packed_documents, layout.row_positions
+    visible, own_positions = (x[:, queries].contiguous() for x in (layout.visible_context, positions))
+    own_documents = None if documents is None else documents[:, queries].contiguous()
+
+    def rule(row: Any, query: Any, key: Tensor) -> Tensor:
+        result = key < visible[row, query]
+        if documents is not None and own_documents is not None:
+            result = result & (own_documents[row, query] == documents[row, key])
+        if window is not None:
+            result = result & (own_positions[row, query] - positions[row, key] < window)
+        return result
+
+    # Most blocks of a long horizon are partial: their queries are a few samples of anchors far apart.
+    return _block_mask(layout, rule, queries, T, window, block)
+
+
+def _compact(layout: PackedLayout) -> PackedLayout:
+    """The same rule on 32-bit integers: half the bytes to read in the middle of a kernel."""
+    narrow = copy.copy(layout)
+    for name in ("visible_context", "subtree_end", "packed_documents", "row_positions"):
+        value = getattr(layout, name)
+        setattr(narrow, name, None if value is None else value.to(torch.int32))
+    return narrow
+
+
+def _block_mask(
+    layout: PackedLayout, rule: Rule, queries: Tensor, keys: int, window: int | None, block: int
+) -> BlockMask:
+    """The rule, on row, place in `queries` and key, between the packed tokens `queries` and the first `keys`."""
+    alike = layout.rows_alike
+
+    def mask(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return rule(b * 0 if alike else b, q, kv)
+
+    partial, whole = classify_blocks(layout, queries, keys, window, block)
+    listed = (*_listed(partial), *_listed(whole))
+    return BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=_COARSE, mask_mod=mask, seq_lengths=(queries.shape[0], keys))
+
+
+def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of keys every block of queries has, and their numbers first, as FlexAttention wants them."""
+    order = torch.argsort(chosen.to(torch.uint8), dim=-1, descending=True, stable=True)
+    return chosen.sum(-1, dtype=torch.int32)[:, None].contiguous(), order.to(torch.int32)[:, None].contiguous()
+
+
+def classify_blocks(
+    layout: PackedLayout, queries: Tensor, keys: int, window: int | None, size: int
+) -> tuple[Tensor, Tensor]:
+    """Which blocks of size x size, between the packed tokens `queries` [Q] and the first `keys`, at least T, are
+    partial, and which are whole: bool [rows, blocks of queries, blocks of keys]."""
     T = layout.context_length
     rows = slice(0, 1) if layout.rows_alike else slice(None)
 
@@ -329,20 +278,12 @@ def classify_blocks(layout: PackedLayout, queries: Tensor, keys: int, window: in
     inside_q = torch.arange(1, -(-queries.shape[0] // size) + 1, device=layout.device) * size <= queries.shape[0]
     inside_k = last_key < keys
     whole = whole & inside_q[None, :, None] & inside_k & possible
-    return Blocks(possible & ~whole, whole)
+    return possible & ~whole, whole
 
 
 def _range(values: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Lowest and highest entry of every block of the last dimension, [rows, tokens] -> two of [rows, blocks]."""
     missing = -values.shape[-1] % size
-    if missing:
-        last = values[..., -1:].expand(*values.shape[:-1], missing)
-        values = torch.cat([values, last], -1)
-    blocks = values.unflatten(-1, (-1, size))
+    last = values[..., -1:].expand(*values.shape[:-1], missing)
+    blocks = torch.cat([values, last], -1).unflatten(-1, (-1, size))
     return blocks.amin(-1), blocks.amax(-1)
-
-
-def ordered(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of keys every block of queries has, and their numbers first, as FlexAttention wants them."""
-    order = torch.argsort(chosen.to(torch.uint8), dim=-1, descending=True, stable=True)
-    return chosen.sum(-1, dtype=torch.int32)[:, None].contiguous(), order.to(torch.int32)[:, None].contiguous()

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from ebft.method.choices import Backend
-from ebft.method.cross_entropy import Head, check_token_ids, rows_per_chunk
+from ebft.method.cross_entropy import Head, rows_per_chunk
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import check_sampling, sample_with_entropy, uniforms
 from ebft.model.attention import ASK, CachedPass, Computed, ask, resolve_backend, rounded_up
 from ebft.model.backbone import (
-    check_length,
+    check_fits,
     decoder_of,
-    embedding_size,
     evaluating,
     output_head,
     prepare_model,
@@ -95,11 +94,7 @@ def draw(
     """`rollout`, with its entropies and the hidden states of the contexts."""
     check_sampling(*sampling)
     base, b, device = prepare_model(model), len(input_ids), input_ids.device
-    if input_ids.dim() != 2 or input_ids.shape[1] != layout.context_length:
-        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}, the layout needs [b, {layout.context_length}]")
-    layout.check_batch(b)
-    check_token_ids(input_ids, embedding_size(base))
-    check_length(decoder_of(base), layout)
+    check_fits(decoder_of(base), layout, b)
     layout, backend = layout.to(device), resolve_backend(backend, device)
     seeds = torch.randint(2**62, (b,)) if seeds is None else seeds
     if seeds.shape != (b,):
@@ -151,37 +146,30 @@ def _generate(
 
     sizes: how many samples compute at each step; None: all of them.
     """
-    b, T = input_ids.shape
+    b, T, device = len(input_ids), layout.context_length, input_ids.device
     n, B, G = layout.samples, layout.num_anchors, layout.horizon
-    decoder = decoder_of(base)
-    cached = CachedPass(layout, backend)
+    decoder, cached = decoder_of(base), CachedPass(layout, backend)
     uniform = uniforms(seeds, layout.anchors, n, G)  # [b, B, n, G]
     positions, kept = layout.position_ids.expand(b, -1), layout.anchor_mask.expand(b, -1)
-    completions = torch.empty(b, B, n, G, dtype=torch.long, device=input_ids.device)
-    entropies = torch.empty(b, B, n, G, device=input_ids.device)
-    leading = torch.zeros(G - 1, dtype=torch.long, device=input_ids.device)
+    completions = torch.empty(b, B, n, G, dtype=torch.long, device=device)
+    entropies = torch.empty(b, B, n, G, device=device)
+    leading = torch.zeros(G - 1, dtype=torch.long, device=device)
     with evaluating(base):
         context = run_decoder(decoder, input_ids, positions[:, :T], cached)
         head = output_head(base).prepared(context)  # once for all steps; a sharded one is gathered by now
-        at_anchors = layout.before_anchors(context).flatten(0, 1)
-        tokens, entropy = _sample_rows(head, at_anchors, uniform[..., 0].flatten(0, 1), *sampling)
+        rows = layout.before_anchors(context).flatten(0, 1)
+        tokens, entropy = _sample_rows(head, rows, uniform[..., 0].flatten(0, 1), sampling)
         completions[..., 0], entropies[..., 0] = tokens.view(b, B, n), entropy.view(b, B, 1)
-        for step in range(G - 1):
-            cached.step = step
-            ids, places = completions[..., step].flatten(1), positions[:, T + step :: G]
-            cached.computed = None
+        for cached.step in range(G - 1):
+            step, following = cached.step, cached.step + 1
             if sizes is not None:
-                begun = completions[..., : step + 1]
+                begun = completions[..., :following]
                 cached.computed, leading[step] = Computed.of_samples(begun, kept, sizes[step])
-            number = uniform[..., step + 1].reshape(-1, 1)
-            if cached.computed is None:
-                rows = run_decoder(decoder, ids, places, cached).flatten(0, 1)
-                drawn, entropy = _sample_rows(head, rows, number, *sampling)
-            else:
-                rows = run_decoder(decoder, cached.computed.pick(ids), cached.computed.pick(places), cached)[0]
-                drawn, entropy = _sample_rows(head, rows, number, *sampling, cached.computed.standing)
-                entropy = entropy[cached.computed.standing]
-            completions[..., step + 1], entropies[..., step + 1] = drawn.view(b, B, n), entropy.view(b, B, n)
+            ids, places = completions[..., step].flatten(1), positions[:, T + step :: G]
+            rows = run_decoder(decoder, ids, places, cached).flatten(0, 1)
+            group = None if cached.computed is None else cached.computed.standing
+            tokens, entropy = _sample_rows(head, rows, uniform[..., following].reshape(-1, 1), sampling, group)
+            completions[..., following], entropies[..., following] = tokens.view(b, B, n), entropy.view(b, B, n)
     return Drawn(completions, entropies, context), leading
 
 
@@ -193,16 +181,10 @@ def repeat_end_token(completions: Tensor, layout: PackedLayout, end_token_ids: T
 
 
 def _sample_rows(
-    head: Head,
-    hidden: Tensor,
-    uniform: Tensor,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    group: Tensor | None = None,
+    head: Head, hidden: Tensor, uniform: Tensor, sampling: Sampling, group: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Tokens [R, m] for hidden rows [R, H] and uniform numbers [R, m], and the rows' entropies [R], a chunk of logits
-    at a time. group: [N], with uniform numbers [N, 1] and tokens the same: which row each is for."""
+    at a time. group: [N], which row each of uniform numbers [N, 1] is for; tokens and entropies are N then."""
     chunk = rows_per_chunk(head, hidden.device)
     tokens, entropies = torch.empty_like(uniform, dtype=torch.long), []
     for start in range(0, hidden.shape[0], chunk):
@@ -213,9 +195,10 @@ def _sample_rows(
             # A GPU is not asked how many they are: all draw, and those of other chunks in vain.
             at = slice(None) if logits.is_cuda else of_chunk.nonzero()[:, 0]
             rows = (group[at] - start).clamp(0, len(logits) - 1)
-        drawn, entropy = sample_with_entropy(logits, uniform[at], temperature, top_k, top_p, rows)
+        drawn, entropy = sample_with_entropy(logits, uniform[at], *sampling, rows)
         if group is not None and logits.is_cuda:
             drawn = torch.where(of_chunk[:, None], drawn, tokens)
         tokens[at] = drawn
         entropies.append(entropy)
-    return tokens, torch.cat(entropies)
+    entropy = torch.cat(entropies)
+    return tokens, entropy if group is None else entropy[group]

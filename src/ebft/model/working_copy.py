@@ -17,11 +17,8 @@ from torch import Tensor, nn
 
 
 def copy_in_dtype(module: nn.Module, dtype: torch.dtype | None) -> tuple[Any, list[tuple[nn.Parameter, nn.Parameter]]]:
-    """A copy with its parameters in `dtype`, and the pairs (original, copied).
-
-    Parameters only: the frequencies of rotary embeddings are buffers, and rounded to bf16 they would turn every
-    position into another one. No copy in the old precision is made on the way.
-    """
+    """A copy with its parameters in `dtype`, and the pairs (original, copied). Not its buffers: frequencies of rotary
+    embeddings in bf16 would turn every position into another one. No copy in the old precision is made on the way."""
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
         copied = parameter.detach().to(dtype or parameter.dtype, copy=True)

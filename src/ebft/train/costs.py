@@ -11,7 +11,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ebft.model.backbone import (
     base_model,
-    decoder_config,
     decoder_layers,
     decoder_of,
     idle_parameters,
@@ -58,7 +57,7 @@ class FlopCounter:
         if network.source in ("copy", "adapter_off", "average", "random"):
             return self._per_layer * max(network.taps)
         layers = decoder_layers(network.decoder)[1]
-        return 2.0 * (_count(layers) - idle_parameters(layers, decoder_config(network.decoder)))
+        return 2.0 * (_count(layers) - idle_parameters(layers, text_config(network.decoder)))
 
 
 def _count(module: nn.Module) -> int:

@@ -35,7 +35,7 @@ def check(source: str, output: str, dtype: str) -> None:
     folder = Path(output).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--output {folder} is there already and not empty; choose another folder")
-    fetch.check_there(_inside_run(source))
+    fetch.resolve(_inside_run(source))
 
 
 def export(source: str, output: str, dtype: str = "float32", trust_remote_code: bool = False) -> Path:
