@@ -169,13 +169,16 @@ def test_who_is_held_up_reads_once_more_before_a_timeout(monkeypatch: pytest.Mon
     monkeypatch.setattr(box, "MEMORY_EVERY", 0.0)
     monkeypatch.setattr(box, "memory_of", busy)
     with process.stdout:
-        assert monitor([process], [process.stdout.fileno()], 0.1, 100, 100) == (Ending.EXITED, [b"done\n"])
+        assert monitor([process], [process.stdout.fileno()], Limits(0.1, 100, output_kib=100)) == (
+            Ending.EXITED,
+            [b"done\n"],
+        )
 
 
 def test_a_program_that_never_stops_writing_is_late_all_the_same() -> None:
     with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        ending, _ = monitor([process], [process.stdout.fileno()], 0.2, 100, 10**6)
+        ending, _ = monitor([process], [process.stdout.fileno()], Limits(0.2, 100, output_kib=10**6))
         process.kill()
     assert ending == Ending.TIMEOUT
 
@@ -185,7 +188,7 @@ def test_closing_the_pipes_is_not_the_end(seconds: float, ending: str) -> None:
     read, write = os.pipe()
     with subprocess.Popen(["sh", "-c", f"exec >&-; sleep {0.5 if ending == Ending.EXITED else 60}"], stdout=write) as p:
         os.close(write)
-        assert monitor([p], [read], seconds, 100, 100) == (ending, [b""])
+        assert monitor([p], [read], Limits(seconds, 100, output_kib=100)) == (ending, [b""])
         assert (p.poll() is not None) == (ending == Ending.EXITED)
         p.kill()
     os.close(read)
@@ -208,10 +211,12 @@ def test_memory_of_the_kernel_counts(kind: str) -> None:
     make, limit = KERNEL_MEMORY[kind]
     code = f"import time\n{make}time.sleep(60)\n"
     result, report = os.pipe()
-    started = Sandbox().start(Command([*start_of("-c"), code], replace(LONG, memory_mib=64)), None, report)
+    started = Sandbox().start(
+        Command([*start_of("-c"), code], replace(LONG, memory_mib=64)), report, subprocess.DEVNULL
+    )
     try:
         os.close(report)
-        ending, _ = monitor([started.process], [result], 30.0, limit, 64)
+        ending, _ = monitor([started.process], [result], Limits(30.0, limit, output_kib=64))
     finally:
         started.end()
         os.close(result)

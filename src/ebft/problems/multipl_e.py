@@ -52,10 +52,7 @@ class MultiPLEProblem(Problem):
         return self.stop_tokens if style == "raw" else ()
 
     def run(self, answer: str, sandbox: Sandbox, limits: Limits) -> Outcome:
-        imports = "\n".join(self._before("import ", "using "))
-        return run_program(
-            self.language, self.function, self.interpretations(answer), imports, self.tests, sandbox, limits
-        )
+        return run_program(self.language, self.function, self.interpretations(answer), self.tests, sandbox, limits)
 
     def unavailable(self) -> str | None:
         return LANGUAGES[self.language].missing()

@@ -20,11 +20,12 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from weakref import WeakSet
 
 from ebft.errors import SandboxError
 from ebft.sandbox.bubblewrap import (
@@ -37,14 +38,13 @@ from ebft.sandbox.bubblewrap import (
     Limits,
     bubblewrap_line,
     groups_home,
-    limits_line,
+    prlimit,
     process_trees,
+    resource_limits,
     sealed_file,
 )
 
 UNSAFE_HINT = "or pass --unsafe-exec to run model-written programs with your own rights"
-
-
 # A command, where it writes its output and its errors, and the pipes that it gets.
 Started = tuple[Command, int, int, Sequence[int]]
 
@@ -74,7 +74,7 @@ class Finished:
 class RunningCommand:
     process: subprocess.Popen[bytes]
     gate: Gate | None  # None without a sandbox
-    on_end: Callable[[RunningCommand], None]
+    folder: tempfile.TemporaryDirectory[str] | None  # on the host, the box of unsafe runs
 
     def kill(self) -> None:
         """SIGKILL to the process group; the end of bubblewrap ends the first process inside, and so everything."""
@@ -93,7 +93,8 @@ class RunningCommand:
         self.process.wait()
         if self.gate is not None:
             self.gate.end()
-        self.on_end(self)
+        if self.folder is not None:
+            self.folder.cleanup()
 
 
 @dataclass(eq=False)
@@ -109,7 +110,7 @@ class Sandbox:
     limits: Limits = field(default_factory=Limits)
     _checked: bool = field(default=False, init=False, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False, repr=False)
-    _running: list[RunningCommand] = field(default_factory=list, init=False, repr=False)
+    _running: WeakSet[RunningCommand] = field(default_factory=WeakSet, init=False, repr=False)
     _stopped: bool = field(default=False, init=False, repr=False)
 
     @property
@@ -136,21 +137,18 @@ class Sandbox:
             if self._checked:
                 return
             compileall.compile_dir(INSIDE, quiet=2)  # if we may; else every program waits for it
-            if not self.unsafe:
-                self._check_programs()
+            for program, package in (("bwrap", "bubblewrap"), ("prlimit", "util-linux"))[self.unsafe :]:
+                if shutil.which(program) is None:
+                    raise SandboxError(f"the sandbox needs `{program}`: apt install {package}, {UNSAFE_HINT}")
+            probe = self._run(Command(["/usr/bin/env", "true"], replace(self.limits, seconds=30.0)))
+            if not probe.succeeded:
+                said = " ".join(probe.stderr.decode(errors="replace").split())[:300] or f"exit code {probe.returncode}"
+                raise SandboxError(
+                    f"bubblewrap is installed but cannot start here ({said}); it must be 0.7 or newer, and "
+                    "unprivileged user namespaces may be switched off, or a container may forbid mounts: allow them, "
+                    f"{UNSAFE_HINT}"
+                )
             self._checked = True
-
-    def _check_programs(self) -> None:
-        for program, package in (("bwrap", "bubblewrap"), ("prlimit", "util-linux")):
-            if shutil.which(program) is None:
-                raise SandboxError(f"the sandbox needs `{program}`: apt install {package}, {UNSAFE_HINT}")
-        probe = self._run(Command(["/usr/bin/env", "true"], replace(self.limits, seconds=30.0)))
-        if not probe.succeeded:
-            said = " ".join(probe.stderr.decode(errors="replace").split())[:300] or f"exit code {probe.returncode}"
-            raise SandboxError(
-                f"bubblewrap is installed but cannot start here ({said}); it must be 0.7 or newer, and unprivileged "
-                f"user namespaces may be switched off, or a container may forbid mounts: allow them, {UNSAFE_HINT}"
-            )
 
     def run(self, command: Command) -> Finished:
         """Runs a program in a fresh box and waits for its end."""
@@ -174,73 +172,77 @@ class Sandbox:
             One of `Ending`, what was read, and the exit code of the last.
         """
         running: list[RunningCommand] = []
-        given = {number for _, *streams, pipes in commands for number in (*streams, *pipes) if number >= 0}
         with ExitStack() as stack:
             for number in results:
                 stack.callback(os.close, number)
             with ExitStack() as starting:
-                for number in given:
-                    starting.callback(os.close, number)
-                folder = stack.enter_context(self.host_folder())
-                for command, stdout, stderr, pipes in commands:
-                    running.append(self.start(command, folder, stdout, stderr, pipes))
+                for number in {number for _, *streams, pipes in commands for number in (*streams, *pipes)}:
+                    if number >= 0:  # not `subprocess.DEVNULL`
+                        starting.callback(os.close, number)
+                for started in commands:
+                    running.append(self.start(*started))
                     stack.callback(running[-1].end)
             processes = [started.process for started in reversed(running)]
-            ending, outputs = monitor(processes, results, limits.seconds, limits.memory_mib, limits.output_kib)
+            ending, outputs = monitor(processes, results, limits)
             if ending == Ending.EXITED and any(started.ran_out_of_memory for started in running):
                 ending = Ending.MEMORY
         return ending, outputs, processes[0].returncode
 
-    @contextmanager
-    def host_folder(self) -> Iterator[str | None]:
-        """The folder on the host that is the box of unsafe runs; None for safe ones, whose box is in memory."""
-        if self.unsafe:
-            with tempfile.TemporaryDirectory(prefix="ebft-") as folder:
-                yield folder
-        else:
-            yield None
-
-    def start(
-        self,
-        command: Command,
-        folder: str | None,
-        stdout: int = subprocess.DEVNULL,
-        stderr: int = subprocess.DEVNULL,
-        pipes: Sequence[int] = (),
-    ) -> RunningCommand:
-        """Starts a command without waiting. `folder` comes from `host_folder`; the program gets `pipes` as well."""
+    def start(self, command: Command, stdout: int, stderr: int, pipes: Sequence[int] = ()) -> RunningCommand:
+        """Starts a command without waiting; the program gets `pipes` as well."""
         variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": BOX, "TMPDIR": BOX}
         variables |= dict(command.environment)
-        opened: list[int] = []
-        stdin = sealed_file(command.stdin)
-        gate = None if self.unsafe else Gate(self._group(command.limits))
+        opened = [sealed_file(command.stdin)]
+        gate = folder = None
         try:
-            if gate is None:
-                assert folder is not None
-                variables |= {"HOME": folder, "TMPDIR": folder}
-                _write_files(Path(folder), command)
-                line = limits_line(command.limits)
-                line += [word.replace(BOX, folder) for word in command.arguments]
+            if self.unsafe:
+                folder = tempfile.TemporaryDirectory(prefix="ebft-")
+                variables |= {"HOME": folder.name, "TMPDIR": folder.name}
+                for name, content in command.files.items():
+                    path = Path(folder.name, name)
+                    path.write_bytes(content)
+                    path.chmod(0o755 if command.executable else 0o644)
+                # The same limits as far as that goes without namespaces.
+                kept = ("data" if command.limits.reserves_addresses else "as", "core", "cpu", "fsize")
+                line = prlimit({name: resource_limits(command.limits)[name] for name in kept})
+                line += [word.replace(BOX, folder.name) for word in command.arguments]
+                passed = list(pipes)
             else:
-                line, opened = bubblewrap_line(command, variables, gate, pipes)
+                gate = Gate(self._group(command.limits))
+                line, needed = bubblewrap_line(command, variables, gate, pipes)
+                opened += needed
+                passed = [*pipes, *needed, gate.theirs.fileno(), gate.info.fileno()]
             process = subprocess.Popen(
                 line,
-                stdin=stdin,
+                stdin=opened[0],
                 stdout=stdout,
                 stderr=stderr,
                 env=variables,
-                cwd=folder if self.unsafe else "/",
-                pass_fds=(*pipes, *opened, *((*gate.inside, gate.info) if gate else ())),
+                cwd=folder.name if folder else "/",
+                pass_fds=passed,
                 start_new_session=True,  # Ctrl-C is for us: a program that it ended would be taken for a wrong one
             )
         except BaseException:
             if gate is not None:
-                gate.give_up()
+                gate.end()
             raise
         finally:
-            for descriptor in (stdin, *opened):
+            for descriptor in opened:
                 os.close(descriptor)
-        return self._admit(RunningCommand(process, gate, self._forget))
+        started = RunningCommand(process, gate, folder)
+        with self._lock:
+            self._running.add(started)
+        try:
+            if gate is not None:
+                gate.open()
+            if self._stopped:
+                raise SandboxError("the sandbox was stopped")
+        except BaseException as error:
+            started.end()
+            if isinstance(error, OSError):
+                raise SandboxError(f"a program could not be put into its sandbox: {error}") from None
+            raise
+        return started
 
     def _group(self, limits: Limits) -> Group | None:
         """A control group for one program, where we can make some."""
@@ -249,34 +251,6 @@ class Sandbox:
             return None if home is None else Group(home, limits)
         except OSError as error:
             raise SandboxError(f"no control group can be made in {home} any more: {error.strerror}") from None
-
-    def _admit(self, started: RunningCommand) -> RunningCommand:
-        """Lets a command that waits at its gate begin, unless the sandbox was stopped meanwhile."""
-        with self._lock:
-            self._running.append(started)
-        try:
-            if started.gate is not None:
-                started.gate.open()
-        except BaseException as error:
-            started.end()
-            if isinstance(error, OSError):
-                raise SandboxError(f"a program could not be put into its sandbox: {error}") from None
-            raise
-        if self._stopped:
-            started.end()
-            raise SandboxError("the sandbox was stopped")
-        return started
-
-    def _forget(self, ended: RunningCommand) -> None:
-        with self._lock, suppress(ValueError):
-            self._running.remove(ended)
-
-
-def _write_files(folder: Path, command: Command) -> None:
-    for name, content in command.files.items():
-        path = folder / name
-        path.write_bytes(content)
-        path.chmod(0o755 if command.executable else 0o644)
 
 
 # ---- Watching from outside: time, memory of all processes, and what they write ---------------------------------------
@@ -287,20 +261,16 @@ INODE = 1024  # bytes that the kernel keeps for an empty file
 
 
 def monitor(
-    processes: Sequence[subprocess.Popen[bytes]],
-    pipes: Sequence[int],
-    seconds: float,
-    memory_mib: int,
-    output_kib: int,
+    processes: Sequence[subprocess.Popen[bytes]], pipes: Sequence[int], limits: Limits
 ) -> tuple[str, list[bytes]]:
     """Waits for the end of the first process, reading what it writes into the pipes; ends nothing itself.
 
     The other processes run beside it and count for the memory. Returns one of `Ending` and what each pipe carried.
     """
     now = time.monotonic()
-    deadline, next_check = now + seconds, now + MEMORY_EVERY
+    deadline, next_check = now + limits.seconds, now + MEMORY_EVERY
     read: dict[int, bytearray] = {pipe: bytearray() for pipe in pipes}
-    room, roots = output_kib * 1024, [process.pid for process in processes]
+    room, roots = limits.output_kib * 1024, [process.pid for process in processes]
     ending = Ending.EXITED
     handle = os.pidfd_open(roots[0]) if processes[0].poll() is None else -1
     try:
@@ -314,7 +284,7 @@ def monitor(
                 late = now >= deadline
                 if now >= next_check:
                     next_check = now + MEMORY_EVERY
-                    if memory_of(roots) > memory_mib * 2**20:
+                    if memory_of(roots) > limits.memory_mib * 2**20:
                         ending = Ending.MEMORY
                         break
                 for key, _ in selector.select(max(0.0, min(deadline, next_check) - now)):

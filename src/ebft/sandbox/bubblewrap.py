@@ -12,13 +12,13 @@ import fcntl
 import json
 import marshal
 import os
-import random
 import re
 import resource
 import secrets
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -57,28 +57,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Command:
-    """
-    Args:
-        arguments: program and arguments; the current folder is the box.
-        limits: what it may use.
-        files: what is in the box at the start, by name.
-        stdin: what it can read from its standard input.
-        folders: further folders of the host that a toolchain needs, read-only.
-        environment: variables on top of the few that every program has.
-        executable: the files may be run but not read, not even by the program itself.
-        calls: which system calls it may make (see `seccomp`).
-        module: the one of our own that the arguments run (`start_of_module`); the sandbox's first process is a Python
-            already, and its child runs it without starting another.
-    """
+    """A program and its arguments, whose current folder is the box, and what it gets."""
 
     arguments: Sequence[str]
     limits: Limits = Limits()
-    files: Mapping[str, bytes] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)  # in the box, by name
     stdin: bytes = b""
-    folders: Sequence[str] = ()
+    folders: Sequence[str] = ()  # of the host, read-only, that a toolchain needs
     environment: Mapping[str, str] = field(default_factory=dict)
-    executable: bool = False
+    executable: bool = False  # the files may be run but not read, not even by the program itself
     calls: str = seccomp.RUNTIME
+    # That of our own which the arguments run: the sandbox's first process is a Python, and need not start another.
     module: str = ""
 
 
@@ -112,46 +101,52 @@ def start_of_module(folder: str, module: str) -> tuple[str, ...]:
 def bubblewrap_line(
     command: Command, variables: Mapping[str, str], gate: Gate, pipes: Sequence[int] = ()
 ) -> tuple[list[str], list[int]]:
-    """The command line, and descriptors that it refers to; whoever starts it closes them.
-
-    pipes: further descriptors that the program gets.
-    """
+    """The command line, and descriptors that it refers to; whoever starts it closes them. The program gets `pipes`."""
     opened: list[int] = []
     root = os.geteuid() == 0
-    line = [*_isolation(root), *(word for item in variables.items() for word in ("--setenv", *item))]
-    line += [*_folders((*interpreter()[1], *command.folders)), *_box(command, opened)]
-    line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", BOX, "--info-fd", str(gate.info)]
+    line = ["--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL", "--hostname", "box"]
+    if root:
+        # A user namespace would map root to itself, and the kernel does not count root's processes. So no user
+        # namespace, and right before the program a user that nobody else is.
+        line += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+        line += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        line += ["--unshare-all", "--unshare-user"]
+    line += [word for item in variables.items() for word in ("--setenv", *item)]
+    line += _folders((*interpreter()[1], *command.folders))
+    line += ["--proc", "/proc", "--dev", "/dev"]
+    for path, size in ((BOX, command.limits.disk_mib * 2**20), ("/dev/shm", SMALL_SIZE)):
+        line += ["--perms", "1777", "--size", str(size), "--tmpfs", path]
+    for name, content in command.files.items():
+        opened.append(sealed_file(content))
+        line += ["--perms", "0111" if command.executable else "0444", "--file", str(opened[-1]), f"{BOX}/{name}"]
+    line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", BOX, "--info-fd", str(gate.info.fileno())]
     job = {
         "arguments": list(command.arguments),
         "pipes": list(pipes),
         "module": command.module,
-        "ready": gate.report,
-        "go": gate.wait,
-        "user": random.SystemRandom().randrange(2**30, 2**31) if root else None,
+        "gate": gate.theirs.fileno(),
+        "user": 2**30 + secrets.randbelow(2**30) if root else None,
         "limits": resource_limits(command.limits),
-        "open_files": command.limits.open_files,
         "filter": seccomp.compile_filter(command.calls),
         "program": seccomp.PROGRAM if command.calls == seccomp.NATIVE else None,
     }
     # Through files: the command line can be read inside, in /proc/1/cmdline.
     opened.append(sealed_file(b"".join(os.fsencode(word) + b"\0" for word in line)))
-    job["descriptors"] = max(*opened, *gate.inside, gate.info, *pipes) + 1  # more than any number that it gets
+    job["descriptors"] = max(*opened, job["gate"], gate.info.fileno(), *pipes) + 1  # more than any number that it gets
     opened.append(sealed_file(marshal.dumps(job)))
     # What bubblewrap and the first process may do, should anything ever get hold of them.
-    limited = ["prlimit", "--core=0", _at_most("fsize", command.limits.disk_mib * 2**20), _at_most("nofile", 1024)]
-    bwrap = shutil.which("bwrap") or "bwrap"
+    limited = prlimit({"core": 0, "fsize": command.limits.disk_mib * 2**20, "nofile": 1024})
     start = start_of_module(INSIDE_MOUNT, "init")
-    return [*limited, bwrap, "--args", str(opened[-2]), "--", *start, str(opened[-1])], opened
-
-
-def _isolation(root: bool) -> list[str]:
-    line = ["--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL", "--hostname", "box"]
-    if not root:
-        return [*line, "--unshare-all", "--unshare-user"]
-    # A user namespace would map root to itself, and the kernel does not count root's processes. So no user
-    # namespace, and right before the program a user that nobody else is.
-    line += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
-    return [*line, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    return [
+        *limited,
+        shutil.which("bwrap") or "bwrap",
+        "--args",
+        str(opened[-2]),
+        "--",
+        *start,
+        str(opened[-1]),
+    ], opened
 
 
 @cache
@@ -165,7 +160,7 @@ def _folders(further: tuple[str, ...]) -> tuple[str, ...]:
             line += ["--ro-bind", path, path]
     # Before the others: an environment may be under /tmp, and a later mount would cover it.
     line += ["--perms", "1777", "--size", str(SMALL_SIZE), "--tmpfs", "/tmp"]
-    java = [str(path) for path in Path("/etc").glob("java-*-openjdk")]
+    java = map(str, Path("/etc").glob("java-*-openjdk"))
     shown = [*(path for path in (*CONFIGURATION, *java) if os.path.exists(path)), *further]
     for parent in sorted({str(parent) for path in shown for parent in Path(path).parents}):
         if parent not in ("/", "/tmp") and not parent.startswith("/usr"):
@@ -175,45 +170,28 @@ def _folders(further: tuple[str, ...]) -> tuple[str, ...]:
     return (*line, "--ro-bind", str(INSIDE), INSIDE_MOUNT)
 
 
-def _box(command: Command, opened: list[int]) -> list[str]:
-    """What can be written to, in memory, and the files in it."""
-    line = ["--proc", "/proc", "--dev", "/dev"]
-    for path, size in ((BOX, command.limits.disk_mib * 2**20), ("/dev/shm", SMALL_SIZE)):
-        line += ["--perms", "1777", "--size", str(size), "--tmpfs", path]
-    for name, content in command.files.items():
-        opened.append(sealed_file(content))
-        line += ["--perms", "0111" if command.executable else "0444", "--file", str(opened[-1]), f"{BOX}/{name}"]
-    return line
-
-
 def resource_limits(limits: Limits) -> dict[str, int]:
     """For the program itself. Processes are counted inside the namespace, where there are only its own."""
     memory = limits.memory_mib * 2**20
     return {
-        "RLIMIT_AS": ADDRESSES if limits.reserves_addresses else memory,
-        "RLIMIT_DATA": memory,
-        "RLIMIT_CPU": int(limits.seconds) + 2,
-        "RLIMIT_FSIZE": limits.disk_mib * 2**20,
-        "RLIMIT_NPROC": limits.processes,
-        "RLIMIT_CORE": 0,
-        "RLIMIT_MEMLOCK": 0,
-        "RLIMIT_MSGQUEUE": 0,
-        "RLIMIT_SIGPENDING": 128,
+        "as": ADDRESSES if limits.reserves_addresses else memory,
+        "data": memory,
+        "cpu": int(limits.seconds) + 2,
+        "fsize": limits.disk_mib * 2**20,
+        "nproc": limits.processes,
+        "core": 0,
+        "memlock": 0,
+        "msgqueue": 0,
+        "sigpending": 128,
+        "nofile": limits.open_files,
     }
 
 
-def _at_most(name: str, value: int) -> str:
-    """An option of prlimit. Only root could raise a limit that is lower already."""
-    most = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
-    return f"--{name}={value if most == resource.RLIM_INFINITY else min(value, most)}"
-
-
-def limits_line(limits: Limits) -> list[str]:
-    """For programs without a sandbox: the same, as far as that goes without namespaces."""
-    if not shutil.which("prlimit"):
-        return []
-    kept = ("DATA" if limits.reserves_addresses else "AS", "CORE", "CPU", "FSIZE")
-    return ["prlimit", *(_at_most(name.lower(), resource_limits(limits)[f"RLIMIT_{name}"]) for name in kept)]
+def prlimit(limits: Mapping[str, int]) -> list[str]:
+    """A program under these limits, or lower ones that it has already: only root could raise those."""
+    most = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1] for name in limits}
+    least = {name: n if most[name] == resource.RLIM_INFINITY else min(n, most[name]) for name, n in limits.items()}
+    return ["prlimit", *(f"--{name}={value}" for name, value in least.items())]
 
 
 def sealed_file(content: bytes) -> int:
@@ -231,61 +209,45 @@ class Gate:
     """Holds a program back until its sandbox is complete and we are known to be alive, and ends all of it.
 
     The first process inside (`inside/init.py`) reports that it is there and waits for an answer. If we are gone there
-    is none, and it ends; so it does when the pipe for the answer is closed. (`--die-with-parent` is not enough: a
+    is none, and it ends; so it does when our end of the connection is closed. (`--die-with-parent` is not enough: a
     bubblewrap that dies while it starts leaves a process behind that waits for it forever.) bubblewrap has said which
     process that is, and we keep a handle on it: when it ends, the kernel ends everything in the sandbox.
     """
 
     def __init__(self, group: Group | None = None) -> None:
         self.group = group
-        self._ready, self.report = os.pipe()
-        self.wait, self._go = os.pipe()
+        self.ours, self.theirs = socket.socketpair()
         # Not a pipe: bubblewrap would die of writing into one that nobody reads any more, and leave its child waiting.
-        self.info = os.memfd_create("info")
-        self.inside: tuple[int, ...] = (self.report, self.wait)
+        self.info = os.fdopen(os.memfd_create("info"), "rb")
         self._first: int | None = None
 
     def open(self) -> None:
-        for descriptor in self.inside:
-            os.close(descriptor)
-        self.inside = ()
-        try:
-            # No byte: bubblewrap could not start, and whoever waits for the program will see that.
-            if readable_within(self._ready, 60) and os.read(self._ready, 1):
-                first = json.loads(os.pread(self.info, 4096, 0))["child-pid"]
-                with suppress(ProcessLookupError):  # somebody has killed it already: the same
-                    self._first = os.pidfd_open(first)
-                    if self.group is not None:
-                        self.group.add(first)
-                    os.write(self._go, b"\n")
-        finally:
-            self._close_start()
-
-    def _close_start(self) -> None:
-        """What is needed only until the program begins."""
-        for descriptor in (*self.inside, self._ready, self.info):
-            os.close(descriptor)
-        self.inside = ()
-
-    def give_up(self) -> None:
-        """Instead of `open`, where bubblewrap was not started."""
-        self._close_start()
-        self.end()
+        self.theirs.close()
+        # No byte: bubblewrap could not start, and whoever waits for the program will see that.
+        if _readable_within(self.ours.fileno(), 60) and self.ours.recv(1):
+            first = json.loads(os.pread(self.info.fileno(), 4096, 0))["child-pid"]
+            with suppress(ProcessLookupError):  # somebody has killed it already: the same
+                self._first = os.pidfd_open(first)
+                if self.group is not None:
+                    self.group.add(first)
+                self.ours.send(b"\n")
+        self.info.close()
 
     def end(self) -> None:
         """Kills everything inside, and waits until it is gone."""
-        os.close(self._go)
+        for end in (self.theirs, self.info, self.ours):
+            end.close()
         if self._first is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
-            readable_within(self._first, 60)
+            _readable_within(self._first, 60)
             os.close(self._first)
             self._first = None
         if self.group is not None:
             self.group.end()
 
 
-def readable_within(descriptor: int, seconds: float) -> bool:
+def _readable_within(descriptor: int, seconds: float) -> bool:
     """Whether there is something to read, or the other end is closed."""
     poll = select.poll()  # not `select.select`, which knows only numbers below 1024
     poll.register(descriptor, select.POLLIN)
@@ -294,7 +256,6 @@ def readable_within(descriptor: int, seconds: float) -> bool:
 
 # ---- Control groups --------------------------------------------------------------------------------------------------
 
-CONTROLLERS = ("memory", "pids")
 PREFIX = "ebft-"  # of the groups that we make
 # MiB beside the memory and the disk of a program: its other two folders, our first process, what the kernel holds.
 BESIDE = 64
@@ -333,8 +294,7 @@ class Group:
         """Kills everything in it, and removes it."""
         with suppress(OSError):  # Linux 5.14 has it; before, the end of the sandbox's first process must do
             self._write("cgroup.kill", 1)
-        deadline = time.monotonic() + 10.0
-        while time.monotonic() < deadline:
+        for _ in range(2000):
             try:
                 return self.path.rmdir()
             except OSError as error:
@@ -343,56 +303,45 @@ class Group:
                 time.sleep(0.005)  # what was killed needs a moment
 
     def _write(self, name: str, value: int) -> None:
-        with open(self.path / name, "w", opener=lambda path, _: os.open(path, os.O_WRONLY)) as file:  # none is made
-            file.write(str(value))
+        (self.path / name).write_text(str(value))
 
 
 _lock = threading.Lock()
-_home: list[Path | None] = []
 
 
 def groups_home() -> Path | None:
     """Where groups can be made, or None. Found out once: it may mean that we move into a group of our own."""
     with _lock:
-        if not _home:
-            own = own_group()
-            _home.append(own if own is not None and divide(own) else None)
-        return _home[0]
+        return _groups_home()
 
 
-def own_group(processes: Path = Path("/proc/self")) -> Path | None:
-    """The folder of the group that we are in, if cgroup v2 is mounted."""
-    try:
-        groups = (processes / "cgroup").read_text().splitlines()
-        mounts = (processes / "mountinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        return None
-    ours = next((line.removeprefix("0::") for line in groups if line.startswith("0::")), None)
-    if ours is None or "/.." in ours:  # outside of what we can see
-        return None
-    for mount in mounts:
-        place, _, kind = mount.partition(" - ")
-        root, folder = place.split()[3:5]
-        if kind.split()[0] == "cgroup2" and Path(ours).is_relative_to(root):
-            return Path(folder) / Path(ours).relative_to(root)
+@cache
+def _groups_home() -> Path | None:
+    own = own_group()
+    return own if own is not None and divide(own) else None
+
+
+def own_group(said: Path = Path("/proc/self/cgroup")) -> Path | None:
+    """The folder of the group that we are in, if cgroup v2 is where systemd mounts it."""
+    with suppress(OSError):  # not Linux
+        for line in said.read_text().splitlines():
+            if line.startswith("0::/") and "/.." not in line:  # that would be outside of what we can see
+                return Path("/sys/fs/cgroup", line.removeprefix("0::/"))
     return None
 
 
 def divide(group: Path) -> bool:
     """Makes groups inside this one possible. The kernel wants no processes in a group that has limited ones inside."""
     try:
-        if not set(CONTROLLERS) <= set((group / "cgroup.controllers").read_text().split()):
+        if not {"memory", "pids"} <= set((group / "cgroup.controllers").read_text().split()):
             return False
-        for left_over in group.glob(f"{PREFIX}*"):  # of a process that was killed
-            with suppress(OSError):
-                left_over.rmdir()
         try:
             _hand_down(group)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 return False
-            inside = [int(line) for line in (group / "cgroup.procs").read_text().split()]
-            if not set(inside) <= {process for process, _ in process_trees([os.getpid()])}:
+            inside = {int(line) for line in (group / "cgroup.procs").read_text().split()}
+            if not inside <= {process for process, _ in process_trees([os.getpid()])}:
                 return False  # others, which are not ours to move
             aside = group / f"{PREFIX}{os.getpid()}"
             aside.mkdir(exist_ok=True)
@@ -407,7 +356,7 @@ def divide(group: Path) -> bool:
 
 
 def _hand_down(group: Path) -> None:
-    (group / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in CONTROLLERS))
+    (group / "cgroup.subtree_control").write_text("+memory +pids")
 
 
 def process_trees(roots: Sequence[int]) -> Iterator[tuple[int, list[int]]]:

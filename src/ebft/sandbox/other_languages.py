@@ -2,15 +2,13 @@
 
 Program and tests are one process, as MultiPL-E means it, with the tests in a scope of their own. After the last test,
 text of ours prints a nonce; a pass is that nonce and exit code 0, so an early exit or a printed text proves nothing.
-Compiled programs, which can neither be read nor start a process, hold the nonce in two halves. JavaScript and PHP get
-it on their standard input, which is read and closed before the program's text runs. A program that redefines what the
-tests compare with, or searches its own memory, can pass all the same: `docs/sandbox.md`.
+Compiled programs hold the nonce in two halves, and can neither be read nor start a process. JavaScript and PHP get it
+on their standard input, read and closed before the program's text runs. `docs/sandbox.md` says what still passes.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import shutil
@@ -27,26 +25,22 @@ from ebft.sandbox.python_tests import ERROR, FAILED, PASSED, Outcome, limit_exce
 from ebft.sandbox.seccomp import NATIVE, TOOLCHAIN
 
 # For one answer, all its interpretations together: so much of one worker's time a bomb costs.
-COMPILING = Limits(
-    30.0, 3072, processes=128, disk_mib=512, output_kib=96 * 1024, open_files=256, reserves_addresses=True
-)
+COMPILING = Limits(30.0, 3072, 128, disk_mib=512, output_kib=96 * 1024, open_files=256, reserves_addresses=True)
 NOT_COMPILED = "does not compile"
 PROGRAM = "/box/program"
 
-# What is compiled: the program, the tests, and text of ours. Words between @ are put in by `run_program`.
+# What is compiled: the program, the tests, and text of ours. Words between @ are put in by `_filled`.
 CPP = """#include <cstdio>
 #define main ebft_unused_main
 @PROGRAM@
 #undef main
 #undef assert
-static volatile int ebft_failed = 0;
-#define assert(...) do { if (!(__VA_ARGS__)) { ebft_failed = 1; __builtin_trap(); } } while (0)
+#define assert(...) ((__VA_ARGS__) ? void() : __builtin_trap())
 @TESTS@
 int main() {
     ebft_tests();
     const volatile unsigned char a[] = {@MASK@}, b[] = {@MASKED@};
     for (int i = 0; i < 16; i++) std::putchar(a[i] ^ b[i]);
-    return std::fflush(stdout) + ebft_failed;
 }
 """
 RUST = """mod program {
@@ -77,21 +71,20 @@ func main() {
 }
 """
 JAVA = """package ebft;
-@IMPORTS@
 import static ebft.@PLACE@.@NAME@;
+@PROGRAM@
 final class EbftTests {
-    static final java.io.PrintStream out = java.lang.System.out;
     static void check(boolean passed) { if (!passed) java.lang.Runtime.getRuntime().halt(1); }
     public static void main(String[] args) throws java.lang.Throwable {
         tests();
         int[] a = {@MASK@}, b = {@MASKED@};
-        for (int i = 0; i < 16; i++) out.write(a[i] ^ b[i]);
-        out.flush();
+        for (int i = 0; i < 16; i++) java.lang.System.out.write(a[i] ^ b[i]);
+        java.lang.System.out.flush();
         java.lang.Runtime.getRuntime().halt(0);
     }
     @TESTS@
 """
-CSHARP = """@IMPORTS@
+CSHARP = """@PROGRAM@
 namespace EbftTests {
     using static @PLACE@;
     static class Tests {
@@ -100,7 +93,6 @@ namespace EbftTests {
             Run();
             byte[] a = {@MASK@}, b = {@MASKED@};
             for (int i = 0; i < 16; i++) a[i] ^= b[i];
-            System.Console.Out.Flush();
             System.Console.OpenStandardOutput().Write(a, 0, 16);
             System.Environment.Exit(0);
         }
@@ -109,27 +101,26 @@ namespace EbftTests {
 """
 NODE = r"""(async () => {
   const fs = require('fs'), vm = require('vm'), assert = require('assert'), write = fs.writeSync;
-  const { nonce, name, programs, tests } = JSON.parse(fs.readFileSync(0)), passed = Buffer.from(nonce, 'hex');
+  const { nonce, name, program, tests } = JSON.parse(fs.readFileSync(0)), passed = Buffer.from(nonce, 'hex');
   const exit = process.reallyExit.bind(process), own = Object.assign(assert.bind(null), assert);
   fs.closeSync(0);
   fs.openSync('/dev/null');
-  const end = (message) => { write(2, String(message)); exit(1); };
+  const given = (id) => (/assert$/.test(id) ? own : require(id)), module = { exports: {} };
+  const last = `\n;return typeof ${name} === 'undefined' ? module.exports : ${name};`;
   const load = (text) => import('data:text/javascript,' + encodeURIComponent(text));
-  let found, wrong;
-  for (const text of programs) try {
-    const last = `\n;return typeof ${name} === 'undefined' ? module.exports : ${name};`, module = { exports: {} };
-    const make = vm.compileFunction(text + last, ['require', 'module', 'exports', '__filename', '__dirname']);
-    try { found = make(require, module, module.exports, '/box/program.js', '/box'); } catch (error) { end(error); }
-    break;
-  } catch (error) {
-    wrong ??= error;
-    const exporting = `${text}\nexport { ${name} as ebft };`;
-    try { found = await load(exporting).catch(() => load(text)); found = found.ebft ?? found; break; } catch {}
-  }
-  if (!found) end('does not compile: ' + wrong);
-  if (typeof found !== 'function') found = found[name] ?? found.default;
-  const given = (id) => (/assert$/.test(id) ? own : require(id));
-  try { vm.compileFunction("'use strict';" + tests, ['require', name])(given, found); } catch (error) { end(error); }
+  let make, found;
+  try {
+    try {
+      make = vm.compileFunction(program + last, ['require', 'module', 'exports', '__filename', '__dirname']);
+    } catch (error) {  // a module of ECMAScript, or wrong
+      found = await load(`${program}\nexport { ${name} as ebft };`).catch(() => load(program)).catch(() => {
+        throw 'does not compile: ' + error;
+      });
+    }
+    found = make ? make(require, module, module.exports, '/box/program.js', '/box') : found.ebft ?? found;
+    if (typeof found !== 'function') found = found[name] ?? found.default;
+    vm.compileFunction("'use strict';" + tests, ['require', name])(given, found);
+  } catch (error) { write(2, String(error)); exit(1); }
   for (;;) try { write(1, passed); exit(0); } catch {}
 })();
 """
@@ -141,20 +132,12 @@ PHP = r"""(static function () {
         foreach ($ebft_names[1] as $ebft_name) global $$ebft_name;
         eval($ebft_code);
     };
-    $wrong = null;
     try {
-        foreach ($programs as $text) try {
-            $load(preg_replace('/^\s*<\?php\b/i', '', $text))();
-            $wrong = null;
-            break;
-        } catch (ParseError $error) {
-            $wrong ??= new Exception('does not compile: ' . $error->getMessage());
-        }
-        if ($wrong) throw $wrong;
+        $load(preg_replace('/^\s*<\?php\b/i', '', $program))();
         $found = preg_grep('/(^|\\\\)' . $name . '$/i', get_defined_functions()['user']);
         $load('namespace EbftTests; use Exception; use function ' . reset($found) . " as $name;\n$tests")();
     } catch (Throwable $error) {
-        fwrite(STDERR, $error->getMessage());
+        fwrite(STDERR, ($error instanceof ParseError ? 'does not compile: ' : '') . $error->getMessage());
         exit(1);
     }
     fwrite(fopen('php://stdout', 'w'), hex2bin($nonce));
@@ -164,22 +147,14 @@ PHP = r"""(static function () {
 
 @dataclass(frozen=True)
 class Language:
-    """One of MultiPL-E's languages.
-
-    Args:
-        needs: programs and files that must be installed, and the Debian package of each.
-        files: what is compiled, by name.
-        compile: a shell script that writes what is run to its standard output.
-        run: the command that runs it, or that takes a job with the nonce and all texts from its standard input.
-        tests: patterns in the tests, and what to put there.
-    """
+    """One of MultiPL-E's languages."""
 
     title: str
-    needs: dict[str, str]
-    files: dict[str, str] = field(default_factory=dict)
-    compile: str = ""
-    run: tuple[str, ...] = (PROGRAM,)
-    tests: tuple[tuple[str, str], ...] = ()
+    needs: dict[str, str]  # programs and files, and the Debian package of each
+    files: dict[str, str] = field(default_factory=dict)  # what is compiled, by name
+    compile: str = ""  # a shell script that writes what is run to its standard output
+    run: tuple[str, ...] = (PROGRAM,)  # node and php take program, tests and nonce from their standard input
+    tests: tuple[tuple[str, str], ...] = ()  # patterns in the tests, and what to put there
 
     @property
     def programs(self) -> list[str]:
@@ -187,28 +162,32 @@ class Language:
 
     def missing(self) -> str | None:
         """One line on what is not installed, or None."""
-        absent = [name for name in self.needs if not (Path(name).exists() if "/" in name else installed(name))]
-        if not absent:
-            return None
-        names = " and ".join(f"`{name}`" for name in absent)
-        packages = " ".join(dict.fromkeys(self.needs[name] for name in absent))
-        return f"{self.title} needs {names}, not found here: apt install {packages}"
+        found = {name: locate(name)[0] if name in self.programs else name for name in self.needs}
+        absent = {name: self.needs[name] for name, file in found.items() if not Path(file).is_file()}
+        packages, names = " ".join(dict.fromkeys(absent.values())), " and ".join(f"`{name}`" for name in absent)
+        return f"{self.title} needs {names}, not found here: apt install {packages}" if absent else None
 
     def versions(self) -> dict[str, str]:
-        said = {name: _first_line((name, "version" if name == "go" else "--version")) for name in self.programs}
-        return {name: version for name, version in said.items() if shutil.which(name)}
+        found = [name for name in self.programs if shutil.which(name)]
+        return {name: _first_line(name, "version" if name == "go" else "--version") for name in found}
 
 
+JAVATUPLES = "/usr/share/java/javatuples.jar"
+JAVAC = "javac -J-XX:TieredStopAtLevel=1 -J-XX:+UseSerialGC -J-Xmx1g -proc:none -nowarn -encoding UTF-8"
 # Node reserves address space by the gigabyte; its heap has a limit of its own. PHP has no php.ini (-n): what that loads
 # and allows is the machine's.
 RUN_NODE = ("node", "--max-old-space-size=@HEAP@", "--stack-size=3900", "-e", NODE)
 RUN_PHP = ("php", "-n", "-d", "memory_limit=@HEAP@M", "-d", "display_errors=0", "-r", PHP)
-JAVATUPLES = "/usr/share/java/javatuples.jar"
-JAVAC = "javac -J-XX:TieredStopAtLevel=1 -J-XX:+UseSerialGC -J-Xmx1g -proc:none -nowarn -encoding UTF-8"
 RUN_JAVA = ("java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx@HEAP@m", "-XX:-UsePerfData", "-cp")
-GO_SETTINGS = "GOCACHE=/box/cache GOPATH=/box/go GOPROXY=off GOTOOLCHAIN=local CGO_ENABLED=0"
-TSC = "tsc --target esnext --module commonjs --esModuleInterop --strict false --skipLibCheck --outDir out"
-NODE_TYPES = "declare var require: any, module: any, exports: any, process: any, Buffer: any, @NAME@: any;\n"
+# As in MultiPL-E, the types of program and tests together must be right; what runs is the program alone.
+TYPESCRIPT = {
+    "program.ts": "@PROGRAM@\nexport {};\n",
+    "whole.ts": "@PROGRAM@\nfunction ebft_tests() {\n@TESTS@\n}\nexport {};\n",
+    "node.d.ts": "declare var require: any, module: any, exports: any, process: any, Buffer: any, @NAME@: any;\n"
+    'declare module "*";\n',
+    "tsconfig.json": '{"compilerOptions": {"target": "esnext", "module": "commonjs", "esModuleInterop": true, '
+    '"strict": false, "skipLibCheck": true, "outDir": "out"}}',
+}
 LANGUAGES = {
     "cpp": Language(
         "C++",
@@ -221,16 +200,10 @@ LANGUAGES = {
     "ts": Language(
         "TypeScript",
         {"tsc": "node-typescript", "node": "nodejs"},
-        # As in MultiPL-E, the types of program and tests together must be right; what runs is the program alone.
-        {
-            "program.ts": "@PROGRAM@\nexport {};\n",
-            "whole.ts": "@PROGRAM@\nfunction ebft_tests() {\n@TESTS@\n}\nexport {};\n",
-            "node.d.ts": NODE_TYPES + 'declare module "*";\n',
-        },
-        f"case $(tsc --version) in *' '[1-5].*) more='';; *) more='--ignoreConfig';; esac; "
-        f"{TSC} $more node.d.ts program.ts whole.ts >&2; cat out/program.js",
+        TYPESCRIPT,
+        "tsc >&2; cat out/program.js",
         RUN_NODE,
-        tests=((r"(?m)^declare .*$", ""),),
+        ((r"(?m)^declare .*$", ""),),
     ),
     "rs": Language(
         "Rust",
@@ -242,8 +215,8 @@ LANGUAGES = {
     "cs": Language(
         "C#",
         {"mcs": "mono-mcs", "mono": "mono-runtime"},
-        {"Problem.cs": "@PROGRAM@", "Tests.cs": CSHARP},
-        "mcs -warn:0 -r:System.Numerics.dll -r:System.Core.dll -main:EbftTests.Tests -out:p.exe *.cs >&2; cat p.exe",
+        {"program.cs": CSHARP},
+        "mcs -warn:0 -r:System.Numerics.dll -r:System.Core.dll -main:EbftTests.Tests program.cs >&2; cat program.exe",
         ("mono", PROGRAM),
         ((r"public static void Main\(string\[\] args\)", "static void Run()"), (r"\bDebug\.Assert\(", "Check(")),
     ),
@@ -251,15 +224,16 @@ LANGUAGES = {
         "Go",
         {"go": "golang-go"},
         {"program.go": "@PROGRAM@", "tests.go": GO},
-        f"{GO_SETTINGS} go build -ldflags '-s -w' -o program program.go tests.go >&2; cat program",
+        "GOCACHE=/box/cache GOPATH=/box/go GOPROXY=off GOTOOLCHAIN=local CGO_ENABLED=0 "
+        "go build -ldflags '-s -w' -o program program.go tests.go >&2; cat program",
         tests=((r"\*testing\.T\b", "*ebftT"), (r"\bfunc Test\w+\(", "func ebftTests(")),
     ),
     "php": Language("PHP", {"php": "php-cli"}, run=RUN_PHP),
     "java": Language(
         "Java",
         {"javac": "default-jdk-headless", "java": "default-jdk-headless", JAVATUPLES: "libjavatuples-java"},
-        {"Problem.java": "package ebft;\n@PROGRAM@", "EbftTests.java": JAVA},
-        f"mkdir out; {JAVAC} -cp {JAVATUPLES} -d out *.java >&2; jar -cf program -C out . >&2; cat program",
+        {"Problem.java": JAVA},
+        f"mkdir out; {JAVAC} -cp {JAVATUPLES} -d out Problem.java >&2; jar -cf program -C out . >&2; cat program",
         (*RUN_JAVA, f"{PROGRAM}:{JAVATUPLES}", "ebft.EbftTests"),
         ((r"public static void main\(String\[\] args\)", "static void tests()"), (r"(?m)^(\s*)assert\(", r"\1check(")),
     ),
@@ -267,122 +241,105 @@ LANGUAGES = {
 
 
 def run_program(
-    language: str,
-    name: str,
-    programs: Sequence[tuple[str, str]],
-    imports: str,
-    tests: str,
-    sandbox: Sandbox,
-    limits: Limits,
+    language: str, name: str, programs: Sequence[tuple[str, str]], tests: str, sandbox: Sandbox, limits: Limits
 ) -> Outcome:
-    """Whether an answer passes its tests.
+    """Whether an answer passes its tests, which call the function `name`.
 
-    Args:
-        name: the function that the tests call.
-        programs: interpretations of the answer, best first, each a text that defines the function, and the class that
-            it is in, for languages with classes. The first that compiles is run.
-        imports: those of the prompt, which the tests may need.
+    `programs` are its interpretations, best first, each a text and the class that the function is in, for languages
+    with classes. The first that compiles is run.
     """
-    row = LANGUAGES[language]
-    tests = re.sub(r"\A\s*\}", "", tests)  # they begin with the bracket that closes the prompt's function
-    for pattern, new in row.tests:
+    row, first = LANGUAGES[language], None
+    deadline = time.monotonic() + COMPILING.seconds
+    for pattern, new in ((r"\A\s*\}", ""), *row.tests):  # the first bracket closes the prompt's function
         tests = re.sub(pattern, new, tests)
-    nonce, mask, heap = secrets.token_bytes(16), secrets.token_bytes(16), max(32, limits.memory_mib // 2)
+    nonce, mask = secrets.token_bytes(16), secrets.token_bytes(16)
     masked = ", ".join(str(a ^ b) for a, b in zip(mask, nonce, strict=True))
-    words = {"NAME": name, "TESTS": tests, "IMPORTS": imports, "HEAP": str(heap)}
-    words |= {"MASK": ", ".join(map(str, mask)), "MASKED": masked}
-    texts, files = [text for text, _ in programs], {}
-    if row.compile:
-        compiled = _compiled(row, programs, words, sandbox)
-        if isinstance(compiled, Outcome):
-            return compiled
-        texts, files = [compiled.decode("utf-8", "replace")], {"program": compiled}
-    stdin = b""
-    if row.run[0] in ("node", "php"):
-        job, files = {"nonce": nonce.hex(), "name": name, "programs": texts, "tests": tests}, {}
-        stdin = json.dumps(job).encode("ascii")
-    program, folders = (PROGRAM, ()) if row.run[0] == PROGRAM else locate(row.run[0])
-    start = [program, *(php_extensions() if language == "php" else ()), *(_filled(word, words) for word in row.run[1:])]
-    disk = limits.disk_mib + sum(map(len, files.values())) // 2**20 + 1
-    limits = replace(limits, disk_mib=disk, processes=64, reserves_addresses=True)
-    environment = {"MONO_GC_PARAMS": f"max-heap-size={heap}m"}
-    done = sandbox.run(Command(start, limits, files, stdin, folders, environment, program == PROGRAM, NATIVE))
-    if (exceeded := limit_exceeded(done.ending, limits)) is not None:
-        return exceeded
-    if done.returncode != 0:
-        said = one_line(next(iter(_text(done.stderr or done.stdout).strip().splitlines()), "a test failed"))
-        return Outcome(FAILED, said if said.startswith(NOT_COMPILED) else f"exit code {done.returncode}: {said}")
-    return Outcome(PASSED) if nonce in done.stdout else Outcome(FAILED, "the program ended before the tests did")
+    words = {"NAME": name, "TESTS": tests, "MASK": ", ".join(map(str, mask)), "MASKED": masked}
+    for text, place in programs:
+        program = text.encode("utf-8", "replace")
+        if row.compile:
+            words |= {"PROGRAM": text, "PLACE": place}
+            done = sandbox.run(_compiler(row, words, max(0.1, deadline - time.monotonic())))
+            if done.ending == Ending.TIMEOUT:
+                return Outcome(FAILED, f"{NOT_COMPILED} within {COMPILING.seconds:g} s")
+            if not done.succeeded:
+                lines = [line for line in _lines(done.stderr) if not line.startswith("#")]
+                said = next((line for line in lines if "error" in line.lower()), lines[0] if lines else done.ending)
+                first = first or Outcome(FAILED, one_line(f"{NOT_COMPILED}: {said}"))
+                continue
+            program = done.stdout
+        job = {"nonce": nonce.hex(), "name": name, "program": program.decode("utf-8", "replace"), "tests": tests}
+        done = sandbox.run(_start(row, program, json.dumps(job).encode("ascii"), limits))
+        if (exceeded := limit_exceeded(done.ending, limits)) is not None:
+            return exceeded
+        if done.succeeded and nonce in done.stdout:
+            return Outcome(PASSED)
+        if done.succeeded:
+            return Outcome(FAILED, "the program ended before the tests did")
+        said = one_line((_lines(done.stderr or done.stdout) or ["a test failed"])[0])
+        if not said.startswith(NOT_COMPILED):
+            return Outcome(FAILED, f"exit code {done.returncode}: {said}")
+        first = first or Outcome(FAILED, said)
+    return first or Outcome(ERROR, "there is nothing to run")
 
 
-def _compiled(
-    row: Language, programs: Sequence[tuple[str, str]], words: dict[str, str], sandbox: Sandbox
-) -> bytes | Outcome:
-    """What the first interpretation that compiles becomes, in a box of its own; or why the first does not compile."""
+def _compiler(row: Language, words: dict[str, str], seconds: float) -> Command:
     found = [locate(program) for program in row.programs]
     path = ":".join([*(str(Path(place).parent) for place, needed in found if needed), "/usr/local/bin:/usr/bin:/bin"])
-    folders = [folder for _, needed in found for folder in needed]
-    deadline, first = time.monotonic() + COMPILING.seconds, None
-    for text, place in programs:
-        limits = replace(COMPILING, seconds=max(0.1, deadline - time.monotonic()))
-        filled = {name: _filled(of, words | {"PROGRAM": text, "PLACE": place}) for name, of in row.files.items()}
-        files = {name: content.encode("utf-8", "replace") for name, content in filled.items()}
-        command = Command(["sh", "-ec", row.compile], limits, files, b"", folders, {"PATH": path}, calls=TOOLCHAIN)
-        done = sandbox.run(command)
-        if done.succeeded:
-            return done.stdout
-        if done.ending == Ending.TIMEOUT:
-            return Outcome(FAILED, f"{NOT_COMPILED} within {COMPILING.seconds:g} s")
-        lines = [line for line in _text(done.stderr).strip().splitlines() if not line.startswith("#")]
-        said = next((line for line in lines if "error" in line.lower()), lines[0] if lines else done.ending)
-        first = first or Outcome(FAILED, one_line(f"{NOT_COMPILED}: {said}"))
-    return first or Outcome(ERROR, "there is nothing to compile")
+    files = {name: _filled(of, words).encode("utf-8", "replace") for name, of in row.files.items()}
+    limits, folders = replace(COMPILING, seconds=seconds), [folder for _, needed in found for folder in needed]
+    return Command(["sh", "-ec", row.compile], limits, files, b"", folders, {"PATH": path}, calls=TOOLCHAIN)
+
+
+def _start(row: Language, program: bytes, job: bytes, limits: Limits) -> Command:
+    on_input = row.run[0] in ("node", "php")
+    files, stdin = ({}, job) if on_input else ({"program": program}, b"")
+    first, folders = (PROGRAM, ()) if row.run[0] == PROGRAM else locate(row.run[0])
+    heap = str(max(32, limits.memory_mib // 2))
+    arguments = [first, *(_filled(word, {"HEAP": heap}) for word in row.run[1:])]
+    if row.title == "PHP":
+        arguments[1:1] = php_extensions()
+    disk = limits.disk_mib + len(program) // 2**20 + 1
+    limits = replace(limits, disk_mib=disk, processes=64, reserves_addresses=True)
+    environment = {"MONO_GC_PARAMS": f"max-heap-size={heap}m"}
+    return Command(arguments, limits, files, stdin, folders, environment, first == PROGRAM, NATIVE)
 
 
 def _filled(template: str, words: dict[str, str]) -> str:
     return re.sub("@([A-Z]+)@", lambda found: words[found[1]], template)
 
 
-def _text(written: bytes) -> str:
-    return written[: 64 * 1024].decode("utf-8", "replace")
+def _lines(written: bytes) -> list[str]:
+    return written[: 64 * 1024].decode("utf-8", "replace").strip().splitlines()
 
 
 @cache
-def _first_line(command: tuple[str, ...]) -> str:
+def _first_line(*command: str) -> str:
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, errors="replace")
+        asked = subprocess.run(command, capture_output=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
-    return next(iter((asked.stdout + asked.stderr).strip().splitlines()), "unknown")
+    return next(iter(_lines(asked.stdout + asked.stderr)), "unknown")
 
 
-def installed(program: str) -> bool:
-    """rustup may have put its proxy on the path, without a compiler behind it."""
-    return shutil.which(program) is not None and Path(locate(program)[0]).exists()
-
-
-@cache
 def locate(program: str) -> tuple[str, tuple[str, ...]]:
-    """The real path of a program, and the folders outside /usr that it needs."""
+    """The real path of a program, or nothing, and the folder outside /usr that it needs."""
     found = shutil.which(program)
     if found is None:
-        raise FileNotFoundError(program)
+        return "", ()
     if program == "rustc":
-        # rustup puts a proxy on the path, which looks for the compiler in the user's home.
-        root = _first_line((found, "--print", "sysroot"))
+        # rustup puts a proxy on the path, which looks for the compiler, if there is one, in the user's home.
+        root = _first_line(found, "--print", "sysroot")
         return f"{root}/bin/rustc", () if root.startswith("/usr") else (root,)
-    real = os.path.realpath(found)
-    if real.startswith(("/usr/", "/bin/", "/lib/")):
-        return found if found.startswith(("/usr/", "/bin/")) else real, ()
-    parts = Path(real).parts
-    if "node_modules" in parts:  # in a project's folder, packages find each other side by side
-        return real, (str(Path(*parts[: parts.index("node_modules") + 1])),)
-    return real, (str(Path(real).parent.parent),)
+    real = Path(found).resolve()
+    if real.parts[1] in ("usr", "bin", "lib"):
+        return str(real), ()
+    beside = [folder for folder in real.parents if folder.name == "node_modules"]  # packages find each other there
+    return str(real), (str(beside[-1] if beside else real.parent.parent),)
 
 
-@cache
-def php_extensions() -> tuple[str, ...]:
+def php_extensions() -> list[str]:
     """Options that load extensions which only compute, where a distribution has them in files of their own."""
-    folder = _first_line(("php", "-n", "-r", 'echo ini_get("extension_dir");'))
+    folder = _first_line("php", "-n", "-r", 'echo ini_get("extension_dir");')
     names = ("ctype", "mbstring", "iconv", "bcmath", "gmp", "calendar", "tokenizer")
-    return tuple(word for name in names if Path(folder, f"{name}.so").is_file() for word in ("-d", f"extension={name}"))
+    return [word for name in names if Path(folder, f"{name}.so").is_file() for word in ("-d", f"extension={name}")]

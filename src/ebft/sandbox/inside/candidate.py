@@ -71,7 +71,7 @@ class Server:
             except wire.ProtocolError:
                 raise
             except BaseException as error:
-                answer = {"error": [type(error).__name__, str(error)[:500], isinstance(error, Exception)]}
+                answer = told(error)
             self.channel.send(answer)
 
     def answer(self, request: dict[str, Any], arguments: list[Any], keywords: dict[str, Any]) -> Any:
@@ -80,8 +80,6 @@ class Server:
             if request["name"] not in self.namespace:
                 raise NameError(f"name {request['name']!r} is not defined")
             return self.namespace[request["name"]](*arguments, **keywords)
-        if what == "value":
-            return self.namespace[request["name"]]
         target = self.objects[request["object"]]
         if what == "attribute":
             return getattr(target, *arguments)
@@ -90,7 +88,12 @@ class Server:
         return getattr(target, request["name"])(*arguments, **keywords)
 
 
+def told(error: BaseException) -> dict[str, Any]:
+    return {"error": [type(error).__name__, str(error)[:500], isinstance(error, Exception)]}
+
+
 NO_PROGRAM = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def choose(variants: list[list[str]], names: list[str], sanitize: bool = False) -> list[types.CodeType]:
@@ -99,8 +102,8 @@ def choose(variants: list[list[str]], names: list[str], sanitize: bool = False) 
     With `sanitize`, a text that does not compile stands for its longest part that does, and what follows the functions
     that the tests call is not run (see `up_to_the_function`).
     """
-    first_error: Exception | None = None
-    compiled: list[types.CodeType] | None = None
+    errors: list[Exception] = []
+    compiled: list[list[types.CodeType]] = []
     for part in (str, longest_part) if sanitize else (str,):
         for sources in variants:
             try:
@@ -113,16 +116,15 @@ def choose(variants: list[list[str]], names: list[str], sanitize: bool = False) 
                 codes = [compile(tree, "<program>", "exec", dont_inherit=True) for tree in trees]
                 defined = _defined(trees[-1])  # not by the prompt before the answer
             except NO_PROGRAM as error:
-                first_error = first_error or error
+                errors.append(error)
                 continue
             if not names or defined.intersection(names):
                 return codes
             if part is str:
-                compiled = compiled or codes
-    if compiled is None:
-        assert first_error is not None
-        raise first_error
-    return compiled
+                compiled.append(codes)
+    if not compiled:
+        raise errors[0]
+    return compiled[0]
 
 
 def longest_part(source: str) -> str:
@@ -137,9 +139,6 @@ def longest_part(source: str) -> str:
         else:
             break
     return "\n".join(lines)
-
-
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def up_to_the_function(tree: ast.Module, names: list[str]) -> ast.Module:
@@ -179,9 +178,7 @@ def walk(node: ast.AST) -> Iterator[Any]:
         yield node
         for name in node._fields:
             value = getattr(node, name, None)
-            waiting += [
-                below for below in (value if isinstance(value, list) else [value]) if isinstance(below, ast.AST)
-            ]
+            waiting += [n for n in (value if isinstance(value, list) else [value]) if isinstance(n, ast.AST)]
 
 
 def _defined(tree: ast.Module) -> set[str]:
@@ -203,18 +200,17 @@ def main() -> None:
     server = Server(channel)
     sys.argv[:] = ["program.py"]
     sys.path += job["packages"]
-    module = types.ModuleType("program")
-    sys.modules["program"] = module
+    sys.modules["program"] = module = types.ModuleType("program")
     server.namespace = module.__dict__
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # the module `site` would set them, and costs time
-    server.channel.receive()
+    channel.receive()
     try:
         for code in choose(job["variants"], job["names"], job["sanitize"]):
             exec(code, server.namespace)
     except BaseException as error:
-        server.channel.send({"error": [type(error).__name__, str(error)[:500], isinstance(error, Exception)]})
+        channel.send(told(error))
         return
-    server.channel.send({"value": None})
+    channel.send({"value": None})
     try:
         server.serve()
     except wire.ProtocolError:  # the tests are over

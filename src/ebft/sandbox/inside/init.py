@@ -46,50 +46,44 @@ def main() -> None:
         signal.signal(number, signal.SIG_DFL)  # Python has handlers of its own, or ignores them
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         job = marshal.load(file)
-    prefer_to_end()
-    os.write(job["ready"], b"\n")
-    if not os.read(job["go"], 1):
+    try:
+        # Should the machine run out of memory, the kernel ends us first, and not whoever is scoring.
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        pass
+    gate = job["gate"]
+    os.write(gate, b"\n")
+    if not os.read(gate, 1):
         os._exit(1)  # nobody waits for us any more
-    os.close(job["ready"])
     program = os.fork()
     if program == 0:
         try:
-            os.close(job["go"])
             run = become(job)
         except BaseException as error:
             os.write(2, f"the sandbox cannot start the program: {error}\n".encode())
             os._exit(127)
         return run()  # and then, as any Python would, wait for its threads and end
-    for first, end in ((0, job["go"]), (job["go"] + 1, job["descriptors"])):
-        os.closerange(first, end)  # whoever waits for the end of a pipe waits for the program, not for us
-    end_with(program, job["go"])
+    close_all_but({gate}, job["descriptors"])  # whoever waits for the end of a pipe waits for the program, not for us
+    end_with(program, gate)
 
 
-def end_with(program: int, asked: int) -> NoReturn:
-    """Waits for the end of the program, or of the pipe that whoever asked for it holds open."""
+def end_with(program: int, gate: int) -> NoReturn:
+    """Waits for the end of the program, or of the connection that whoever asked for it holds open."""
     woken, wake = os.pipe2(os.O_NONBLOCK)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     waiting = select.poll()  # not `select.select`, which knows numbers below 1024 only
-    for descriptor in (woken, asked):
+    for descriptor in (woken, gate):
         waiting.register(descriptor, select.POLLIN)
     while True:
         while (found := os.waitpid(-1, os.WNOHANG))[0]:  # also orphans
             if found[0] == program:
                 code = os.waitstatus_to_exitcode(found[1])
                 os._exit(code if code >= 0 else 128 - code)
-        if asked in dict(waiting.poll()):
+        if gate in dict(waiting.poll()):
             os._exit(1)
         os.read(woken, 4096)
-
-
-def prefer_to_end() -> None:
-    """Should the machine run out of memory, the kernel ends us first, and not whoever is scoring."""
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
-    except OSError:
-        pass
 
 
 def become(job: dict[str, Any]) -> Callable[[], None]:
@@ -107,8 +101,11 @@ def become(job: dict[str, Any]) -> Callable[[], None]:
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
         os.dup2(opened, job["program"], inheritable=False)
         os.close(opened)
-    for name, value in {**job["limits"], "RLIMIT_NOFILE": job["open_files"]}.items():
-        limit(getattr(resource, name), value)
+    for name, value in job["limits"].items():
+        kind = getattr(resource, f"RLIMIT_{name.upper()}")
+        most = resource.getrlimit(kind)[1]  # which only root could raise
+        value = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(kind, (value, value))
     if job["filter"] is not None:
         prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         rules = FilterProgram(len(job["filter"]) // 8, job["filter"])
@@ -121,17 +118,9 @@ def become(job: dict[str, Any]) -> Callable[[], None]:
     os.execve(path if job["program"] is None else job["program"], arguments, os.environ)
 
 
-def limit(kind: int, value: int) -> None:
-    """At most this: whoever asked for the sandbox may have a lower limit, which only root could raise."""
-    most = resource.getrlimit(kind)[1]
-    if most != resource.RLIM_INFINITY:
-        value = min(value, most)
-    resource.setrlimit(kind, (value, value))
-
-
 def close_all_but(kept: set[int], end: int) -> None:
     """Closes what else is open below `end`: whoever asked for the sandbox may have more files open than we may."""
-    numbers = sorted(kept)
+    numbers = sorted({-1, *kept})
     for before, after in zip(numbers, [*numbers[1:], end], strict=True):
         if before + 1 < after:  # Python 3.13 takes an empty range beyond the limit of open files for all from there on
             os.closerange(before + 1, after)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, deque
 
 TYPE_CHECKING = False  # see driver.py
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 LONGEST = 32 * 2**20
 PLAIN = 2**53
-_VIEWS: dict[type, str] = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 
 
 class ProtocolError(Exception):
@@ -49,28 +48,26 @@ try:
     _chunks = make_encoder({}, no_json, encode_basestring_ascii, None, ":", ",", False, False, True)
     if "".join(_chunks([0.5, {"a": None}], 0)) != '[0.5,{"a":null}]' or _scan('[0.5,{"a":null}]', 0)[1] != 16:
         raise ImportError
-
-    def to_json(message: Any) -> bytes:
-        return "".join(_chunks(message, 0)).encode("ascii")
-
-    def from_json(data: bytes) -> Any:
-        text = data.decode("ascii")
-        try:
-            value, end = _scan(text, 0)
-        except StopIteration:
-            raise ValueError("not JSON") from None
-        if end != len(text):
-            raise ValueError("more than one value")
-        return value
-
 except (ImportError, TypeError, AttributeError):  # another Python's insides
     import json
 
-    def to_json(message: Any) -> bytes:
-        return json.dumps(message, separators=(",", ":")).encode("ascii")
+    _scan = json.JSONDecoder().scan_once
+    _chunks = json.JSONEncoder(separators=(",", ":")).iterencode
 
-    def from_json(data: bytes) -> Any:
-        return json.loads(data)
+
+def to_json(message: Any) -> bytes:
+    return "".join(_chunks(message, 0)).encode("ascii")
+
+
+def from_json(data: bytes) -> Any:
+    text = data.decode("ascii")
+    try:
+        value, end = _scan(text, 0)
+    except StopIteration:
+        raise ValueError("not JSON") from None
+    if end != len(text):
+        raise ValueError("more than one value")
+    return value
 
 
 class Channel:
@@ -103,7 +100,7 @@ class Channel:
             try:
                 chunk = os.read(self.read, min(count - len(data), 1 << 20))
             except OSError:
-                raise ProtocolError("the program has ended") from None
+                chunk = b""
             if not chunk:
                 raise ProtocolError("the program has ended")
             data += chunk
@@ -121,6 +118,39 @@ def begin() -> tuple[Any, Channel]:
     return job, channel
 
 
+# By tag, in the order in which they are tried: what travels as its items, as its pairs, and types of modules that are
+# imported when the first such value comes (before somebody has imported one, it has no values), with what their values
+# become and how they are made from that.
+SEQUENCES: dict[str, Any] = {"t": tuple, "s": set, "f": frozenset, "deque": deque}
+MAPS: dict[str, Any] = {"counter": Counter, "ordered": OrderedDict, "d": dict}
+VIEWS: dict[str, tuple[Any, Callable[[list[Any]], Any]]] = {
+    "keys": (type({}.keys()), lambda v: dict.fromkeys(v).keys()),
+    "values": (type({}.values()), lambda v: dict(enumerate(v)).values()),
+    "items": (type({}.items()), lambda v: dict(v).items()),
+}
+LIBRARY: dict[str, tuple[str, str, Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+    "decimal": ("decimal", "Decimal", str, lambda kind, v: kind(v)),
+    "fraction": (
+        "fractions",
+        "Fraction",
+        lambda value: [hex(value.numerator), hex(value.denominator)],
+        lambda kind, v: kind(int(v[0], 16), int(v[1], 16)),
+    ),
+    "datetime": ("datetime", "datetime", lambda value: value.isoformat(), lambda kind, v: kind.fromisoformat(v)),
+    "date": ("datetime", "date", lambda value: value.isoformat(), lambda kind, v: kind.fromisoformat(v)),
+    "time": ("datetime", "time", lambda value: value.isoformat(), lambda kind, v: kind.fromisoformat(v)),
+    "timedelta": ("datetime", "timedelta", lambda d: [d.days, d.seconds, d.microseconds], lambda kind, v: kind(*v)),
+}
+MAKE: dict[str, Callable[[Any], Any]] = {
+    "i": lambda v: int(v, 16),
+    "c": lambda v: complex(v[0], v[1]),
+    "b": bytes.fromhex,
+    "ba": bytearray.fromhex,
+    "range": lambda v: range(v[0], v[1], v[2]),
+    "ellipsis": lambda v: Ellipsis,
+}
+
+
 def encode(value: Any, reference: Callable[[Any], list[Any]]) -> Any:
     """JSON for a value. `reference` gives `[tag, number]` for what does not travel by content.
 
@@ -136,19 +166,17 @@ def encode(value: Any, reference: Callable[[Any], list[Any]]) -> Any:
         return float.__float__(value)
     if issubclass(kind, str):
         return str.__str__(value)
-    if issubclass(kind, (list, tuple)):
-        listed = issubclass(kind, list)
-        items = [encode(item, reference) for item in (list if listed else tuple).__iter__(value)]
-        return items if listed else {"t": items}
-    if issubclass(kind, dict):
-        tag = "counter" if issubclass(kind, Counter) else "ordered" if issubclass(kind, OrderedDict) else "d"
-        if issubclass(kind, defaultdict):
-            tag = "d"  # equal to a dict of the same content, and its factory may be anything
-        return {tag: [[encode(k, reference), encode(v, reference)] for k, v in dict.items(value)]}
-    collections: tuple[tuple[str, Any], ...] = (("s", set), ("f", frozenset), ("deque", deque))
-    for tag, base in collections:
+    if issubclass(kind, list):
+        return [encode(item, reference) for item in list.__iter__(value)]
+    for tag, base in SEQUENCES.items():
         if issubclass(kind, base):
             return {tag: [encode(item, reference) for item in base.__iter__(value)]}
+    for tag, base in MAPS.items():
+        if issubclass(kind, base):
+            return {tag: [[encode(k, reference), encode(v, reference)] for k, v in dict.items(value)]}
+    for tag, (base, _) in VIEWS.items():
+        if kind is base:
+            return {tag: [encode(item, reference) for item in value]}
     if issubclass(kind, complex):
         # The constructor keeps the type but for subclasses, whose own methods are not asked.
         exact = complex.__add__(value, 0j) if kind is not complex else value
@@ -157,61 +185,17 @@ def encode(value: Any, reference: Callable[[Any], list[Any]]) -> Any:
         return {"b" if issubclass(kind, bytes) else "ba": bytes.hex(bytes(memoryview(value)))}
     if kind is range:
         return {"range": [value.start, value.stop, value.step]}
-    if _is(kind, "decimal", "Decimal"):
-        return {"decimal": str(value)}
-    if _is(kind, "fractions", "Fraction"):
-        return {"fraction": [hex(value.numerator), hex(value.denominator)]}
-    for name in ("datetime", "date", "time"):
-        if _is(kind, "datetime", name) and getattr(value, "tzinfo", None) is None:
-            return {name: value.isoformat()}
-    if _is(kind, "datetime", "timedelta"):
-        return {"timedelta": [value.days, value.seconds, value.microseconds]}
-    if kind in _VIEWS:
-        return {_VIEWS[kind]: [encode(item, reference) for item in value]}
     if value is Ellipsis:
         return {"ellipsis": 0}
+    for tag, (module, name, plain, _) in LIBRARY.items():
+        if kind is getattr(sys.modules.get(module), name, None) and getattr(value, "tzinfo", None) is None:
+            return {tag: plain(value)}
     if kind.__module__ == "numpy" and hasattr(kind, "item") and getattr(value, "shape", None) == ():
         item = value.item()  # numpy's scalars are not builtin numbers; arrays do not travel
         if type(item) in (bool, int, float, complex, str):
             return encode(item, reference)
     tag, number = reference(value)
     return {tag: number}
-
-
-def _is(kind: type, module: str, name: str) -> bool:
-    """Whether a type is this one of a module. That is not imported for it: before somebody has, it has no values."""
-    return kind is getattr(sys.modules.get(module), name, None)
-
-
-_MAKE: dict[str, Callable[[Any], Any]] = {
-    "i": lambda v: int(v, 16),
-    "c": lambda v: complex(v[0], v[1]),
-    "b": bytes.fromhex,
-    "ba": bytearray.fromhex,
-    "range": lambda v: range(v[0], v[1], v[2]),
-    # Imported when the first such value comes: that is rare, and most programs are short.
-    "decimal": lambda v: __import__("decimal").Decimal(v),
-    "fraction": lambda v: __import__("fractions").Fraction(int(v[0], 16), int(v[1], 16)),
-    "datetime": lambda v: __import__("datetime").datetime.fromisoformat(v),
-    "date": lambda v: __import__("datetime").date.fromisoformat(v),
-    "time": lambda v: __import__("datetime").time.fromisoformat(v),
-    "timedelta": lambda v: __import__("datetime").timedelta(v[0], v[1], v[2]),
-    "ellipsis": lambda v: Ellipsis,
-}
-_COLLECT: dict[str, Callable[[list[Any]], Any]] = {
-    "t": tuple,
-    "s": set,
-    "f": frozenset,
-    "deque": deque,
-    "keys": lambda v: dict.fromkeys(v).keys(),
-    "values": lambda v: dict(enumerate(v)).values(),
-    "items": lambda v: dict(v).items(),
-}
-_MAP: dict[str, Callable[[list[Any]], Any]] = {
-    "d": dict,
-    "ordered": OrderedDict,
-    "counter": lambda pairs: Counter(dict(pairs)),
-}
 
 
 def decode(message: Any, dereference: Callable[[str, Any], Any]) -> Any:
@@ -224,12 +208,14 @@ def decode(message: Any, dereference: Callable[[str, Any], Any]) -> Any:
         raise ProtocolError("a malformed message")
     [(tag, content)] = message.items()
     try:
-        if tag in _COLLECT:
-            return _COLLECT[tag]([decode(item, dereference) for item in content])
-        if tag in _MAP:
-            return _MAP[tag]([(decode(k, dereference), decode(v, dereference)) for k, v in content])
-        if tag in _MAKE:
-            return _MAKE[tag](content)
-        return dereference(tag, content)
+        if tag in SEQUENCES or tag in VIEWS:
+            make = SEQUENCES[tag] if tag in SEQUENCES else VIEWS[tag][1]
+            return make([decode(item, dereference) for item in content])
+        if tag in MAPS:
+            return MAPS[tag]({decode(k, dereference): decode(v, dereference) for k, v in content})
+        if tag in LIBRARY:
+            module, name, _, make = LIBRARY[tag]
+            return make(getattr(__import__(module), name), content)
+        return MAKE[tag](content) if tag in MAKE else dereference(tag, content)
     except (TypeError, ValueError, ArithmeticError, KeyError, IndexError, AttributeError):
         raise ProtocolError("a malformed message") from None
