@@ -103,7 +103,7 @@ def bubblewrap_line(
 ) -> tuple[list[str], list[int]]:
     """The command line, and descriptors that it refers to; whoever starts it closes them. The program gets `pipes`."""
     opened: list[int] = []
-    root = os.geteuid() == 0
+    root, inside, told = os.geteuid() == 0, gate.theirs.fileno(), gate.info.fileno()
     line = ["--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL", "--hostname", "box"]
     if root:
         # A user namespace would map root to itself, and the kernel does not count root's processes. So no user
@@ -120,12 +120,12 @@ def bubblewrap_line(
     for name, content in command.files.items():
         opened.append(sealed_file(content))
         line += ["--perms", "0111" if command.executable else "0444", "--file", str(opened[-1]), f"{BOX}/{name}"]
-    line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", BOX, "--info-fd", str(gate.info.fileno())]
+    line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", BOX, "--info-fd", str(told)]
     job = {
         "arguments": list(command.arguments),
         "pipes": list(pipes),
         "module": command.module,
-        "gate": gate.theirs.fileno(),
+        "gate": inside,
         "user": 2**30 + secrets.randbelow(2**30) if root else None,
         "limits": resource_limits(command.limits),
         "filter": seccomp.compile_filter(command.calls),
@@ -133,7 +133,7 @@ def bubblewrap_line(
     }
     # Through files: the command line can be read inside, in /proc/1/cmdline.
     opened.append(sealed_file(b"".join(os.fsencode(word) + b"\0" for word in line)))
-    job["descriptors"] = max(*opened, job["gate"], gate.info.fileno(), *pipes) + 1  # more than any number that it gets
+    job["descriptors"] = max(*opened, inside, told, *pipes) + 1  # more than any number that it gets
     opened.append(sealed_file(marshal.dumps(job)))
     # What bubblewrap and the first process may do, should anything ever get hold of them.
     limited = prlimit({"core": 0, "fsize": command.limits.disk_mib * 2**20, "nofile": 1024})

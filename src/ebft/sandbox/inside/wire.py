@@ -44,14 +44,14 @@ try:
     from _json import encode_basestring_ascii, make_encoder, make_scanner
 
     _for_scanner: Any = Scanner()
-    _scan = make_scanner(_for_scanner)
-    _chunks = make_encoder({}, no_json, encode_basestring_ascii, None, ":", ",", False, False, True)
+    _scan: Any = make_scanner(_for_scanner)
+    _chunks: Any = make_encoder({}, no_json, encode_basestring_ascii, None, ":", ",", False, False, True)
     if "".join(_chunks([0.5, {"a": None}], 0)) != '[0.5,{"a":null}]' or _scan('[0.5,{"a":null}]', 0)[1] != 16:
         raise ImportError
 except (ImportError, TypeError, AttributeError):  # another Python's insides
     import json
 
-    _scan = json.JSONDecoder().scan_once
+    _scan = vars(json.JSONDecoder())["scan_once"]
     _chunks = json.JSONEncoder(separators=(",", ":")).iterencode
 
 
