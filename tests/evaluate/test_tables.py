@@ -24,7 +24,8 @@ def test_curves_are_drawn_with_the_papers_axes(tmp_path: Path, monkeypatch: pyte
         }
         for name, s in (("base", 1), ("ebft", 2))
     }
-    tables.profile_plot(results, tmp_path / "plot.png")
+    tables.draw(results, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["profile.png"]
     axis = drawn[0].axes[0]
     assert (axis.get_xlabel(), axis.get_ylabel()) == (
         "completion length (tokens)",
@@ -47,8 +48,8 @@ def test_temperatures_have_a_table_and_a_picture(tmp_path: Path) -> None:
     assert rows[2] == ("cross-entropy, all tokens", "0.6", "2.0000 ± 0.1000 (n=3)", "", "-0.5000 ± 0.2500")
     assert len(rows) == 1 + len(TEMPERATURES), "no answer tokens, no rows"
     assert tables.temperature_table({"code": {"tasks": {}}}, {}) == []
-    assert tables.temperatures_plot(results, tmp_path / "plot.png") == tmp_path / "plot.png"
-    assert tables.temperatures_plot({"code": {"tasks": {}}}, tmp_path / "none.png") is None
+    tables.draw(results, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["temperatures.png"]
 
 
 def test_labels_tell_models_apart() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,13 @@ from ebft.evaluate.tasks import ProblemSet, fingerprint, problem_sets
 from ebft.evaluate.temperatures import TEMPERATURES
 from ebft.runtime.files import locked, write_json, write_text
 from ebft.runtime.machine import describe
-from ebft.runtime.messages import print_table
+from ebft.runtime.messages import print_table, quiet_libraries
 
 logger = logging.getLogger(__name__)
 
-PLOT_FILE, TEMPERATURES_FILE, TABLE_FILE = "profile.png", "temperatures.png", "results.md"
-LOCK_FILE = "eval.lock"  # while a process writes here
+TABLE_FILE, LOCK_FILE = "results.md", "eval.lock"  # the lock: while a process writes here
 # Which options a task's numbers depend on: its groups' and the seed and limit, but not how fast it is made.
 _GROUPS = {"calibration": ("calibration",), "translation": ("generation", "translation")}
-_CODE_GROUPS = ("generation", "code")
 _SOURCES = {"humaneval": ("humaneval",), "mbpp": ("mbpp",), "multipl-e": ("multipl_e", "languages")}
 _NOT_OF_NUMBERS = ("workers", "calibration_batch_size", "score")  # what is scored later has the same scores
 
@@ -45,9 +43,9 @@ def run(options: EvalOptions, command: Sequence[str]) -> tables.Rows:
             raise ConfigError(
                 "--compare takes folders with results and evaluates nothing; leave --model and --tasks out"
             )
-        names = tables.labels(options.compare)
-        found = {name: tables.read_results(place) for name, place in zip(names, options.compare, strict=True)}
-        folders = {name: Path(place).expanduser() for name, place in zip(names, options.compare, strict=True)}
+        places = [Path(place).expanduser() for place in options.compare]
+        folders = dict(zip(tables.labels(options.compare), places, strict=True))
+        found = {label: tables.read_results(folder) for label, folder in folders.items()}
         tables.check_same_space(found)
         with locked(output / LOCK_FILE):
             return present(found, folders, output)
@@ -66,34 +64,21 @@ def run(options: EvalOptions, command: Sequence[str]) -> tables.Rows:
     with ExitStack() as held:
         for place in sorted({output, *folders.values()}):
             held.enter_context(locked(place / LOCK_FILE))
-        return present(_evaluate_models(options, sets, folders, command), folders, output)
+        from ebft.evaluate.subject import CheckpointSubject
+
+        quiet_libraries()
+        subjects = [CheckpointSubject(name, options) for name in options.model]
+        results = {}
+        for (label, folder), subject in zip(folders.items(), subjects, strict=True):
+            if len(subjects) > 1:
+                logger.info(f"{label} -> {folder}")
+            results[label] = _evaluate(options, sets, subject, folder, command)
+            subject.unload()  # room for the next one
+        return present(results, folders, output)
 
 
-def _evaluate_models(
-    options: EvalOptions, sets: dict[str, list[ProblemSet]], folders: dict[str, Path], command: Sequence[str]
-) -> dict[str, tables.Results]:
-    from transformers.utils import logging as transformers_logging
-
-    from ebft.evaluate.subject import CheckpointSubject
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    subjects = [CheckpointSubject(name, options) for name in options.model]
-    results = {}
-    for (label, folder), subject in zip(folders.items(), subjects, strict=True):
-        if len(subjects) > 1:
-            logger.info(f"{label} -> {folder}")
-        results[label] = evaluate(options, sets, subject, folder, command)
-        subject.unload()  # room for the next one
-    return results
-
-
-def evaluate(
-    options: EvalOptions,
-    sets: dict[str, list[ProblemSet]],
-    subject: Any,
-    folder: Path,
-    command: Sequence[str],
+def _evaluate(
+    options: EvalOptions, sets: Mapping[str, Sequence[ProblemSet]], subject: Any, folder: Path, command: Sequence[str]
 ) -> tables.Results:
     """All tasks on one model. Written after every task, so that a stopped run keeps what it has."""
     from ebft.evaluate.run_task import run_task, with_prompt_style
@@ -105,29 +90,33 @@ def evaluate(
     about = {"seed": options.seed, "versions": describe(), "command": list(command)}
     results = {**subject.describe(), **about, "tasks": dict(finished)}
     for task in options.tasks:
-        mark = task_mark(task, options, subject, sets[task])
+        mark = _mark(task, options, subject, sets[task])
         if finished.get(task, {}).get("mark") == mark and (tables.is_scored(finished[task]) or not options.score):
             logger.info(f"{task}: already in {file}")
             continue
         found = run_task(task, options, subject, folder, sets[task])
-        results["tasks"][task] = {**found, "settings": task_settings(task, options), "mark": mark}
-        for note in found["notes"]:
-            logger.warning(f"{task}: {note}")
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(file, results)
+        record(folder, results, task, {**found, "settings": task_settings(task, options), "mark": mark})
     return results
 
 
+def record(folder: Path, results: tables.Results, task: str, entry: Mapping[str, Any]) -> None:
+    for note in entry["notes"]:
+        logger.warning(f"{task}: {note}")
+    results["tasks"][task] = entry
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / tables.RESULTS_FILE, results)
+
+
 def task_settings(task: str, options: EvalOptions) -> dict[str, Any]:
-    groups = _GROUPS.get(task, _CODE_GROUPS)
     others = {name for other, names in _SOURCES.items() if other != task for name in names}
-    found = {name: value for name, value in options.values(*groups).items() if name not in {*_NOT_OF_NUMBERS, *others}}
+    found = options.values(*_GROUPS.get(task, ("generation", "code")))
+    found = {name: value for name, value in found.items() if name not in {*_NOT_OF_NUMBERS, *others}}
     if found.get("prompt_style") == "auto":
         del found["prompt_style"]  # not decided yet
     return {"seed": options.seed, "limit": options.limit, **found}
 
 
-def task_mark(task: str, options: EvalOptions, subject: Any, sets: Sequence[ProblemSet]) -> str:
+def _mark(task: str, options: EvalOptions, subject: Any, sets: Sequence[ProblemSet]) -> str:
     """The same for the same numbers: model, data and settings."""
     if task == "calibration":
         data = rows.contents(options.calibration_data or "", options.calibration_split)
@@ -138,6 +127,7 @@ def task_mark(task: str, options: EvalOptions, subject: Any, sets: Sequence[Prob
 
 
 def present(results: dict[str, tables.Results], folders: dict[str, Path], output: Path) -> tables.Rows:
+    """Writes the tables and pictures; returns the table."""
     tables.check_same_space(results)
     moved = differences.against_first(results, folders)
     notes = differences.of_answers_that_are_none(results, folders)
@@ -146,8 +136,7 @@ def present(results: dict[str, tables.Results], folders: dict[str, Path], output
     output.mkdir(parents=True, exist_ok=True)
     write_text(output / TABLE_FILE, tables.markdown(results, moved, notes))
     if any("calibration" in found["tasks"] for found in results.values()):
-        tables.profile_plot(results, output / PLOT_FILE)
-        tables.temperatures_plot(results, output / TEMPERATURES_FILE)
+        tables.draw(results, output)
     return tables.table(results, moved)
 
 

@@ -2,12 +2,12 @@
 
 Calibration measures sequences (`calibration.py`). The others generate text: completions are made for each set of
 problems greedily and by sampling (`<set>.greedy.jsonl`, `<set>.samples.jsonl`, the format `ebft score` takes), and the
-set's own `score` turns completions into metrics, at once or where there is a sandbox (`score_sets`).
+set's own `score` turns completions into metrics, at once or where there is a sandbox (`scored`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -24,7 +24,6 @@ from ebft.runtime.files import read_jsonl, write_jsonl
 from ebft.runtime.messages import progress
 
 MANY_EMPTY = 0.05  # a larger share of empty answers is worth a note: the prompt or the stop strings may be wrong
-Rows = list[dict[str, Any]]
 
 
 def run_task(
@@ -34,15 +33,12 @@ def run_task(
     if task == "calibration":
         return run_calibration(options, subject, folder)
     options = with_prompt_style(options, subject)
-    parts = []
     for problems in sets:
-        made: dict[str, Rows] = {}
         if problems.skipped is None:
             folder.mkdir(parents=True, exist_ok=True)
-            write_jsonl(_prompts_file(problems, folder), _asked(problems, options))
-            made = completions(problems, options, subject, folder)
-        parts.append(scored_set(problems, options, made, folder))
-    return joined(parts)
+            write_jsonl(folder / f"{problems.name}.prompts.jsonl", _asked(problems, options))
+            _generate(problems, options, subject, folder)
+    return scored(options, folder, sets)
 
 
 def with_prompt_style(options: EvalOptions, subject: Subject) -> EvalOptions:
@@ -53,51 +49,103 @@ def with_prompt_style(options: EvalOptions, subject: Subject) -> EvalOptions:
     return replace(options, prompt_style="chat" if chats else "raw")
 
 
-def score_sets(options: EvalOptions, folder: Path, sets: Sequence[ProblemSet]) -> Scored:
-    """The scores of completions that are all in the folder: no model is needed."""
-    parts = []
-    for problems in sets:
-        made: dict[str, Rows] = {}
-        if problems.skipped is None:
-            if read_jsonl(file := _prompts_file(problems, folder)) != _asked(problems, options):
-                raise DataError(f"{file} has other prompts than the problems: they are not those the model was given")
-            for decoding, settings in _decodings(problems, options).items():
-                rows = made[decoding] = read_jsonl(file := folder / f"{problems.name}.{decoding}.jsonl")
-                wanted = {*product(problems.keys, range(settings.samples))}
-                if {(row["task_id"], row["sample"]) for row in rows} != wanted:
-                    raise DataError(
-                        f"{file} holds {len(rows)} completions, not {settings.samples} of each of the "
-                        f"{len(problems.keys)} problems; run the same `ebft eval` again first"
-                    )
-        parts.append(scored_set(problems, options, made, folder))
-    return joined(parts)
+def _asked(problems: ProblemSet, options: EvalOptions) -> list[dict[str, str]]:
+    prompts = problems.asked[options.prompt_style].prompts
+    return [{"task_id": key, "prompt": text} for key, text in zip(problems.keys, prompts, strict=True)]
 
 
-def scored_set(problems: ProblemSet, options: EvalOptions, made: Mapping[str, Rows], folder: Path) -> Scored:
-    """Metrics of the completions of each decoding."""
+def _decodings(problems: ProblemSet, options: EvalOptions) -> dict[str, GenerationSettings]:
+    asked = problems.asked[options.prompt_style]
+    greedy = GenerationSettings(
+        max_new_tokens=options.max_new_tokens or problems.max_new_tokens,
+        stop=asked.stop,
+        prompt_style="chat" if options.prompt_style == "chat" else "raw",
+        system_prompt=options.system_prompt,
+        answer_start=asked.answer_start,
+        seed=options.seed,
+        too_long=options.too_long,
+    )
+    sampled = replace(greedy, temperature=options.temperature, top_p=options.top_p, samples=options.samples or 1)
+    return ({"greedy": greedy} if options.greedy else {}) | ({"samples": sampled} if options.samples else {})
+
+
+def _generate(problems: ProblemSet, options: EvalOptions, subject: Subject, folder: Path) -> None:
+    """Makes the completions that are not on disk yet, the greedy ones beside the samples."""
+    prompts, keys = problems.asked[options.prompt_style].prompts, problems.keys
+    decodings = _decodings(problems, options)
+    records: dict[str, ResumableRecords] = {}
+    wanted: list[tuple[int, int]] = []
+    total = 0
+    for decoding, settings in decodings.items():
+        made_with = asdict(settings) | {"model": subject.identity, "backend": options.backend}
+        made_with["problems"] = fingerprint([keys, prompts])
+        name = f"{problems.name}.{decoding}"
+        records[decoding] = ResumableRecords(folder, name, made_with, options.overwrite, options.replace_changed)
+        made = {(row["task_id"], row["sample"]) for row in records[decoding].rows}
+        every = list(product(range(len(keys)), range(settings.samples)))
+        left = [(place, sample) for place, sample in every if (keys[place], sample) not in made]
+        wanted += [(place, GREEDY) for place, _ in left] if decoding == "greedy" else left
+        total += len(every)
+    if not wanted:
+        return
+    with progress(problems.name, total, total - len(wanted)) as advance:
+        settings = decodings.get("samples") or decodings["greedy"]
+        for batch in subject.generator.stream(prompts, settings, wanted, keys):
+            rows: dict[str, list[dict[str, Any]]] = {decoding: [] for decoding in records}
+            for place, sample, completion in batch:
+                rows["greedy" if sample == GREEDY else "samples"].append(
+                    {
+                        "task_id": keys[place],
+                        "sample": max(sample, 0),
+                        "completion": completion.text,
+                        "finish": completion.finish,
+                        "tokens": completion.tokens,
+                        "prompt_truncated": completion.prompt_truncated,
+                    }
+                )
+            for decoding, into in records.items():
+                into.append(rows[decoding])
+            advance(len(batch))
+
+
+def scored(options: EvalOptions, folder: Path, sets: Sequence[ProblemSet]) -> Scored:
+    """Metrics of the completions that are in the folder: no model is needed.
+
+    Of several sets, such as languages, the plain mean over them, and each under its own name.
+    """
+    parts = [_scored_set(problems, options, folder) for problems in sets]
+    return parts[0] if len(parts) == 1 else joined(parts)
+
+
+def _scored_set(problems: ProblemSet, options: EvalOptions, folder: Path) -> Scored:
     result: Scored = {"name": problems.name, "metrics": {}, "problems": len(problems.keys), "generations": {}}
     result |= {"notes": [], **({"language": problems.language} if problems.language else {})}
     if problems.skipped is not None:  # nothing could be run, so nothing is generated either
         return result | {"skipped": problems.skipped, "notes": [f"{problems.name} is skipped: {problems.skipped}"]}
+    if read_jsonl(file := folder / f"{problems.name}.prompts.jsonl") != _asked(problems, options):
+        raise DataError(f"{file} has other prompts than the problems: they are not those the model was given")
     for decoding, settings in _decodings(problems, options).items():
-        rows = made[decoding]
+        rows = read_jsonl(file := folder / f"{problems.name}.{decoding}.jsonl")
+        found = {(row["task_id"], row["sample"]): row for row in rows}
+        if found.keys() != {*product(problems.keys, range(settings.samples))}:
+            raise DataError(
+                f"{file} holds {len(rows)} completions, not {settings.samples} of each of the {len(problems.keys)} "
+                "problems; run the same `ebft eval` again first"
+            )
         summary = _summary(rows)
         result["generations"][decoding] = {**asdict(settings), **summary}
         notes = [f"{summary[name]} {text}" for name, text in _WORTH_A_NOTE.items() if summary[name]]
         if summary["empty"] > MANY_EMPTY * len(rows):
             notes.append(f"{summary['empty']} of {len(rows)} answers are empty")
-        if problems.score is not None:
-            found = {(row["task_id"], row["sample"]): row for row in rows}
-            texts, ends = (
-                [[found[key, sample][field] for sample in range(settings.samples)] for key in problems.keys]
-                for field in ("completion", "finish")
-            )
-            result[decoding] = problems.score(texts, folder / f"{problems.name}.{decoding}.jsonl", ends)
-            metrics = result[decoding].pop("metrics")
-            notes += result[decoding].pop("notes", [])
-        else:
+        if problems.score is None:
             answers = [(problems.language or "", r["task_id"], r["completion"], r["finish"]) for r in rows]
             metrics = shares_of_kinds(answers)
+        else:
+            of_problems = [[found[key, sample] for sample in range(settings.samples)] for key in problems.keys]
+            texts, ends = ([[row[name] for row in of] for of in of_problems] for name in ("completion", "finish"))
+            result[decoding] = problems.score(texts, file, ends)
+            metrics = result[decoding].pop("metrics")
+            notes += result[decoding].pop("notes", [])
         prefix = "greedy_" if decoding == "greedy" else ""
         result["metrics"] |= {f"{prefix}{name}": value for name, value in metrics.items()}
         result["notes"] += [f"{problems.name}, {decoding}: {note}" for note in notes]
@@ -107,86 +155,13 @@ def scored_set(problems: ProblemSet, options: EvalOptions, made: Mapping[str, Ro
     return result
 
 
-def _prompts_file(problems: ProblemSet, folder: Path) -> Path:
-    return folder / f"{problems.name}.prompts.jsonl"
-
-
-def _asked(problems: ProblemSet, options: EvalOptions) -> list[dict[str, str]]:
-    prompts = problems.asked[options.prompt_style].prompts
-    return [{"task_id": key, "prompt": text} for key, text in zip(problems.keys, prompts, strict=True)]
-
-
-def _decodings(problems: ProblemSet, options: EvalOptions) -> dict[str, GenerationSettings]:
-    assert options.prompt_style != "auto"
-    asked = problems.asked[options.prompt_style]
-    greedy = GenerationSettings(
-        max_new_tokens=options.max_new_tokens or problems.max_new_tokens,
-        stop=asked.stop,
-        prompt_style=options.prompt_style,
-        system_prompt=options.system_prompt,
-        answer_start=asked.answer_start,
-        seed=options.seed,
-        too_long=options.too_long,
-    )
-    found = {"greedy": greedy} if options.greedy else {}
-    if options.samples:
-        found["samples"] = replace(
-            greedy, temperature=options.temperature, top_p=options.top_p, samples=options.samples
-        )
-    return found
-
-
-def completions(problems: ProblemSet, options: EvalOptions, subject: Subject, folder: Path) -> dict[str, Rows]:
-    """All completions of a set by decoding: those that are on disk, and those that are still to be made, the greedy
-    ones beside the samples."""
-    prompts = problems.asked[options.prompt_style].prompts
-    place_of = {key: place for place, key in enumerate(problems.keys)}
-    decodings = _decodings(problems, options)
-    records: dict[str, ResumableRecords] = {}
-    wanted: list[tuple[int, int]] = []
-    total = 0
-    for decoding, settings in decodings.items():
-        made_with = {
-            **asdict(settings),
-            "model": subject.identity,
-            "backend": options.backend,
-            "problems": fingerprint([problems.keys, prompts]),
-        }
-        name = f"{problems.name}.{decoding}"
-        records[decoding] = ResumableRecords(folder, name, made_with, options.overwrite, options.replace_changed)
-        made = {(place_of[row["task_id"]], row["sample"]) for row in records[decoding].rows}
-        every = [(place, sample) for place in range(len(problems.keys)) for sample in range(settings.samples)]
-        left = [pair for pair in every if pair not in made]
-        wanted += [(place, GREEDY) for place, _ in left] if decoding == "greedy" else left
-        total += len(every)
-    if wanted:
-        settings = decodings.get("samples") or decodings["greedy"]
-        with progress(problems.name, total, total - len(wanted)) as advance:
-            for batch in subject.generator.stream(prompts, settings, wanted, problems.keys):
-                for decoding, into in records.items():
-                    into.append(
-                        {
-                            "task_id": problems.keys[place],
-                            "sample": max(sample, 0),
-                            "completion": completion.text,
-                            "finish": completion.finish,
-                            "tokens": completion.tokens,
-                            "prompt_truncated": completion.prompt_truncated,
-                        }
-                        for place, sample, completion in batch
-                        if (sample == GREEDY) == (decoding == "greedy")
-                    )
-                advance(len(batch))
-    return {decoding: into.rows for decoding, into in records.items()}
-
-
 _WORTH_A_NOTE = {
     "cut_at_context_end": "completions ended where the model's context did, before max_new_tokens",
     "prompts_truncated": "prompts lost their beginning, to fit the model's context",
 }
 
 
-def _summary(rows: Rows) -> dict[str, Any]:
+def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What the user should know about the completions, beside their scores."""
     finishes = [row["finish"] for row in rows]
     return {
@@ -200,9 +175,6 @@ def _summary(rows: Rows) -> dict[str, Any]:
 
 
 def joined(parts: list[Scored]) -> Scored:
-    """Sets of one task, such as languages: the plain mean over them, and each under its own name. One is itself."""
-    if len(parts) == 1:
-        return parts[0]
     counted = [part for part in parts if not part.get("skipped") or part.get("unscored")]
     metrics: dict[str, Any] = {}
     for name in dict.fromkeys(name for part in counted for name in part["metrics"]):

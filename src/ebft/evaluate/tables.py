@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,28 +11,32 @@ from ebft.config.evaluation import HARMLESS
 from ebft.errors import ConfigError
 from ebft.evaluate.temperatures import TEMPERATURES, TOKENS, metric_at
 from ebft.method.measures import Estimate, title, with_error
+from ebft.runtime.files import read_json
 from ebft.runtime.messages import plot_label
 
 RESULTS_FILE = "results.json"
 Results = dict[str, Any]
-Differences = dict[tuple[str, str], Estimate]  # by task and metric
+Key = tuple[str, str]  # task and metric
+Differences = dict[Key, Estimate]
 Rows = list[tuple[str, ...]]
 
 
 def read_results(folder: str | Path) -> Results:
     file = Path(folder).expanduser() / RESULTS_FILE
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read ({error}); give folders that `ebft eval` wrote") from None
+    found = read_json(file)
     if not isinstance(found, dict) or "tasks" not in found:
-        raise ConfigError(f"{file} holds no results of `ebft eval`")
+        raise ConfigError(f"{file} is not there, or holds no results of `ebft eval`; give folders that it wrote")
     return found
+
+
+def parts_of(entry: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The sets of problems of a task, such as languages."""
+    return entry.get("parts", [entry])
 
 
 def is_scored(entry: Mapping[str, Any]) -> bool:
     """Whether a task has its scores: `ebft eval --no-score` leaves them for later."""
-    return not any(part.get("unscored") for part in entry.get("parts", [entry]))
+    return not any(part.get("unscored") for part in parts_of(entry))
 
 
 def labels(names: Sequence[str]) -> list[str]:
@@ -50,69 +53,66 @@ def labels(names: Sequence[str]) -> list[str]:
 
 def table(results: Mapping[str, Results], differences: Mapping[str, Differences]) -> Rows:
     """Rows of cells: task, metric, a column for each model, and one for differences of each from the first, if any."""
-    values = {label: _values(found) for label, found in results.items()}
+    values: dict[str, dict[Key, Mapping[str, Any]]] = {label: {} for label in results}
+    for label, found in results.items():
+        for task, entry in found["tasks"].items():
+            values[label] |= {(task, name): value for name, value in entry["metrics"].items()}
+            values[label] |= {(task, f"cfm_at_{point['length']}"): point for point in entry.get("profile", ())}
+    for label, found in results.items():  # below the numbers
+        for task, entry in found["tasks"].items():
+            values[label] |= {(task, part["name"]): part for part in parts_of(entry) if part.get("skipped")}
     keys = list(dict.fromkeys(key for of_model in values.values() for key in of_model))
     tasks = list(dict.fromkeys(task for task, _ in keys))
-    rows = _rows(("task", "metric"), results, differences)
-    for task, name in sorted(keys, key=lambda key: tasks.index(key[0])):
-        cells = [_cell(of_model.get((task, name))) for of_model in values.values()]
-        rows.append((task, title(name), *cells, *_moved(differences, task, name)))
-    skipped = {label: _skipped(found) for label, found in results.items()}
-    for task, name in dict.fromkeys(key for reasons in skipped.values() for key in reasons):
-        cells = [f"skipped: {reasons[task, name]}" if (task, name) in reasons else "" for reasons in skipped.values()]
-        rows.append((task, name, *cells, *[""] * (len(rows[0]) - len(cells) - 2)))
-    return rows
+    keys.sort(key=lambda key: tasks.index(key[0]))
+    return _rows(("task", "metric"), {key: (key[0], title(key[1])) for key in keys}, values, differences)
 
 
 def temperature_table(results: Mapping[str, Results], differences: Mapping[str, Differences]) -> Rows:
     """Cross-entropy at each temperature, with columns as in `table`; empty without a calibration."""
-    points = {label: {point["temperature"]: point for point in _temperatures(r)} for label, r in results.items()}
-    rows = _rows(("metric", "temperature"), results, differences)
-    for of, tokens in TOKENS.items():
-        for temperature in TEMPERATURES:
-            cells = [_cell(found.get(temperature, {}).get(f"{of}cross_entropy")) for found in points.values()]
-            if any(cells):
-                moved = _moved(differences, "calibration", metric_at(temperature, of))
-                rows.append((f"cross-entropy, {tokens}", f"{temperature:g}", *cells, *moved))
-    return rows if len(rows) > 1 else []
+    values = {label: {key: entry for _, key, entry in _temperatures(found)} for label, found in results.items()}
+    named = {
+        key: (f"cross-entropy, {tokens}", f"{temperature:g}")
+        for of, tokens in TOKENS.items()
+        for temperature in TEMPERATURES
+        if any((key := ("calibration", metric_at(temperature, of))) in found for found in values.values())
+    }
+    return _rows(("metric", "temperature"), named, values, differences) if named else []
 
 
-def _rows(names: tuple[str, str], results: Mapping[str, Results], differences: Mapping[str, Differences]) -> Rows:
-    first = next(iter(results), "")
-    return [(*names, *results, *(f"{label} - {first}" for label, found in differences.items() if found))]
+def _temperatures(found: Results, of: Iterable[str] = tuple(TOKENS)) -> list[tuple[float, Key, Mapping[str, Any]]]:
+    points = found["tasks"].get("calibration", {}).get("temperatures", ())
+    return [
+        (point["temperature"], ("calibration", metric_at(point["temperature"], tokens)), entry)
+        for tokens in of
+        for point in points
+        if (entry := point[f"{tokens}cross_entropy"]) is not None
+    ]
 
 
-def _values(found: Results) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """By task and metric."""
-    values: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for task, entry in found["tasks"].items():
-        values |= {(task, name): value for name, value in entry["metrics"].items()}
-        values |= {(task, f"cfm_at_{point['length']}"): point for point in entry.get("profile", ())}
-    return values
-
-
-def _temperatures(found: Results) -> Sequence[Mapping[str, Any]]:
-    return found["tasks"].get("calibration", {}).get("temperatures", ())
-
-
-def _skipped(found: Results) -> dict[tuple[str, str], str]:
-    """Why sets of problems (languages) could not be scored, by task and set."""
-    parts = [(task, part) for task, entry in found["tasks"].items() for part in entry.get("parts", [entry])]
-    return {(task, part["name"]): part["skipped"] for task, part in parts if part.get("skipped")}
+def _rows(
+    head: tuple[str, str],
+    named: Mapping[Key, tuple[str, str]],
+    values: Mapping[str, Mapping[Key, Mapping[str, Any]]],
+    differences: Mapping[str, Differences],
+) -> Rows:
+    moved = {label: found for label, found in differences.items() if found}
+    rows: Rows = [(*head, *values, *(f"{label} - {next(iter(values))}" for label in moved))]
+    for key, names in named.items():
+        cells = [_cell(of_model.get(key)) for of_model in values.values()]
+        found = [of_model.get(key) for of_model in moved.values()]
+        of_first = ["" if one is None or math.isnan(one.mean) else with_error(*one, "+") for one in found]
+        rows.append((*names, *cells, *of_first))
+    return rows
 
 
 def _cell(entry: Mapping[str, Any] | None) -> str:
     if entry is None:
         return ""
+    if "skipped" in entry:
+        return f"skipped: {entry['skipped']}"
     if entry["value"] is None:
         return "not a number"
     return f"{with_error(entry['value'], entry.get('standard_error'))} (n={entry['count']})"
-
-
-def _moved(differences: Mapping[str, Differences], task: str, name: str) -> list[str]:
-    """Cells of the differences from the first model."""
-    found = [of_model.get((task, name)) for of_model in differences.values() if of_model]
-    return ["" if one is None or math.isnan(one.mean) else with_error(*one, "+") for one in found]
 
 
 def markdown(
@@ -149,58 +149,42 @@ def check_same_space(results: Mapping[str, Results]) -> None:
             )
 
 
-def profile_plot(results: Mapping[str, Results], file: Path) -> Path | None:
-    """Conditional feature-matching loss over completion length, a curve per model (the paper's figure)."""
-    profiles = {label: r["tasks"].get("calibration", {}).get("profile", ()) for label, r in results.items()}
-    figure, axis = _figure()
-    for label, points in profiles.items():
-        if points:
-            lengths, values = [p["length"] for p in points], [p["value"] for p in points]
-            (line,) = axis.plot(lengths, values, marker="o", markersize=3, label=plot_label(label))
-            errors = [p["standard_error"] or 0.0 for p in points]
-            lower, upper = ([v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1))
-            axis.fill_between(lengths, lower, upper, alpha=0.2, color=line.get_color())
-    if axis.lines:
-        over_lengths(axis, {p["length"] for points in profiles.values() for p in points})
-    axis.set_ylabel("conditional feature-matching loss")
-    return _saved(figure, file)
-
-
-def temperatures_plot(results: Mapping[str, Results], file: Path) -> Path | None:
-    """Cross-entropy over temperature, a curve per model: solid for all tokens, dashed for answer tokens."""
-    figure, axis = _figure()
-    for number, (label, found) in enumerate(results.items()):
-        for (of, tokens), line in zip(TOKENS.items(), ("-", "--"), strict=True):
-            points = [(p["temperature"], e["value"]) for p in _temperatures(found) if (e := p[f"{of}cross_entropy"])]
-            if points:
-                name = f"{plot_label(label)}, {tokens}"
-                axis.plot(*zip(*points, strict=True), line, color=f"C{number}", marker="o", markersize=3, label=name)
-    if axis.lines:
-        axis.set(xlabel="temperature", ylabel="cross-entropy (nats per token)")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
-    return _saved(figure, file)
-
-
-def _figure() -> Any:
+def draw(results: Mapping[str, Results], folder: Path) -> None:
+    """`profile.png`, conditional feature-matching loss over completion length (the paper's figure), and
+    `temperatures.png`, cross-entropy over temperature, dashed for answer tokens; a curve for each model."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    return plt.subplots(figsize=(5.2, 3.8))
-
-
-def _saved(figure: Any, file: Path) -> Path | None:
-    """The file, if anything was drawn."""
-    import matplotlib.pyplot as plt
-
-    drawn = bool(figure.axes[0].lines)
-    if drawn:
-        figure.tight_layout()
-        figure.savefig(file, dpi=150)
-    plt.close(figure)
-    return file if drawn else None
+    profile, axis = plt.subplots(figsize=(5.2, 3.8))
+    seen: set[float] = set()
+    for label, found in results.items():
+        if points := found["tasks"].get("calibration", {}).get("profile"):
+            lengths, values = [p["length"] for p in points], [p["value"] for p in points]
+            seen |= {*lengths}
+            (line,) = axis.plot(lengths, values, marker="o", markersize=3, label=plot_label(label))
+            errors = [p["standard_error"] or 0.0 for p in points]
+            lower, upper = ([v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1))
+            axis.fill_between(lengths, lower, upper, alpha=0.2, color=line.get_color())
+    if seen:
+        over_lengths(axis, seen)
+    axis.set_ylabel("conditional feature-matching loss")
+    temperatures, axis = plt.subplots(figsize=(5.2, 3.8))
+    for number, (label, found) in enumerate(results.items()):
+        for (of, tokens), style in zip(TOKENS.items(), ("-", "--"), strict=True):
+            if found_points := [(temperature, entry["value"]) for temperature, _, entry in _temperatures(found, [of])]:
+                name = f"{plot_label(label)}, {tokens}"
+                axis.plot(*zip(*found_points, strict=True), style, color=f"C{number}", marker="o", ms=3, label=name)
+    if axis.lines:
+        axis.set(xlabel="temperature", ylabel="cross-entropy (nats per token)")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    for name, figure in (("profile", profile), ("temperatures", temperatures)):
+        if figure.axes[0].lines:
+            figure.tight_layout()
+            figure.savefig(folder / f"{name}.png", dpi=150)
+        plt.close(figure)
 
 
 def over_lengths(axis: Any, lengths: Iterable[float]) -> None:

@@ -12,20 +12,11 @@ from typing import Any, NamedTuple
 from ebft.config.evaluation import EvalOptions
 from ebft.data.rows import check_hub, check_place
 from ebft.errors import ConfigError, DataError, HubUnreachable, SandboxError
-from ebft.evaluate.scoring import (
-    MEMORY_MIB,
-    TIMEOUT,
-    K,
-    Sample,
-    outcomes_file_of,
-    program_limits,
-    score_samples,
-    write_results,
-)
+from ebft.evaluate.scoring import MEMORY_MIB, TIMEOUT, K, Sample, outcomes_file_of, program_limits, score_samples
 from ebft.evaluate.translation_scores import TranslationScoring, score_translations
 from ebft.problems import translation
 from ebft.problems.catalog import load_problems
-from ebft.runtime.files import read_json, write_json, write_jsonl
+from ebft.runtime.files import read_json, read_jsonl, write_json, write_jsonl
 from ebft.sandbox.box import Sandbox
 
 Scored = dict[str, Any]  # {"metrics": {name: {"value", "standard_error", "count"}}, and further details}
@@ -75,12 +66,11 @@ def problem_sets(task: str, options: EvalOptions) -> list[ProblemSet]:
         check_hub(options.calibration_data)
         return []
     if task == "translation":
-        return [translation_set(options)]
-    sandbox = Sandbox(options.unsafe_exec, program_limits(options.timeout or TIMEOUT, MEMORY_MIB))
+        return [_translation_set(options)]
     if task == "multipl-e":
-        sources = {language: _of_language(options.multipl_e, language) for language in options.languages}
-        return [_code_set(task, source, language, options, sandbox) for language, source in sources.items()]
-    return [_code_set(task, {"humaneval": options.humaneval, "mbpp": options.mbpp}[task], None, options, sandbox)]
+        sources = [(_of_language(options.multipl_e, language), language) for language in options.languages]
+        return [_code_set(task, source, language, options) for source, language in sources]
+    return [_code_set(task, getattr(options, task), None, options)]
 
 
 def _of_language(source: str, language: str) -> str:
@@ -96,7 +86,8 @@ def _of_language(source: str, language: str) -> str:
     return f"{source}:humaneval-{language}"
 
 
-def _code_set(task: str, source: str, language: str | None, options: EvalOptions, sandbox: Sandbox) -> ProblemSet:
+def _code_set(task: str, source: str, language: str | None, options: EvalOptions) -> ProblemSet:
+    sandbox = Sandbox(options.unsafe_exec, program_limits(options.timeout or TIMEOUT, MEMORY_MIB))
     try:
         problems = load_problems(task, source)
     except HubUnreachable as error:
@@ -121,34 +112,28 @@ def _code_set(task: str, source: str, language: str | None, options: EvalOptions
         output = file.with_suffix(".scores.json")
         ks = [k for k in K if k <= len(texts[0])]
         found = score_samples(problems, samples, sandbox, outcomes_file_of(output), ks, options.workers)
-        found["settings"] = {"problems": source, "samples": str(file), "language": language, **found["settings"]}
-        write_results(output, {"task": task, **found})
+        found["settings"] |= {"problems": source, "samples": str(file), "language": language}
+        write_json(output, {"task": task, **found}, indent=2)
         return {name: found[name] for name in ("metrics", "counts", "statuses", "notes", "versions")}
 
-    def asked(style: str) -> Asked:
+    asked = {}
+    for style in ("raw", "chat"):
         stop = tuple(dict.fromkeys(stop for problem in problems for stop in problem.stop_strings(style)))
         start = problems[0].answer_start if style == "chat" else ""
-        return Asked([problem.prompt(style) for problem in problems], stop, start)
-
-    return ProblemSet(
-        task if language is None else f"{task}-{language}",
-        [problem.task_id for problem in problems],
-        {style: asked(style) for style in ("raw", "chat")},
-        CODE_TOKENS,
-        score if options.score else None,
-        skipped,
-        problems[0].language,
-    )
+        asked[style] = Asked([problem.prompt(style) for problem in problems], stop, start)
+    name = task if language is None else f"{task}-{language}"
+    keys, spoken = [problem.task_id for problem in problems], problems[0].language
+    return ProblemSet(name, keys, asked, CODE_TOKENS, score if options.score else None, skipped, spoken)
 
 
-def translation_set(options: EvalOptions) -> ProblemSet:
-    source_data, split = options.translation_data, options.translation_split
-    if source_data is None:
+def _translation_set(options: EvalOptions) -> ProblemSet:
+    data, split = options.translation_data, options.translation_split
+    if data is None:
         raise ConfigError("the task translation needs --translation-data: a file, a folder or a hub name")
-    fields = translation.find_fields(source_data, split, (options.source_field, options.target_field))
+    fields = translation.find_fields(data, split, (options.source_field, options.target_field))
     source = translation.language_name(options.source_language, fields[0], "--source-language")
     target = translation.language_name(options.target_language, fields[1], "--target-language")
-    pairs = translation.read_pairs(source_data, split, *fields, options.limit)
+    pairs = translation.read_pairs(data, split, *fields, options.limit)
     scoring = TranslationScoring(target, options.bleu_tokenize, options.comet_model, options.comet_python)
     prompts = translation.prompts(pairs, source, target, options.prompt_template or translation.TEMPLATE)
 
@@ -189,19 +174,10 @@ class ResumableRecords:
                 "--output, or use --overwrite to make it again"
             )
         write_json(settings_file, settings)
-        self.rows = self._load()
-
-    def _load(self) -> list[dict[str, Any]]:
-        """The complete lines; one that a killed run was writing is removed."""
-        if not self.file.exists():
-            return []
-        content = self.file.read_bytes()
-        complete = content[: content.rfind(b"\n") + 1]
-        if len(complete) < len(content):
+        self.rows = read_jsonl(self.file)
+        if self.file.exists():  # without the line that a killed run was writing
             with self.file.open("r+b") as file:
-                file.truncate(len(complete))
-        # Not splitlines: JSON leaves line separators of other scripts inside its strings as they are.
-        return [json.loads(line) for line in complete.decode().split("\n") if line]
+                file.truncate(file.read().rfind(b"\n") + 1)
 
     def append(self, rows: Iterable[dict[str, Any]]) -> None:
         rows = list(rows)

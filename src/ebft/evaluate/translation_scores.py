@@ -12,7 +12,6 @@ means of sentence BLEU and chrF. Of n samples, for each k:
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import shutil
@@ -21,13 +20,15 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ebft.errors import ConfigError
+from ebft.evaluate.scoring import K, mean_of
 from ebft.problems.translation import LANGUAGE_NAMES, Pair, one_line
 
-K = (1, 4, 16)
 COMET_WORKER, NOT_INSTALLED = Path(__file__).with_name("comet_worker.py"), 3
 
 
@@ -69,61 +70,51 @@ def score_translations(
     """
     texts = [[one_line(text) for text in of_pair] for of_pair in texts]
     fewest = min(map(len, texts))
-    sentence = _sentence_scores(pairs, texts, scoring)
+    scores = _sentence_scores(pairs, texts, scoring)
     metrics: dict[str, Any] = {}
     signatures: dict[str, str] = {}
-    adds: list[dict[str, list[int]]] = [{} for _ in pairs]  # to the corpus scores, of each sentence
-    if max(map(len, texts)) == 1:
-        for name in ("bleu", "chrf"):
-            metrics[name], signatures[name], statistics = _corpus(name, [t[0] for t in texts], pairs, scoring)
-            for of_pair, found_one in zip(adds, statistics, strict=True):
-                of_pair[f"{name}_statistics"] = found_one
-        for name, scores in sentence.items():
-            metrics[name] = _mean([of_pair[0] for of_pair in scores])
-    else:
-        for k in (k for k in K if k <= fewest):
-            for name in ("bleu", "chrf"):
-                picked = _picked(texts, sentence[f"sentence_{name}"], k, fewest)
-                found = [
-                    _corpus(name, corpus, pairs, scoring, bootstrap=place == 0) for place, corpus in enumerate(picked)
-                ]
-                # The groups share the sentences, so their average errs like one of them, at most.
-                value = math.fsum(entry["value"] for entry, *_ in found) / len(found)
-                metrics[f"best_of_{k}_{name}"] = {**found[0][0], "value": value}
-                signatures[name] = found[0][1]
-            for name, scores in sentence.items():
-                metrics[f"best_of_{k}_{name}"] = _mean([expected_best(of_pair, k) for of_pair in scores])
     rows = [
-        {
-            "task_id": pair.key,
-            "sample": number,
-            **{name: scores[place][number] for name, scores in sentence.items()},
-            **adds[place],
-        }
+        {"task_id": pair.key, "sample": number, **{name: of[place][number] for name, of in scores.items()}}
         for place, pair in enumerate(pairs)
         for number in range(len(texts[place]))
     ]
+    if max(map(len, texts)) == 1:
+        for name in ("bleu", "chrf"):
+            metrics[name], signatures[name], adds = _corpus(name, [text for [text] in texts], pairs, scoring)
+            for row, statistics in zip(rows, adds, strict=True):
+                row[f"{name}_statistics"] = statistics
+        metrics |= {name: mean_of([score for [score] in of]) for name, of in scores.items()}
+        return {"metrics": metrics, "signatures": signatures, "sentences": rows}
+    for k in (k for k in K if k <= fewest):
+        for name in ("bleu", "chrf"):
+            both = list(zip(scores[f"sentence_{name}"], texts, strict=True))
+            corpora = [
+                [max(zip(s[at : at + k], t[at : at + k], strict=True), key=lambda pair: pair[0])[1] for s, t in both]
+                for at in range(0, fewest - k + 1, k)
+            ]
+            found = [_corpus(name, corpus, pairs, scoring, place == 0) for place, corpus in enumerate(corpora)]
+            # The groups share the sentences, so their average errs like one of them, at most.
+            metrics[f"best_of_{k}_{name}"] = found[0][0] | {"value": fmean(entry["value"] for entry, *_ in found)}
+            signatures[name] = found[0][1]
+        for name, of in scores.items():
+            metrics[f"best_of_{k}_{name}"] = mean_of([expected_best(of_pair, k) for of_pair in of])
     return {"metrics": metrics, "signatures": signatures, "sentences": rows}
 
 
 def _sentence_scores(
     pairs: Sequence[Pair], texts: Sequence[Sequence[str]], scoring: TranslationScoring
 ) -> dict[str, list[list[float]]]:
-    bleu, chrf = _metric("bleu", scoring, sentence=True), _metric("chrf", scoring, sentence=True)
-    found = {
-        name: [
-            [metric.sentence_score(t, p.references).score for t in of_pair]
-            for p, of_pair in zip(pairs, texts, strict=True)
-        ]
-        for name, metric in (("sentence_bleu", bleu), ("sentence_chrf", chrf))
-    }
+    found = {}
+    for name in ("bleu", "chrf"):
+        score = _metric(name, scoring, sentence=True).sentence_score
+        of_pairs = zip(pairs, texts, strict=True)
+        found[f"sentence_{name}"] = [[score(text, pair.references).score for text in of] for pair, of in of_pairs]
     if scoring.comet_model is not None:
         triples = [(p.source, t, r) for p, of in zip(pairs, texts, strict=True) for t in of for r in p.references]
         scores = iter(comet_scores(triples, scoring.comet_model, scoring.comet_python))
         # COMET takes one reference: with several, a translation has the mean of its scores.
         found["comet"] = [
-            [math.fsum(itertools.islice(scores, len(p.references))) / len(p.references) for _ in of]
-            for p, of in zip(pairs, texts, strict=True)
+            [fmean(islice(scores, len(p.references))) for _ in of] for p, of in zip(pairs, texts, strict=True)
         ]
     return found
 
@@ -138,10 +129,7 @@ def comet_scores(triples: Sequence[tuple[str, str, str]], model: str, python: st
         task, result = Path(folder) / "task.json", Path(folder) / "scores.json"
         rows = [{"src": source, "mt": translation, "ref": reference} for source, translation, reference in triples]
         task.write_text(json.dumps({"model": model, "rows": rows}), encoding="utf-8")
-        # Its progress goes to standard error, where ours is; only that is kept for the message if it fails.
-        done = subprocess.run(
-            [interpreter, str(COMET_WORKER), str(task), str(result)], stderr=subprocess.PIPE, text=True
-        )
+        done = subprocess.run([interpreter, COMET_WORKER, task, result], stderr=subprocess.PIPE, text=True)
         if done.returncode == NOT_INSTALLED:
             raise ConfigError(
                 f"COMET needs unbabel-comet, which {interpreter} does not have; make an environment for it (python -m "
@@ -153,22 +141,9 @@ def comet_scores(triples: Sequence[tuple[str, str, str]], model: str, python: st
         return json.loads(result.read_text())
 
 
-def _picked(texts: Sequence[Sequence[str]], scores: Sequence[Sequence[float]], k: int, fewest: int) -> list[list[str]]:
-    """One corpus from each group of k samples, every sentence the best of its group by its own score."""
-    return [
-        [
-            max(zip(s[start : start + k], t[start : start + k], strict=True), key=lambda pair: pair[0])[1]
-            for t, s in zip(texts, scores, strict=True)
-        ]
-        for start in range(0, fewest - k + 1, k)
-    ]
-
-
 def _metric(name: str, scoring: TranslationScoring, sentence: bool = False) -> Any:
-    try:
-        from sacrebleu.metrics import BLEU, CHRF
-    except ImportError:
-        raise ConfigError("translation needs sacrebleu; install it with `pip install sacrebleu`") from None
+    from sacrebleu.metrics import BLEU, CHRF
+
     if name == "chrf":
         return CHRF()
     language = next((code for code, full in LANGUAGE_NAMES.items() if scoring.target_language in (code, full)), "")
@@ -209,16 +184,5 @@ def _bootstrap_error(metric: Any, adds: list[list[int]], times: int) -> float:
 
     statistics = np.array(adds, dtype=np.float64)
     random = np.random.default_rng(12345)
-    scores = []
-    for _ in range(times):
-        drawn = statistics[random.integers(len(statistics), size=len(statistics))].sum(0)
-        scores.append(float(metric._compute_score_from_stats(drawn.tolist()).score))
-    return float(np.std(scores, ddof=1))
-
-
-def _mean(values: Sequence[float]) -> dict[str, Any]:
-    mean = math.fsum(values) / len(values)
-    error = None
-    if len(values) > 1:
-        error = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
-    return {"value": mean, "standard_error": error, "count": len(values)}
+    draws = (statistics[random.integers(len(adds), size=len(adds))].sum(0).tolist() for _ in range(times))
+    return float(np.std([metric._compute_score_from_stats(drawn).score for drawn in draws], ddof=1))
