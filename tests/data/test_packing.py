@@ -7,7 +7,7 @@ import pytest
 from accelerate.data_loader import SeedableRandomSampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, SequentialSampler
+from torch.utils.data import BatchSampler
 
 from ebft.data.packing import NOTHING, PADDING, DocumentIndex, PartOfBatches, SequenceDataset, mix, part_of
 from ebft.data.row_format import Document
@@ -62,15 +62,9 @@ def brute_force(documents: list[Document], T: int, packing: bool) -> list[Row]:
         ]
     rows = []
     for row in cut:
-        padding = T - len(row)
-        first = row[0][1]
-        rows.append(
-            (
-                [token for token, _, _ in row] + [PAD_TOKEN] * padding,
-                [number - first for _, number, _ in row] + [PADDING] * padding,
-                [answer for _, _, answer in row] + [False] * padding,
-            )
-        )
+        first, padding = row[0][1], [(PAD_TOKEN, None, False)] * (T - len(row))
+        tokens, numbers, answers = (list(column) for column in zip(*row, *padding, strict=True))
+        rows.append((tokens, [PADDING if n is None else n - first for n in numbers], answers))
     return rows
 
 
@@ -87,7 +81,6 @@ class TestSequences:
         documents = documents_of(drawn)
         dataset = SequenceDataset(index_of(documents), T, packing, PAD_TOKEN)
         assert rows_of(dataset) == brute_force(documents, T, packing)
-        assert rows_of(SequenceDataset(index_of(documents), T, packing, PAD_TOKEN)) == rows_of(dataset)
 
     def test_lengths_and_answers_of_several_stores(self) -> None:
         one = index_of([Document([1, 2, 3], [False, True, True]), Document([4], [True])])
@@ -107,12 +100,6 @@ class TestSequences:
         assert nothing["document_ids"].tolist() == [PADDING] * 2
         assert not nothing["answer_mask"].any()
         assert int(nothing["sequence_id"]) == NOTHING
-
-    def test_a_pad_token_equal_to_a_real_token_stays_apart_by_its_document_id(self) -> None:
-        row = SequenceDataset(index_of([Document([7, 0, 7], [True] * 3)]), 5, True, pad_token_id=7)[0]
-        assert row["input_ids"].tolist() == [7, 0, 7, 7, 7]
-        assert row["document_ids"].tolist() == [0, 0, 0, PADDING, PADDING]
-        assert row["answer_mask"].tolist() == [True, True, True, False, False]
 
 
 class TestSplit:
@@ -149,21 +136,10 @@ class TestMix:
             assert exact - 1 < counts[place] <= max(1, exact + 1e-6)
         assert numbers(mix(indices, weights, seed)) == mixed
 
-    def test_sources_are_shuffled_together_by_the_seed(self) -> None:
-        first, second = (numbers(mix([numbered(30), numbered(30, 1000)], [1, 1], seed)) for seed in (0, 1))
-        assert first != second
-        assert first != sorted(first)
-        assert 5 < sum(n < 1000 for n in first[:30]) < 25
-
-    @pytest.mark.parametrize("weights", [[1.0], [1, 2, 3], [1, 0], [1, -1], []])
+    @pytest.mark.parametrize("weights", [[1.0], [1, 0]])
     def test_bad_weights(self, weights: list[float]) -> None:
         with pytest.raises(DataError, match="one weight above 0 per source"):
             mix([numbered(3), numbered(3, 1000)], weights, 0)
-
-    def test_a_mixture_can_be_mixed_again(self) -> None:
-        inner = mix([numbered(4), numbered(4, 1000)], [1, 1], 0)
-        outer = mix([inner, numbered(8, 2000)], [1, 1], 0)
-        assert sorted(numbers(outer)) == [*range(4), *range(1000, 1004), *range(2000, 2008)]
 
 
 class TestFirst:
@@ -196,13 +172,14 @@ def test_documents_for_testing_are_nobody_elses() -> None:
         index.without_test(50, seed=3)
 
 
-@pytest.mark.parametrize("rows", range(1, 22))
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 12, 21])
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])
-def test_an_epoch_has_every_row_once_on_all_processes_together(rows: int, processes: int) -> None:
+def test_an_epoch_has_every_row_once_on_all_processes_together(rows: int, processes: int, full: bool) -> None:
     order = SeedableRandomSampler(range(rows), data_seed=3)
     parts = []
     for process in range(processes):
-        batches = PartOfBatches(order, 2, process, processes, drop_last=False)
+        batches = PartOfBatches(order, 2, process, processes, drop_last=False, full=full)
         batches.set_epoch(5)  # a sampler moves on by an epoch each time it is gone through
         parts.append(list(batches))
         assert len(parts[-1]) == len(batches)
@@ -210,22 +187,10 @@ def test_an_epoch_has_every_row_once_on_all_processes_together(rows: int, proces
     expected = list(BatchSampler(order, 2 * processes, drop_last=False))
     for number, together in enumerate(zip(*parts, strict=True)):
         assert len({len(part) for part in together}) == 1, "passes of the same size"
+        assert not full or len(together[0]) == 2
         assert [row for part in together for row in part if row != NOTHING] == expected[number]
     assert sorted(row for part in parts for batch in part for row in batch if row != NOTHING) == list(range(rows))
 
 
 def test_a_short_batch_is_split_evenly() -> None:
     assert [part_of([0, 1, 2, 3, 4], p, 4) for p in range(4)] == [[0, 1], [2, 3], [4, -1], [-1, -1]]
-
-
-def test_full_batches_hold_the_same_rows() -> None:
-    for processes in (1, 2, 3):
-        for process in range(processes):
-            plain, full = (
-                list(PartOfBatches(SequentialSampler(range(11)), 3, process, processes, drop_last=False, full=full))
-                for full in (False, True)
-            )
-            assert all(len(batch) == 3 for batch in full)
-            assert [[row for row in batch if row != NOTHING] for batch in full] == [
-                [row for row in batch if row != NOTHING] for batch in plain
-            ]

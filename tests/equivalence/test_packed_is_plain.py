@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ebft.method.layout import PackedLayout, StridedLayout
-from ebft.model.backbone import decoder_of, output_head, packed_hidden_states
+from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.rollout import rollout
 from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
 from tests.plain import places, plain_hidden_states, plain_logits, untouched
@@ -82,23 +82,6 @@ def test_context_rows_equal_plain_documents(family: str, case: str) -> None:
                 assert (hidden[row, inside] - expected).abs().max() / expected.abs().max() < 1e-5
 
 
-def test_dense_mask_under_transformers_own_attention_agrees(family: str) -> None:
-    """`layout.attention_mask()` handed to an untouched model gives the same hidden states as ebft's attention."""
-    if family in ("gemma3", "gemma2", "qwen2_moe"):
-        pytest.skip("a sliding window needs two masks; test_packed_equals_plain covers it")
-    layout, _ = layouts()["documents"]
-    model = tiny_model(family)
-    plain = untouched(model)
-    packed = torch.randint(VOCABULARY, (2, layout.packed_length), generator=torch.Generator().manual_seed(3))
-    additive = torch.where(layout.attention_mask(), 0.0, torch.finfo(torch.float32).min)[:, None]
-    with torch.no_grad():
-        found = packed_hidden_states(model, packed, layout)
-        expected = decoder_of(plain)(
-            input_ids=packed, attention_mask=additive, position_ids=layout.position_ids, use_cache=False
-        ).last_hidden_state
-    assert (found - expected).abs().max() / expected.abs().max() < 1e-5
-
-
 def test_gradients_equal_those_of_plain_sequences(family: str, device_and_backend: tuple[str, str]) -> None:
     """Sum of log-probs of all completions, differentiated through the packed pass and through plain sequences."""
     device, backend = device_and_backend
@@ -144,25 +127,6 @@ def test_parts_of_completions_change_nothing(monkeypatch: pytest.MonkeyPatch, fa
         assert (hidden - results[0][0]).abs().max() < 1e-5 * results[0][0].abs().max()
         for mine, other in zip(gradients, results[0][1], strict=True):
             assert (mine - other).abs().max() <= 1e-4 * other.abs().max().clamp(min=1e-3)
-
-
-def test_gradient_checkpointing_gives_the_same_gradients(family: str) -> None:
-    layout, _ = layouts()["documents"]
-    packed = torch.randint(VOCABULARY, (2, layout.packed_length), generator=torch.Generator().manual_seed(6))
-    gradients = []
-    for checkpointing in (False, True):
-        model = tiny_model(family)
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        if checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.train()
-        some_scalar(packed_hidden_states(model, packed, layout)).backward()
-        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
-    assert len(gradients[0]) == len(gradients[1])
-    for without, with_ in zip(*gradients, strict=True):
-        torch.testing.assert_close(with_, without, rtol=1e-5, atol=1e-6 * float(without.abs().max()))
 
 
 def test_plain_calls_stay_as_they_were(family: str) -> None:

@@ -152,15 +152,3 @@ def test_places_without_a_token_need_not_be_computed() -> None:
     torch.testing.assert_close(others, states, rtol=1e-5, atol=1e-5)
     for gradient, other in zip(gradients, other_gradients, strict=True):
         torch.testing.assert_close(other, gradient, rtol=1e-4, atol=1e-4)
-
-
-def test_padding_that_all_rows_share_is_left_out_of_all() -> None:
-    """One mask for any number of rows: each has the features that it has alone."""
-    features = FeatureNetwork(tiny_model("llama"))
-    layout = StridedLayout(T, 4, 4, 3, document_ids=torch.where(torch.arange(T) < T - 6, 0, -1))
-    generator = torch.Generator().manual_seed(6)
-    packed = torch.randint(VOCABULARY, (2, layout.packed_length), generator=generator)
-    together = features(packed, layout)
-    for row in range(2):
-        for all_rows, one in zip(together, features(packed[row : row + 1], layout), strict=True):
-            torch.testing.assert_close(all_rows[row], one[0])

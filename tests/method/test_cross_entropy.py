@@ -145,21 +145,6 @@ def test_value_and_gradients_for_every_kind_of_head(
     check(problem, chunk_rows)
 
 
-def test_a_reference_without_weights_is_measured_only() -> None:
-    problem = random_problem(2)
-    problem.rows = replace(problem.rows, kl_weights=None)
-    check(problem, 4)
-
-
-def test_no_rows() -> None:
-    problem = random_problem(3, R=1, kl=False)
-    rows = Rows(*(x[:0] for x in (problem.rows.targets, problem.rows.weights, problem.rows.temperature)))
-    found = weighted_cross_entropy(problem.hidden[:0], problem.head, rows)
-    assert found.loss.item() == 0
-    found.loss.backward()
-    assert float(problem.head.weight.grad.abs().max()) == 0
-
-
 @pytest.mark.parametrize("wanted", [{"hidden"}, {"weight"}, {"bias"}, {"hidden", "bias"}])
 def test_gradients_only_where_wanted(wanted: set[str]) -> None:
     problem = random_problem(4)
@@ -172,18 +157,6 @@ def test_gradients_only_where_wanted(wanted: set[str]) -> None:
     for name, leaf in problem.leaves().items():
         assert (leaf.grad is not None) == (name in wanted)
     torch.testing.assert_close(tuple(leaf.grad for leaf in chosen), expected_gradients)
-
-
-def test_no_gradient_without_grad_mode_or_leaves() -> None:
-    problem = random_problem(5)
-    with torch.no_grad():
-        found = weighted_cross_entropy(problem.hidden, problem.head, problem.rows, problem.reference, 4)
-    assert not found.loss.requires_grad
-    torch.testing.assert_close(found.loss, plainly(problem).loss.detach())
-    for leaf in problem.leaves().values():
-        leaf.requires_grad_(False)
-    found = weighted_cross_entropy(problem.hidden, problem.head, problem.rows, problem.reference, 4)
-    assert not found.loss.requires_grad
 
 
 def gradients_of_a_scaled_mean(share: float, hidden_dtype: torch.dtype, compute: torch.dtype | None) -> list[Tensor]:

@@ -340,21 +340,6 @@ def test_anchors_at_answer_starts_equal_loops(problem: Problem) -> None:
     check_against_loops(layout, problem, places, False, None)
 
 
-def test_cross_entropy_may_count_other_tokens_than_truths_lie_in() -> None:
-    answers = torch.tensor([0, 0, 1, 1, 0, 1]).bool()
-    targets = torch.tensor([1, 1, 0, 1, 1, 1]).bool()
-    layout = PackedLayout.at_answer_starts(answers, 3, 1)
-    other = PackedLayout.at_answer_starts(answers, 3, 1, target_mask=targets, lengths=torch.tensor([6, 5]))
-    assert layout.truth_mask.tolist() == answers.tolist()
-    # Nothing predicts the first token, and padding is never a target.
-    assert other.truth_mask.tolist() == [
-        [False, True, False, True, True, True],
-        [False, True, False, True, True, False],
-    ]
-    assert layout.anchors.tolist() == [2, 5]
-    assert other.truth_lengths.tolist() == [[2, 1], [2, 0]]
-
-
 @SETTINGS
 @given(problem=problems(), stride=st.integers(1, 3))
 @example(problem=Problem(8, 2, 1, 2, [[0] * 8] * 2, None, [5, 8], shared_documents=True), stride=2)
@@ -440,12 +425,3 @@ def test_selected_rows_have_the_masks_of_the_whole_batch() -> None:
     assert torch.equal(part.attention_mask(), whole.attention_mask()[1:3])
     alike = StridedLayout(12, 2, 2, 2)
     assert alike.select_rows(slice(0, 1)) is alike
-
-
-def test_a_batch_without_anchors_passes_if_asked_for() -> None:
-    ids = torch.arange(12)
-    with pytest.raises(ValueError, match="no valid anchor"):
-        StridedLayout(12, 2, 2, 2, document_ids=ids)
-    layout = StridedLayout(12, 2, 2, 2, document_ids=ids, fixed_shape=True, allow_empty=True)
-    assert not layout.anchor_mask.any()
-    assert layout.num_anchors == 5

@@ -232,16 +232,6 @@ def check(problem: Problem, chunk_rows: int | None = None) -> None:
         assert float(found.kl) == pytest.approx(kl, rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_policy_loss(name: str) -> None:
-    check(random_problem(0, CASES[name]))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_everything_at_once(name: str) -> None:
-    check(random_problem(1, CASES[name], gamma=0.3, ends=True, kl_weight=0.7, counts=(50.0, 40.0)), 5)
-
-
 @SETTINGS
 @given(
     seed=st.integers(0, 10**6),

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from ebft.method.measures import (
     SumsAndCounts,
-    as_logged,
     differences,
     estimates,
     paired_difference,
@@ -48,16 +47,7 @@ def bootstrap(statistic: Callable[[Sequence[int]], float], m: int, times: int = 
     return statistics.stdev(statistic(draw.choices(range(m), k=m)) for _ in range(times))
 
 
-def jackknife(statistic: Callable[[Sequence[int]], float], m: int) -> float:
-    left_out = [statistic([i for i in range(m) if i != out]) for out in range(m)]
-    return math.sqrt((m - 1) / m * sum((x - statistics.mean(left_out)) ** 2 for x in left_out))
-
-
-def test_every_token_weighs_the_same() -> None:
-    assert ratio_of_sums([6.0, 10.0], [1, 127]).mean == 16 / 128
-
-
-def test_the_error_of_a_difference_agrees_with_bootstrap_and_jackknife() -> None:
+def test_the_error_of_a_difference_agrees_with_bootstrap() -> None:
     after, before = sequences(1, 300, shift=0.05)
 
     def difference(chosen: Sequence[int]) -> float:
@@ -66,16 +56,8 @@ def test_the_error_of_a_difference_agrees_with_bootstrap_and_jackknife() -> None
     found = paired_difference(after, before)
     assert found.mean == pytest.approx(difference(range(300)))
     assert found.standard_error == pytest.approx(bootstrap(difference, 300), rel=0.05)
-    assert found.standard_error == pytest.approx(jackknife(difference, 300), rel=0.02)
     apart = math.hypot(ratio_of_sums(*after).standard_error, ratio_of_sums(*before).standard_error)
     assert found.standard_error < apart / 3
-
-
-def test_the_error_of_a_difference_agrees_with_simulation() -> None:
-    found = [paired_difference(*sequences(seed, 100, shift=0.05)) for seed in range(400)]
-    assert statistics.mean(e.mean for e in found) == pytest.approx(0.05, abs=0.003)
-    spread = statistics.stdev(e.mean for e in found)
-    assert statistics.mean(e.standard_error for e in found) == pytest.approx(spread, rel=0.12)
 
 
 def test_counts_may_differ_too() -> None:
@@ -156,9 +138,3 @@ def test_differences_are_of_the_same_sequences_in_any_order() -> None:
     assert differences(after[:3], before) == {}
     assert differences([{**r, "tokens": 9} for r in after], before) == {}
     assert differences([], before) == {}
-
-
-def test_as_it_is_logged() -> None:
-    found = as_logged(differences([record(0, 1, 1.0)], [record(0, 1, 3.0)]))
-    assert found["eval_cfm"] == -2
-    assert math.isnan(found["eval_cfm_se"])

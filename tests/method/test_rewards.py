@@ -21,7 +21,6 @@ from ebft.method.rewards import (
     leave_one_out_baseline,
     token_groups,
     truth_groups,
-    whitened_proxy,
 )
 
 SETTINGS = settings(max_examples=50, deadline=None)
@@ -166,16 +165,6 @@ def test_lemma_holds_for_noisy_duplicates_that_share_a_group(seed: int, copies: 
                 assert float(alignment[i]) == pytest.approx(float(alignment[j]), abs=1e-9)
 
 
-def test_without_groups_noise_turns_duplicates_into_different_completions() -> None:
-    copies = [0, 0, 1, 2]
-    generated = with_bf16_noise(unit_rows(random_features(0, 5, 64))[copies], 1)
-    truth = random_features(2, 64).float()
-    _, diversity = feature_matching_rewards(generated, truth, "paper")
-    _, grouped = feature_matching_rewards(generated, truth, "paper", torch.tensor(copies))
-    assert grouped.tolist() == pytest.approx([4 / 3, 4 / 3, 0, 0], abs=1e-8)
-    assert diversity.abs().max() < 1e-6  # four orthogonal directions: the two copies look unrelated
-
-
 # ---- special completions -----------------------------------------------------------------------------------
 
 
@@ -238,17 +227,6 @@ def test_a_single_sample_has_no_diversity() -> None:
 # One context each of the reference implementation's own inputs and outputs (float32, before the factor 2). The features
 # have 24 entries; here they are coordinates in an orthonormal basis of their span, truth first.
 REFERENCE_CASES = {
-    "random": (
-        [
-            [1.0, 0.0, 0.0, 0.0, 0.0],
-            [0.928496, 0.371343, 0.0, 0.0, 0.0],
-            [0.919863, 0.189393, 0.343486, 0.0, 0.0],
-            [0.913096, 0.161273, 0.104652, 0.359576, 0.0],
-            [0.899312, 0.142648, 0.01354, 0.221956, 0.348484],
-        ],
-        [0.505112, 0.495323, 0.444864, 0.456567],
-        [0.0, 0.0, 0.0, 0.0],
-    ),
     "two equal": (
         [
             [1.0, 0.0, 0.0, 0.0],
@@ -259,17 +237,6 @@ REFERENCE_CASES = {
         ],
         [0.640287, 0.640287, 0.513231, 0.486822],
         [0.166667, 0.166667, 0.0, 0.0],
-    ),
-    "a zero row": (
-        [
-            [1.0, 0.0, 0.0, 0.0],
-            [0.943479, 0.331433, 0.0, 0.0],
-            [0.873851, 0.229456, 0.428642, 0.0],
-            [0.928653, 0.085049, 0.092889, 0.348914],
-            [0.0, 0.0, 0.0, 0.0],
-        ],
-        [0.622872, 0.436859, 0.585292, 0.0],
-        [0.0, 0.0, 0.0, 0.0],
     ),
     "a negative sign": (
         [
@@ -309,23 +276,6 @@ def test_groups_equal_loops(completions: list[list[int]], truth: list[int]) -> N
     assert int(truth_groups(torch.tensor(completions), torch.tensor(truth), groups)) == expected
 
 
-def test_groups_of_a_batch() -> None:
-    completions = torch.tensor([[[1, 2], [3, 4], [1, 2]], [[5, 6], [5, 6], [7, 8]]])
-    groups = token_groups(completions)
-    assert groups.tolist() == [[0, 1, 0], [0, 0, 2]]
-    assert truth_groups(completions, torch.tensor([[1, 2], [1, 2]]), groups).tolist() == [0, -1]
-    own_numbers = torch.tensor([[7, 3, 7], [4, 4, 9]])
-    assert truth_groups(completions, torch.tensor([[3, 4], [5, 6]]), own_numbers).tolist() == [3, 4]
-
-
-# ---- bad input ---------------------------------------------------------------------------------------------
-
-
-def test_bad_input_is_told() -> None:
-    with pytest.raises(ValueError, match=r"whitening='zca' is not one of none, plain"):
-        feature_matching_rewards(torch.ones(2, 4), torch.ones(4), "zca")  # type: ignore[arg-type]
-
-
 # ---- advantages --------------------------------------------------------------------------------------------
 
 
@@ -363,53 +313,9 @@ def test_baseline_is_the_mean_reward_of_the_others_among_themselves(seed: int, n
     assert sum(advantages) == pytest.approx(0, abs=1e-10)
 
 
-@SETTINGS
-@given(seed=st.integers(0, 10**6), n=st.integers(2, 6), j=st.integers(0, 5))
-def test_a_sample_has_no_say_in_its_own_baseline(seed: int, n: int, j: int) -> None:
-    j = j % n
-    features, truth = random_features(seed, n, 5), random_features(seed + 1, 5)
-    changed = features.clone()
-    changed[j] = 10 * random_features(seed + 2, 5)
-    before = leave_one_out_baseline(*terms(features, truth))
-    after = leave_one_out_baseline(*terms(changed, truth))
-    assert float(after[j]) == pytest.approx(float(before[j]), abs=1e-10)
-    assert (after - before).abs().max() > 1e-3  # the others' baselines do change
-
-
-def test_two_samples_drop_the_diversity_part() -> None:
-    alignment, diversity = torch.tensor([3.0, 5.0]), torch.tensor([0.7, 0.7])
-    assert leave_one_out_baseline(alignment, diversity).tolist() == [5.0, 3.0]
-    assert leave_one_out_advantages(alignment, diversity).tolist() == pytest.approx([-2.7, 1.3])
-
-
-def test_one_sample_has_no_baseline() -> None:
-    alignment, diversity = torch.tensor([3.0]), torch.tensor([0.0])
-    assert leave_one_out_baseline(alignment, diversity).tolist() == [0.0]
-    assert leave_one_out_advantages(alignment, diversity).tolist() == [3.0]
-
-
-def test_advantages_of_a_batch_do_not_mix() -> None:
-    alignment, diversity = random_features(0, 2, 3, 4), random_features(1, 2, 3, 4)
-    together = leave_one_out_advantages(alignment, diversity, 0.5)
-    for row in range(2):
-        for b in range(3):
-            for j in range(4):
-                others = [i for i in range(4) if i != j]
-                t1, t2 = alignment[row, b], 0.5 * diversity[row, b]
-                expected = t1[j] - t2[j] - sum(t1[i] for i in others) / 3 + sum(t2[i] for i in others) / 2
-                assert float(together[row, b, j]) == pytest.approx(float(expected - t2[j] / 2), abs=1e-12)
-
-
 # Inputs and outputs of the reference implementation: alpha, alignment, diversity, baseline.
 BASELINE_CASES = [
     (1.0, [-0.973556, 0.378074], [0.937935, 0.065746], [0.378074, -0.973556]),
-    (0.5, [0.544988, -0.101904, -2.828142], [1.033566, 0.334816, 0.952906], [-1.592101, -1.967405, 0.013804]),
-    (
-        1.0,
-        [-1.018404, 0.432473, 0.906345, -2.287943],
-        [0.948854, 0.082091, -0.918981, 0.267544],
-        [0.442725, -0.907664, -2.066694, 0.184595],
-    ),
     (
         0.5,
         [0.226616, 0.83027, 0.294075, 0.272073, 0.227965, 0.990596, 2.165084, -0.459295],
@@ -425,6 +331,15 @@ def test_baseline_equals_the_reference_implementation(
 ) -> None:
     found = leave_one_out_baseline(torch.tensor(alignment), torch.tensor(diversity), alpha)
     assert found.tolist() == pytest.approx(baseline, abs=3e-6)
+
+
+def test_few_samples() -> None:
+    """Two drop the diversity part; one has no baseline; a loss without bias needs two."""
+    alignment, diversity = torch.tensor([3.0, 5.0]), torch.tensor([0.7, 0.7])
+    assert leave_one_out_advantages(alignment, diversity).tolist() == pytest.approx([-2.7, 1.3])
+    assert leave_one_out_advantages(alignment[:1], 0 * diversity[:1]).tolist() == [3.0]
+    with pytest.raises(ValueError, match="needs n >= 2 samples per context; use samples >= 2"):
+        conditional_feature_matching_loss(torch.ones(1, 4), torch.ones(4))
 
 
 # ---- the feature-matching loss -------------------------------------------------------------------------------
@@ -462,13 +377,3 @@ def test_feature_matching_loss_of_each_context_equals_loops() -> None:
             pairs = [float(phi[i] @ phi[j]) for i in range(4) for j in range(4) if i != j]
             expected = float(psi @ psi) - 2 * statistics.mean(float(x @ psi) for x in phi)
             assert float(found[row, b]) == pytest.approx(expected + statistics.mean(pairs), abs=1e-12)
-
-
-def test_feature_matching_loss_needs_two_samples() -> None:
-    with pytest.raises(ValueError, match="needs n >= 2 samples per context; use samples >= 2"):
-        conditional_feature_matching_loss(torch.ones(1, 4), torch.ones(4))
-
-
-def test_whitened_proxy() -> None:
-    alignment, diversity = torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([[2.0, 2.0], [0.0, 4.0]])
-    assert whitened_proxy(alignment, diversity).tolist() == [0.5, 3.0]

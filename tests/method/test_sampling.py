@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ebft.method.sampling import (
-    check_sampling,
     sample_tokens,
     sample_with_entropy,
     sequence_seeds,
@@ -107,15 +106,6 @@ def test_uniforms_look_uniform(many: Tensor) -> None:
             assert kolmogorov_smirnov(part) < 2.5 / part.numel() ** 0.5
 
 
-def test_neighbouring_keys_are_uncorrelated(many: Tensor) -> None:
-    centred = many.double() - 0.5
-    for axis in range(4):
-        length = many.shape[axis]
-        products = centred.narrow(axis, 0, length - 1) * centred.narrow(axis, 1, length - 1)
-        correlation = float(products.mean() * 12)
-        assert abs(correlation) < 4 / products.numel() ** 0.5
-
-
 # ---- tokens ------------------------------------------------------------------------------------------------
 
 GRID = 4096
@@ -196,15 +186,6 @@ def test_tokens_of_probability_zero_are_never_sampled(seed: int, possible: list[
     assert all(possible[token] for token in set(tokens.flatten().tolist()))
 
 
-def test_the_largest_uniform_number_does_not_overrun_a_large_vocabulary() -> None:
-    """Rounding in a sum over many tokens leaves the total beside 1; the last tokens here have no mass."""
-    V = 50_000
-    logits = random_logits(0, V)
-    logits[-1000:] = float("-inf")
-    tokens = sample_tokens(logits[None], torch.tensor([[1 - 2.0**-23]]), 1.0)
-    assert int(tokens) < V - 1000
-
-
 def test_tokens_and_entropy_of_a_vocabulary_of_several_blocks() -> None:
     logits = 3 * torch.randn(6, 300, generator=torch.Generator().manual_seed(1))
     uniform = torch.rand(6, 50, generator=torch.Generator().manual_seed(2))
@@ -222,20 +203,6 @@ def test_temperature_zero_takes_the_likeliest_token() -> None:
     tokens = sample_tokens(logits, EVENLY_SPACED[:3].expand(5, -1), 0.0)
     expected = [max(range(9), key=row.tolist().__getitem__) for row in logits]
     assert tokens.tolist() == [[v] * 3 for v in expected]
-
-
-def test_every_sample_of_a_row_uses_its_own_number() -> None:
-    logits = torch.zeros(2, 4)
-    uniform = torch.tensor([[0.1, 0.3, 0.6, 0.9], [0.9, 0.6, 0.3, 0.1]])
-    assert sample_tokens(logits, uniform, 1.0).tolist() == [[0, 1, 2, 3], [3, 2, 1, 0]]
-
-
-@pytest.mark.parametrize("wrong", [(-0.1, None, None), (float("nan"), None, None), (1.0, 0, None), (1.0, None, 1.5)])
-def test_bad_settings_are_told(wrong: tuple[float, int | None, float | None]) -> None:
-    check_sampling(0, None, None)
-    check_sampling(0.6, 1, 1.0)
-    with pytest.raises(ValueError, match=r"must be 0 \(greedy\) or more"):
-        check_sampling(*wrong)
 
 
 def test_sequence_seeds_depend_on_run_step_and_sequence_alone() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model.backbone import packed_hidden_states
-from ebft.model.features import FeatureNetwork, feature_space, resolve_taps, weight_fingerprint
+from ebft.model.features import FeatureNetwork, weight_fingerprint
 from tests.model.packed_losses import LAYOUT, some_packed
 from tests.model.plain_features import T, brute_force, check, some_batch
 from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
@@ -152,10 +152,6 @@ class TestSources:
         packed_hidden_states(adapted, packed, self.layout).sum().backward()
         assert all(p.grad is not None for n, p in adapted.named_parameters() if "lora_B" in n)
 
-    def test_adapter_off_needs_an_adapter(self) -> None:
-        with pytest.raises(ValueError, match="needs a peft model"):
-            FeatureNetwork(tiny_model(), source="adapter_off")
-
     def test_a_moving_average_follows_the_model(self) -> None:
         model = tiny_model()
         network = FeatureNetwork(model, source="average", decay=0.9)
@@ -170,10 +166,6 @@ class TestSources:
         torch.testing.assert_close(network.network.get_parameter(name), 0.81 * old + 0.19 * new)
         with pytest.raises(ValueError, match="stays frozen"):
             FeatureNetwork(model).update_average(model)
-
-    def test_the_moving_average_of_a_bf16_model_is_kept_in_float32(self) -> None:
-        network = FeatureNetwork(tiny_model().to(torch.bfloat16), source="average")
-        assert {p.dtype for p in network.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize(
@@ -206,13 +198,6 @@ def test_a_tap_of_the_last_layer_is_taken_before_the_final_norm() -> None:
     assert (truth[0, 0] - F.normalize(before_norm[0], dim=-1)).abs().max() < 1e-5
 
 
-def test_fractions_follow_the_paper() -> None:
-    assert resolve_taps((0.25, 0.5, 0.75), 28) == (7, 14, 21)
-    assert resolve_taps((0.25, 0.5, 0.75), 30) == (7, 15, 22)
-    assert resolve_taps((0.25, 0.5, 0.75), 2) == (0, 1, 1)
-    assert resolve_taps((1.0, 1), 6) == (6, 1)
-
-
 def test_nothing_above_the_highest_tap_is_kept_or_run() -> None:
     model = tiny_model()
     ran = []
@@ -230,16 +215,6 @@ def test_nothing_above_the_highest_tap_is_kept_or_run() -> None:
     assert kept == whole - 2 * per_layer - model.lm_head.weight.numel()
 
 
-def test_feature_spaces_are_told_apart() -> None:
-    model = tiny_model("llama")
-    mine = feature_space(FeatureNetwork(model), "a")
-    assert feature_space(FeatureNetwork(copy.deepcopy(model)), "b") == {**mine, "model": "b"}
-    rounded = copy.deepcopy(model).bfloat16()
-    assert feature_space(FeatureNetwork(rounded), "a") == mine, "one checkpoint in two precisions is one space"
-    assert feature_space(FeatureNetwork(tiny_model("llama", seed=1)), "a")["weights"] != mine["weights"]
-    assert feature_space(FeatureNetwork(model, layers=[0.5]), "a")["taps"] != mine["taps"]
-
-
 def test_fingerprints_depend_on_weights_and_their_names_alone() -> None:
     model = tiny_model("llama")
     mark = weight_fingerprint(model)
@@ -253,28 +228,6 @@ def test_fingerprints_depend_on_weights_and_their_names_alone() -> None:
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     swapped = nn.ModuleDict({"a": second, "b": first})
     assert weight_fingerprint(nn.ModuleDict({"a": first, "b": second})) != weight_fingerprint(swapped)
-
-
-def test_an_adapter_does_not_count() -> None:
-    model = tiny_model("llama")
-    mark = weight_fingerprint(model.model)
-    config = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-    adapted = get_peft_model(copy.deepcopy(model), config)
-    assert weight_fingerprint(adapted.get_base_model().model) == mark
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"layers": ()}, "fractions of the depth"),
-        ({"layers": (5,)}, "layer numbers up to 4"),
-        ({"pooling": "max"}, "'max' is not one of last, mean"),
-        ({"source": "average", "decay": 1.0}, "decay=1.0"),
-    ],
-)
-def test_bad_settings(change: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FeatureNetwork(tiny_model(), **change)
 
 
 def test_weights_that_lie_input_by_input_give_the_same_features() -> None:

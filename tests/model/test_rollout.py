@@ -192,26 +192,6 @@ def test_what_is_sampled_depends_on_the_sequence_and_its_seed_alone() -> None:
     assert torch.equal(rollout(model, ids, layout, seeds=seeds), together)
 
 
-def test_seeds_come_from_the_global_generator_when_none_are_given() -> None:
-    model, ids, layout = tiny_model(), some_ids(), StridedLayout(T, 4, 4, 2)
-    results = []
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        results.append(rollout(model, ids, layout))
-    assert torch.equal(results[0], results[1])
-    assert not torch.equal(results[0], results[2])
-
-
-def test_temperature_zero_is_greedy() -> None:
-    model = tiny_model()
-    plain = untouched(model)
-    layout = StridedLayout(T, 4, 4, 2)
-    ids = some_ids()
-    completions = rollout(model, ids, layout, temperature=0)
-    for place in places(ids, completions, layout):
-        assert torch.equal(plain_logits(plain, place.sequence)[-5:-1].argmax(-1), place.sequence[-4:])
-
-
 def test_top_k_and_top_p_stay_within_the_likeliest_tokens() -> None:
     model = tiny_model()
     plain = untouched(model)
@@ -250,16 +230,6 @@ def test_a_long_horizon_from_the_start_of_each_answer() -> None:
     greedy = rollout(model, ids, layout, temperature=0)
     expected = untouched(model).generate(ids[1:, :12], max_new_tokens=30, do_sample=False, pad_token_id=0)
     assert torch.equal(greedy[1, 0, 0], expected[0, 12:])
-
-
-def test_rollouts_leave_the_model_in_the_mode_it_was_in() -> None:
-    model, ids, layout = tiny_model("gpt2"), some_ids(), StridedLayout(T, 4, 4, 2)
-    expected = rollout(model, ids, layout, seeds=SEEDS)
-    model.train()
-    model.lm_head.eval()
-    assert torch.equal(rollout(model, ids, layout, seeds=SEEDS), expected)  # no dropout inside
-    assert model.training
-    assert not model.lm_head.training
 
 
 class TestBadInput:

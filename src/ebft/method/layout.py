@@ -113,15 +113,14 @@ class PackedLayout:
         inside_RB = (anchors_RB >= 1) & (anchors_RB < T)
         anchors_RB = torch.where(inside_RB, anchors_RB, 1).clamp(max=T - 1)
 
-        breaks_RT = starts_RT
-        if ends is not None:  # as a rollout does, a truth ends with its first end token: the next one begins another
-            ends_RT = flags(ends, R, T)
-            breaks_RT = starts_RT | ends_RT.roll(1, 1)  # the first token begins a document anyway
+        # As a rollout does, a truth ends with its first end token: the next one begins another. (The first token of all
+        # begins a document anyway.)
+        ends_RT = torch.zeros(R, T, dtype=torch.bool) if ends is None else flags(ends, R, T)
+        breaks_RT = starts_RT | ends_RT.roll(1, 1)
         truth_RB = truth_lengths(breaks_RT, padding_RT | ~answers_RT).gather(1, anchors_RB).clamp(max=horizon)
+        last_RB = (anchors_RB + truth_RB - 1).clamp(min=0, max=T - 1)
         enough_RB = truth_RB >= (horizon if whole_truth else 1)
-        if ends is not None:
-            last_RB = (anchors_RB + truth_RB - 1).clamp(min=0, max=T - 1)
-            enough_RB |= (truth_RB >= 1) & ends_RT.gather(1, last_RB)
+        enough_RB |= (truth_RB >= 1) & ends_RT.gather(1, last_RB)
         valid_RB = inside_RB & ~starts_RT.gather(1, anchors_RB) & enough_RB  # a start has no context
         if not allow_empty and not bool(valid_RB.any()):
             raise ValueError(
@@ -134,47 +133,61 @@ class PackedLayout:
         self._valid = valid_RB[:, used]
         self._truths = torch.where(valid_RB, truth_RB, 0)[:, used]
         self._truth_mask = ~starts_RT & ~padding_RT & (answers_RT if target_mask is None else flags(target_mask, R, T))
-        self._describe_tokens(documents_RT if document_ids is not None else None)
-        of_completions = torch.ones(R, self.packed_length - T, dtype=torch.bool)
-        self.has_token = torch.cat([~padding_RT, of_completions], 1)
         self.has_documents = document_ids is not None
         # True if all rows of a batch see the same: attention then needs one mask for all of them. With documents,
         # lengths matter too, because padding tokens are documents of their own.
         same_documents = document_ids is None or (document_ids.dim() == 1 and lengths is None)
         self.rows_alike = anchors.dim() == 1 and same_documents
-
-    def _describe_tokens(self, documents_RT: Tensor | None) -> None:
-        """The attributes of every packed token that the mask rule compares."""
-        T, G, n = self.context_length, self.horizon, self.samples
-        R, B = self._anchors.shape
-        self.num_anchors = B
-        self.packed_length = T + B * n * G
-
-        def to_completions(per_anchor_RB: Tensor) -> Tensor:
-            return per_anchor_RB[:, :, None].expand(-1, -1, n * G).flatten(1)
-
-        index_T = torch.arange(T)
-        positions_RT = index_T.expand(R, -1)
-        if documents_RT is not None:
-            positions_RT = positions_RT - document_begin(documents_RT)
-        last_context_RB = self._anchors - 1
-        first_position_RB = positions_RT.gather(1, last_context_RB) + 1
-        steps = torch.arange(G).repeat(B * n)
-        self.row_positions = torch.cat([positions_RT, to_completions(first_position_RB) + steps], 1)
-        self.visible_context = torch.cat([(index_T + 1).expand(R, -1), to_completions(self._anchors)], 1)
-        last_RBn = torch.arange(1, B * n + 1).expand(R, -1) * G + T
-        self.subtree_end = torch.cat([torch.zeros(R, T, dtype=torch.long), last_RBn.repeat_interleave(G, 1)], 1)
-        self.packed_documents: Tensor | None = None
-        if documents_RT is not None:
-            of_completions = to_completions(documents_RT.gather(1, last_context_RB))
-            self.packed_documents = torch.cat([documents_RT, of_completions], 1)
+        # Plain integers, so that attention over chunks of anchors can leave out the context after them without
+        # asking the device.
+        self.furthest_context: list[int] = self._anchors.amax(0).tolist()
         self._slots: Tensor | None = None
         self._completions: Tensor | None = None
         self.predicted: Tensor | None = None
         self.predicting_rows: int | None = None
-        # Plain integers, so that attention over chunks of anchors can leave out the context after them without
-        # asking the device.
-        self.furthest_context: list[int] = self._anchors.amax(0).tolist()
+        # What context tokens have; completions come behind.
+        self.has_token = ~padding_RT
+        self.visible_context = torch.arange(1, T + 1).expand(R, -1)
+        self.subtree_end = torch.zeros(R, T, dtype=torch.long)
+        self.row_positions = torch.arange(T).expand(R, -1)
+        self.packed_documents: Tensor | None = None
+        if document_ids is not None:
+            self.row_positions, self.packed_documents = self.row_positions - document_begin(documents_RT), documents_RT
+        self._add_completions()
+
+    def _add_completions(self, tree: Tree | None = None, nodes: int = 0) -> None:
+        """Put completions behind the context tokens, one after the other, or a tree with room for `nodes` of them."""
+        T, G, n, device = self.context_length, self.horizon, self.samples, self.device
+        R, B = self._anchors.shape
+        self.num_anchors, self.packed_length = B, T + (B * n * G if tree is None else nodes)
+        anchors, steps = self._anchors[..., None, None], torch.arange(G, device=device)
+        itself: Tensor | int = 0
+        if tree is None:
+            visible, end = anchors, (torch.arange(B * n).view(B, n, 1) + 1) * G + T
+        else:
+            visible, end = anchors + tree.in_context[..., None], tree.end + T
+            place = torch.where(tree.is_node, tree.nodes, nodes).flatten(1)  # what is no node goes past the end
+            # A place without a node sees itself and nothing else, so that its softmax is not empty.
+            itself = torch.arange(T + 1, T + nodes + 2, device=device)
+
+        def packed(per_token: Tensor, of_completions: Tensor, elsewhere: Tensor | int = 0) -> Tensor:
+            """Of the context [R, T or more] and of completions [R, B, n, G] -> [R, S]; elsewhere: without a node."""
+            tokens = of_completions.expand(R, B, n, G).flatten(1)
+            if tree is not None:
+                empty = torch.zeros(R, nodes + 1, dtype=torch.long, device=device) + elsewhere
+                tokens = empty.scatter(1, place, tokens)[:, :nodes]
+            return torch.cat([per_token[:, :T].expand(R, -1), tokens], 1)
+
+        def at_anchors(per_token: Tensor) -> Tensor:
+            """What a token has, of the last context token of every anchor: [R, B, 1, 1]."""
+            return per_token[:, :T].expand(R, -1).gather(1, self._anchors - 1)[..., None, None]
+
+        self.has_token = packed(self.has_token, torch.ones_like(anchors)).bool()
+        self.visible_context = packed(self.visible_context, visible)
+        self.subtree_end = packed(self.subtree_end, end, itself)
+        self.row_positions = packed(self.row_positions, at_anchors(self.row_positions) + 1 + steps)
+        if self.packed_documents is not None:
+            self.packed_documents = packed(self.packed_documents, at_anchors(self.packed_documents))
 
     # ---- what a layout tells ---------------------------------------------------------------------------------------
 
@@ -226,7 +239,7 @@ class PackedLayout:
 
     @property
     def mask_rows(self) -> Tensor:
-        """The rows that have masks of their own: 0 alone if all rows see the same."""
+        """The rows that have masks of their own."""
         return torch.arange(1 if self.rows_alike else self.visible_context.shape[0], device=self.device)
 
     def allowed(self, row: Tensor | int, query: Tensor, key: Tensor, window: int | None = None) -> Tensor:
@@ -326,42 +339,19 @@ class PackedLayout:
     def with_tree(self, tree: Tree, nodes: int, predicting_rows: int) -> PackedLayout:
         """This layout with the nodes of a tree instead of completions, room for `nodes` of them in a row, and for so
         many tokens of all rows together that predict something."""
-        T, (b, B, n, G) = self.context_length, tree.nodes.shape
-        packed = copy.copy(self)
-        packed.batch_size, packed.rows_alike, packed.packed_length = b, False, T + nodes
+        packed, b = copy.copy(self), len(tree.nodes)
         for name in ("_anchors", "_valid", "_truths", "_truth_mask"):
             setattr(packed, name, getattr(self, name).expand(b, -1))
-        anchors = packed._anchors[..., None, None]
-        steps = torch.arange(G, device=self.device)
-        in_context = steps < tree.in_context[..., None]
-        packed._slots = torch.where(tree.is_node, tree.nodes + T, torch.where(in_context, anchors + steps, 0))
-        packed._completions, packed.predicted = tree.completions, tree.predicted
-        packed.predicting_rows = predicting_rows
-
-        spare = torch.where(tree.is_node, tree.nodes, nodes).flatten(1)  # what is no node goes past the end
-        last_context = packed._anchors - 1
-
-        def at_nodes(values: Tensor, elsewhere: Tensor | int) -> Tensor:
-            """Values of completion tokens, [b, B, n, G], in the order of the nodes: [b, nodes]."""
-            found = torch.zeros(b, nodes + 1, dtype=torch.long, device=self.device) + elsewhere
-            return found.scatter(1, spare, values.expand(b, B, n, G).flatten(1))[:, :nodes]
-
-        def of_anchors(per_token: Tensor) -> Tensor:
-            """What a token has, for the last context token of every anchor: [b, B, 1, 1]."""
-            return per_token[:, :T].expand(b, -1).gather(1, last_context)[..., None, None]
-
-        def joined(per_token: Tensor, at_nodes: Tensor) -> Tensor:
-            return torch.cat([per_token[:, :T].expand(b, -1), at_nodes], 1)
-
-        # A place without a node sees itself and nothing else, so that its softmax is not empty.
-        itself = torch.arange(T + 1, T + nodes + 2, device=self.device)
-        visible = anchors + tree.in_context[..., None]
-        packed.has_token = joined(self.has_token, at_nodes(torch.ones_like(tree.end), 0).bool())
-        packed.visible_context = joined(self.visible_context, at_nodes(visible, 0))
-        packed.subtree_end = joined(self.subtree_end, at_nodes(tree.end + T, itself))
-        packed.row_positions = joined(self.row_positions, at_nodes(of_anchors(self.row_positions) + 1 + steps, 0))
-        if self.packed_documents is not None:
-            packed.packed_documents = joined(self.packed_documents, at_nodes(of_anchors(self.packed_documents), 0))
+        packed.batch_size, packed.rows_alike = b, False
+        packed._completions, packed.predicted, packed.predicting_rows = (
+            tree.completions,
+            tree.predicted,
+            predicting_rows,
+        )
+        steps = torch.arange(self.horizon, device=self.device)
+        in_context = torch.where(steps < tree.in_context[..., None], packed._anchors[..., None, None] + steps, 0)
+        packed._slots = torch.where(tree.is_node, tree.nodes + self.context_length, in_context)
+        packed._add_completions(tree, nodes)
         return packed
 
     # ---- devices ---------------------------------------------------------------------------------------------------
