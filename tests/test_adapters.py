@@ -46,25 +46,18 @@ def trained_logits(base: Path, adapter: Path) -> torch.Tensor:
     return logits_of(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(adapter)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_any_adapter_trains_and_its_export_is_the_same_model(
-    kind: str, tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("kind", ["lora", "rslora with the head", "ia3", "oft", "ln_tuning"])
+def test_any_adapter_trains_and_its_export_is_the_same_model(kind: str, tiny: Path, sums: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, tiny, sums, **QUICK, peft=KINDS[kind])
     assert run("train", recipe, tmp_path / "out") == 0
     adapted = trained_logits(tiny, tmp_path / "out" / "final")
     assert not torch.equal(adapted, logits_of(AutoModelForCausalLM.from_pretrained(tiny)))
 
-    capsys.readouterr()
     assert cli.main(["export", str(tmp_path / "out"), "--output", str(tmp_path / "merged")]) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "merged")
     assert not (tmp_path / "merged" / "adapter_config.json").exists()
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(logits_of(merged), adapted, rtol=1e-4, atol=1e-4)
-    assert (
-        AutoTokenizer.from_pretrained(tmp_path / "merged").get_vocab()
-        == AutoTokenizer.from_pretrained(tiny).get_vocab()
-    )
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").eos_token == END
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,29 +99,23 @@ def test_a_saved_adapter_config_can_be_given_as_peft(tiny: Path, sums: Path, tmp
 
 
 @pytest.mark.parametrize(
-    ("peft", "words"),
+    ("settings", "words"),
     [
-        ({"peft_type": "LORAA"}, "did you mean 'LORA'"),
-        ({"rr": 3}, "unexpected keyword argument 'rr'"),
-        ({"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 4}, "packed sequences have no place for"),
-        ("nowhere.json", "is no adapter_config.json, nor a folder with one"),
+        ({"peft": {"peft_type": "LORAA"}}, "did you mean 'LORA'"),
+        ({"peft": {"rr": 3}}, "unexpected keyword argument 'rr'"),
+        ({"peft": {"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 4}}, "packed sequences have no place for"),
+        ({"peft": {"target_modules": ["query"]}}, "the adapter does not fit the model: Target modules"),
+        ({"peft": "nowhere.json"}, "is no adapter_config.json, nor a folder with one"),
+        ({"lora": True, "load_in_4bit": True, "feature_source": "copy"}, "feature_source='copy' copies the model"),
+        ({"lora": True, "load_in_4bit": True}, "load_in_4bit=true needs a GPU"),
     ],
 )
 def test_what_is_wrong_with_an_adapter_is_said(
-    peft: Any, words: str, tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    settings: Any, words: str, tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = write_recipe(tmp_path, tiny, sums, peft=peft)
+    recipe = write_recipe(tmp_path, tiny, sums, **settings)
     assert run("train", recipe, tmp_path / "out") == 2
-    assert words in capsys.readouterr().err.splitlines()[-1]
-    assert not (tmp_path / "out").exists()
-
-
-def test_modules_that_the_model_has_not(
-    tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = write_recipe(tmp_path, tiny, sums, peft={"target_modules": ["query"]})
-    assert run("train", recipe, tmp_path / "out") == 2
-    assert "the adapter does not fit the model: Target modules" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("package", ["peft", "bitsandbytes"])
@@ -178,47 +165,6 @@ def test_four_bits(bf16: bool, sums: Path, tmp_path: Path, monkeypatch: pytest.M
         assert (logits_of(merged) - logits_of(AutoModelForCausalLM.from_pretrained(base))).abs().max() > 0.1
 
 
-def test_gradients_pass_through_four_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a packed pass, after rollouts: those of the same adapter on the same weights taken out of their 4 bits."""
-    bitsandbytes = pytest.importorskip("bitsandbytes")
-    from ebft.method.layout import StridedLayout
-    from ebft.model.backbone import packed_hidden_states
-    from ebft.model.rollout import rollout
-
-    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
-    tiny_model("llama", intermediate_size=128).save_pretrained(tmp_path)
-    options = loading.four_bit(torch.device("cpu"))
-    options["quantization_config"].bnb_4bit_compute_dtype = torch.float32
-    kept, rounded = (AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, **options) for _ in range(2))
-    layout = StridedLayout(24, 4, 4, 3)
-    ids = torch.randint(61, (2, 24), generator=torch.Generator().manual_seed(0))
-    found = []
-    for model in (kept, rounded.dequantize(torch.float32)):
-        config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
-        torch.manual_seed(0)
-        adapted = loading.add_adapter(model, config)
-        completions = rollout(adapted, ids, layout, seeds=torch.tensor([1, 2]))
-        packed_hidden_states(adapted, layout.pack(ids, completions), layout).square().sum().backward()
-        found.append({n: p.grad for n, p in adapted.named_parameters() if p.requires_grad})
-    assert found[0].keys() == found[1].keys()
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(
-            gradient, found[1][name], rtol=1e-3, atol=1e-3 * float(gradient.abs().max()), msg=name
-        )
-
-
-def test_a_tied_head_that_was_trained_apart_is_saved_apart(sums: Path, tmp_path: Path) -> None:
-    base = tmp_path / "base"
-    tiny_model("llama", vocab_size=259, num_hidden_layers=2, tie_word_embeddings=True).save_pretrained(base)
-    byte_tokenizer(pad=END).save_pretrained(base)
-    assert AutoModelForCausalLM.from_pretrained(base).config.tie_word_embeddings
-    peft = {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
-    assert run("train", write_recipe(tmp_path, base, sums, **QUICK, peft=peft), tmp_path / "out") == 0
-    assert cli.main(["export", str(tmp_path / "out"), "--output", str(tmp_path / "merged")]) == 0
-    merged = logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
-    torch.testing.assert_close(merged, trained_logits(base, tmp_path / "out" / "final"), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("kind", ["lora", "rslora with the head", "ia3"])
 def test_an_adapter_is_resumed_after_a_stop(kind: str, tiny: Path, sums: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, tiny, sums, **QUICK, peft=KINDS[kind])
@@ -229,24 +175,6 @@ def test_an_adapter_is_resumed_after_a_stop(kind: str, tiny: Path, sums: Path, t
     assert torch.equal(whole, stopped)
 
 
-def test_four_bits_allow_no_copy(
-    tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loading, "four_bit", lambda device: {})
-    recipe = write_recipe(tmp_path, tiny, sums, lora=True, load_in_4bit=True, feature_source="copy")
-    assert run("train", recipe, tmp_path / "out") == 2
-    assert "feature_source='copy' copies the model" in capsys.readouterr().err
-
-
-def test_four_bits_need_a_gpu(
-    tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loading, "four_bit", lambda device: {})
-    recipe = write_recipe(tmp_path, tiny, sums, lora=True, load_in_4bit=True)
-    assert run("train", recipe, tmp_path / "out") == 2
-    assert "load_in_4bit=true needs a GPU" in capsys.readouterr().err
-
-
 def test_the_base_model_is_never_in_float32_with_bf16(tiny: Path, sums: Path, tmp_path: Path) -> None:
     from ebft.loading import load_model
 
@@ -255,13 +183,3 @@ def test_the_base_model_is_never_in_float32_with_bf16(tiny: Path, sums: Path, tm
     assert {p.dtype for p in load_model(given).parameters()} == {torch.bfloat16}
     adapted = loading.add_adapter(load_model(given), loading.peft_config(given))
     assert {p.dtype for p in adapted.parameters() if p.requires_grad} == {torch.float32}
-
-
-def test_gradient_checkpointing_gives_the_same_adapter(tiny: Path, sums: Path, tmp_path: Path) -> None:
-    found = []
-    for on in (False, True):
-        recipe = write_recipe(tmp_path, tiny, sums, **QUICK, lora=True, gradient_checkpointing=on)
-        assert run("train", recipe, tmp_path / str(on)) == 0
-        found.append(trained_logits(tiny, tmp_path / str(on) / "final"))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
-    assert not torch.equal(found[0], logits_of(AutoModelForCausalLM.from_pretrained(tiny)))

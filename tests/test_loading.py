@@ -12,7 +12,6 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from ebft import fetch
 from ebft.config.recipe import Recipe, load_recipe
 from ebft.errors import ConfigError
 from ebft.loading import Checkpoint, feature_network, load_model, load_tokenizer
@@ -104,42 +103,28 @@ class TestCheckpoint:
             with model.disable_adapter():
                 assert not torch.equal(model(ids).logits, expected)
 
-    def test_names_on_the_hub_are_left_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(fetch, "hub_unreachable", lambda: None)
-        assert Checkpoint.find("someone/some-model") == Checkpoint("someone/some-model", "someone/some-model")
-
     @pytest.mark.parametrize(
         ("files", "message"),
         [
-            (None, "no such folder"),
             ({}, r"has no config.json, so it is not a checkpoint$"),
             ({"config.json": "{}"}, r"has no weights"),
             ({"final/config.json": "{}"}, "has no config.json.*; did you mean .*/final"),
-            ({"checkpoint-2/config.json": "{}", "checkpoint-10/x": ""}, "did you mean .*/checkpoint-"),
             ({"adapter_config.json": "{}"}, "the adapter folder has no adapter_model.safetensors"),
-            ({"adapter_config.json": "{", "adapter_model.bin": ""}, "cannot be read from adapter_config.json"),
-            ({"adapter_config.json": "{}", "adapter_model.bin": ""}, "KeyError: 'base_model_name_or_path'"),
+            ({"adapter_config.json": "{", "adapter_model.bin": ""}, "no base model by its adapter_config.json"),
             (
                 {"adapter_config.json": '{"base_model_name_or_path": "/no/where"}', "adapter_model.bin": ""},
-                "base model /no/where is not there|no such folder",
+                "no base model by its adapter_config.json: .*/no/where.*no such folder",
             ),
         ],
     )
-    def test_what_is_missing_is_said(self, files: dict[str, str] | None, message: str, tmp_path: Path) -> None:
+    def test_what_is_missing_is_said(self, files: dict[str, str], message: str, tmp_path: Path) -> None:
         folder = tmp_path / "model"
-        for name, text in (files or {}).items():
+        folder.mkdir()
+        for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
-        if files == {}:
-            folder.mkdir()
         with pytest.raises(ConfigError, match=message):
             Checkpoint.find(str(folder))
-
-    def test_a_file_is_no_checkpoint(self, tmp_path: Path) -> None:
-        (tmp_path / "model.safetensors").touch()
-        with pytest.raises(ConfigError, match="is a file; give the folder of a checkpoint"):
-            Checkpoint.find(str(tmp_path / "model.safetensors"))
 
     def test_identity_changes_with_the_weights(self, tiny: Path, tmp_path: Path) -> None:
         copied = tmp_path / "copy"
@@ -165,14 +150,6 @@ class TestRecipe:
         given = {"model": str(model), "dataset": "d", "output_dir": str(folder / "out"), "use_cpu": True}
         return load_recipe(None, {**given, **settings})
 
-    def test_the_model_in_the_precision_that_was_asked_for(self, tiny: Path, tmp_path: Path) -> None:
-        model = load_model(self.recipe(tmp_path, tiny))
-        assert {p.dtype for p in model.parameters()} == {torch.float32}
-        assert all(p.requires_grad for p in model.parameters())
-        assert same_weights(model, AutoModelForCausalLM.from_pretrained(tiny))
-        small = load_model(self.recipe(tmp_path, tiny, model_dtype="bfloat16"))
-        assert {p.dtype for p in small.parameters()} == {torch.bfloat16}
-
     def test_an_adapter_is_merged_and_trains_as_a_whole(self, tiny: Path, adapter: Path, tmp_path: Path) -> None:
         model = load_model(self.recipe(tmp_path, adapter))
         assert not hasattr(model, "disable_adapter")
@@ -188,7 +165,7 @@ class TestRecipe:
         assert len(load_tokenizer(self.recipe(tmp_path, tiny))) == VOCABULARY
         other = self.recipe(tmp_path, tiny, tokenizer=str(tmp_path / "tokenizer"))
         assert len(load_tokenizer(other)) == VOCABULARY + 2
-        with pytest.raises(ConfigError, match=r"tokenizer=.*no such folder|no such folder"):
+        with pytest.raises(ConfigError, match=r"tokenizer=.*no such folder"):
             load_tokenizer(self.recipe(tmp_path, tiny, tokenizer=str(tmp_path / "nowhere")))
 
     def test_feature_networks(self, tiny: Path, adapter: Path, tmp_path: Path) -> None:
@@ -208,5 +185,5 @@ class TestRecipe:
             assert (found.taps, found.pooling) == ((1, 2), "mean")
         assert {p.dtype for p in network(model, bf16=True).parameters()} == {torch.bfloat16}
         assert {p.dtype for p in network(model, bf16=True, feature_source="average").parameters()} == {torch.float32}
-        with pytest.raises(ConfigError, match=r"feature_model=.*cannot be loaded|no such folder"):
+        with pytest.raises(ConfigError, match=r"feature_model=.*no such folder"):
             network(model, feature_model=str(tmp_path / "nowhere" / "x"))

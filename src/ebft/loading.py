@@ -52,11 +52,10 @@ class Checkpoint:
     def identity(self) -> list[Any]:
         """What changes when the weights change: names, sizes and times of their files; of a hub name, the name."""
         folders = [Path(place) for place in (self.base, self.adapter) if place is not None and Path(place).is_dir()]
-        found = [
-            sorted({f for pattern in (*WEIGHTS, *ADAPTER_WEIGHTS) for f in folder.glob(pattern)}) for folder in folders
-        ]
-        files = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for files in found for file in files]
-        return [self.base, self.adapter, files]
+        kinds = (*WEIGHTS, *ADAPTER_WEIGHTS)
+        files = [file for folder in folders for file in sorted({f for kind in kinds for f in folder.glob(kind)})]
+        stats = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+        return [self.base, self.adapter, stats]
 
     def load_tokenizer(self, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
         # An adapter saved by ebft has its tokenizer beside it; others leave it with the base model.
@@ -64,14 +63,10 @@ class Checkpoint:
         return _tokenizer_of(f"model={self.name!r}", str(self.adapter) if own else self.base, trust_remote_code)
 
     def load(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        dtype: torch.dtype,
-        device: torch.device,
-        trust_remote_code: bool = False,
+        self, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, device: torch.device, code: bool = False
     ) -> Any:
-        """The model to evaluate, with its adapter on top."""
-        model = self.with_adapter(load_pretrained(self.base, dtype, trust_remote_code))
+        """The model to evaluate, with its adapter on top. code: trust that of a remote model."""
+        model = self.with_adapter(load_pretrained(self.base, dtype, code))
         check_tokenizer(tokenizer, embedding_size(model), end_tokens_of(model))
         return model.to(device).eval().requires_grad_(False)
 
@@ -216,16 +211,12 @@ def _base_of(folder: Path, name: str) -> str:
     try:
         base = fetch.resolve(json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))["base_model_name_or_path"])
     except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"model={name!r}: its base model cannot be read from {ADAPTER_FILE}: {_what(error)}"
-        ) from None
+        raise ConfigError(f"model={name!r}: no base model by its {ADAPTER_FILE}: {_what(error)}") from None
     path = Path(base).expanduser()
-    if path.is_dir():
-        _check_weights(path, base)
-        return str(path)
-    if base.startswith(("/", ".", "~")):
-        raise ConfigError(f"model={name!r}: its base model {base} is not there; correct {ADAPTER_FILE}")
-    return base
+    if not path.is_dir():
+        return base
+    _check_weights(path, base)
+    return str(path)
 
 
 def _check_weights(folder: Path, name: str) -> None:

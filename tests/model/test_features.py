@@ -16,6 +16,7 @@ from tests.model.packed_losses import LAYOUT, some_packed
 from tests.model.plain_features import T, brute_force, check, some_batch
 from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
 from tests.plain import places, plain_hidden_states, untouched
+from tests.tiny_tokenizer import byte_tokenizer
 
 DOCUMENTS = torch.tensor([[0] * 9 + [1] * 11, [0] * 17 + [-1] * 3])
 
@@ -113,25 +114,32 @@ class TestSources:
         assert torch.equal(self.features(network), self.features(FeatureNetwork(larger)))
         assert not any(p.requires_grad for p in network.parameters())
 
-    def test_another_vocabulary_is_an_error(self, tmp_path: Path) -> None:
+    def test_a_vocabulary_must_be_the_same(self, tmp_path: Path) -> None:
+        """Embeddings padded to different sizes do not matter, the meaning of a token id does."""
         tiny_model("llama", vocab_size=70).save_pretrained(tmp_path)
+        byte_tokenizer().save_pretrained(tmp_path)
         with pytest.raises(ValueError, match=f"vocabulary of 70, the model one of {VOCABULARY}"):
             FeatureNetwork.from_pretrained(str(tmp_path), like=tiny_model())
-
-    def test_tokenizers_are_compared_where_given(self, tmp_path: Path) -> None:
-        def tokenizer(words: list[str]):  # type: ignore[no-untyped-def]
-            from tokenizers import Tokenizer, models
-            from transformers import PreTrainedTokenizerFast
-
-            vocabulary = {word: index for index, word in enumerate(words)}
-            return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="a")))
-
-        # Embeddings padded to different sizes do not matter, the meaning of a token id does.
-        tiny_model("llama", vocab_size=70).save_pretrained(tmp_path)
-        tokenizer(["a", "b", "c"]).save_pretrained(tmp_path)
-        FeatureNetwork.from_pretrained(str(tmp_path), like=tiny_model(), tokenizer=tokenizer(["a", "b", "c"]))
+        FeatureNetwork.from_pretrained(str(tmp_path), like=tiny_model(), tokenizer=byte_tokenizer())
         with pytest.raises(ValueError, match=r"tokenizer of .* differs"):
-            FeatureNetwork.from_pretrained(str(tmp_path), like=tiny_model(), tokenizer=tokenizer(["a", "c", "b"]))
+            FeatureNetwork.from_pretrained(str(tmp_path), like=tiny_model(), tokenizer=byte_tokenizer(extra_tokens=1))
+
+    def test_a_moving_average_follows_the_model(self) -> None:
+        """In float32, whatever the model's precision."""
+        model = tiny_model().to(torch.bfloat16)
+        network = FeatureNetwork(model, source="average", decay=0.9)
+        name = "layers.1.mlp.up_proj.weight"
+        old = network.network.get_parameter(name).clone()
+        assert old.dtype == torch.float32
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+        network.update_average(model)
+        network.update_average(model)
+        new = model.model.get_parameter(name).float()
+        torch.testing.assert_close(network.network.get_parameter(name), 0.81 * old + 0.19 * new)
+        with pytest.raises(ValueError, match="stays frozen"):
+            FeatureNetwork(model).update_average(model)
 
     def test_the_base_model_under_an_adapter(self) -> None:
         model = tiny_model()
@@ -151,21 +159,6 @@ class TestSources:
         packed = self.layout.pack(*some_batch(self.layout))
         packed_hidden_states(adapted, packed, self.layout).sum().backward()
         assert all(p.grad is not None for n, p in adapted.named_parameters() if "lora_B" in n)
-
-    def test_a_moving_average_follows_the_model(self) -> None:
-        model = tiny_model()
-        network = FeatureNetwork(model, source="average", decay=0.9)
-        name = "layers.1.mlp.up_proj.weight"
-        old = network.network.get_parameter(name).clone()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(1.0)
-        network.update_average(model)
-        network.update_average(model)
-        new = model.model.get_parameter(name)
-        torch.testing.assert_close(network.network.get_parameter(name), 0.81 * old + 0.19 * new)
-        with pytest.raises(ValueError, match="stays frozen"):
-            FeatureNetwork(model).update_average(model)
 
 
 @pytest.mark.parametrize(

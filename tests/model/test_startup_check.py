@@ -97,10 +97,6 @@ class TestWindows:
         """Qwen2-MoE is among the families of tests/equivalence; here all layers have the window."""
         assert largest_difference(model_of(phimoe(window=5)), StridedLayout(20, 4, 3, 2)) < 1e-5
 
-    def test_that_a_configuration_has_and_the_model_ignores(self) -> None:
-        model = model_of(LlamaConfig(**SIZES, sliding_window=5))
-        assert largest_difference(model, StridedLayout(20, 4, 3, 2)) < 1e-5
-
     @pytest.mark.parametrize("window", [5, 4096])
     def test_that_ebft_does_not_know_are_found_however_long(self, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attention, "_window_of_mask", lambda module: None)
@@ -109,17 +105,6 @@ class TestWindows:
             prepare_model(model)
         assert model.config.sliding_window == window
         assert model.config._attn_implementation == "sdpa"
-
-    @pytest.mark.parametrize("family", ["gemma3", "qwen2_moe"])
-    def test_are_what_they_were_after_the_check(self, family: str) -> None:
-        model = tiny_model(family, sliding_window=4096)
-
-        def windows() -> list[object]:
-            return [model.config.sliding_window, *(getattr(m, "sliding_window", None) for m in model.modules())]
-
-        before = windows()
-        prepare_model(model)
-        assert windows() == before
 
 
 class TestPositionsThatDependOnTheLength:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 
@@ -170,31 +170,24 @@ def as_logged(found: Mapping[str, Estimate], prefix: str = "eval") -> dict[str, 
 def sums_by_metric(records: Sequence[Record]) -> dict[str, SumsAndCounts]:
     """What each sequence gives to each metric, of those that anything was counted for."""
     found = {}
-    for metric, counted in (METRICS | {name: per for record in records for name, per in _further(record)}).items():
-        counts = [record.get(counted, 0) for record in records]
+    named = {name.replace("log_probs", "cross_entropy"): "" for record in records for name in record}
+    for metric in METRICS | named:
+        counts = [record.get(per_what(metric), 0) for record in records]
         if any(counts):
             sums = [_sum(record, metric, count) for record, count in zip(records, counts, strict=True)]
             found[metric] = SumsAndCounts(sums, counts)
     return found
 
 
-def _further(record: Record) -> Iterator[tuple[str, str]]:
-    """Metrics that only some records have, and what they are per."""
-    for name in record:
-        metric = name.replace("log_probs", "cross_entropy")
-        if "cross_entropy_temperature_" in metric:
-            yield metric, "answer_tokens" if metric.startswith("answer_") else "tokens"
-        elif metric == "answer_cross_entropy_without_end":
-            yield metric, "answer_tokens_without_end"
-        elif name in OF_ROLLOUTS or name.startswith("cfm_temperature_"):
-            yield name, "contexts"
-        elif name.startswith("cfm_at_"):
-            yield name, "profile_contexts"
-
-
 def per_what(metric: str) -> str:
-    """The count that a metric of records is per."""
-    return METRICS[metric] if metric in METRICS else dict(_further({metric: None}))[metric]
+    """The count that a metric of records is per; nothing for what is no metric. Some records have more metrics."""
+    if "cross_entropy_temperature_" in metric:
+        return "answer_tokens" if metric.startswith("answer_") else "tokens"
+    if metric in OF_ROLLOUTS or metric.startswith("cfm_temperature_"):
+        return "contexts"
+    if metric in WITHOUT_END:
+        return "answer_tokens_without_end"
+    return METRICS.get(metric, "profile_contexts" if metric.startswith("cfm_at_") else "")
 
 
 def _sum(record: Record, metric: str, count: int) -> float:
