@@ -214,21 +214,18 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "sweep": (_of("studies.commands", "sweep"), "many runs: --config recipe.yaml --set gamma=0,0.1"),
     "study": (
         _of("studies.commands", "study"),
-        "methods, settings and seeds, tested on held-out data: run study.yaml; then: report DIR",
+        "methods, settings and seeds compared: run study.yaml; then: report DIR",
     ),
     "compare": (_of("studies.commands", "compare"), "a table and overlaid curves of runs: RUN RUN ... [--output DIR]"),
-    "generate": (
-        _of("evaluate.generate_command"),
-        "what models write, side by side: --model M [M ...] --prompt TEXT; without one, a chat",
-    ),
+    "generate": (_of("evaluate.generate_command"), "what models write: --model M [M ...] --prompt TEXT; or a chat"),
     "export": (_of("train.export"), "an ordinary model folder; an adapter is merged: RUN --output DIR"),
     "eval": (
         _of("evaluate.eval_command"),
-        "evaluate a checkpoint or an adapter: --model M --tasks calibration,humaneval --output DIR",
+        "evaluate a checkpoint: --model M --tasks calibration,humaneval --output DIR",
     ),
     "score": (
         _of("evaluate.score_command"),
-        "score what `ebft eval --no-score` generated (DIR), or completions made elsewhere",
+        "score what `ebft eval --no-score` generated, or completions made elsewhere",
     ),
     "fetch": (_of("fetch"), "get a model without a model hub: smollm2-135m"),
     "env": (_env, "versions and hardware, for bug reports"),

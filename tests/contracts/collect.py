@@ -1,103 +1,100 @@
-"""What users rely on, as the code has it now: settings, flags, names of recipes, files, metrics and Python names.
+"""What users rely on, as the code has it now: settings, flags, recipes, files, metrics and Python names.
 
     python -m tests.contracts.collect  # writes tests/contracts/contracts.yaml anew
+    python -m tests.contracts.collect shipped  # prints every setting of every shipped recipe that is no default
 
-The test beside it compares: what is in the file must still be there; what is new may be added to it.
+The test beside it compares: what is in the file must still be there; what is new may be added to it. Of shipped recipes
+the file has a hash of the settings that `shipped` prints; to see what has changed, print them at two commits.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import inspect
 import io
 import json
 import re
+import sys
 import tempfile
 import textwrap
 import typing
-from dataclasses import MISSING, fields
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from transformers import TrainingArguments
 
 import ebft
 from ebft import cli
+from ebft.config.evaluation import EvalOptions
 from ebft.config.evaluation import options as evaluation_options
-from ebft.config.recipe import sections, shipped_names
+from ebft.config.recipe import RECIPES, TRAINING, load_recipe, read_values, sections, shipped_names
+from ebft.config.settings import default_of
 from ebft.model.backbone import prepare_model
 from ebft.runtime.launch import PREEMPTED
+from ebft.studies.study_file import read_study
 from tests.command_line.commands import ROWS, SETTINGS, write_rows
 from tests.problems.rows import HUMANEVAL
 from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
 
 FILE = Path(__file__).with_name("contracts.yaml")
-TRAINING = ("train", "sft", "rlvr")
-COMMANDS = (
-    *TRAINING,
-    *("plan", "sweep", "study", "study run", "study report", "compare", "generate", "export", "eval", "score"),
-    *("fetch", "env"),
-)
+COMMANDS = (*TRAINING, "plan", "sweep", "study", "study run", "study report", "compare", "generate", "export", "eval")
+COMMANDS += ("score", "fetch", "env")
+# What depends on the machine, or on how much libraries say.
+_LEFT_OUT = ("use_cpu", "dataloader_pin_memory", "bf16", "disable_tqdm")
 
 
-def type_name(kind: Any) -> str:
-    """`list[int] | None`, whatever module a class comes from."""
-    if get_origin(kind) in (Union, UnionType):
-        return " | ".join(map(type_name, get_args(kind)))
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(str, get_args(kind)))}"
-    if get_args(kind):
-        return f"{get_origin(kind).__name__}[{', '.join(map(type_name, get_args(kind)))}]"
-    return "None" if kind is type(None) else getattr(kind, "__name__", str(kind))
+def plain(value: Any) -> Any:
+    """As JSON has it, which tells 1 from 1.0; enumerations as their values."""
+    return json.loads(json.dumps(value, default=lambda other: getattr(other, "value", str(other))))
 
 
-def declared(owner: type, name: str) -> dict[str, Any]:
-    f = next(f for f in fields(owner) if f.name == name)
-    default = f.default_factory() if f.default_factory is not MISSING else f.default
-    default = None if default is MISSING else default
-    return {"type": type_name(typing.get_type_hints(owner)[name]), "default": default}
+# ---- settings and flags ----------------------------------------------------------------------------------------------
 
 
-def settings() -> dict[str, dict[str, Any]]:
-    """Of each command that trains, and of `ebft eval`; of `sft` and `rlvr`, what differs from `train`.
+def declared(owner: type, name: str) -> str:
+    """Type and default; the classes of types by their last names."""
+    kind, (f,) = typing.get_type_hints(owner)[name], [f for f in fields(owner) if f.name == name]
+    shown = "|".join(map(str, get_args(kind))) if get_origin(kind) is Literal else getattr(kind, "__name__", str(kind))
+    shown = str(kind) if get_args(kind) and get_origin(kind) is not Literal else shown
+    return f"{shown.replace('typing.', '')} = {json.dumps(default_of(f))}"
 
-    What only transformers declares is the list under "transformers".
-    """
-    found: dict[str, dict[str, Any]] = {}
-    transformers = {f.name: f.default for f in fields(TrainingArguments) if f.init}
+
+def settings() -> dict[str, dict[str, str]]:
+    """Of each command that trains, and of `ebft eval`; of `sft` and `rlvr`, what differs from `train`."""
+    found: dict[str, dict[str, str]] = {}
+    theirs = {f.name: declared(TrainingArguments, f.name) for f in fields(TrainingArguments) if f.init}
     for command in TRAINING:
-        everything = {f.name: declared(owner, f.name) for owner in sections(command) for f in fields(owner) if f.init}
-        if command == "train":
-            inherited = [n for n, default in transformers.items() if n in everything and n not in own_names(default, n)]
-            found["train"] = {name: value for name, value in everything.items() if name not in inherited}
-            found["transformers"] = dict.fromkeys(inherited)
-        else:
-            known = {**found["train"], **found["transformers"]}
-            found[command] = {n: v for n, v in everything.items() if n not in known or known[n] not in (v, None)}
-    found["eval"] = {name: declared(owner, f.name) for name, f, owner in evaluation_options()}
-    return found
+        of = {f.name: declared(owner, f.name) for owner in sections(command) for f in fields(owner) if f.init}
+        found[command] = differing(of, theirs | found.get("train", {}))
+    return found | {"eval": {name: declared(owner, f.name) for name, f, owner in evaluation_options()}}
 
 
-def own_names(default: Any, name: str) -> list[str]:
-    """The name, if ebft declares this setting of transformers anew."""
-    training = sections("train")[-1]
-    f = next(f for f in fields(training) if f.name == name)
-    theirs = next(f for f in fields(TrainingArguments) if f.name == name)
-    return [name] if (f.metadata.get("help"), f.default) != (theirs.metadata.get("help"), theirs.default) else []
+def differing(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: v for n, v in values.items() if n not in defaults or json.dumps(v) != json.dumps(defaults[n])}
 
 
-def flags() -> dict[str, list[str]]:
-    """What `--help` of every command prints, with - as `ebft` takes both."""
-    return {command: sorted(flags_of(command)) for command in COMMANDS}
-
-
-def flags_of(command: str) -> set[str]:
+def flags_of(command: str) -> list[str]:
+    """What `--help` prints, with - as `ebft` takes both."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         cli.main([*command.split(), "--help"])
-    return {flag.replace("_", "-") for flag in re.findall(r"--[a-z][a-z0-9_-]*", printed.getvalue())}
+    return sorted({flag.replace("_", "-") for flag in re.findall(r"--[a-z][a-z0-9_-]*", printed.getvalue())})
+
+
+def of_settings(command: str, known: Mapping[str, Mapping[str, str]]) -> set[str]:
+    """The flags of a command's settings; most of those that transformers declares do not show."""
+    theirs = {f.name for f in fields(TrainingArguments)}
+    names = {*known.get(command, ()), *(known["train"] if command in TRAINING else ())}
+    return {f"--{name.replace('_', '-')}" for name in names - (theirs if command in TRAINING else set())}
+
+
+def flags(known: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
+    """Beside those of settings."""
+    return {command: sorted({*flags_of(command)} - of_settings(command, known)) for command in COMMANDS}
 
 
 def python_names() -> dict[str, list[str]]:
@@ -116,6 +113,9 @@ def parameters(function: Any) -> list[str]:
     ]
 
 
+# ---- what a run leaves -----------------------------------------------------------------------------------------------
+
+
 def runs(folder: Path) -> dict[str, list[str]]:
     """Files, metrics and keys of results of a small run, of its evaluation and of a comparison."""
     model = save_tiny_model(folder / "model", byte_tokenizer(pad=END))
@@ -127,33 +127,20 @@ def runs(folder: Path) -> dict[str, list[str]]:
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(given))
     run, evaluated, compared = folder / "run", folder / "evaluated", folder / "compared"
-    few = ["--samples", 1, "--max-new-tokens", 4, "--profile-lengths", "1,2", "--profile-stride", 8, "--no-score"]
-    few += ["--prompt-style", "raw"]  # the context is small
     (folder / "another").mkdir()
     (folder / "another" / "run").symlink_to(run)
+    few = "--samples 1 --max-new-tokens 4 --profile-lengths 1,2 --profile-stride 8 --no-score --prompt-style raw"
     for command in (
-        ["train", "--config", folder / "recipe.yaml", "--output_dir", run],
-        [
-            "eval",
-            "--like",
-            run,
-            "--tasks",
-            "calibration,humaneval",
-            "--humaneval",
-            problems,
-            "--output",
-            evaluated,
-            *few,
-        ],
-        ["compare", run, folder / "another" / "run", "--output", compared],
+        f"train --config {folder}/recipe.yaml --output_dir {run}",
+        f"eval --like {run} --tasks calibration,humaneval --humaneval {problems} --output {evaluated} {few}",
+        f"compare {run} {folder}/another/run --output {compared}",
     ):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            assert cli.main([str(part) for part in command]) == 0, printed.getvalue()
+            assert cli.main(command.split()) == 0, printed.getvalue()
     entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    names = {name for entry in entries for name in entry}
     return {
-        "metrics": sorted(name for name in names if not name.startswith("train_")),
+        "metrics": sorted({name for entry in entries for name in entry if not name.startswith("train_")}),
         "files of a run": files_of(run),
         "results of a run": sorted(json.loads((run / "results.json").read_text())),
         "files of eval": files_of(evaluated),
@@ -165,18 +152,67 @@ def files_of(folder: Path) -> list[str]:
     return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
 
 
+# ---- shipped recipes -------------------------------------------------------------------------------------------------
+
+
+def load(values: dict[str, Any], command: str) -> dict[str, Any]:
+    needed = {"model": "m", "dataset": "d", "output_dir": "o"} | ({"rewards": "bleu"} if command == "rlvr" else {})
+    recipe = load_recipe(None, {**needed, **values, "use_cpu": True}, command)
+    parts = (recipe.model, recipe.data, recipe.training)
+    found = {f.name: getattr(part, f.name) for part in parts for f in fields(part) if f.init}
+    found = {name: value for name, value in found.items() if name not in _LEFT_OUT}
+    return plain({**found, "sharding": recipe.training.sharding})
+
+
+def methods_of(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Of a study: each method's command and settings, put together here and not by the code of studies."""
+    given, folder = read_values(name), (RECIPES / name).parent
+
+    def of_file(values: dict[str, Any]) -> dict[str, Any]:
+        return read_values(folder / values["recipe"]) if "recipe" in values else {}
+
+    found = {}
+    for method, values in given["methods"].items():
+        values = values or {}
+        tried = {**given.get("grid", {}), **values.get("grid", {}), **values.get("search", {})}
+        settings = {**of_file(given), **of_file(values), **given.get("settings", {}), **values.get("settings", {})}
+        settings |= {setting: listed[0] for setting, listed in tried.items()}
+        command = values.get("method", method)
+        found[method] = ("train" if command == "ebft" else command, settings)
+    return found
+
+
+def shipped() -> dict[str, Any]:
+    """Of every recipe, of every method of a study with the first value of its grid and search, and of the study's
+    evaluation, what differs from the defaults."""
+    defaults = {command: load({}, command) for command in TRAINING}
+    of_eval = plain(asdict(EvalOptions.from_values({})))
+    found: dict[str, Any] = {}
+    for name in shipped_names():
+        values = read_values(name)
+        if "methods" not in values:
+            kind = name.rpartition("/")[2].partition("_")[0]
+            command = kind if kind in TRAINING else "train"
+            found[name] = differing(load(values, command), defaults[command])
+            continue
+        for method, (command, settings) in methods_of(name).items():
+            found[f"{name}: {method}"] = differing(load(settings, command), defaults[command])
+        if evaluation := read_study(name).evaluation:
+            options = plain(asdict(EvalOptions.from_values(evaluation)))
+            parts = {part: differing(options.pop(part), of_eval[part]) for part in ("method", "data")}
+            found[f"{name}: evaluation"] = {**differing(options, of_eval), **parts}
+    return found
+
+
+def hashes() -> dict[str, str]:
+    texts = {name: json.dumps(values, sort_keys=True) for name, values in shipped().items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest()[:8] for name, text in texts.items()}
+
+
 def collect(folder: Path) -> dict[str, Any]:
-    return {
-        "settings": settings(),
-        "flags": flags(),
-        "python": python_names(),
-        "recipes": shipped_names(),
-        "exit codes": {
-            **{"failed": cli.FAILED, "bad input": cli.BAD_INPUT},
-            **{"preempted": PREEMPTED, "interrupted": cli.INTERRUPTED},
-        },
-        **runs(folder),
-    }
+    known = settings()
+    codes = {"failed": cli.FAILED, "bad input": cli.BAD_INPUT, "preempted": PREEMPTED, "interrupted": cli.INTERRUPTED}
+    return {"settings": known, "flags": flags(known), "python": python_names(), "exit codes": codes, **runs(folder)}
 
 
 def text_of(values: dict[str, Any]) -> str:
@@ -189,5 +225,8 @@ def text_of(values: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        FILE.write_text(text_of(collect(Path(place))), encoding="utf-8")
+    if sys.argv[1:] == ["shipped"]:
+        sys.stdout.write(text_of(shipped()))
+    else:
+        with tempfile.TemporaryDirectory() as place:
+            FILE.write_text(text_of({**collect(Path(place)), "shipped": hashes()}), encoding="utf-8")

@@ -1,15 +1,19 @@
-"""What of the library's messages reaches standard error."""
+"""What of the library's messages reaches standard error, what progress looks like, and what is said of the machine."""
 
 from __future__ import annotations
 
-import io
 import logging
-import sys
+import os
+import socket
 from collections.abc import Iterator
-from pathlib import Path
 
+import huggingface_hub
 import pytest
+import torch
+from huggingface_hub import constants
+from huggingface_hub.utils import close_session
 
+from ebft.runtime.machine import hub_unreachable, lack_of_gpu_memory
 from ebft.runtime.messages import duration, plot_label, progress, show_messages, tracked
 
 logger = logging.getLogger("ebft.somewhere.inside")
@@ -26,46 +30,17 @@ def as_before() -> Iterator[None]:
     root.setLevel(before[1])
 
 
-def say() -> None:
-    for level in ("debug", "info", "warning", "error"):
-        getattr(logger, level)("%s message", level)
-
-
 @pytest.mark.parametrize(
-    ("level", "shown"),
-    [
-        ("debug", ["debug message", "info message", "note: warning message", "note: error message"]),
-        ("info", ["info message", "note: warning message", "note: error message"]),
-        ("warning", ["note: warning message", "note: error message"]),
-        ("error", ["note: error message"]),
-        ("critical", []),
-        ("passive", ["info message", "note: warning message", "note: error message"]),  # a word of transformers
-    ],
+    ("level", "shown"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1), ("critical", 0), ("passive", 3)]
 )
-def test_levels_and_prefix(level: str, shown: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    show_messages(level)
-    say()
-    printed = capsys.readouterr()
-    assert printed.err.splitlines() == shown
+def test_levels_and_prefix(level: str, shown: int, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):  # however often it is called, once
+        show_messages(level)  # passive is a word of transformers
+    for name in ("debug", "info", "warning", "error"):
+        getattr(logger, name)("%s message", name)
+    printed, lines = capsys.readouterr(), ["debug", "info", "note: warning", "note: error"]
+    assert printed.err.splitlines() == [f"{line} message" for line in lines[4 - shown :]]
     assert printed.out == ""
-
-
-def test_messages_are_shown_once_however_often_it_is_called(capsys: pytest.CaptureFixture[str]) -> None:
-    for level in ("info", "debug", "info"):
-        show_messages(level)
-    logger.info("once")
-    assert capsys.readouterr().err == "once\n"
-
-
-def test_standard_error_may_change(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    show_messages()
-    other = io.StringIO()
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", other)
-        logger.info("there")
-    logger.info("here")
-    assert other.getvalue() == "there\n"
-    assert capsys.readouterr().err == "here\n"
 
 
 def test_without_a_command_the_user_of_the_library_decides(caplog: pytest.LogCaptureFixture) -> None:
@@ -74,61 +49,66 @@ def test_without_a_command_the_user_of_the_library_decides(caplog: pytest.LogCap
     with caplog.at_level(logging.INFO, logger="ebft"):
         logger.info("for the user's own handlers")
     assert "for the user's own handlers" in caplog.messages
-    assert not any(type(handler).__module__.startswith("ebft") for handler in logging.getLogger("ebft").handlers)
+
+
+def test_in_a_log_file_a_line_a_minute(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ebft")
+    now = [1000.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    with progress("scoring", 1000, done=200) as advance:
+        for _ in range(8):
+            now[0] += 30
+            advance(100)
+    said = [line.partition(" [")[0] for line in caplog.messages]
+    assert said == [f"scoring: {n} of 1000" for n in (200, 400, 600, 800, 1000, 1000)]
+    assert caplog.messages[1].endswith("[01:00<03:00,  3.33it/s]")
+    caplog.clear()
+    assert list(tracked(iter("abc"), "tokenising", 3)) == ["a", "b", "c"]
+    assert caplog.messages == [], "what is quick says nothing if it leaves nothing"
+
+
+def test_durations_and_labels() -> None:
+    assert [duration(s) for s in (0, 0.0123, 2.11, 9.99)] == ["0 s", "0.012 s", "2.1 s", "10 s"]
+    assert [duration(s) for s in (99, 119, 5999, 7200, 4e6)] == ["99 s", "2 min", "100 min", "2.0 h", "1,111 h"]
+    assert plot_label("_a$x$\x1b") == r" _a\$x\$\x1b"
+
+
+# ---- the machine -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [1000.0]
-    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
-    return now
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A place where nobody answers, nothing asked yet, and no session made with another environment."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "0.2")
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    hub_unreachable.cache_clear()
+    close_session()
+    with socket.socket() as taken:  # bound, and so nobody else's
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        yield taken
+    hub_unreachable.cache_clear()
+    close_session()
 
 
-def test_in_a_log_file_a_line_a_minute(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "ebft")
-    with progress("scoring", 1000, done=200) as advance:
-        for _ in range(8):
-            clock[0] += 30
-            advance(100)
-    assert [line.partition(" [")[0] for line in caplog.messages] == [
-        *(f"scoring: {n} of 1000" for n in (200, 400, 600, 800)),
-        "scoring: 1000 of 1000",
-        "scoring: 1000 of 1000",
-    ]
-    assert caplog.messages[1].endswith("[01:00<03:00,  3.33it/s]")
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_hub_that_does_not_answer_is_not_asked_again(
+    silent: bool, hub: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if silent:
+        hub.listen()
+    assert (hub_unreachable() or "").startswith(f"{constants.ENDPOINT} cannot be reached: ")
+    assert (constants.HF_HUB_OFFLINE, os.environ["HF_HUB_OFFLINE"]) == (True, "1")
+    monkeypatch.setattr(huggingface_hub, "get_session", lambda: pytest.fail("asked"))
+    assert "cannot be reached" in (hub_unreachable() or ""), "the reason stays"
+    hub_unreachable.cache_clear()
+    assert hub_unreachable() == "HF_HUB_OFFLINE is set"
 
 
-def test_what_is_quick_says_nothing_if_it_leaves_nothing(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "ebft")
-    assert list(tracked(iter("abc"), "tokenising", 3)) == ["a", "b", "c"]
-    assert caplog.messages == []
-    with progress("held-out sequences", 14) as advance:
-        advance(14)
-    assert [line.partition(" [")[0] for line in caplog.messages] == [f"held-out sequences: {n} of 14" for n in (0, 14)]
-
-
-def test_without_a_total_there_is_no_time_left(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "ebft")
-    for _ in tracked(range(2), "tokenising", None):
-        clock[0] += 3000
-    assert caplog.messages[0] == "tokenising: 1 [50:00, 3000.00s/it]"
-
-
-def test_durations() -> None:
-    assert [duration(s) for s in (0, 0.0123, 2.11, 9.99)] == ["0 s", "0.012 s", "2.1 s", "10 s"]
-    assert [duration(s) for s in (99, 119, 5999, 7200, 4e6)] == ["99 s", "2 min", "100 min", "2.0 h", "1,111 h"]
-
-
-@pytest.mark.pictures
-def test_names_in_pictures_are_no_formulas(tmp_path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots()
-    for name in (r"$\frac{$", r"_hidden$\input{/etc/passwd}$", "\x1b[31m"):
-        axis.plot([0, 1], label=plot_label(name))
-    assert len(axis.legend().get_texts()) == 3
-    figure.savefig(tmp_path / "picture.png")
-    plt.close(figure)
+def test_a_full_gpu() -> None:
+    said = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has 79.1 GiB, of which 1.2 GiB is free. Process 7 has"
+    assert lack_of_gpu_memory(torch.OutOfMemoryError(said)) == said.removesuffix(". Process 7 has")
+    assert lack_of_gpu_memory(RuntimeError(said)) is None

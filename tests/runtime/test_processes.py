@@ -1,24 +1,42 @@
-"""What processes share, in a run of one and in a group of one; tests/distributed has several."""
+"""What processes share, in a run of one and in a group of one, how launched ones end, and what waits for a GPU;
+tests/distributed has several."""
 
 from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher import api
 
 from ebft.errors import ConfigError
-from ebft.runtime import processes
-from tests.runtime.sharded_models import CPU
+from ebft.runtime import launch, processes, timing
+from ebft.runtime.timing import Clock, DeferredChecks
+
+CPU = torch.device("cpu")
 
 
-def check_that_nothing_changes() -> None:
-    assert (processes.count(), processes.rank()) == (1, 0)
+@pytest.mark.parametrize("in_a_group", [False, True])
+def test_one_process_has_nobody_to_ask(in_a_group: bool) -> None:
+    if in_a_group:
+        processes.join_alone(CPU)
+        processes.join_alone(CPU)  # twice is once
+    assert (processes.count(), processes.rank(), dist.is_initialized()) == (1, 0, in_a_group)
     values = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3, 4])}
     assert processes.sum_over_processes(values) is values
     assert processes.join_rows(values, CPU) is values
     assert processes.from_first("anything") == "anything"
     assert processes.same_on_all(object())
+    assert processes.SharedFlag(CPU).exchange(True)
     model = nn.Linear(2, 2)
     model(torch.ones(1, 2)).sum().backward()
     before = [(p.detach().clone(), p.grad.clone()) for p in model.parameters() if p.grad is not None]
@@ -26,47 +44,137 @@ def check_that_nothing_changes() -> None:
     processes.sum_gradients(model)
     for parameter, (weight, gradient) in zip(model.parameters(), before, strict=True):
         assert torch.equal(parameter, weight)
-        assert parameter.grad is not None
-        assert torch.equal(parameter.grad, gradient)
-
-
-def test_one_process_has_nobody_to_ask() -> None:
-    assert not dist.is_initialized()
-    check_that_nothing_changes()
+        assert torch.equal(parameter.grad, gradient)  # type: ignore[arg-type]
     processes.barrier()
     processes.leave()
-
-
-def test_a_group_of_one_is_the_same(group: None) -> None:
-    assert dist.is_initialized()
-    check_that_nothing_changes()
-    processes.join_alone(CPU)  # twice is once
-    processes.leave()
     assert not dist.is_initialized()
 
 
-def test_an_error_of_the_first_process_is_raised() -> None:
+def test_errors_of_processes() -> None:
     def refuse() -> None:
         raise ConfigError("wrong")
 
     with pytest.raises(ConfigError, match="wrong"):
         processes.all_or_none(refuse)
-    processes.all_or_none(lambda: "fine")
-
-    def fail() -> None:
-        raise RuntimeError("not the user's fault")
-
-    with pytest.raises(RuntimeError):
-        processes.all_or_none(fail)
-
-
-def test_a_single_process_cannot_lose_another() -> None:
-    assert not processes.lost_another(RuntimeError("Connection closed by peer"))
+    assert not processes.lost_another(RuntimeError("Connection closed by peer")), "there is no other"
     assert processes.lost_another(dist.DistNetworkError("no answer"))
-
-
-def test_one_process_takes_one_gpu() -> None:
-    processes.check_one_gpu(0)
     processes.check_one_gpu(1)
     with pytest.raises(ConfigError, match="one process sees 4 GPUs; start one process per GPU"):
         processes.check_one_gpu(4)
+
+
+# ---- launched processes ----------------------------------------------------------------------------------------------
+
+
+def failures(*exitcodes: int) -> BaseException:
+    """In this order."""
+    found = [ProcessFailure(local_rank=0, pid=1, exitcode=code, error_file="/nowhere") for code in exitcodes]
+    for second, failure in enumerate(found):
+        failure.timestamp = second
+    return ChildFailedError("ebft", dict(enumerate(found)))
+
+
+KILLED = launch.ProcessKilled
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (None, 0, ""),
+        (failures(2, -signal.SIGTERM), 2, ""),  # of the first that failed
+        (failures(-signal.SIGTERM, -signal.SIGKILL), KILLED, r"process 1 of 2 was killed \(SIGKILL\); the machine may"),
+        (failures(-signal.SIGTERM, -signal.SIGSEGV), KILLED, r"process 1 of 2 was killed \(SIGSEGV\); the others were"),
+        (SignalException("", signal.SIGINT), KeyboardInterrupt, "^$"),
+        (SignalException("", signal.SIGTERM), 128 + signal.SIGTERM, ""),
+    ],
+    ids=str,
+)
+def test_how_launched_processes_end(error: Any, code: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (launch.LAUNCHED, "OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+        monkeypatch.setenv(name, "before")  # so that it is put back
+        monkeypatch.delenv(name)
+    started: list[Any] = []
+
+    def elastic_launch(config: Any, python: str) -> Callable[..., None]:
+        def run(*command: str) -> None:
+            started.append((config.nproc_per_node, command))
+            if error is not None:
+                raise error
+
+        return run
+
+    monkeypatch.setattr(api, "elastic_launch", elastic_launch)
+    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    if isinstance(code, int):
+        assert launch.launch(2, "sft", ["--model", "m"]) == code
+    else:
+        with pytest.raises(code, match=words):
+            launch.launch(2, "sft", ["--model", "m"])
+    assert started == [(2, ("-m", "ebft.cli", "sft", "--model", "m"))]
+    assert os.environ[launch.LAUNCHED] == str(os.getpid())
+    assert os.environ["OMP_NUM_THREADS"] == "2", "a share of the cores each"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_launcher_that_was_killed_before_its_process_began(alive: bool) -> None:
+    """The kernel tells nobody of a death that came before the question."""
+    launcher = os.getpid() if alive else 1
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), launch.LAUNCHED: str(launcher)}
+    asked = subprocess.run([sys.executable, "-m", "ebft.cli", "--version"], env=environment, capture_output=True)
+    assert asked.returncode == (0 if alive else -signal.SIGTERM)
+
+
+# ---- time and numbers ------------------------------------------------------------------------------------------------
+
+
+def test_phases_add_up_and_a_reading_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, clock = [100.0], Clock(CPU)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    for seconds in (1.0, 2.0):
+        with clock.phase("rollout"):
+            now[0] += seconds
+        now[0] += 50  # belongs to no phase
+    start = clock.mark()
+    now[0] += 0.5
+    clock.add("optimizer", start)
+    assert clock.read() == {"rollout": 3.0, "optimizer": 0.5}
+    assert clock.read() == {}
+
+
+@pytest.mark.cuda
+def test_a_gpu_is_timed_by_events() -> None:
+    clock = Clock(torch.device("cuda"))
+    with clock.phase("product"):
+        torch.ones(512, 512, device="cuda") @ torch.ones(512, 512, device="cuda")
+    assert clock.read()["product"] > 0
+
+
+def test_checks_are_made_at_once_or_when_their_numbers_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for the GPU: tensors that say they are there, and events that have not happened yet."""
+    checks, seen, happened = DeferredChecks(), [], []
+    checks.add(torch.tensor(2.5, requires_grad=True), seen.append)
+    assert seen == [2.5]
+
+    class Event:
+        def record(self) -> None: ...
+        def query(self) -> bool:
+            return bool(happened)
+
+        def synchronize(self) -> None:
+            happened.append(True)
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+        def detach(self) -> torch.Tensor:
+            return self
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs))
+    checks.add(torch.tensor(7.0).as_subclass(OnGpu), seen.append)
+    checks.run()
+    assert seen == [2.5]
+    checks.run(wait=True)
+    assert seen == [2.5, 7.0]

@@ -3,7 +3,10 @@ tests/distributed/."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +15,27 @@ from torch.distributed.tensor import DTensor
 
 from ebft.method.layout import StridedLayout
 from ebft.model import rollout
-from ebft.model.backbone import decoder_of, output_head, packed_hidden_states
-from ebft.runtime import sharding
+from ebft.model.backbone import decoder_layers, decoder_of, output_head, packed_hidden_states, prepare_model
+from ebft.runtime import processes, sharding
 from tests.models import FAMILIES, VOCABULARY, tiny_model
-from tests.runtime.sharded_models import sharded
 
-pytestmark = pytest.mark.usefixtures("group")
+CPU = torch.device("cpu")
 LAYOUT = StridedLayout(context_length=16, horizon=3, stride=4, samples=2)
+
+
+@pytest.fixture(autouse=True)
+def group() -> Iterator[None]:
+    processes.join_alone(CPU)
+    yield
+    processes.leave()
+
+
+def sharded(model: Any, dtype: torch.dtype | None = None) -> Any:
+    prepare_model(model)
+    model = copy.deepcopy(model)
+    decoder = decoder_of(model)
+    sharding.shard_model(model, decoder, decoder_layers(decoder)[1], CPU, dtype)
+    return model
 
 
 def ids(*shape: int) -> torch.Tensor:

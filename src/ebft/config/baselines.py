@@ -19,9 +19,7 @@ class SFTSettings(EBFTConfig):
     trains_in_fp16: ClassVar[bool] = True  # by TRL and transformers, which scale the loss before they differentiate
 
     max_length: int = option(2048, "tokens of a training sequence; longer documents are cut")
-    pack_training: bool = option(
-        False, "fill training sequences with several documents (see document_masks); otherwise one a row, as TRL does"
-    )
+    pack_training: bool = option(False, "several documents in a training sequence; otherwise one, as TRL does")
     loss_on_answers: bool | None = option(None, "loss on answer tokens only; default: as answer_only")
     trl_options: dict[str, Any] = option({}, "further settings of TRL's SFTConfig by its own names; only in a recipe")
     # ---- transformers' settings with the paper's values
@@ -64,11 +62,9 @@ class RLVRSettings(EBFTConfig):
             raise ConfigError("no reward: set `rewards` to unit_tests, bleu or module:function")
         positive = dict.fromkeys(("max_new_tokens", "max_prompt_tokens", "reward_workers"), 1)
         check(self, RLVRSettings, **positive, generations=2, kl_coefficient=0)
-        if not self.generation_temperature > 0 or not 0 < self.reward_timeout <= 86400:
-            raise ConfigError(
-                f"generation_temperature={self.generation_temperature} and reward_timeout={self.reward_timeout} (at "
-                "most a day) must be above 0"
-            )
+        for name, longest in {"generation_temperature": float("inf"), "reward_timeout": 86400}.items():
+            if not 0 < (value := getattr(self, name)) <= longest:
+                raise ConfigError(f"{name}={value} must be above 0, and reward_timeout at most a day")
         super().__post_init__()
         if self.rows_per_step % self.generations:
             raise ConfigError(

@@ -14,9 +14,7 @@ TASKS = ("calibration", "humaneval", "mbpp", "multipl-e", "translation")  # of `
 
 @dataclass
 class ModelConfig:
-    model: str = option(
-        "", "folder or hub name of the model to train, or the output folder of a run; smollm2-135m, ..."
-    )
+    model: str = option("", "folder or hub name of the model to train, or a run's output folder; smollm2-135m, ...")
     tokenizer: str | None = option(None, "folder or hub name of the tokenizer; default: the model's")
     model_dtype: Literal["float32", "bfloat16", "float16"] = option(
         "float32", "precision of the weights that are trained. Keep float32: a bf16 weight does not move at lr 1e-6"
@@ -27,9 +25,7 @@ class ModelConfig:
     lora_alpha: int = option(32, "scale of the adapter")
     lora_dropout: float = option(0.0, "dropout of the adapter; EBFT needs 0")
     lora_target_modules: str = option("all-linear", "modules to adapt, separated by commas")
-    peft: str | dict[str, Any] | None = option(
-        None, "any other adapter of peft: a mapping such as {peft_type: IA3}, or an adapter_config.json or its folder"
-    )
+    peft: str | dict[str, Any] | None = option(None, "another adapter of peft: {peft_type: IA3}, adapter_config.json")
     load_in_4bit: bool = option(False, "keep the base model under an adapter in 4 bits: QLoRA (needs bitsandbytes)")
 
     def __post_init__(self) -> None:
@@ -47,9 +43,7 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    dataset: list[str] = option(
-        [], "file, folder, hub name or built-in (stdlib-code, stdlib-functions, toy-functions); several are mixed"
-    )
+    dataset: list[str] = option([], "files, folders, hub names or built-ins (stdlib-code, toy-functions, ...), mixed")
     dataset_weights: list[float] = option([], "proportions of a mixture, one per dataset; default: all of everything")
     dataset_split: str = option("train", "split of a hub dataset or of a folder with files named by split")
     validation_dataset: str | None = option(None, "where validation rows come from, if not from the dataset")
@@ -63,12 +57,8 @@ class DataConfig:
     prompt_column: str = option("prompt", "column of prompts")
     completion_column: str = option("completion", "column of completions")
     messages_column: str = option("messages", "column of conversations")
-    prompt_template: str | None = option(
-        None, "prompts made of columns, such as '### Question:\\n{question}\\n'; the answer is completion_column"
-    )
-    prompt_separator: str | None = option(
-        None, "between a prompt and a completion without whitespace there: '\\n' ends the prompt, ' ' begins the answer"
-    )
+    prompt_template: str | None = option(None, "a prompt made of columns, such as 'Question: {question}\\n'")
+    prompt_separator: str | None = option(None, "where there is no whitespace: '\\n' ends prompts, ' ' begins answers")
 
     def __post_init__(self) -> None:
         smallest = {"validation_split": 0, "test_split": 0, "split_seed": 0, "validation_sequences": 1}
@@ -122,9 +112,7 @@ class RunningConfig:
     report_to: str | list[str] | None = option("none", "tensorboard, wandb, trackio, a list of these, all, or none")
     logging_nan_inf_filter: bool = option(False, "hide NaN losses in logs; EBFT stops at them")
     remove_unused_columns: bool = option(False, "EBFT needs all columns of its datasets")
-    fsdp: str | bool | None = option(
-        None, "shard the model over the processes (FSDP2): full_shard; shard_grad_op keeps weights until backward"
-    )
+    fsdp: str | bool | None = option(None, "FSDP2: full_shard, or shard_grad_op, which keeps weights until backward")
     fsdp_config: dict[str, Any] | str | None = option(None, "options of fsdp: version (2) and reshard_after_forward")
     ddp_timeout: int = option(1800, "seconds after which a process gives up on another one that does not answer")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from ebft.config.settings import check, option
 from ebft.errors import ConfigError
@@ -23,6 +23,11 @@ CHANGES = {
 ONLY_EBFT = ("gamma", "kl_weight", "rollout_batch_size", "max_reward", "compile_layers", "disable_dropout")
 
 
+def settings_that_change(*kinds: str) -> tuple[str, ...]:
+    """Names of the settings that validation numbers of these kinds depend on."""
+    return tuple(name for kind in kinds for name in CHANGES[kind])
+
+
 @dataclass
 class MethodConfig:
     context_length: int = option(1024, "T: tokens of a sequence")
@@ -30,30 +35,20 @@ class MethodConfig:
     stride: int = option(8, "s: tokens between anchors")
     samples: int = option(4, "n: rollouts from every anchor")
     temperature: float = option(0.6, "sampling temperature of the rollouts, and of their log-probs")
-    anchors: Anchors = option(
-        "strided", "strided: every `stride` tokens; answer_start: whole answers, with a long horizon"
-    )
-    whitening: Whitening = option(
-        "reference", f"form of the reward: {', '.join(get_args(Whitening))}. reference: the released code's"
-    )
+    anchors: Anchors = option("strided", "strided: every `stride` tokens; answer_start: whole answers (long horizon)")
+    whitening: Whitening = option("reference", "the reward: none, plain, paper, both, truth, reference (as released)")
     alpha: float = option(1.0, "weight of the diversity term in the reward, 0 to 1")
     gamma: float = option(0.0, "weight of next-token cross-entropy beside feature matching")
     kl_weight: float = option(0.0, "weight of the KL divergence from the model at the start (beta in TRL); 0 is off")
-    answer_only: bool = option(
-        True, "use only anchors and targets inside answers: completions, assistant turns, and all of plain text"
-    )
+    answer_only: bool = option(True, "anchors and targets only in completions, assistant turns and plain text")
     document_masks: bool = option(False, "a token sees only its own document, and completions end at end tokens")
-    short_truths: bool = option(
-        False, "with document_masks, also anchors whose text ends before a rollout: without, models unlearn to end"
-    )
+    short_truths: bool = option(False, "with document_masks, also anchors near ends: without, models unlearn to end")
     # ---- the frozen feature network
     feature_layers: list[int | float] = option(
         [0.25, 0.5, 0.75], "hidden states to tap: fractions of the depth (0.25, 1.0) or layers (1, 8; 0: embeddings)"
     )
     feature_pooling: Pooling = option("last", "last token of the completion, or mean over its tokens")
-    feature_normalize: Normalize = option(
-        "per_layer", "unit length: per tapped layer as in the paper's text, or joint as in the released code"
-    )
+    feature_normalize: Normalize = option("per_layer", "unit length: per_layer (the paper's text) or joint (its code)")
     feature_source: Literal["auto", "copy", "adapter_off", "random", "average"] = option(
         "auto", "auto, copy of the model at the start, adapter_off under LoRA, random, or moving average"
     )
@@ -85,9 +80,7 @@ class MethodConfig:
         if self.samples < 2 and (self.eval_samples or 1) < 2:
             raise ConfigError("samples=1 leaves no unbiased feature-matching loss to evaluate; set eval_samples=2")
         if self.feature_model is not None and self.feature_source != "auto":
-            raise ConfigError(
-                f"feature_model={self.feature_model!r} and feature_source={self.feature_source!r} exclude each other"
-            )
+            raise ConfigError("feature_model and feature_source exclude each other; give one of them")
 
     @property
     def completions_end(self) -> bool:
@@ -103,8 +96,3 @@ class MethodConfig:
     def feature_taps(self) -> list[float | int]:
         """`feature_layers` as the feature network takes them: 1 is the first layer, 1.0 the whole depth."""
         return [int(layer) if layer > 1 else layer for layer in self.feature_layers]
-
-
-def settings_that_change(*kinds: str) -> tuple[str, ...]:
-    """Names of the settings that validation numbers of these kinds depend on."""
-    return tuple(name for kind in kinds for name in CHANGES[kind])

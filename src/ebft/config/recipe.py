@@ -43,6 +43,9 @@ class Recipe:
     command: str = "train"
 
 
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
 def sections(command: str = "train") -> tuple[type, ...]:
     """The dataclasses of a command's settings. Importing transformers, which the last needs, takes seconds."""
     from ebft.config.baselines import RLVRSettings, SFTSettings
@@ -53,6 +56,48 @@ def sections(command: str = "train") -> tuple[type, ...]:
 
 def field_types(command: str = "train") -> dict[str, Any]:
     return {name: kind for section in sections(command) for name, kind in types_of(section).items()}
+
+
+def as_given(name: str, values: Mapping[str, Any], command: str = "train") -> Any:
+    """What a setting is with these values: the one given, as its type, or the default."""
+    if name in values:
+        return typed(name, values[name], field_types(command)[name])
+    return next(default_of(f) for section in sections(command) for f in fields(section) if f.name == name)
+
+
+def groups(command: str = "train") -> dict[str, list[Field[Any]]]:
+    """The settings of a command by the titles under which help and documentation show them."""
+    from transformers import TrainingArguments
+
+    left = {f.name: f for section in sections(command) for f in fields(section) if f.init}
+    theirs = types_of(TrainingArguments)
+    titles = {
+        "The model": types_of(ModelConfig),
+        "The data": types_of(DataConfig),
+        "The baseline": sections(command)[-1].__annotations__ if command != "train" else (),
+        "The method": types_of(MethodConfig),
+        "Running": [name for name in types_of(RunningConfig) if name not in theirs],
+        "Settings of transformers' TrainingArguments": theirs,
+    }
+    return {title: [left.pop(name) for name in names if name in left] for title, names in titles.items()}
+
+
+def training_parser(command: str) -> Parser:
+    """Of a command that trains: every setting as a flag."""
+    usage = "--config recipe.yaml [--setting value ...] [--resume] [--dry-run] [--launch N]"
+    text = "Settings come from the recipe; flags win over it. model, dataset and output_dir must be given."
+    parser = Parser(command, text, usage)
+    parser.add_argument("--config", metavar="F", help="a YAML file, or the name of a recipe that comes with ebft")
+    for title, settings in groups(command).items():
+        hidden = [f.name for f in settings if "transformers" in title and f.name not in _COMMON]
+        parser.add_settings(title, [(f.name, f) for f in settings], hidden)
+    parser.add_argument("--resume", action="store_true", help="resume from the last complete checkpoint in output_dir")
+    parser.add_argument("--dry-run", action="store_true", help="load the data, print the plan and an example, and stop")
+    parser.add_argument("--launch", metavar="N", help="start N processes on this machine, one per GPU")
+    return parser
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
 
 
 def load_recipe(file: str | Path | None, overrides: Mapping[str, Any], command: str = "train") -> Recipe:
@@ -83,47 +128,16 @@ def check_given(values: Mapping[str, Any], types: Mapping[str, Any], command: st
     return given
 
 
-def groups(command: str = "train") -> dict[str, list[Field[Any]]]:
-    """The settings of a command by the titles under which help and documentation show them."""
-    from transformers import TrainingArguments
-
-    model, data, training = sections(command)
-    theirs, method = types_of(TrainingArguments), types_of(MethodConfig)
-    own = training.__annotations__ if command != "train" else {}
-    settings = [f for f in fields(training) if f.init and f.name not in own]
-    return {
-        "The model": list(fields(model)),
-        "The data": list(fields(data)),
-        "The baseline": [f for f in fields(training) if f.init and f.name in own],
-        "The method": [f for f in settings if f.name in method and not f.name.startswith("feature_")],
-        "The frozen feature network": [f for f in settings if f.name in method and f.name.startswith("feature_")],
-        "Running": [f for f in settings if f.name in RunningConfig.__annotations__ and f.name not in theirs],
-        "Settings of transformers' TrainingArguments": [f for f in settings if f.name in theirs],
-    }
-
-
-def training_parser(command: str) -> Parser:
-    """Of a command that trains: every setting as a flag."""
-    usage = "--config recipe.yaml [--setting value ...] [--resume] [--dry-run] [--launch N]"
-    text = "Settings come from the recipe; flags win over it. model, dataset and output_dir must be given."
-    parser = Parser(command, text, usage)
-    parser.add_argument("--config", metavar="F", help="a YAML file, or the name of a recipe that comes with ebft")
-    for title, settings in groups(command).items():
-        hidden = [f.name for f in settings if "transformers" in title and f.name not in _COMMON]
-        parser.add_settings(title, [(f.name, f) for f in settings], hidden)
-    parser.add_argument("--resume", action="store_true", help="resume from the last complete checkpoint in output_dir")
-    parser.add_argument("--dry-run", action="store_true", help="load the data, print the plan and an example, and stop")
-    parser.add_argument("--launch", metavar="N", help="start N processes on this machine, one per GPU")
-    return parser
-
-
 def check_datasets(values: Mapping[str, Any]) -> None:
     """Data in local files are there, and then: those of the hub are in the cache, or the hub can be reached."""
-    given = (typed(name, values.get(name) or [], list[str]) for name in ("dataset", "validation_dataset"))
-    sources = [source for some in given for source in some]
+    names = ("dataset", "validation_dataset")
+    sources = [source for name in names for source in typed(name, values.get(name) or [], list[str])]
     for check in (check_place, check_hub):
         for source in sources:
             check(source)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 class _Loader(yaml.SafeLoader):
@@ -132,7 +146,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [name.value for name, _ in node.value]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise yaml.YAMLError(f"{twice[0]} stands there twice, {str(node.start_mark).strip()}")
+            raise yaml.YAMLError(f"{twice[0]!r} stands there twice")
         return super().construct_mapping(node, deep)
 
 
@@ -140,10 +154,7 @@ def read_values(file: str | Path) -> dict[str, Any]:
     """What stands in a recipe, a file or one of the package, unchecked."""
     path = find_recipe(file)
     try:
-        text = path.read_text(encoding="utf-8")
-        if text.count("[") + text.count("{") > 1000:
-            raise ValueError("over 1,000 brackets: the parser would take minutes")
-        values = yaml.load(text, _Loader)
+        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # also a date that is none, or what is no UTF-8
         raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     if not isinstance(values, dict):
@@ -165,10 +176,3 @@ def find_recipe(name: str | Path, kind: Literal["recipe", "study"] = "recipe") -
     close = [found for found in names if found.rpartition("/")[2] == path.stem]
     near = f"; did you mean {' or '.join(map(repr, close))}?" if close else nearest(str(name), names)
     raise ConfigError(f"{name}: no such {kind}: neither a file nor one that comes with ebft{near}")
-
-
-def as_given(name: str, values: Mapping[str, Any], command: str = "train") -> Any:
-    """What a setting is with these values: the one given, as its type, or the default."""
-    if name in values:
-        return typed(name, values[name], field_types(command)[name])
-    return next(default_of(f) for section in sections(command) for f in fields(section) if f.name == name)

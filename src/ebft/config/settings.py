@@ -19,37 +19,24 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 from ebft.errors import ConfigError, nearest
 from ebft.runtime.messages import LEVELS, show_messages
 
-# What TRL and others call a setting, for suggestions. The first that the command knows is meant.
+# What TRL and others call a setting, whose spelling would lead astray. The first that the command knows is meant.
 _ELSEWHERE = {
-    "learning_rate": ("lr",),
-    "num_train_epochs": ("epochs", "num_epochs"),
-    "max_steps": ("steps", "num_steps"),
-    "per_device_train_batch_size": ("batch_size", "train_batch_size", "micro_batch_size"),
-    "gradient_accumulation_steps": ("grad_accum", "accumulation_steps"),
-    "warmup_steps": ("warmup", "warmup_ratio"),
-    "max_grad_norm": ("grad_clip", "gradient_clipping"),
-    "model": ("base_model", "model_name", "model_name_or_path", "model_path"),
-    "dataset": ("data", "dataset_name", "train_file"),
-    "validation_dataset": ("eval_dataset", "eval_file"),
-    "text_column": ("dataset_text_field",),
-    "output_dir": ("output", "out_dir"),
-    "output": ("output_dir", "out_dir"),
-    "max_new_tokens": ("max_completion_length", "max_tokens", "max_length"),
-    "max_length": ("max_seq_length", "max_seq_len", "seq_length"),
-    "context_length": ("max_length", "max_seq_length", "max_seq_len", "seq_length"),
-    "horizon": ("max_completion_length", "max_new_tokens"),
-    "generations": ("num_generations", "num_samples"),
-    "samples": ("num_generations", "num_samples"),
-    "kl_coefficient": ("beta", "kl_coef"),
-    "kl_weight": ("beta", "kl_coef"),
-    "rewards": ("reward_funcs", "reward_functions"),
-    "lora": ("use_peft", "use_lora"),
-    "lora_r": ("lora_rank", "rank"),
-    "load_in_4bit": ("qlora",),
-    "answer_only": ("completion_only_loss", "assistant_only_loss"),
-    "attention_backend": ("attn_implementation",),
-    "dtype": ("torch_dtype",),
-    "model_dtype": ("torch_dtype", "dtype"),
+    "lr": ("learning_rate",),
+    "epochs": ("num_train_epochs",),
+    "batch_size": ("per_device_train_batch_size",),
+    "base_model": ("model",),
+    "model_name_or_path": ("model",),
+    "dataset_name": ("dataset",),
+    "dataset_text_field": ("text_column",),
+    "max_length": ("max_new_tokens", "context_length"),
+    "max_seq_length": ("max_length", "context_length"),
+    "max_completion_length": ("max_new_tokens", "horizon"),
+    "num_generations": ("generations", "samples"),
+    "beta": ("kl_coefficient", "kl_weight"),
+    "reward_funcs": ("rewards",),
+    "use_peft": ("lora",),
+    "assistant_only_loss": ("answer_only",),
+    "torch_dtype": ("model_dtype", "dtype"),
 }
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a mapping"}
 _YES_NO = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -88,12 +75,10 @@ def check(settings: object, cls: type, **smallest: float) -> None:
 
 def suggestion(name: str, known: Collection[str]) -> str:
     """The end of an error message about an unknown name: what it is called here, or is spelt like."""
-    plain = name.lstrip("-").replace("-", "_")
-    for ours, elsewhere in _ELSEWHERE.items():
-        here = f"--{ours.replace('_', '-')}" if name.startswith("-") else ours
-        if plain in elsewhere and here in known:
-            return f"; here it is called {here!r}"
-    return nearest(name, known)
+    plain, flag = name.lstrip("-").replace("-", "_"), name.startswith("-")
+    ours = [f"--{word.replace('_', '-')}" if flag else word for word in _ELSEWHERE.get(plain, ())]
+    found = [word for word in ours if word in known]
+    return f"; here it is called {found[0]!r}" if found else nearest(name, known)
 
 
 # ---- values --------------------------------------------------------------------------------------------------------
@@ -120,11 +105,11 @@ def typed(name: str, value: Any, kind: Any) -> Any:
 
 
 def _read(name: str, value: Any, kind: Any) -> Any:
-    base = get_origin(kind) or kind
+    base: Any = get_origin(kind) or kind
     if base is list:
-        items = [item.strip() for item in value.split(",")] if isinstance(value, str) else value
-        items = items if isinstance(items, list) else [items]
-        return [typed(name, item, *(get_args(kind) or (str,))) for item in items if item not in ("", "none")]
+        items = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
+        items = [item.strip() if isinstance(value, str) else item for item in items]
+        return [typed(name, item, *get_args(kind)) for item in items if item not in ("", "none")]
     if base is bool:
         return _YES_NO[str(value).lower()]
     if base in (int, float) and not isinstance(value, bool):
@@ -132,8 +117,7 @@ def _read(name: str, value: Any, kind: Any) -> Any:
         if number != number or (base is int and int(number) != number):
             raise ValueError
         return base(number)
-    wanted: Any = str if base is Literal else object if base is Any else base
-    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is int):
+    if base is int or not isinstance(value, {Literal: str, Any: object}.get(base, base)):
         raise TypeError
     return value
 
@@ -194,7 +178,7 @@ class _Given(argparse.Action):
         namespace.settings = {**namespace.settings, self.dest: False if off else given}
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
+class _Help(argparse.HelpFormatter):
     def _format_action_invocation(self, action: argparse.Action) -> str:
         """Without brackets for the values of a setting."""
         shown = ", ".join(action.option_strings)

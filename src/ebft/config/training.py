@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from transformers import TrainingArguments
@@ -41,23 +41,20 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignor
         check(self, EBFTConfig, gradient_accumulation_steps=1, seed=0, data_seed=0)
         if self.max_steps == 0:
             raise ConfigError("max_steps=0 trains nothing; use 1 or more, or -1 for num_train_epochs")
-        if self.bf16_if_fast and _has_fast_bf16(self.use_cpu):
-            self.bf16 = True
+        # What transformers or `accelerate launch` would do beside or instead of ebft, without a word.
+        for name in ("deepspeed", "parallelism_config", "enable_jit_checkpoint"):
+            if getattr(self, name) or os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false") not in ("false", "0"):
+                raise ConfigError(f"{name} is not supported; leave it out, and use fsdp=full_shard to shard a model")
+        if self.fp16 and (self.fsdp or not self.trains_in_fp16):  # gradients of a mean over a step's tokens are lost
+            raise ConfigError("fp16=true is not supported: gradients are too small for it; use bf16=true, or float32")
+        self.bf16 = self.bf16 or (self.bf16_if_fast and _has_fast_bf16(self.use_cpu))
         if not torch.accelerator.is_available():
             # Said aloud: bf16 in a recipe for a GPU then loads on any machine, and several processes find each other.
             self.use_cpu = True
             self.dataloader_pin_memory = False  # there is nothing to pin memory for, and torch would warn
-        self._refuse_what_is_ours()
         self.sharding = self._sharding()
         self.fsdp, self.fsdp_config = None, None  # transformers and accelerate must not shard a second time
-        if self.early_stopping_patience is not None and self.eval_strategy in ("no", False):
-            raise ConfigError("early_stopping_patience needs evaluations; set eval_strategy=steps and eval_steps")
-        if self.load_best_model_at_end or self.save_strategy == "best" or self.early_stopping_patience is not None:
-            self.metric_for_best_model = self.metric_for_best_model or "cfm"
-        if self.metric_for_best_model is not None:
-            self._check_metric(self.metric_for_best_model.removeprefix("eval_"))
-            if self.greater_is_better is None:  # not transformers' rule: cross_entropy and cfm do not end with "loss"
-                self.greater_is_better = not smaller_is_better(self.metric_for_best_model)
+        self._choose_the_best()
         self.report_to = "none" if self.report_to is None else self.report_to
         self._complete = False
         TrainingArguments.__post_init__(self)
@@ -66,26 +63,20 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignor
         if missing := [name for name in self.report_to if name not in there]:  # else found after loading everything
             raise ConfigError(f"report_to={missing[0]!r} is not known or not installed{nearest(missing[0], there)}")
 
-    def _refuse_what_is_ours(self) -> None:
-        """What transformers or `accelerate launch` would do beside or instead of ebft, without a word."""
-        for name in ("deepspeed", "parallelism_config", "enable_jit_checkpoint"):
-            if getattr(self, name) or os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false") not in ("false", "0"):
-                raise ConfigError(f"{name} is not supported; leave it out, and use fsdp=full_shard to shard a model")
-        if self.fp16 and (self.fsdp or not self.trains_in_fp16):  # gradients of a mean over a step's tokens are lost
-            raise ConfigError("fp16=true is not supported: gradients are too small for it; use bf16=true, or float32")
-
     def _sharding(self) -> Sharding | None:
         """What fsdp asks for. Transformers' FSDP knows no CPUs, adds gradients up in bf16, and shards only when
         training starts, after the frozen network was copied and the first evaluation was made."""
         if self.fsdp in (None, False, "", "false"):
             return None
-        given = self.fsdp_config or {}
-        options = given if isinstance(given, dict) else {"file": given}
-        ways = (True, "true", "full_shard", "shard_grad_op")
-        known = options.keys() <= {"version", "reshard_after_forward"} and options.get("version", 2) == 2
-        if self.fsdp not in ways or not known:
+        options: Any = self.fsdp_config or {}  # or the name of a file
+        known = isinstance(options, dict) and not options.keys() - {"version", "reshard_after_forward"}
+        if (
+            self.fsdp not in (True, "true", "full_shard", "shard_grad_op")
+            or not known
+            or options.get("version", 2) != 2
+        ):
             raise ConfigError(
-                f"fsdp={self.fsdp!r} with fsdp_config={given!r} is not supported; use fsdp=full_shard or "
+                f"fsdp={self.fsdp!r} with fsdp_config={self.fsdp_config!r} is not supported; use fsdp=full_shard or "
                 "shard_grad_op, and of options version (2) and reshard_after_forward"
             )
         for name in ("eval_tasks", "show_prompts"):
@@ -93,14 +84,23 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignor
                 raise ConfigError(f"{name} needs the whole model in one process; leave it out with fsdp")
         return Sharding(bool(options.get("reshard_after_forward", self.fsdp != "shard_grad_op")))
 
-    def _check_metric(self, name: str) -> None:
-        """Transformers would look for it after the first evaluation."""
-        known = (*NAMES, "reward")
+    def _choose_the_best(self) -> None:
+        """By which metric, and in which direction: transformers would look for it after the first evaluation."""
+        stops = self.early_stopping_patience is not None
+        if stops and self.eval_strategy in ("no", False):
+            raise ConfigError("early_stopping_patience needs evaluations; set eval_strategy=steps and eval_steps")
+        if self.load_best_model_at_end or self.save_strategy == "best" or stops:
+            self.metric_for_best_model = self.metric_for_best_model or "cfm"
+        if (metric := self.metric_for_best_model) is None:
+            return
+        name, known = metric.removeprefix("eval_"), (*NAMES, "reward")
         if name not in known and not name.startswith(tuple(f"{task}_" for task in self.eval_tasks)):
             raise ConfigError(
-                f"metric_for_best_model={self.metric_for_best_model!r} is no metric of validation; there is "
-                f"{', '.join(known)}, and <task>_<metric> of eval_tasks{nearest(name, known)}"
+                f"metric_for_best_model={metric!r} is no metric of validation; there is {', '.join(known)}, and "
+                f"<task>_<metric> of eval_tasks{nearest(name, known)}"
             )
+        if self.greater_is_better is None:  # not transformers' rule: cross_entropy and cfm do not end with "loss"
+            self.greater_is_better = not smaller_is_better(metric)
 
     @property
     def rows_per_step(self) -> int:
@@ -115,7 +115,6 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignor
 
     @property
     def started(self) -> bool:
-        """Whether devices are set up and processes joined."""
         return "_setup_devices" in vars(self)
 
     @property

@@ -33,7 +33,7 @@ def write_text(file: Path, text: str) -> None:
 
 
 def share_weights(folder: Path) -> None:
-    """safetensors makes its files readable by their owner alone; give them the mode that others get by the umask."""
+    """Give files the mode that the umask says; safetensors makes them readable by their owner alone."""
     umask = os.umask(0o077)  # it can only be read by setting it
     os.umask(umask)
     for file in folder.glob("*.safetensors"):
@@ -72,7 +72,7 @@ def json_ready(value: Any) -> Any:
     """What JSON can hold: numbers instead of tensors, nothing instead of NaN and infinity."""
     if isinstance(value, dict):
         return {name: json_ready(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list | tuple):
         return [json_ready(part) for part in value]
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -94,11 +94,9 @@ def locked(file: Path, guarded: Path | None = None) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         pid, host, *_ = [*file.read_text().split(), "(unknown)", "(unknown)"]
-        kind = "folder" if guarded is None else "file"
-        raise ConfigError(
-            f"{guarded or file.parent} is in use by process {pid} on {host}; wait for it or stop it, or choose another "
-            f"{kind}" + (f"; if {host} is dead, delete {file}" if host != socket.gethostname() else "")
-        ) from None
+        dead = f"; if {host} is dead, delete {file}" if host != socket.gethostname() else ""
+        what = f"{guarded or file.parent} is in use by process {pid} on {host}"
+        raise ConfigError(f"{what}; wait for it or stop it, or choose another place{dead}") from None
     try:
         file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
         yield

@@ -1,8 +1,8 @@
-"""`--launch N` of `ebft train`, `sft` and `rlvr`: N processes on this machine, through torch's own launcher, as
-`torchrun --standalone --nproc-per-node N -m ebft.cli train ...` would start them. And what schedulers' signals do.
+"""`--launch N`: N processes on this machine, through torch's own launcher, as `torchrun --standalone --nproc-per-node N
+-m ebft.cli train ...` would start them. And what schedulers' signals (SIGTERM, SIGUSR1) do.
 
 When one process ends with an error or is killed, the launcher ends the others; Ctrl-C reaches all of them. So does a
-scheduler's notice (SIGTERM, SIGUSR1), after which the processes have all the time that the scheduler gives them.
+scheduler's notice, after which the processes have all the time that the scheduler gives them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ class ProcessKilled(RuntimeError):
     """A process was ended from outside; the message says which and how."""
 
 
+# ---- signals ---------------------------------------------------------------------------------------------------------
+
+
 def end_with_launcher() -> None:
     """Called by every command. Where one was launched, Linux ends it when its launcher is killed."""
     launcher = os.environ.get(LAUNCHED)
@@ -45,10 +48,8 @@ def end_with_launcher() -> None:
 @contextmanager
 def on_notice(handler: Any, numbers: Sequence[int] = NOTICES) -> Iterator[None]:
     """Have a handler for schedulers' signals, or others, where Python can: in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in numbers}
+    in_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in numbers if in_main}
     try:
         yield
     finally:
@@ -92,6 +93,9 @@ def _pass_on(number: int, frame: Any) -> None:
         os.kill(pid, number)
 
 
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+
 def launch(processes: int, command: str, arguments: Sequence[str]) -> int:
     """Run `ebft <command>` with these arguments in every process; returns the exit code of the first that failed."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -105,17 +109,9 @@ def launch(processes: int, command: str, arguments: Sequence[str]) -> int:
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # the processes say themselves what is wrong
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",  # any free port
-        local_addr="localhost",
-        max_restarts=0,
-        logs_specs=DefaultLogsSpecs(),
-    )
+    place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "localhost"}  # any free port
+    logs = {"max_restarts": 0, "run_id": uuid.uuid4().hex, "logs_specs": DefaultLogsSpecs()}
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=processes, **place, **logs)
     linux = sys.platform == "linux"  # where torch would end the processes itself, and kill them after its timeout
     if linux:
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
@@ -128,9 +124,8 @@ def launch(processes: int, command: str, arguments: Sequence[str]) -> int:
             if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
                 how = signal.Signals(-failure.exitcode).name
                 hint = "; the machine may be out of memory" if how == "SIGKILL" else ""
-                raise ProcessKilled(
-                    f"process {rank} of {processes} was killed ({how}){hint}; the others were stopped"
-                ) from None
+                said = f"process {rank} of {processes} was killed ({how}){hint}; the others were stopped"
+                raise ProcessKilled(said) from None
         return failed.get_first_failure()[1].exitcode
     except SignalException as stopped:
         if stopped.sigval == signal.SIGINT:

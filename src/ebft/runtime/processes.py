@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ebft.errors import ConfigError, Preempted
+from ebft.runtime.timing import Arriving
 
 
 def count() -> int:
@@ -31,6 +32,9 @@ def rank() -> int:
 def barrier() -> None:
     if count() > 1:
         dist.barrier()
+
+
+# ---- a run begins and ends -------------------------------------------------------------------------------------------
 
 
 def start(config: Any) -> None:
@@ -52,10 +56,8 @@ def start(config: Any) -> None:
 def check_one_gpu(gpus: int) -> None:
     """transformers would wrap the model in torch's DataParallel."""
     if gpus > 1:
-        raise ConfigError(
-            f"one process sees {gpus} GPUs; start one process per GPU (--launch {gpus}, torchrun, accelerate launch), "
-            "or show it only one (CUDA_VISIBLE_DEVICES=0)"
-        )
+        how = f"--launch {gpus}, torchrun, accelerate launch), or show it only one (CUDA_VISIBLE_DEVICES=0)"
+        raise ConfigError(f"one process sees {gpus} GPUs; start one process per GPU ({how}")
 
 
 def join_alone(device: torch.device) -> None:
@@ -77,6 +79,9 @@ def lost_another(error: BaseException) -> bool:
     words = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe")
     said = count() > 1 and isinstance(met, RuntimeError) and any(word in str(met) for word in words)
     return said or isinstance(met, dist.DistError)
+
+
+# ---- what processes tell each other ----------------------------------------------------------------------------------
 
 
 def sum_over_processes(values: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -101,33 +106,29 @@ def join_rows(values: dict[str, Tensor], device: torch.device) -> dict[str, Tens
 
 def from_first(value: Any) -> Any:
     """The first process's value (anything that pickles), on all of them."""
-    if count() == 1:
-        return value
     holder = [value]
-    dist.broadcast_object_list(holder, src=0)
+    if count() > 1:
+        dist.broadcast_object_list(holder, src=0)
     return holder[0]
 
 
+def same_on_all(value: Any) -> bool:
+    """Whether all processes have the same (anything that pickles); all of them get the same answer."""
+    values = [value] * count()
+    if count() > 1:
+        dist.all_gather_object(values, value)
+    return all(other == values[0] for other in values)
+
+
 def all_or_none(check: Callable[[], Any]) -> None:
-    """Call `check` in all processes; an error that the first one meets, all of them raise."""
+    """Call `check` in all processes; a user's error that the first one meets, all of them raise."""
     error: ValueError | None = None
     try:
         check()
     except ValueError as met:
         error = met
-    if (first := from_first(error)) is not None:
+    if (first := from_first(error) or error) is not None:
         raise first
-    if error is not None:
-        raise error
-
-
-def same_on_all(value: Any) -> bool:
-    """Whether all processes have the same (anything that pickles); all of them get the same answer."""
-    if count() == 1:
-        return True
-    values: list[Any] = [None] * count()
-    dist.all_gather_object(values, value)
-    return all(other == values[0] for other in values)
 
 
 class SharedFlag:
@@ -138,7 +139,7 @@ class SharedFlag:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._before: tuple[Tensor, Any] | None = None
+        self._before: Arriving | None = None
 
     def exchange(self, raised: bool) -> bool:
         """Called by all processes, as often."""
@@ -146,16 +147,10 @@ class SharedFlag:
             return raised
         total = torch.tensor(float(raised), device=self._device)
         dist.all_reduce(total)
-        if not total.is_cuda:
-            return bool(total)
-        before, event = torch.empty((), pin_memory=True), torch.cuda.Event()
-        before.copy_(total, non_blocking=True)
-        event.record()
-        known, self._before = self._before, (before, event)
-        if known is None:
-            return False
-        known[1].synchronize()
-        return bool(known[0])
+        told = Arriving(total)
+        if total.is_cuda:
+            told, self._before = self._before or Arriving(torch.zeros(())), told
+        return bool(told.wait())
 
 
 @torch.no_grad()
@@ -172,10 +167,8 @@ def sum_gradients(model: nn.Module) -> None:
 
     A parameter that had no part in this process's pass may have had one in another's: it counts as zero.
     """
-    if count() == 1:
-        return
     under_way = []
-    for parameter in model.parameters():
+    for parameter in model.parameters() if count() > 1 else ():
         if parameter.requires_grad:
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
             parameter.grad = gradient

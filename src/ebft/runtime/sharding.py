@@ -1,19 +1,15 @@
 """Sharded models (FSDP2): every process keeps a part of each weight, of its gradient and of its optimiser state.
 
-torch gathers the weights of a module when it is called and frees them afterwards. What counts as one piece is chosen
-here: every layer of the decoder, and around them the causal language model, which holds what is left: embeddings, final
-norm and output head, in one piece since head and embeddings may be the same matrix.
+torch gathers the weights of a module when it is called and frees them afterwards: those of every layer of the decoder,
+and in one piece of the causal language model around them embeddings, final norm and head, which may share a matrix.
+ebft never calls that model, which would make logits of every token: it runs the decoder and multiplies with the head's
+weight itself, in chunks. So the model gets a method that runs its decoder (`_DECODE`) and counts as one of its forward
+passes: embeddings, norm and head stay gathered until the backward pass has used them, or `release`.
 
-ebft never calls the causal language model, which would make logits of every token. It runs the decoder, and multiplies
-with the head's weight itself, in chunks. So the model gets a method that runs its decoder (`_DECODE`) and counts as one
-of its forward passes: embeddings, norm and head stay gathered until the backward pass has used them, or `release`.
-
-torch takes means of gradients over processes. Ours are parts of a sum (`runtime.processes`), so they are only added up.
-Every call gathers, which takes all processes: all must run the same passes, whatever data they have.
-
-Only the first process needs to have loaded the model: it sends the weights out. The others may have it without weights
-(on torch's device "meta"). In a checkpoint every process writes its own part (torch.distributed.checkpoint), and any
-number of processes can read it, or one that is no process of a group (`load_whole`).
+Gradients are parts of a sum (`runtime.processes`), so torch is told to add them up, not to take means. Every call
+gathers, which takes all processes: all must run the same passes. Only the first process needs to have loaded the model;
+the others may have it without weights (on torch's device "meta"). In a checkpoint every process writes its own part,
+and any number of processes can read it, or one that is no process of a group (`load_whole`).
 """
 
 from __future__ import annotations
@@ -21,7 +17,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,37 +33,30 @@ _DECODE = "ebft_decode"
 MODEL, OPTIMIZER, AVERAGE = "model_shards", "optimizer_shards", "feature_average_shards"  # in a checkpoint
 
 
-@dataclass(frozen=True)
-class ShardGroup:
-    """The processes that share a model.
-
-    dtype: of the gathered weights, which compute; None is that of the shards, which are trained. Gradients are added
-        up in float32 in any case, and buffers (the frequencies of rotary embeddings) stay what they are.
-    """
-
-    device: torch.device
-    processes: int
-    dtype: torch.dtype | None = None
-
-
 def shard_model(
-    model: nn.Module, decoder: nn.Module, layers: Iterable[nn.Module], group: ShardGroup, reshard: bool
+    model: nn.Module,
+    decoder: nn.Module,
+    layers: Iterable[nn.Module],
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    reshard: bool = True,
 ) -> None:
     """Shard the first process's causal language model over all of them, in place.
 
+    dtype: of the gathered weights, which compute; None is that of the shards, which are trained.
     reshard: free the weights of a layer after each of its forward passes; otherwise they stay until the backward pass.
     """
-    _fully_shard(model, layers, group, reshard, reshard_root=False)
+    _fully_shard(model, layers, device, dtype, reshard, reshard_root=False)
     # Of some models hidden states are a view. Nothing here writes into them.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-    setattr(model, _DECODE, _run)
+    setattr(model, _DECODE, lambda decoder, **inputs: decoder(**inputs))
     register_fsdp_forward_method(model, _DECODE)
     call_through(decoder, model)
 
 
-def shard_decoder(decoder: nn.Module, layers: Iterable[nn.Module], group: ShardGroup) -> None:
+def shard_decoder(decoder: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> None:
     """Shard a decoder that is called itself and has no head: the frozen feature network."""
-    _fully_shard(decoder, layers, group, reshard=True, reshard_root=True)
+    _fully_shard(decoder, layers, device, None, reshard=True, reshard_root=True)
 
 
 def call_through(decoder: nn.Module, model: nn.Module) -> None:
@@ -76,22 +64,17 @@ def call_through(decoder: nn.Module, model: nn.Module) -> None:
     decoder.called_by = getattr(model, _DECODE)
 
 
-def _run(decoder: nn.Module, **inputs: Any) -> Any:
-    return decoder(**inputs)
-
-
 def _fully_shard(
-    root: nn.Module, layers: Iterable[nn.Module], group: ShardGroup, reshard: bool, reshard_root: bool
+    root: nn.Module, layers: Iterable[nn.Module], device: torch.device, dtype: Any, reshard: bool, reshard_root: bool
 ) -> None:
     # Inputs are not cast: with weights in bf16, everything between the layers is in bf16 already, or not for a reason.
-    reduce_dtype = torch.float32 if group.dtype is not None else None
-    policy = MixedPrecisionPolicy(group.dtype, reduce_dtype, cast_forward_inputs=False)
-    mesh = init_device_mesh(group.device.type, (group.processes,))
+    policy = MixedPrecisionPolicy(dtype, torch.float32 if dtype is not None else None, cast_forward_inputs=False)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     weights = [parameter.detach() for parameter in root.parameters()]
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_root)
-    _send_out(root, weights, group.device)
+    _send_out(root, weights, device)
     for module in _pieces(root):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
@@ -154,12 +137,8 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 def gathered(model: nn.Module) -> dict[str, Tensor]:
     """The whole of `weights(model)` on the host of the first process, one after the other; all processes must ask."""
-    found = {}
-    for name, value in weights(model).items():
-        complete = whole(value)
-        if dist.get_rank() == 0:
-            found[name] = complete.cpu()
-    return found
+    complete = ((name, whole(value)) for name, value in weights(model).items())
+    return {name: value.cpu() for name, value in complete if dist.get_rank() == 0}
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
@@ -184,15 +163,11 @@ def _plain_errors() -> Iterator[None]:
 
 def optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
     """By names of parameters, so that the number of processes does not matter."""
-    return get_optimizer_state_dict(model, _unwrapped(optimizer))
+    return get_optimizer_state_dict(model, getattr(optimizer, "optimizer", optimizer))  # the one in accelerate's
 
 
 def set_optimizer_state(model: nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
-    set_optimizer_state_dict(model, _unwrapped(optimizer), state)
-
-
-def _unwrapped(optimizer: Any) -> Any:
-    return getattr(optimizer, "optimizer", optimizer)  # accelerate's takes steps only when it likes
+    set_optimizer_state_dict(model, getattr(optimizer, "optimizer", optimizer), state)
 
 
 def load_whole(folder: Path, model: nn.Module) -> None:

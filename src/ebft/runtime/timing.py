@@ -1,4 +1,4 @@
-"""Seconds per phase, and checks on numbers, without making the host wait for a GPU."""
+"""Seconds per phase, and numbers that arrive later, without making the host wait for a GPU."""
 
 from __future__ import annotations
 
@@ -47,27 +47,37 @@ class Clock:
         return dict(seconds)
 
 
-class DeferredChecks:
-    """Checks on numbers that may still be under way on a GPU, made once they have arrived, at the latest on demand.
+class Arriving:
+    """A number that may be on its way from a GPU."""
 
-    A check raises an error. On a CPU it is made at once.
-    """
+    def __init__(self, value: Tensor) -> None:
+        self._value, self._event = value.detach(), None
+        if value.is_cuda:
+            self._value, self._event = torch.empty((), dtype=value.dtype, pin_memory=True), torch.cuda.Event()
+            self._value.copy_(value.detach(), non_blocking=True)
+            self._event.record()
+
+    def is_here(self) -> bool:
+        return self._event is None or self._event.query()
+
+    def wait(self) -> float:
+        if self._event is not None:
+            self._event.synchronize()
+        return float(self._value)
+
+
+class DeferredChecks:
+    """Checks that raise an error, made once their numbers have arrived; on a CPU, at once."""
 
     def __init__(self) -> None:
-        self._pending: deque[tuple[Tensor, Any, Callable[[float], None]]] = deque()
+        self._pending: deque[tuple[Arriving, Callable[[float], None]]] = deque()
 
     def add(self, value: Tensor, check: Callable[[float], None]) -> None:
-        value = value.detach()
-        if not value.is_cuda:
-            return check(float(value))
-        arrived, event = torch.empty((), dtype=value.dtype, pin_memory=True), torch.cuda.Event()
-        arrived.copy_(value, non_blocking=True)
-        event.record()
-        self._pending.append((arrived, event, check))
+        self._pending.append((Arriving(value), check))
+        self.run()
 
     def run(self, wait: bool = False) -> None:
         """Make the checks whose numbers are here; with `wait`, all of them."""
-        while self._pending and (wait or self._pending[0][1].query()):
-            arrived, event, check = self._pending.popleft()
-            event.synchronize()
-            check(float(arrived))
+        while self._pending and (wait or self._pending[0][0].is_here()):
+            number, check = self._pending.popleft()
+            check(number.wait())

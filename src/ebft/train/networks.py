@@ -67,22 +67,20 @@ class Networks:
     def _shard(self) -> None:
         """Each process keeps its part of the model and of the frozen networks."""
         assert self.args.sharding is not None
-        group = sharding.ShardGroup(self.args.device, processes.count())
-        in_bf16 = torch.bfloat16 if self.args.bf16 and not self.adapted else None
-        trained = sharding.ShardGroup(group.device, group.processes, in_bf16)
-        base, frozen = base_model(self.model), self.features.decoder
+        base, frozen, device = base_model(self.model), self.features.decoder, self.args.device
 
-        def shard(model: Any, group: sharding.ShardGroup, reshard: bool) -> None:
+        def shard(model: Any, dtype: torch.dtype | None, reshard: bool) -> None:
             decoder = decoder_of(model)
-            sharding.shard_model(model, decoder, decoder_layers(decoder)[1], group, reshard)
+            sharding.shard_model(model, decoder, decoder_layers(decoder)[1], device, dtype, reshard)
 
-        shard(base, trained, self.args.sharding.reshard_after_forward)
+        in_bf16 = torch.bfloat16 if self.args.bf16 and not self.adapted else None
+        shard(base, in_bf16, self.args.sharding.reshard_after_forward)
         if self.features.source == "adapter_off":
             sharding.call_through(frozen, base)
         else:
-            sharding.shard_decoder(frozen, decoder_layers(frozen)[1], group)
+            sharding.shard_decoder(frozen, decoder_layers(frozen)[1], device)
         if self.reference is not None:
-            shard(self.reference, group, reshard=True)
+            shard(self.reference, None, reshard=True)
 
     def compile(self) -> None:
         """Compile the layers of what computes, on a GPU or where the settings ask for it, and bring weights into the
