@@ -109,9 +109,13 @@ def launch(processes: int, command: str, arguments: Sequence[str]) -> int:
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # the processes say themselves what is wrong
-    place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "localhost"}  # any free port
-    logs = {"max_restarts": 0, "run_id": uuid.uuid4().hex, "logs_specs": DefaultLogsSpecs()}
-    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=processes, **place, **logs)
+    more: dict[str, Any] = {
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": "localhost:0",
+        "local_addr": "localhost",
+    }  # any port
+    more |= {"max_restarts": 0, "run_id": uuid.uuid4().hex, "logs_specs": DefaultLogsSpecs()}
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=processes, **more)
     linux = sys.platform == "linux"  # where torch would end the processes itself, and kill them after its timeout
     if linux:
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
