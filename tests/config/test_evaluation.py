@@ -40,13 +40,6 @@ def test_flags_and_values_give_the_same_options() -> None:
     assert parse("--model", "a", "--model", "b").model == ["a", "b"]
 
 
-def test_the_profile_fits_unless_it_is_given() -> None:
-    assert parse("--context-length", "64", "--horizon", "8").profile == ((1, 2, 4, 8, 16, 32), 32)
-    assert parse().profile == evaluation.Profile()
-    with pytest.raises(ConfigError, match=r"profile_lengths=\[64\] with profile_stride=64 do not fit"):
-        parse("--tasks", "calibration", "--profile-lengths", "64", "--profile-stride", "64", "--context-length", "96")
-
-
 def test_groups_hold_every_option_once() -> None:
     names = [name for name, _, _ in options()]
     assert len(set(names)) == len(names)

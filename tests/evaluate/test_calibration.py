@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from ebft.config.evaluation import EvalOptions, Profile
+from ebft.config.evaluation import LENGTHS as USUAL
+from ebft.config.evaluation import EvalOptions
 from ebft.data.packing import DocumentIndex, SequenceDataset, collate
 from ebft.data.row_format import Document
 from ebft.data.store import TokenStore
-from ebft.errors import ConfigError
-from ebft.evaluate.calibration import estimates, measure_sequences
+from ebft.evaluate.calibration import measure_sequences
 from ebft.iteration import make_layout
 from ebft.method.layout import StridedLayout
+from ebft.method.measures import estimates
 from ebft.method.sampling import sequence_seeds
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout
@@ -195,7 +196,7 @@ def test_estimates_are_means_over_contexts() -> None:
     columns = {"contexts": (2, 1, 0), "cfm": (1.0, 2.0, None), "whitened_proxy": (0.5, 0.7, None)}
     columns |= {"profile_contexts": (3, 0, 1), "cfm_at_1": (3.0, None, 4.0), "sequence": (0, 1, 2)}
     found = estimates([{**base, **{name: values[row] for name, values in columns.items()}} for row in range(3)])
-    assert set(found) == {"cross_entropy", "cfm", "whitened_proxy", "cfm_at_1"}
+    assert set(found) == {"cross_entropy", "cfm", "whitened_proxy", "reward", "cfm_at_1"}
     # By hand: residuals of (2, 2) and (2, 1) about 4/3 are -2/3 and 2/3, on counts of 1.5 in the mean.
     assert found["cfm"] == (pytest.approx((1 + 1 + 2) / 3), pytest.approx(4 / 9))
     assert found["whitened_proxy"].mean == pytest.approx((0.5 + 0.5 + 0.7) / 3)
@@ -222,11 +223,12 @@ def test_lengths_cut_at_equal_shorter_rollouts() -> None:
 
 
 @pytest.mark.parametrize("context", [2, 3, 24, 100, 192, 1024])
-def test_the_usual_profile_fits(context: int) -> None:
-    chosen = EvalOptions.from_values({"tasks": ["calibration"], "context_length": context, "horizon": 1, "stride": 1})
-    chosen.profile.check(context)
-    assert chosen.profile == (Profile() if context >= 192 else Profile.fitting(context))
-    none = {"tasks": ["calibration"], "context_length": context, "horizon": 1, "stride": 1, "profile_lengths": "none"}
-    assert EvalOptions.from_values(none).profile_lengths == []
-    with pytest.raises(ConfigError, match=f"do not fit in context_length={context}"):
-        Profile((context - 1,), 2).check(context)
+def test_the_profile_fits(context: int) -> None:
+    given = {"tasks": ["calibration"], "context_length": context, "horizon": 1, "stride": 1}
+    chosen = EvalOptions.from_values(given)
+    assert chosen.profile_stride == min(64, context // 2)
+    assert chosen.profile_lengths == [length for length in USUAL if length + chosen.profile_stride <= context]
+    assert (chosen.profile_lengths == [*USUAL]) == (context >= 192)
+    assert EvalOptions.from_values({**given, "profile_lengths": "none"}).profile_lengths == []
+    own = EvalOptions.from_values({**given, "profile_lengths": f"{context},0,1", "profile_stride": "1"})
+    assert (own.profile_lengths, own.profile_stride) == ([1], 1)

@@ -7,8 +7,7 @@ import pytest
 
 from ebft.errors import ConfigError
 from ebft.evaluate import tables
-from ebft.evaluate.temperatures import TEMPERATURES
-from ebft.method.measures import Estimate
+from ebft.method.measures import TEMPERATURES, Estimate
 
 
 @pytest.mark.pictures

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from ebft.config.data import TASKS, DataConfig
 from ebft.config.method import MethodConfig, settings_that_change
@@ -19,6 +19,7 @@ from ebft.errors import ConfigError, nearest
 from ebft.runtime.files import read_json
 
 LANGUAGES = ("cpp", "js", "ts", "rs", "cs", "go", "php", "java")
+LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 # The groups of the options, in their order: the first option of each, and its title.
 GROUPS = {
     "what": ("model", "What to evaluate"),
@@ -28,46 +29,21 @@ GROUPS = {
     "calibration": ("calibration_data", "Calibration"),
     "running": ("batch_size", "Running"),
 }
-# What calibration takes of the method's settings and of the data's, by the names it has there and here: `samples` and
-# `temperature` are those of generation. `alpha` is left out, since no reward is reported, and seed and number of
-# rollouts have options of their own.
+# What calibration takes of the method's settings and of the data's, by the names it has there and here. Seed, number of
+# rollouts and temperature have names of their own, since those of generation are others; no reward is reported.
+_OF_METHOD = {*settings_that_change("text", "features", "proxy")} - {"alpha", "eval_samples", "eval_seed"}
+_OF_DATA = ("limit_documents", "test_split", "split_seed", "text_column", "prompt_column", "completion_column")
+_RENAMED = {"samples": "rollouts", "temperature": "rollout_temperature"}
 BORROWED: dict[str, tuple[str, type]] = {
-    {"samples": "rollouts", "temperature": "rollout_temperature"}.get(f.name, f.name): (f.name, MethodConfig)
-    for f in fields(MethodConfig)
-    if f.name in {*settings_that_change("text", "features", "proxy")} - {"alpha", "eval_samples", "eval_seed"}
+    **{_RENAMED.get(f.name, f.name): (f.name, MethodConfig) for f in fields(MethodConfig) if f.name in _OF_METHOD},
+    **{name: (name, DataConfig) for name in (*_OF_DATA, "messages_column", "prompt_separator")},
+    "calibration_prompt_template": ("prompt_template", DataConfig),  # translation has a template of its own
 }
-_OF_DATA = ["limit_documents", "test_split", "split_seed", "text_column", "prompt_column", "completion_column"]
-BORROWED |= {name: (name, DataConfig) for name in [*_OF_DATA, "messages_column", "prompt_separator"]}
-BORROWED["calibration_prompt_template"] = ("prompt_template", DataConfig)  # translation has a template of its own
 # Options that results do not have where they are not set.
 ONLY_IF_SET = ("test_split", "prompt_separator", "calibration_prompt_template", "short_truths", "also_at_temperatures")
 NOT_SET = "not set"  # what messages call these then
 # Options of calibration that change no other number, or are told apart in another way.
 HARMLESS = ("feature_model", "also_at_temperatures")
-
-
-LENGTHS, STRIDE = (1, 2, 4, 8, 16, 32, 64, 128), 64
-
-
-class Profile(NamedTuple):
-    """Over which completion lengths calibration looks at the feature-matching loss, and the tokens between its anchors.
-    Rollouts are long, so these are fewer than the metrics' own."""
-
-    lengths: tuple[int, ...] = LENGTHS
-    stride: int = STRIDE
-
-    @classmethod
-    def fitting(cls, context_length: int, stride: int | None = None) -> Profile:
-        """The usual one, as far as it fits."""
-        stride = max(1, min(STRIDE, context_length // 2)) if stride is None else stride
-        return cls(tuple(length for length in LENGTHS if length + stride <= context_length), stride)
-
-    def check(self, context_length: int) -> None:
-        if self.stride < 1 or any(not 1 <= length <= context_length - self.stride for length in self.lengths):
-            raise ConfigError(
-                f"profile_lengths={list(self.lengths)} with profile_stride={self.stride} do not fit in context_length="
-                f"{context_length}; a length and a stride are at least 1, and together at most that"
-            )
 
 
 @dataclass
@@ -118,7 +94,7 @@ class EvalOptions:
     sequences: int = option(128, "maximum number of sequences")
     feature_model: str | None = option(None, "the frozen feature network; default: the first model, as it says")
     profile_lengths: list[int] = option(list(LENGTHS), "completion lengths of the profile, as far as they fit; or none")
-    profile_stride: int = option(STRIDE, "tokens between the profile's anchors; by default at most half a context")
+    profile_stride: int = option(64, "tokens between the profile's anchors, at most half a context")
     also_at_temperatures: list[float] = option([], "further temperatures of the feature-matching loss, such as 1.0")
     calibration_batch_size: int = option(4, "sequences at once")
 
@@ -138,41 +114,34 @@ class EvalOptions:
             if odd := next((name for name in names if name not in known), ""):
                 raise ConfigError(f"unknown {what} {odd!r}; there is {', '.join(known)}{nearest(odd, known)}")
         if self.prompt_template is not None and self.tasks and "translation" not in self.tasks:
-            raise ConfigError(
-                "prompt_template is translation's; those of calibration_data are made with calibration_prompt_template"
-            )
+            raise ConfigError("prompt_template is translation's; calibration has --calibration-prompt-template")
         counts = ("limit", "sequences", "batch_size", "calibration_batch_size", "workers", "max_new_tokens")
-        check(self, EvalOptions, **dict.fromkeys(counts, 1), samples=0)
+        check(self, EvalOptions, **dict.fromkeys((*counts, "profile_stride"), 1), samples=0)
         wrong = [t for t in self.also_at_temperatures if not 0 < t < math.inf]
         if wrong or (self.samples and not self.temperature > 0):
             raise ConfigError(f"temperature={[*wrong, self.temperature][0]} must be above 0; for greedy, use samples=0")
         if not self.samples and not self.greedy:
             raise ConfigError("samples=0 without greedy leaves nothing to generate")
-        if "calibration" in self.tasks:
-            self.profile.check(self.method.context_length)
-
-    @property
-    def profile(self) -> Profile:
-        return Profile(tuple(sorted(self.profile_lengths)), self.profile_stride)
+        context = self.method.context_length
+        self.profile_stride = min(self.profile_stride, max(1, context // 2))
+        self.profile_lengths = sorted(n for n in self.profile_lengths if 1 <= n <= context - self.profile_stride)
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> EvalOptions:
         """From the text of flags or from a recipe, by the names of the flags."""
         if values.get("like"):
-            values = {**validation_options(values["like"], values.get("calibration_data")), **values}
-        known = {name: types_of(owner)[f.name] for name, f, owner in options()}
+            values = {**as_the_run_validated(values["like"], values.get("calibration_data")), **values}
+        kinds = {name: types_of(owner)[f.name] for name, f, owner in options()}
         given: dict[type, dict[str, Any]] = {EvalOptions: {}, MethodConfig: {}, DataConfig: {}}
         for name, value in values.items():
-            if name not in known:
-                raise ConfigError(f"unknown option {name!r} of an evaluation{suggestion(name, known)}")
+            if name not in kinds:
+                raise ConfigError(f"unknown option {name!r} of an evaluation{suggestion(name, kinds)}")
             inner, owner = BORROWED.get(name, (name, EvalOptions))
-            given[owner][inner] = typed(name, value, known[name])
+            given[owner][inner] = typed(name, value, kinds[name])
         own = given[EvalOptions]
         if given[MethodConfig].get("samples", 2) < 2:  # by the name that was given
             raise ConfigError("rollouts must be at least 2 for the unbiased feature-matching loss")
         method = MethodConfig(**given[MethodConfig], eval_seed=own.get("seed", 0))
-        usual = Profile.fitting(method.context_length, own.get("profile_stride"))
-        own = {"profile_lengths": list(usual.lengths), "profile_stride": usual.stride, **own}
         return cls(**own, method=method, data=DataConfig(**given[DataConfig]))
 
     def values(self, *groups: str) -> dict[str, Any]:
@@ -183,18 +152,14 @@ class EvalOptions:
 
 def options(*groups: str) -> Iterator[tuple[str, Field[Any], type]]:
     """The options of these groups, or all: the name, the field that declares it, and the class that this is of."""
-    group = ""
-    firsts = {first: name for name, (first, _) in GROUPS.items()}
+    group, firsts = "", {first: name for name, (first, _) in GROUPS.items()}
     for f in fields(EvalOptions)[:-2]:  # without what holds the borrowed ones
         group = firsts.get(f.name, group)
         if not groups or group in groups:
             yield f.name, f, EvalOptions
-    for name, (inner, owner) in BORROWED.items():
-        if not groups or "calibration" in groups:
+    if not groups or "calibration" in groups:
+        for name, (inner, owner) in BORROWED.items():
             yield name, next(f for f in fields(owner) if f.name == inner), owner
-
-
-# ---- settings of a run that was made ---------------------------------------------------------------------------------
 
 
 def settings_of_run(folder: Path) -> dict[str, Any] | None:
@@ -203,34 +168,26 @@ def settings_of_run(folder: Path) -> dict[str, Any] | None:
     return next((settings for settings in found if isinstance(settings, dict)), None)
 
 
-def place_of(source: str) -> str:
-    path = Path(source).expanduser()
-    return str(path.resolve()) if path.exists() else source
-
-
-def validation_options(folder: str, text: str | None = None) -> dict[str, Any]:
+def as_the_run_validated(folder: str, text: str | None = None) -> dict[str, Any]:
     """The options that measure what a run measured, on the same text, or on another one, which is taken whole."""
     settings = settings_of_run(Path(folder).expanduser())
     if settings is None or not {"dataset", "model"} <= settings.keys():  # such as of a run by the Python trainer
         raise ConfigError(f"like={folder}: no run is there; give its output folder, which has a resolved.json")
     found = {name: settings[inner] for name, (inner, _) in BORROWED.items() if inner in settings}
-    found |= {
-        "model": [folder],
-        "rollouts": settings.get("eval_samples") or settings["samples"],
-        "seed": settings["eval_seed"],
-        "feature_model": settings.get("feature_model") or settings["model"],
-    }
-    several = len(settings["dataset"]) > 1
-    theirs = settings.get("validation_dataset") or (None if several else settings["dataset"][0])
-    if text is not None and (theirs is None or place_of(text) != place_of(theirs)):
-        of_their_text = ("limit_documents", "test_split", "split_seed")
-        return {name: value for name, value in found.items() if name not in of_their_text}
-    found["sequences"] = settings["validation_sequences"]
-    if settings.get("validation_dataset") is not None:
-        found |= {"calibration_split": settings["validation_dataset_split"], "held_out": 0.0, "test_split": 0.0}
-    elif settings["validation_split"] and not several:
-        found |= {"calibration_split": settings["dataset_split"], "held_out": settings["validation_split"]}
-    else:
-        what = "held out text of several datasets, mixed" if several else "held no text out"
+    found |= {"model": [folder], "rollouts": settings.get("eval_samples") or settings["samples"]}
+    found |= {"seed": settings["eval_seed"], "feature_model": settings.get("feature_model") or settings["model"]}
+    own, trained_on = settings.get("validation_dataset"), settings["dataset"]
+    theirs = own or (trained_on[0] if len(trained_on) == 1 else None)
+    if text is not None and (theirs is None or _place(text) != _place(theirs)):
+        return {name: found[name] for name in found if name not in ("limit_documents", "test_split", "split_seed")}
+    if theirs is None or not (own or settings["validation_split"]):
+        what = "held out text of several datasets, mixed" if theirs is None else "held no text out"
         raise ConfigError(f"like={folder}: that run {what}; give --calibration-data instead")
-    return found | {"calibration_data": theirs}
+    found |= {"calibration_data": theirs, "sequences": settings["validation_sequences"]}
+    if own:
+        return found | {"calibration_split": settings["validation_dataset_split"], "held_out": 0.0, "test_split": 0.0}
+    return found | {"calibration_split": settings["dataset_split"], "held_out": settings["validation_split"]}
+
+
+def _place(source: str) -> Path:
+    return Path(source).expanduser().resolve()

@@ -26,10 +26,8 @@ from ebft.data.rows import contents
 from ebft.data.store import tokenize_source
 from ebft.evaluate.subject import Subject
 from ebft.evaluate.tasks import ResumableRecords, Scored
-from ebft.evaluate.temperatures import TEMPERATURES, TOKENS, best, metric_at
 from ebft.iteration import check_sequences
-from ebft.method import measures
-from ebft.method.measures import OF_ROLLOUTS, Estimate, Record, per_what
+from ebft.method.measures import OF_ROLLOUTS, TEMPERATURES, TOKENS, Estimate, Record, estimates, metric_at, per_what
 from ebft.method.rewards import conditional_feature_matching_loss
 from ebft.model.backbone import evaluating, input_embeddings
 from ebft.model.features import FeatureNetwork, feature_space
@@ -77,11 +75,12 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
     counted = [record for record in records.rows if record["sequence"] < len(rows)]
     entries = {name: _entry(name, estimate, counted) for name, estimate in estimates(counted).items()}
     points = {name for name in entries if name.startswith("cfm_at_") or "cross_entropy_temperature_" in name}
-    lengths = [length for length in options.profile.lengths if f"cfm_at_{length}" in points]
-    at_edge = [tokens for of, tokens in TOKENS.items() if (least := best(counted, of)) is not None and least.at_edge]
+    lengths = [length for length in options.profile_lengths if f"cfm_at_{length}" in points]
+    best = {tokens: entries.get(f"{of}best_temperature", {}).get("value") for of, tokens in TOKENS.items()}
+    at_edge = [tokens for tokens, found in best.items() if found in (TEMPERATURES[0], TEMPERATURES[-1])]
     return {
-        "metrics": {name: entry for name, entry in entries.items() if name not in points | OF_ROLLOUTS.keys()},
-        "rollouts": {name: entry for name, entry in entries.items() if name in OF_ROLLOUTS},
+        "metrics": {name: entries[name] for name in entries if name not in points | OF_ROLLOUTS.keys() | {"reward"}},
+        "rollouts": {name: entries[name] for name in OF_ROLLOUTS if name in entries},
         "profile": [{"length": length, **entries[f"cfm_at_{length}"]} for length in lengths],
         "temperatures": [
             {"temperature": t, **{f"{of}cross_entropy": entries.get(metric_at(t, of)) for of in TOKENS}}
@@ -128,7 +127,7 @@ def measure_sequences(
                 layout, rollouts, _ = rolled_out(model, batch, settings, ends, turn=0)
                 of_these = of_rollouts(features, batch["input_ids"], layout, rollouts, settings)
                 found[f"cfm_temperature_{temperature:g}"] = of_these["cfm"]
-            if options.profile.lengths:
+            if options.profile_lengths:
                 found |= profile_of(model, features, batch, options, ends)
         yield records_of(found)
 
@@ -144,8 +143,8 @@ def profile_of(
     model: nn.Module, features: FeatureNetwork, batch: dict[str, Any], options: EvalOptions, ends: Tensor | None
 ) -> dict[str, Tensor]:
     """`profile_contexts` and `cfm_at_<length>` for each sequence of a batch, [b] each."""
-    profile, input_ids = options.profile, batch["input_ids"]
-    config = _changed(options.method, horizon=max(profile.lengths), stride=profile.stride)
+    lengths, input_ids = options.profile_lengths, batch["input_ids"]
+    config = _changed(options.method, horizon=max(lengths), stride=options.profile_stride)
     layout, rollouts, _ = rolled_out(model, batch, config, ends, turn=1)
     used = layout.anchor_mask
     if not config.short_truths:
@@ -155,21 +154,17 @@ def profile_of(
     packed = pack_to_score(layout, input_ids, rollouts, config)
     packed_ids = packed.pack(input_ids, rollouts.completions)
     found = {"profile_contexts": valid.sum(1)}
-    at_lengths = features.at_lengths(packed_ids, packed, profile.lengths, rollouts.lengths)
-    for length, (generated, truth) in zip(profile.lengths, at_lengths, strict=True):
+    at_lengths = features.at_lengths(packed_ids, packed, lengths, rollouts.lengths)
+    for length, (generated, truth) in zip(lengths, at_lengths, strict=True):
         found[f"cfm_at_{length}"] = mean_over_contexts(conditional_feature_matching_loss(generated, truth), valid)
     return found
 
 
-def estimates(records: Sequence[Record]) -> dict[str, Estimate]:
-    """Metrics over all sequences, and the points of curves, over lengths and over temperatures."""
-    found = {name: value for name, value in measures.estimates(records).items() if name != "reward"}
-    least = {f"{of}best_temperature": best(records, of) for of in TOKENS}
-    return found | {name: value.estimate for name, value in least.items() if value is not None}
-
-
 def _entry(name: str, estimate: Estimate, records: Sequence[Record]) -> dict[str, Any]:
     """`count` is that of the sequences that have any of what the metric is per."""
-    per = {f"{of}best_temperature": f"{of}tokens" for of in TOKENS}.get(name) or per_what(name)
     value, error = (x if math.isfinite(x) else None for x in estimate)  # JSON has no NaN
-    return {"value": value, "standard_error": error, "count": sum(bool(record.get(per)) for record in records)}
+    return {
+        "value": value,
+        "standard_error": error,
+        "count": sum(bool(record.get(per_what(name))) for record in records),
+    }

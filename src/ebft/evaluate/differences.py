@@ -14,7 +14,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ebft.evaluate import temperatures
 from ebft.evaluate.scoring import KINDS, kind_of_answer, kinds_by_problem, outcomes_file_of, pass_at_k
 from ebft.evaluate.tables import Differences, Results, parts_of
 from ebft.method.measures import Estimate, Record, SumsAndCounts, differences, paired_difference
@@ -44,8 +43,7 @@ def _calibration(mine: Evaluated, first: Evaluated) -> dict[str, Estimate]:
     ours, theirs = _sequences(mine), _sequences(first)
     if len({results["tasks"]["calibration"].get("text") for results, _ in (first, mine)}) > 1:
         return {}
-    found = differences(ours, theirs)
-    return found | temperatures.differences(ours, theirs) if found else {}  # nothing if these are other sequences
+    return differences(ours, theirs)
 
 
 def _sequences(evaluated: Evaluated) -> list[Record]:

@@ -17,7 +17,7 @@ from ebft.data import rows
 from ebft.errors import ConfigError
 from ebft.evaluate import differences, tables
 from ebft.evaluate.tasks import ProblemSet, fingerprint, problem_sets
-from ebft.evaluate.temperatures import TEMPERATURES
+from ebft.method.measures import TEMPERATURES
 from ebft.runtime.files import locked, write_json, write_text
 from ebft.runtime.machine import describe
 from ebft.runtime.messages import print_table, quiet_libraries

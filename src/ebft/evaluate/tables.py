@@ -9,8 +9,7 @@ from typing import Any
 
 from ebft.config.evaluation import HARMLESS
 from ebft.errors import ConfigError
-from ebft.evaluate.temperatures import TEMPERATURES, TOKENS, metric_at
-from ebft.method.measures import Estimate, title, with_error
+from ebft.method.measures import TEMPERATURES, TOKENS, Estimate, metric_at, title, with_error
 from ebft.runtime.files import read_json
 from ebft.runtime.messages import plot_label
 
