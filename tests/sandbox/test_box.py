@@ -17,7 +17,7 @@ import pytest
 from ebft.problems.problem import run_tests
 from ebft.sandbox import box
 from ebft.sandbox.box import Ending, RunningCommand, Sandbox, SandboxError, monitor
-from ebft.sandbox.bubblewrap import Command, Limits, start_of
+from ebft.sandbox.bubblewrap import PYTHON, Command, Limits
 from tests.sandbox.attacks.python import FLOODS, FORGERIES, PROBES
 from tests.sandbox.sandboxed import (
     ADD,
@@ -143,7 +143,7 @@ def test_unsafe_runs_without_a_sandbox() -> None:
 
 
 def python(code: str, limits: Limits) -> str:
-    return Sandbox().run(Command([*start_of("-c"), code], limits)).ending
+    return Sandbox().run(Command([*PYTHON, "-c", code], limits)).ending
 
 
 @needs_sandbox
@@ -160,7 +160,7 @@ def test_who_is_held_up_reads_once_more_before_a_timeout(monkeypatch: pytest.Mon
     """A program that was done in time is not late because whoever watches it was busy with another answer."""
     process = subprocess.Popen(["sh", "-c", "echo done"], stdout=subprocess.PIPE)
     assert process.stdout is not None
-    process.wait()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
     def busy(roots: Sequence[int]) -> int:
         time.sleep(0.3)
@@ -211,9 +211,7 @@ def test_memory_of_the_kernel_counts(kind: str) -> None:
     make, limit = KERNEL_MEMORY[kind]
     code = f"import time\n{make}time.sleep(60)\n"
     result, report = os.pipe()
-    started = Sandbox().start(
-        Command([*start_of("-c"), code], replace(LONG, memory_mib=64)), report, subprocess.DEVNULL
-    )
+    started = Sandbox().start(Command([*PYTHON, "-c", code], replace(LONG, memory_mib=64)), report, subprocess.DEVNULL)
     try:
         os.close(report)
         ending, _ = monitor([started.process], [result], Limits(30.0, limit, output_kib=64))

@@ -21,9 +21,10 @@ from typing import Any
 
 import pytest
 
-from ebft.sandbox import box, bubblewrap
+from ebft.sandbox import box, control_groups
 from ebft.sandbox.box import Sandbox
-from ebft.sandbox.bubblewrap import BESIDE, PREFIX, Command, Gate, Group, Limits, bubblewrap_line, divide, own_group
+from ebft.sandbox.bubblewrap import PYTHON, Command, Limits, options
+from ebft.sandbox.control_groups import BESIDE, PREFIX, Group, divide, own_group
 from tests.sandbox.sandboxed import gone, needs_sandbox, processes_of, wait_for, why_no_sandbox
 
 ROOT = Path(__file__).parents[2]
@@ -91,14 +92,7 @@ def test_the_first_process_ends_with_bubblewrap(tmp_path: Path) -> None:
 @needs_sandbox
 def test_bubblewrap_itself_does_not_end_with_its_parent() -> None:
     """With --die-with-parent it left a process that waits forever, at the wrong moment (`tests.hard.parents`)."""
-    gate = Gate()
-    line, opened = bubblewrap_line(Command(["true"]), {}, gate)
-    arguments = os.pread(opened[-2], 10**6, 0)
-    for descriptor in opened:
-        os.close(descriptor)
-    gate.end()
-    assert b"die-with-parent" not in arguments
-    assert "--die-with-parent" not in line
+    assert "die-with-parent" not in "".join(options(Command(["true"]), {}, 3, lambda content: 4))
 
 
 @pytest.fixture(scope="module")
@@ -200,14 +194,14 @@ def test_the_limits_of_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("alone", [True, False])
 def test_we_make_room_but_move_nobody_else(alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel refuses to limit groups inside one that has processes."""
-    hand_down, refused = bubblewrap._hand_down, [OSError(errno.EBUSY, "busy")]
+    hand_down, refused = control_groups._hand_down, [OSError(errno.EBUSY, "busy")]
 
     def busy_once(group: Path) -> None:
         if refused:
             raise refused.pop()
         hand_down(group)
 
-    monkeypatch.setattr(bubblewrap, "_hand_down", busy_once)
+    monkeypatch.setattr(control_groups, "_hand_down", busy_once)
     aside = tmp_path / f"{PREFIX}{os.getpid()}"
     assert divide(ours(tmp_path, processes=str(os.getpid()) if alone else f"1\n{os.getpid()}")) is alone
     assert aside.exists() is alone
@@ -238,7 +232,7 @@ def test_which_group_is_ours(groups: str, expected: str | None, tmp_path: Path) 
 @pytest.fixture
 def home() -> Iterator[Path]:
     """For real."""
-    found = bubblewrap.groups_home()
+    found = control_groups.groups_home()
     if found is None:
         pytest.skip("this process may not divide its control group")
     yield found
@@ -251,8 +245,8 @@ def test_all_processes_together_are_bounded_at_once(home: Path, monkeypatch: pyt
     monkeypatch.setattr(box, "memory_of", lambda roots: 0)
     grow = "import os, time\nfor _ in range(3):\n    os.fork()\nx = bytearray(b'x' * (40 << 20))\ntime.sleep(60)\n"
     limits = Limits(seconds=60.0, memory_mib=64, disk_mib=1)
-    assert Sandbox().run(Command([*bubblewrap.start_of("-c"), "print(1)"], limits)).stdout == b"1\n"
-    assert Sandbox().run(Command([*bubblewrap.start_of("-c"), grow], limits)).ending == "memory"
+    assert Sandbox().run(Command([*PYTHON, "-c", "print(1)"], limits)).stdout == b"1\n"
+    assert Sandbox().run(Command([*PYTHON, "-c", grow], limits)).ending == "memory"
 
 
 @needs_sandbox

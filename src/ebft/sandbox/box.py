@@ -12,10 +12,14 @@ This file knows nothing about tests; whether a program is right is decided in `p
 from __future__ import annotations
 
 import compileall
+import json
+import marshal
 import os
+import select
 import selectors
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -32,19 +36,19 @@ from ebft.sandbox.bubblewrap import (
     BOX,
     INSIDE,
     INSIDE_MOUNT,
+    PYTHON,
     Command,
-    Gate,
-    Group,
     Limits,
-    bubblewrap_line,
-    groups_home,
-    prlimit,
-    process_trees,
-    resource_limits,
+    job_of,
+    job_without_a_sandbox,
+    options,
     sealed_file,
 )
+from ebft.sandbox.control_groups import Group, groups_home, process_trees
 
 UNSAFE_HINT = "or pass --unsafe-exec to run model-written programs with your own rights"
+# Of a module Python takes the bytecode, which it does not for a script.
+FIRST_PROCESS = "import sys; sys.path.insert(0, {!r}); import init; sys.path.pop(0); init.main()"
 # A command, where it writes its output and its errors, and the pipes that it gets.
 Started = tuple[Command, int, int, Sequence[int]]
 
@@ -70,31 +74,103 @@ class Finished:
         return self.ending == Ending.EXITED and self.returncode == 0
 
 
-@dataclass(eq=False)
 class RunningCommand:
-    process: subprocess.Popen[bytes]
-    gate: Gate | None  # None without a sandbox
-    folder: tempfile.TemporaryDirectory[str] | None  # on the host, the box of unsafe runs
+    """A command in a box of its own, of which nothing is left after `end`. It gets `pipes` as well.
+
+    The first process inside reports that it is there and waits for an answer, so that the program starts when its box
+    is complete, and only if we are still there. It ends when our end of the connection closes, and with it the kernel
+    ends everything in the sandbox. (`--die-with-parent` is not enough: a bubblewrap that dies while it starts leaves a
+    process behind that waits for it forever.)
+    """
+
+    def __init__(self, command: Command, stdout: int, stderr: int, pipes: Sequence[int], unsafe: bool) -> None:
+        variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": BOX, "TMPDIR": BOX}
+        variables |= dict(command.environment)
+        home = None if unsafe else groups_home()
+        with ExitStack() as box, ExitStack() as handed_over:
+            self.group = None if home is None else Group(home, command.limits)
+            if self.group is not None:
+                box.callback(self.group.end)
+            ours, theirs = socket.socketpair()
+            box.enter_context(ours)
+            handed_over.enter_context(theirs)
+            # bubblewrap says here which process it started. It would die of writing into a pipe that nobody reads.
+            info = box.enter_context(os.fdopen(os.memfd_create("info"), "rb"))
+            passed = [*pipes, theirs.fileno(), info.fileno()]
+
+            def file_in_memory(content: bytes) -> int:
+                passed.append(sealed_file(content))
+                handed_over.callback(os.close, passed[-1])
+                return passed[-1]
+
+            stdin, scripts, folder = file_in_memory(command.stdin), INSIDE_MOUNT, "/"
+            if unsafe:
+                folder = box.enter_context(tempfile.TemporaryDirectory(prefix="ebft-"))
+                variables |= {"HOME": folder, "TMPDIR": folder}
+                job, line, scripts = (
+                    job_without_a_sandbox(command, theirs.fileno(), pipes, Path(folder)),
+                    [],
+                    str(INSIDE),
+                )
+            else:
+                words = options(command, variables, info.fileno(), file_in_memory)
+                # Through a file: the command line can be read inside, in /proc/1/cmdline.
+                told = file_in_memory(b"".join(os.fsencode(word) + b"\0" for word in words))
+                job, line = (
+                    job_of(command, theirs.fileno(), pipes),
+                    [shutil.which("bwrap") or "bwrap", "--args", str(told), "--"],
+                )
+            job["descriptors"] = max(passed) + 1  # more than any number that it gets
+            line += [*PYTHON, "-c", FIRST_PROCESS.format(scripts), str(file_in_memory(marshal.dumps(job)))]
+            self.process = subprocess.Popen(
+                line,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=variables,
+                cwd=folder,
+                pass_fds=passed,
+                start_new_session=True,  # Ctrl-C is for us: a program that it ended would be taken for a wrong one
+            )
+            box.callback(self.process.wait)
+            box.callback(self.kill)
+            handed_over.close()
+            # No byte: bubblewrap could not start, and whoever waits for the program will see that.
+            if _readable_within(ours.fileno(), 60) and ours.recv(1):
+                with suppress(ProcessLookupError):  # somebody has killed it already
+                    if not unsafe:
+                        first = json.loads(os.pread(info.fileno(), 4096, 0))["child-pid"]
+                        box.callback(_end_process, os.pidfd_open(first))
+                        if self.group is not None:
+                            self.group.add(first)
+                    ours.send(b"\n")
+            self.end = box.pop_all().close  # also ends what has outlived bubblewrap
 
     def kill(self) -> None:
         """SIGKILL to the process group; the end of bubblewrap ends the first process inside, and so everything."""
-        with suppress(ProcessLookupError):
-            if self.process.poll() is None or self.gate is None:
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     @property
     def ran_out_of_memory(self) -> bool:
         """Whether the kernel ended it for that, by its control group."""
-        return self.gate is not None and self.gate.group is not None and self.gate.group.ran_out_of_memory
+        return self.group is not None and self.group.ran_out_of_memory
 
-    def end(self) -> None:
-        """Also what has outlived bubblewrap; afterwards nothing is left."""
-        self.kill()
-        self.process.wait()
-        if self.gate is not None:
-            self.gate.end()
-        if self.folder is not None:
-            self.folder.cleanup()
+
+def _end_process(handle: int) -> None:
+    """Kills the first process inside, with which everything ends, and waits until it is gone."""
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    _readable_within(handle, 60)
+    os.close(handle)
+
+
+def _readable_within(descriptor: int, seconds: float) -> bool:
+    """Whether there is something to read, or the other end is closed."""
+    poll = select.poll()  # not `select.select`, which knows only numbers below 1024
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
 
 
 @dataclass(eq=False)
@@ -112,11 +188,6 @@ class Sandbox:
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False, repr=False)
     _running: WeakSet[RunningCommand] = field(default_factory=WeakSet, init=False, repr=False)
     _stopped: bool = field(default=False, init=False, repr=False)
-
-    @property
-    def scripts(self) -> str:
-        """The folder of our own scripts (`inside/`), as a program in the sandbox sees it."""
-        return str(INSIDE) if self.unsafe else INSIDE_MOUNT
 
     @property
     def control_groups(self) -> bool:
@@ -137,9 +208,8 @@ class Sandbox:
             if self._checked:
                 return
             compileall.compile_dir(INSIDE, quiet=2)  # if we may; else every program waits for it
-            for program, package in (("bwrap", "bubblewrap"), ("prlimit", "util-linux"))[self.unsafe :]:
-                if shutil.which(program) is None:
-                    raise SandboxError(f"the sandbox needs `{program}`: apt install {package}, {UNSAFE_HINT}")
+            if not self.unsafe and shutil.which("bwrap") is None:
+                raise SandboxError(f"the sandbox needs `bwrap`: apt install bubblewrap, {UNSAFE_HINT}")
             probe = self._run(Command(["/usr/bin/env", "true"], replace(self.limits, seconds=30.0)))
             if not probe.succeeded:
                 said = " ".join(probe.stderr.decode(errors="replace").split())[:300] or f"exit code {probe.returncode}"
@@ -189,68 +259,17 @@ class Sandbox:
         return ending, outputs, processes[0].returncode
 
     def start(self, command: Command, stdout: int, stderr: int, pipes: Sequence[int] = ()) -> RunningCommand:
-        """Starts a command without waiting; the program gets `pipes` as well."""
-        variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": BOX, "TMPDIR": BOX}
-        variables |= dict(command.environment)
-        opened = [sealed_file(command.stdin)]
-        gate = folder = None
+        """Starts a command without waiting."""
         try:
-            if self.unsafe:
-                folder = tempfile.TemporaryDirectory(prefix="ebft-")
-                variables |= {"HOME": folder.name, "TMPDIR": folder.name}
-                for name, content in command.files.items():
-                    path = Path(folder.name, name)
-                    path.write_bytes(content)
-                    path.chmod(0o755 if command.executable else 0o644)
-                # The same limits as far as that goes without namespaces.
-                kept = ("data" if command.limits.reserves_addresses else "as", "core", "cpu", "fsize")
-                line = prlimit({name: resource_limits(command.limits)[name] for name in kept})
-                line += [word.replace(BOX, folder.name) for word in command.arguments]
-                passed = list(pipes)
-            else:
-                gate = Gate(self._group(command.limits))
-                line, needed = bubblewrap_line(command, variables, gate, pipes)
-                opened += needed
-                passed = [*pipes, *needed, gate.theirs.fileno(), gate.info.fileno()]
-            process = subprocess.Popen(
-                line,
-                stdin=opened[0],
-                stdout=stdout,
-                stderr=stderr,
-                env=variables,
-                cwd=folder.name if folder else "/",
-                pass_fds=passed,
-                start_new_session=True,  # Ctrl-C is for us: a program that it ended would be taken for a wrong one
-            )
-        except BaseException:
-            if gate is not None:
-                gate.end()
-            raise
-        finally:
-            for descriptor in opened:
-                os.close(descriptor)
-        started = RunningCommand(process, gate, folder)
+            started = RunningCommand(command, stdout, stderr, pipes, self.unsafe)
+        except OSError as error:
+            raise SandboxError(f"a program could not be put into its sandbox: {error}") from None
         with self._lock:
             self._running.add(started)
-        try:
-            if gate is not None:
-                gate.open()
-            if self._stopped:
-                raise SandboxError("the sandbox was stopped")
-        except BaseException as error:
+        if self._stopped:
             started.end()
-            if isinstance(error, OSError):
-                raise SandboxError(f"a program could not be put into its sandbox: {error}") from None
-            raise
+            raise SandboxError("the sandbox was stopped")
         return started
-
-    def _group(self, limits: Limits) -> Group | None:
-        """A control group for one program, where we can make some."""
-        home = groups_home()
-        try:
-            return None if home is None else Group(home, limits)
-        except OSError as error:
-            raise SandboxError(f"no control group can be made in {home} any more: {error.strerror}") from None
 
 
 # ---- Watching from outside: time, memory of all processes, and what they write ---------------------------------------
@@ -271,13 +290,12 @@ def monitor(
     deadline, next_check = now + limits.seconds, now + MEMORY_EVERY
     read: dict[int, bytearray] = {pipe: bytearray() for pipe in pipes}
     room, roots = limits.output_kib * 1024, [process.pid for process in processes]
-    ending = Ending.EXITED
-    handle = os.pidfd_open(roots[0]) if processes[0].poll() is None else -1
+    ending, handle = Ending.EXITED, os.pidfd_open(roots[0])
     try:
         with selectors.DefaultSelector() as selector:
             for pipe in pipes:
                 os.set_blocking(pipe, False)
-            for descriptor in (*pipes, *([handle] if handle >= 0 else [])):
+            for descriptor in (*pipes, handle):
                 selector.register(descriptor, selectors.EVENT_READ)
             while selector.get_map() and ending == Ending.EXITED:
                 now = time.monotonic()
@@ -297,8 +315,7 @@ def monitor(
                 elif sum(map(len, read.values())) > room:
                     ending = Ending.OUTPUT
     finally:
-        if handle >= 0:
-            os.close(handle)
+        os.close(handle)
     return ending, [bytes(read[pipe][:room]) for pipe in pipes]
 
 

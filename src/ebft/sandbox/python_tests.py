@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.sandbox.box import Ending, Sandbox, Started
-from ebft.sandbox.bubblewrap import Command, Limits, start_of_module
+from ebft.sandbox.bubblewrap import Command, Limits
 
 PASSED, FAILED, TIMEOUT, ERROR, SKIPPED = "passed", "failed", "timeout", "error", "skipped"
 STATUSES = (PASSED, FAILED, TIMEOUT, ERROR, SKIPPED)
@@ -71,8 +71,7 @@ def run_python(sandbox: Sandbox, tests: PythonTests, limits: Limits) -> Outcome:
 
     def command(module: str, job: dict[str, Any]) -> Command:
         stdin = json.dumps(job | {"packages": packages}).encode("ascii")
-        start = start_of_module(sandbox.scripts, module)
-        return Command(start, limits, {}, stdin, folders, environment, module=module)
+        return Command((), limits, {}, stdin, folders, environment, module=module)
 
     program = {"variants": tests.variants, "names": [*tests.names, *tests.classes], "sanitize": tests.sanitize}
     names = ("prompt", "setup", "tests", "names", "classes", "modules", "check")
@@ -86,7 +85,7 @@ def _run_apart(sandbox: Sandbox, tests: Command, program: Command, limits: Limit
     (to_program, from_tests), (to_tests, from_program), (result, report) = os.pipe(), os.pipe(), os.pipe()
 
     def joined(command: Command, stdout: int, *pipes: int) -> Started:
-        return replace(command, arguments=[*command.arguments, *map(str, pipes)]), stdout, subprocess.DEVNULL, pipes
+        return replace(command, arguments=[*map(str, pipes)]), stdout, subprocess.DEVNULL, pipes
 
     both = [joined(program, subprocess.DEVNULL, to_program, from_program), joined(tests, report, to_tests, from_tests)]
     together = replace(limits, memory_mib=2 * limits.memory_mib, output_kib=64)

@@ -46,6 +46,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_DFL)  # Python has handlers of its own, or ignores them
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         job = marshal.load(file)
+    limit({"core": 0, "fsize": job["limits"]["fsize"], "nofile": 1024})  # should anything ever get hold of us
     try:
         # Should the machine run out of memory, the kernel ends us first, and not whoever is scoring.
         with open("/proc/self/oom_score_adj", "w") as file:
@@ -94,28 +95,42 @@ def become(job: dict[str, Any]) -> Callable[[], None]:
         os.setgroups([])
         os.setresgid(job["user"], job["user"], job["user"])
         os.setresuid(job["user"], job["user"], job["user"])
-    if job["module"]:
-        look_new(arguments)
-    path = find(arguments[0])
     if job["program"] is not None:  # the only one that the filter lets it become
-        opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        opened = os.open(arguments[0], os.O_PATH | os.O_CLOEXEC)
         os.dup2(opened, job["program"], inheritable=False)
         os.close(opened)
-    for name, value in job["limits"].items():
-        kind = getattr(resource, f"RLIMIT_{name.upper()}")
-        most = resource.getrlimit(kind)[1]  # which only root could raise
-        value = value if most == resource.RLIM_INFINITY else min(value, most)
-        resource.setrlimit(kind, (value, value))
+    limit(job["limits"])
     if job["filter"] is not None:
         prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         rules = FilterProgram(len(job["filter"]) // 8, job["filter"])
         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(rules), 0, 0)
     if job["module"]:
-        sys.path.insert(0, os.path.dirname(__file__))
-        module = __import__(job["module"])
-        sys.path.pop(0)
-        return module.main
-    os.execve(path if job["program"] is None else job["program"], arguments, os.environ)
+        return main_of(job["module"], arguments)
+    if job["program"] is not None:
+        os.execve(job["program"], arguments, os.environ)
+    os.execvp(arguments[0], arguments)
+
+
+def main_of(module: str, arguments: list[str]) -> Callable[[], None]:
+    """In what a Python that was just started would have: its arguments, its way with signals, and nothing of ours."""
+    sys.argv[:] = ["-c", *arguments]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # it has no secrets, and may look into /proc/self
+    sys.path.insert(0, os.path.dirname(__file__))
+    main: Callable[[], None] = __import__(module).main
+    sys.path.pop(0)
+    del sys.modules[__name__]
+    return main
+
+
+def limit(limits: dict[str, int]) -> None:
+    for name, value in limits.items():
+        kind = getattr(resource, f"RLIMIT_{name.upper()}")
+        most = resource.getrlimit(kind)[1]  # which only root could raise
+        value = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(kind, (value, value))
 
 
 def close_all_but(kept: set[int], end: int) -> None:
@@ -124,20 +139,3 @@ def close_all_but(kept: set[int], end: int) -> None:
     for before, after in zip(numbers, [*numbers[1:], end], strict=True):
         if before + 1 < after:  # Python 3.13 takes an empty range beyond the limit of open files for all from there on
             os.closerange(before + 1, after)
-
-
-def look_new(arguments: list[str]) -> None:
-    """What a Python that was just started would have: its arguments, its own way with signals, and nothing of ours."""
-    sys.argv[:] = ["-c", *arguments[-2:]]
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_IGN)
-    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # it has no secrets, and may look into /proc/self
-    del sys.modules[__name__]
-
-
-def find(name: str) -> str:
-    if "/" in name:
-        return name
-    places = (f"{folder}/{name}" for folder in os.environ["PATH"].split(":"))
-    return next((place for place in places if os.access(place, os.X_OK)), name)
