@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import Field
 from typing import Any
 
-from ebft.config.data import RunningConfig
 from ebft.config.recipe import REQUIRED, groups
 from ebft.config.settings import default_of
 
@@ -20,8 +19,8 @@ A list is written `[a, b]` in a recipe and `--name a b` or `--name a,b` as a fla
 and `--no-name` false. `none` is no value. An unknown name or a value of the wrong type is an error. What the settings
 of the data mean in detail is in [data.md](data.md), those of the method in [method.md](method.md).
 
-`EBFTConfig` is a `transformers.TrainingArguments` and takes all of its settings; the last table has those with another
-default. Those for several processes are explained in [distributed.md](distributed.md). The baselines
+`EBFTConfig` is a `transformers.TrainingArguments` and takes all of its settings; those with another default here are in
+the table of running. Those for several processes are explained in [distributed.md](distributed.md). The baselines
 ([baselines.md](baselines.md)) take every setting as well, and have their own.
 
 This page is made by `python -m tools.settings_page > docs/settings.md`; edit the help texts in `src/ebft/config/`.
@@ -32,10 +31,7 @@ def settings_page() -> str:
     """The text of docs/settings.md."""
     titles = groups("train")
     baselines = {f"`ebft {command}`": groups(command)["The baseline"] for command in ("sft", "rlvr")}
-    theirs = titles.popitem()[1]
-    titles["Settings of transformers with ebft's defaults"] = [
-        f for f in theirs if f.name in RunningConfig.__annotations__
-    ]
+    del titles["Settings of transformers' TrainingArguments"]
     tables = [f"## {title}\n\n{_table(settings)}" for title, settings in (titles | baselines).items() if settings]
     return "\n".join([INTRODUCTION, *tables])
 

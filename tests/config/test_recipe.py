@@ -68,8 +68,7 @@ class TestNames:
             ("horizen", "unknown setting 'horizen' of `ebft train`; did you mean 'horizon'"),
             ("lr", "here it is called 'learning_rate'"),
             ("xyzzy", r"unknown setting 'xyzzy' of `ebft train`$"),
-            ("methods", "start them with `ebft sweep` or `ebft study run`"),
-            ("resume_from_checkpoint", "give --resume, or begin anew with --model CHECKPOINT"),
+            ("resume_from_checkpoint", "resume_from_checkpoint is not supported; give --resume"),
         ],
     )
     def test_unknown_names(self, name: str, words: str) -> None:

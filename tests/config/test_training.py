@@ -38,7 +38,6 @@ def config(folder: Path, **settings: Any) -> EBFTConfig:
         (ModelConfig, {"lora": True, "peft": {"r": 4}}, "exclude each other"),
         (ModelConfig, {"load_in_4bit": True}, "set lora=true or peft"),
         (ModelConfig, {"model_dtype": "float31"}, "model_dtype='float31' is not one of"),
-        (DataConfig, {"validation_split": 1.5}, "validation_split=1.5 is no share"),
         (DataConfig, {"test_split": -1}, "test_split=-1 must be at least 0"),
         (DataConfig, {"limit_documents": 0}, "limit_documents=0 must be at least 1"),
         (DataConfig, {"prompt_template": "Q: question"}, "names no column"),
@@ -143,13 +142,12 @@ def test_nothing_is_joined_or_set_up_before_a_run_starts(tmp_path: Path, monkeyp
     assert not torch.distributed.is_initialized()
     assert (found.world_size, found.process_index, found.local_process_index) == (4, 1, 1)
     assert found.rows_per_step == 4 * 16
-    assert not found.started, "asking for counts sets nothing up either"
+    assert "_setup_devices" not in vars(found), "asking for counts sets nothing up either"
 
 
 def test_a_run_starts_once(tmp_path: Path) -> None:
     found = config(tmp_path)
     processes.start(found)
-    assert found.started
     assert found.device == torch.device("cpu")
     assert (found.world_size, found.process_index) == (1, 0)
 

@@ -6,12 +6,14 @@ What is dropped on purpose is named here; new settings, flags and names may come
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from transformers import TrainingArguments
 
+from ebft.baselines.rewards import COUNTS
 from ebft.config.recipe import TRAINING, field_types
 from tests.contracts import collect
 
@@ -44,6 +46,12 @@ NAMES = ["metrics", "results of a run", *(f"files of {of}" for of in ("a run", "
 @pytest.mark.parametrize("part", NAMES)
 def test_every_name_is_still_there(part: str, now: dict[str, Any]) -> None:
     assert {*BEFORE[part]} <= {*now[part]}
+
+
+def test_every_metric_is_explained(now: dict[str, Any]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    names = [*now["metrics"], *(f"reward_counts/{name}" for name in COUNTS)]
+    assert [name for name in names if f"`{name}`" not in page] == ["total_flos"], "which is transformers' own"
 
 
 def test_python_names_and_exit_codes(now: dict[str, Any]) -> None:

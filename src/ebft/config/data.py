@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ebft.config.settings import check, option
 from ebft.data.row_format import RowFormat, fields_of, with_escapes
-from ebft.errors import ConfigError, nearest
+from ebft.errors import ConfigError
 
-TASKS = ("calibration", "humaneval", "mbpp", "multipl-e", "translation")  # of `ebft eval`
+Dtype = Literal["float32", "bfloat16", "float16"]
+Task = Literal["calibration", "humaneval", "mbpp", "multipl-e", "translation"]
+TASKS = get_args(Task)  # of `ebft eval`
 
 
 @dataclass
 class ModelConfig:
     model: str = option("", "folder or hub name of the model to train, or a run's output folder; smollm2-135m, ...")
     tokenizer: str | None = option(None, "folder or hub name of the tokenizer; default: the model's")
-    model_dtype: Literal["float32", "bfloat16", "float16"] = option(
-        "float32", "precision of the weights that are trained. Keep float32: a bf16 weight does not move at lr 1e-6"
-    )
+    model_dtype: Dtype = option("float32", "of the trained weights; keep float32: bf16 does not move at lr 1e-6")
     trust_remote_code: bool = option(False, "run code that comes with a model from the hub")
     lora: bool = option(False, "train a LoRA adapter instead of the whole model (needs peft)")
     lora_r: int = option(16, "rank of the adapter")
@@ -61,14 +61,11 @@ class DataConfig:
     prompt_separator: str | None = option(None, "where there is no whitespace: '\\n' ends prompts, ' ' begins answers")
 
     def __post_init__(self) -> None:
-        smallest = {"validation_split": 0, "test_split": 0, "split_seed": 0, "validation_sequences": 1}
-        check(self, DataConfig, **smallest, limit_documents=1)
-        for name in ("validation_split", "test_split"):
-            if (value := getattr(self, name)) > 1 and value % 1:
-                raise ConfigError(f"{name}={value} is no share, being above 1, and no number of documents")
-        for name in ("prompt_template", "prompt_separator"):
-            if value := getattr(self, name):
-                setattr(self, name, with_escapes(value))
+        check(
+            self, DataConfig, validation_split=0, test_split=0, split_seed=0, validation_sequences=1, limit_documents=1
+        )
+        self.prompt_template = self.prompt_template and with_escapes(self.prompt_template)
+        self.prompt_separator = self.prompt_separator and with_escapes(self.prompt_separator)
         if self.prompt_template is not None and not fields_of(self.prompt_template):
             raise ConfigError(f"prompt_template={self.prompt_template!r} names no column; write one as {{question}}")
 
@@ -95,7 +92,7 @@ class RunningConfig:
     early_stopping_patience: int | None = option(None, "stop after N evaluations without a better metric (cfm)")
     early_stopping_threshold: float = option(0.0, "what counts as better must be so by more than this")
     max_reward: float = option(1e4, "stop if the mean reward grows beyond this")
-    eval_tasks: list[str] = option([], f"tasks of `ebft eval` to run while training: {', '.join(TASKS)}")
+    eval_tasks: list[Task] = option([], f"tasks of `ebft eval` to run while training: {', '.join(TASKS)}")
     eval_tasks_every: int | None = option(None, "run eval_tasks every N steps; default: at every evaluation")
     eval_task_options: dict[str, Any] = option({}, "options of `ebft eval` for them: {limit: 20}; only in a recipe")
 
@@ -120,6 +117,3 @@ class RunningConfig:
         counts = ["per_device_train_batch_size", "per_device_eval_batch_size", "rollout_batch_size"]
         counts += ["eval_tasks_every", "early_stopping_patience"]
         check(self, RunningConfig, **dict.fromkeys(counts, 1), learning_rate=0, show_prompts=0)
-        if unknown := [task for task in self.eval_tasks if task not in TASKS]:
-            known = f"there is {', '.join(TASKS)}{nearest(unknown[0], TASKS)}"
-            raise ConfigError(f"eval_tasks holds {unknown[0]!r}; {known}")

@@ -9,6 +9,7 @@ from ebft.config.settings import check, option
 from ebft.errors import ConfigError
 from ebft.method.choices import Anchors, Backend, Normalize, Pooling, Whitening
 
+Source = Literal["auto", "copy", "adapter_off", "random", "average"]
 # Which validation numbers depend on a setting: all of them ("text"), those that the frozen network gives ("features"),
 # or only the whitened proxy and the reward ("proxy").
 CHANGES = {
@@ -44,14 +45,10 @@ class MethodConfig:
     document_masks: bool = option(False, "a token sees only its own document, and completions end at end tokens")
     short_truths: bool = option(False, "with document_masks, also anchors near ends: without, models unlearn to end")
     # ---- the frozen feature network
-    feature_layers: list[int | float] = option(
-        [0.25, 0.5, 0.75], "hidden states to tap: fractions of the depth (0.25, 1.0) or layers (1, 8; 0: embeddings)"
-    )
+    feature_layers: list[int | float] = option([0.25, 0.5, 0.75], "taps: shares of the depth (0.25, 1.0) or layers (1)")
     feature_pooling: Pooling = option("last", "last token of the completion, or mean over its tokens")
     feature_normalize: Normalize = option("per_layer", "unit length: per_layer (the paper's text) or joint (its code)")
-    feature_source: Literal["auto", "copy", "adapter_off", "random", "average"] = option(
-        "auto", "auto, copy of the model at the start, adapter_off under LoRA, random, or moving average"
-    )
+    feature_source: Source = option("auto", "copy of the first model, adapter_off (LoRA), random, moving average, auto")
     feature_model: str | None = option(None, "another checkpoint with the same vocabulary as the feature network")
     feature_decay: float = option(0.999, "decay of the moving average with feature_source=average")
     # ---- around the method: how text becomes sequences, what computes, how validation draws
@@ -68,12 +65,11 @@ class MethodConfig:
         """What would go wrong only after the first rollouts, or without a word."""
         positive = dict.fromkeys(("context_length", "horizon", "stride", "samples", "eval_samples"), 1)
         check(self, MethodConfig, **positive, alpha=0, gamma=0, kl_weight=0, eval_seed=0)
-        if self.anchors == "strided" and (longest := self.context_length - self.stride) < self.horizon:
-            raise ConfigError(
-                f"horizon={self.horizon} with stride={self.stride} does not fit in context_length="
-                f"{self.context_length}; use horizon<={longest}, or a longer context"
-            )
-        if self.short_truths and not (self.document_masks and self.anchors == "strided"):
+        strided, longest = self.anchors == "strided", self.context_length - self.stride
+        if strided and self.horizon > longest:
+            fits = f"does not fit in context_length={self.context_length}; use horizon<={longest}, or a longer context"
+            raise ConfigError(f"horizon={self.horizon} with stride={self.stride} {fits}")
+        if self.short_truths and not (self.document_masks and strided):
             raise ConfigError("short_truths=true needs document_masks=true and anchors=strided")
         if not self.temperature > 0 or self.alpha > 1:
             raise ConfigError(f"temperature={self.temperature} must be above 0, and alpha={self.alpha} at most 1")

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from ebft.config.data import DataConfig, ModelConfig, RunningConfig
-from ebft.config.method import MethodConfig
+from ebft.config.data import DataConfig, ModelConfig
 from ebft.config.settings import Parser, default_of, suggestion, typed, types_of
 from ebft.data.rows import check_hub, check_place
 from ebft.errors import ConfigError, nearest
@@ -28,10 +27,9 @@ REQUIRED = {
     "output_dir": "a folder",
 }
 # Of transformers' settings, those that most runs set: the others do not show in the help.
-_COMMON = """output_dir per_device_train_batch_size gradient_accumulation_steps learning_rate lr_scheduler_type
-    warmup_steps num_train_epochs max_steps max_grad_norm bf16 gradient_checkpointing logging_steps log_level
-    eval_strategy eval_steps save_strategy save_steps save_total_limit load_best_model_at_end metric_for_best_model
-    report_to seed use_cpu fsdp""".split()  # noqa: SIM905
+_COMMON = """output_dir gradient_accumulation_steps max_steps max_grad_norm bf16 gradient_checkpointing log_level
+    eval_strategy eval_steps save_strategy save_steps load_best_model_at_end metric_for_best_model
+    seed use_cpu""".split()  # noqa: SIM905
 
 
 @dataclass
@@ -66,20 +64,16 @@ def as_given(name: str, values: Mapping[str, Any], command: str = "train") -> An
 
 
 def groups(command: str = "train") -> dict[str, list[Field[Any]]]:
-    """The settings of a command by the titles under which help and documentation show them."""
-    from transformers import TrainingArguments
-
-    left = {f.name: f for section in sections(command) for f in fields(section) if f.init}
-    theirs = types_of(TrainingArguments)
-    titles = {
-        "The model": types_of(ModelConfig),
-        "The data": types_of(DataConfig),
-        "The baseline": sections(command)[-1].__annotations__ if command != "train" else (),
-        "The method": types_of(MethodConfig),
-        "Running": [name for name in types_of(RunningConfig) if name not in theirs],
-        "Settings of transformers' TrainingArguments": theirs,
+    """The settings of a command by titles for help and documentation: each where it is declared first."""
+    model, data, training = sections(command)
+    titles = {"ModelConfig": "The model", "DataConfig": "The data", "MethodConfig": "The method"}
+    titles |= {"RunningConfig": "Running", "TrainingArguments": "Settings of transformers' TrainingArguments"}
+    left = {f.name: f for section in (model, data, training) for f in fields(section) if f.init}
+    owners = [owner for owner in (model, data, *training.__mro__[:-1]) if left.keys() & owner.__annotations__.keys()]
+    return {
+        titles.get(owner.__name__, "The baseline"): [left.pop(name) for name in owner.__annotations__ if name in left]
+        for owner in owners
     }
-    return {title: [left.pop(name) for name in names if name in left] for title, names in titles.items()}
 
 
 def training_parser(command: str) -> Parser:
@@ -114,27 +108,21 @@ def load_recipe(file: str | Path | None, overrides: Mapping[str, Any], command: 
 
 def check_given(values: Mapping[str, Any], types: Mapping[str, Any], command: str) -> dict[str, Any]:
     """The values as their types; all names are known, and what a run cannot do without is there."""
-    for name in values:
-        if name in ("sweep", "methods"):
-            raise ConfigError(f"`{name}` means many runs; start them with `ebft sweep` or `ebft study run`")
-        if name not in types:
-            raise ConfigError(f"unknown setting {name!r} of `ebft {command}`{suggestion(str(name), types)}")
+    if odd := [name for name in values if name not in types]:
+        raise ConfigError(f"unknown setting {odd[0]!r} of `ebft {command}`{suggestion(str(odd[0]), types)}")
     given = {name: typed(name, value, types[name]) for name, value in values.items()}
     for name, what in REQUIRED.items():
         if not given.get(name):
             raise ConfigError(f"no {name}: set `{name}` to {what}")
-    if given.get("resume_from_checkpoint"):
-        raise ConfigError("resume_from_checkpoint is not used: give --resume, or begin anew with --model CHECKPOINT")
     return given
 
 
 def check_datasets(values: Mapping[str, Any]) -> None:
-    """Data in local files are there, and then: those of the hub are in the cache, or the hub can be reached."""
-    names = ("dataset", "validation_dataset")
-    sources = [source for name in names for source in typed(name, values.get(name) or [], list[str])]
-    for check in (check_place, check_hub):
-        for source in sources:
-            check(source)
+    """Data in local files are there, and those of the hub are in the cache, or the hub can be reached."""
+    for name in ("dataset", "validation_dataset"):
+        for source in typed(name, values.get(name) or [], list[str]):
+            check_place(source)
+            check_hub(source)
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -154,12 +142,10 @@ def read_values(file: str | Path) -> dict[str, Any]:
     """What stands in a recipe, a file or one of the package, unchecked."""
     path = find_recipe(file)
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also a date that is none, or what is no UTF-8
-        raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: a recipe is a list of `setting: value` lines")
-    return values
+        return dict(yaml.load(path.read_text(encoding="utf-8"), _Loader))
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # also a date that is none, or no UTF-8
+        why = " ".join(str(error).split())
+        raise ConfigError(f"{path}: not a list of `setting: value` lines in YAML ({why})") from None
 
 
 def shipped_names() -> list[str]:

@@ -11,6 +11,7 @@ import os
 import re
 import typing
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, field, fields
 from functools import cache
 from types import NoneType, UnionType
@@ -21,22 +22,22 @@ from ebft.runtime.messages import LEVELS, show_messages
 
 # What TRL and others call a setting, whose spelling would lead astray. The first that the command knows is meant.
 _ELSEWHERE = {
-    "lr": ("learning_rate",),
-    "epochs": ("num_train_epochs",),
-    "batch_size": ("per_device_train_batch_size",),
-    "base_model": ("model",),
-    "model_name_or_path": ("model",),
-    "dataset_name": ("dataset",),
-    "dataset_text_field": ("text_column",),
-    "max_length": ("max_new_tokens", "context_length"),
-    "max_seq_length": ("max_length", "context_length"),
-    "max_completion_length": ("max_new_tokens", "horizon"),
-    "num_generations": ("generations", "samples"),
-    "beta": ("kl_coefficient", "kl_weight"),
-    "reward_funcs": ("rewards",),
-    "use_peft": ("lora",),
-    "assistant_only_loss": ("answer_only",),
-    "torch_dtype": ("model_dtype", "dtype"),
+    "lr": "learning_rate",
+    "epochs": "num_train_epochs",
+    "batch_size": "per_device_train_batch_size",
+    "base_model": "model",
+    "model_name_or_path": "model",
+    "dataset_name": "dataset",
+    "dataset_text_field": "text_column",
+    "max_length": "max_new_tokens context_length",
+    "max_seq_length": "max_length context_length",
+    "max_completion_length": "max_new_tokens horizon",
+    "num_generations": "generations samples",
+    "beta": "kl_coefficient kl_weight",
+    "reward_funcs": "rewards",
+    "use_peft": "lora",
+    "assistant_only_loss": "answer_only",
+    "torch_dtype": "model_dtype dtype",
 }
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a mapping"}
 _YES_NO = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -63,11 +64,13 @@ def types_of(cls: type) -> dict[str, Any]:
 
 
 def check(settings: object, cls: type, **smallest: float) -> None:
-    """Settings that `cls` itself declares with choices hold one of them, and these, where set, are large enough."""
+    """Settings that `cls` itself declares with choices hold those, and these, where set, are large enough."""
     for name in cls.__annotations__:
         value, kind = getattr(settings, name), types_of(cls).get(name)
-        if get_origin(kind) is Literal and value not in (choices := get_args(kind)):
-            raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}{nearest(str(value), choices)}")
+        values, kind = (value, *get_args(kind)) if get_origin(kind) is list else ([value], kind)
+        choices = get_args(kind) if get_origin(kind) is Literal else values
+        for odd in [each for each in values if each not in choices]:
+            raise ConfigError(f"{name}={odd!r} is not one of {', '.join(choices)}{nearest(str(odd), choices)}")
     for name, least in smallest.items():
         if (value := getattr(settings, name)) is not None and not value >= least:  # also where it is nan
             raise ConfigError(f"{name}={value} must be at least {least}")
@@ -76,7 +79,7 @@ def check(settings: object, cls: type, **smallest: float) -> None:
 def suggestion(name: str, known: Collection[str]) -> str:
     """The end of an error message about an unknown name: what it is called here, or is spelt like."""
     plain, flag = name.lstrip("-").replace("-", "_"), name.startswith("-")
-    ours = [f"--{word.replace('_', '-')}" if flag else word for word in _ELSEWHERE.get(plain, ())]
+    ours = [f"--{word.replace('_', '-')}" if flag else word for word in _ELSEWHERE.get(plain, "").split()]
     found = [word for word in ours if word in known]
     return f"; here it is called {found[0]!r}" if found else nearest(name, known)
 
@@ -87,39 +90,32 @@ def suggestion(name: str, known: Collection[str]) -> str:
 def typed(name: str, value: Any, kind: Any) -> Any:
     """A value of YAML, or the text of a flag, as the type of its setting."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    if NoneType in kinds and value in (None, "none", "None", "null"):
+    if {NoneType, Any} & {*kinds} and value in (None, "none", "None", "null"):
         return None
     if value is False and str in kinds and bool not in kinds:
         return "no"  # what YAML makes of a bare `no`
     if {int, float} <= {*kinds} and not re.fullmatch(r"\s*[-+]?\d+\s*", str(value)):
         kinds = (float,)  # 1 and 1.0 may mean different things
     for each in kinds:
-        try:
-            return _read(name, value, each)
-        except ConfigError:
-            raise
-        except (TypeError, ValueError, KeyError, OverflowError):
-            continue
+        if get_origin(each) is list:
+            items = [item.strip() for item in value.split(",")] if isinstance(value, str) else value
+            items = items if isinstance(items, list) else [items]
+            return [typed(name, item, *get_args(each)) for item in items if item not in ("", "none")]
+        with suppress(TypeError, ValueError, OverflowError):
+            if (read := _read(value, get_origin(each) or each)) is not None:
+                return read
     meant = dict.fromkeys(_KINDS.get(get_origin(each) or each, "text") for each in kinds if each is not NoneType)
     raise ConfigError(f"{name}={value!r} is not {' or '.join(meant)}")
 
 
-def _read(name: str, value: Any, kind: Any) -> Any:
-    base: Any = get_origin(kind) or kind
-    if base is list:
-        items = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
-        items = [item.strip() if isinstance(value, str) else item for item in items]
-        return [typed(name, item, *get_args(kind)) for item in items if item not in ("", "none")]
-    if base is bool:
-        return _YES_NO[str(value).lower()]
-    if base in (int, float) and not isinstance(value, bool):
-        number = value if isinstance(value, int) else float(value)
-        if number != number or (base is int and int(number) != number):
-            raise ValueError
-        return base(number)
-    if base is int or not isinstance(value, {Literal: str, Any: object}.get(base, base)):
-        raise TypeError
-    return value
+def _read(value: Any, kind: Any) -> Any:
+    """None where it is no such thing."""
+    if kind is bool:
+        return _YES_NO.get(str(value).lower())
+    if kind not in (int, float):
+        return value if isinstance(value, {Literal: str, Any: object}.get(kind, kind)) else None
+    number = value if isinstance(value, int) else float(value)
+    return None if isinstance(value, bool) or kind(number) != number else kind(number)
 
 
 # ---- flags ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import ClassVar
 
 import torch
 from transformers import TrainingArguments
@@ -19,6 +20,10 @@ from ebft.config.method import MethodConfig
 from ebft.config.settings import check
 from ebft.errors import ConfigError, nearest
 from ebft.method.measures import NAMES, smaller_is_better
+
+# What transformers or `accelerate launch` would do beside or instead of ebft, without a word, and what serves instead.
+_REFUSED = {"deepspeed": "use fsdp=full_shard", "parallelism_config": "use fsdp=full_shard"}
+_REFUSED |= {"enable_jit_checkpoint": "SIGTERM saves a checkpoint", "resume_from_checkpoint": "give --resume"}
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,11 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignor
         self.check_method()
         RunningConfig.__post_init__(self)
         check(self, EBFTConfig, gradient_accumulation_steps=1, seed=0, data_seed=0)
-        if self.max_steps == 0:
+        if self.max_steps == 0:  # transformers would take num_train_epochs
             raise ConfigError("max_steps=0 trains nothing; use 1 or more, or -1 for num_train_epochs")
-        # What transformers or `accelerate launch` would do beside or instead of ebft, without a word.
-        for name in ("deepspeed", "parallelism_config", "enable_jit_checkpoint"):
+        for name, instead in _REFUSED.items():
             if getattr(self, name) or os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false") not in ("false", "0"):
-                raise ConfigError(f"{name} is not supported; leave it out, and use fsdp=full_shard to shard a model")
+                raise ConfigError(f"{name} is not supported; {instead}")
         if self.fp16 and (self.fsdp or not self.trains_in_fp16):  # gradients of a mean over a step's tokens are lost
             raise ConfigError("fp16=true is not supported: gradients are too small for it; use bf16=true, or float32")
         self.bf16 = self.bf16 or (self.bf16_if_fast and _has_fast_bf16(self.use_cpu))
@@ -56,9 +60,14 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignor
         self.fsdp, self.fsdp_config = None, None  # transformers and accelerate must not shard a second time
         self._choose_the_best()
         self.report_to = "none" if self.report_to is None else self.report_to
-        self._complete = False
+        count, rank, local = (int(os.environ.get(name) or 0) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
+        # Until a run starts, and transformers makes its own.
+        self.distributed_state = SimpleNamespace(
+            num_processes=max(1, count), process_index=rank, local_process_index=local
+        )
+        self._setup_devices = torch.device("cpu")  # what transformers asks for on the way, and does not look at
         TrainingArguments.__post_init__(self)
-        self._complete = True
+        del self._setup_devices
         there = integration_utils.get_available_reporting_integrations()
         if missing := [name for name in self.report_to if name not in there]:  # else found after loading everything
             raise ConfigError(f"report_to={missing[0]!r} is not known or not installed{nearest(missing[0], there)}")
@@ -68,13 +77,11 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignor
         training starts, after the frozen network was copied and the first evaluation was made."""
         if self.fsdp in (None, False, "", "false"):
             return None
-        options: Any = self.fsdp_config or {}  # or the name of a file
-        known = isinstance(options, dict) and not options.keys() - {"version", "reshard_after_forward"}
-        if (
-            self.fsdp not in (True, "true", "full_shard", "shard_grad_op")
-            or not known
-            or options.get("version", 2) != 2
-        ):
+        options = {"version": 2, "reshard_after_forward": self.fsdp != "shard_grad_op"}
+        given = self.fsdp_config if isinstance(self.fsdp_config, dict) else {"file": self.fsdp_config}
+        given = {name: value for name, value in given.items() if value is not None}
+        fits = given.keys() <= options.keys() and given.get("version", 2) == 2
+        if not fits or self.fsdp not in (True, "true", "full_shard", "shard_grad_op"):
             raise ConfigError(
                 f"fsdp={self.fsdp!r} with fsdp_config={self.fsdp_config!r} is not supported; use fsdp=full_shard or "
                 "shard_grad_op, and of options version (2) and reshard_after_forward"
@@ -82,7 +89,7 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignor
         for name in ("eval_tasks", "show_prompts"):
             if getattr(self, name):
                 raise ConfigError(f"{name} needs the whole model in one process; leave it out with fsdp")
-        return Sharding(bool(options.get("reshard_after_forward", self.fsdp != "shard_grad_op")))
+        return Sharding(bool((options | given)["reshard_after_forward"]))
 
     def _choose_the_best(self) -> None:
         """By which metric, and in which direction: transformers would look for it after the first evaluation."""
@@ -95,10 +102,8 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignor
             return
         name, known = metric.removeprefix("eval_"), (*NAMES, "reward")
         if name not in known and not name.startswith(tuple(f"{task}_" for task in self.eval_tasks)):
-            raise ConfigError(
-                f"metric_for_best_model={metric!r} is no metric of validation; there is {', '.join(known)}, and "
-                f"<task>_<metric> of eval_tasks{nearest(name, known)}"
-            )
+            ours = f"there is {', '.join(known)}, and <task>_<metric> of eval_tasks{nearest(name, known)}"
+            raise ConfigError(f"metric_for_best_model={metric!r} is no metric of validation; {ours}")
         if self.greater_is_better is None:  # not transformers' rule: cross_entropy and cfm do not end with "loss"
             self.greater_is_better = not smaller_is_better(metric)
 
@@ -107,35 +112,15 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignor
         """Rows of a batch that one optimiser step sees: micro-batches of all processes together."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
 
-    def __getstate__(self) -> dict[str, object]:
-        """What is pickled into checkpoints (training_args.bin): everything but the secret."""
-        return {**vars(self), "hub_token": None}
-
-    # ---- devices and processes, which transformers would set up while the object is made
-
-    @property
-    def started(self) -> bool:
-        return "_setup_devices" in vars(self)
-
     @property
     def device(self) -> torch.device:
-        if not self._complete:
-            return torch.device("cpu")  # asked for by transformers on the way, and not looked at
         # With several processes transformers says "cpu:0"; 5.17 loads optimisers to there, which torch refuses.
         found = super().device
         return torch.device("cpu") if found.type == "cpu" else found
 
-    @property
-    def world_size(self) -> int:
-        return super().world_size if self.started else int(os.environ.get("WORLD_SIZE") or 1)
-
-    @property
-    def process_index(self) -> int:
-        return super().process_index if self.started else int(os.environ.get("RANK") or 0)
-
-    @property
-    def local_process_index(self) -> int:
-        return super().local_process_index if self.started else int(os.environ.get("LOCAL_RANK") or 0)
+    def __getstate__(self) -> dict[str, object]:
+        """What is pickled into checkpoints (training_args.bin): everything but the secret."""
+        return {**vars(self), "hub_token": None}
 
 
 def _has_fast_bf16(use_cpu: bool) -> bool:
