@@ -126,7 +126,7 @@ def test_everything_that_is_promised_is_written(run: Run, tmp_path: Path, capfd:
     for picture in ("profile.png", "temperatures.png"):
         assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")
     table = (tmp_path / "out" / "results.md").read_text()
-    assert "| cross-entropy, answer tokens | 0.6 |" in table
+    assert "| cross-entropy, answer tokens at temperature 0.6 |" in table
     for text in (printed, table):
         for name in ("cross-entropy, all tokens", "feature-matching loss at 8 tokens", "best_of_4_sentence_bleu"):
             assert name in text
@@ -476,7 +476,7 @@ class TestCode:
         assert "no such file or folder; say where its problems are: --problems humaneval=FILE" in " ".join(
             capfd.readouterr().err.split()
         )
-        assert cli.main([*score, "--problems", str(other)]) == 2
+        assert cli.main([*score, "--problems", f"humaneval={other}"]) == 2
         assert "they are not those the model was given" in capfd.readouterr().err
         assert cli.main([*score, "--problems", f"humaneval={moved}"]) == 0
         assert "greedy_pass@1   1.0000" in capfd.readouterr().out

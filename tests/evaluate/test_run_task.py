@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ebft.config.evaluation import EvalOptions
-from ebft.evaluate.generation import Completion, GenerationSettings
+from ebft.evaluate.generation import Completion
 from ebft.evaluate.run_task import joined, run_task, with_prompt_style
 from ebft.evaluate.tasks import Asked, ProblemSet
 
@@ -27,53 +27,43 @@ def test_languages_are_averaged_and_kept() -> None:
     assert found["problems"] == 20, "a skipped language has no answers"
     assert [p["name"] for p in found["parts"]] == ["cpp", "js", "go"]
     assert len(found["notes"]) == 3
-
-
-def test_an_unknown_error_leaves_the_mean_without_one() -> None:
     assert joined([part("cpp", 0.5, None), part("js", 0.7, 0.4)])["metrics"]["pass@1"]["standard_error"] is None
 
 
-def run(
-    folder: Path, answers: list[Completion], value: float, language: str | None = None, score: bool = True
-) -> dict[str, Any]:
-    """A set with these answers and this score."""
+GOOD, EMPTY = Completion("def f(x):\n    return x\n", "stop", 3), Completion(" \n", "end", 1)
 
-    class Generator:
-        def stream(
-            self, prompts: list[str], settings: GenerationSettings, wanted: list[tuple[int, int]], keys: list[str]
-        ) -> Iterator[list[tuple[int, int, Completion]]]:
-            yield [(place, sample, answers[place]) for place, sample in wanted]
 
-    def scored(texts: list[list[str]], file: Path, finishes: list[list[str]]) -> dict[str, Any]:
-        assert texts == [[answer.text] for answer in answers]
-        assert finishes == [[answer.finish] for answer in answers]
-        return {"metrics": {"bleu": {"value": value, "standard_error": 0.0, "count": len(answers)}}}
-
+def run(folder: Path, answers: list[Completion], language: str | None = None) -> dict[str, Any]:
+    """A set with these answers: programs that are not scored yet, or texts that all score 30."""
     keys = [f"task {place}" for place in range(len(answers))]
-    asked = {"raw": Asked(["English:"] * len(answers))}
-    problems = ProblemSet("translation", keys, asked, 10, scored if score else None, None, language)
-    subject: Any = SimpleNamespace(identity="model", generator=Generator())
-    return run_task("humaneval", EvalOptions(samples=0, prompt_style="raw"), subject, folder, [problems])
+
+    def stream(prompts: Any, settings: Any, wanted: Any, keys: Any) -> Iterator[list[tuple[int, int, Completion]]]:
+        yield [(place, sample, answers[place]) for place, sample in wanted[::-1]]
+
+    def score(rows: Sequence[dict[str, Any]], file: Path, ks: Any) -> dict[str, Any]:
+        found = [(row["task_id"], row["completion"], row["finish"]) for row in rows]
+        assert found == [(key, answer.text, answer.finish) for key, answer in zip(keys, answers, strict=True)]
+        assert file == folder / "set.greedy.scores.jsonl"
+        return {"metrics": {"bleu": {"value": 30.0, "standard_error": 0.0, "count": len(answers)}}}
+
+    problems = ProblemSet("set", keys, {"raw": Asked(["English:"] * len(answers))}, 10, score, None, language)
+    subject: Any = SimpleNamespace(identity="model", generator=SimpleNamespace(stream=stream))
+    options = EvalOptions(samples=0, prompt_style="raw", score=language is None)
+    return run_task("humaneval", options, subject, folder, [problems])
 
 
-GOOD, EMPTY = Completion("a house", "stop", 3), Completion(" \n", "end", 1)
-
-
-def test_empty_answers_are_counted_and_noted_when_they_are_many(tmp_path: Path) -> None:
-    found = run(tmp_path / "few", [GOOD] * 19 + [EMPTY], 30.0)
-    assert found["generations"]["greedy"]["empty"] == 1
-    assert found["notes"] == []
-    found = run(tmp_path / "many", [GOOD] * 18 + [EMPTY] * 2, 30.0)
-    assert found["generations"]["greedy"]["empty"] == 2
-    assert found["notes"] == ["translation, greedy: 2 of 20 answers are empty"]
+@pytest.mark.parametrize(("empty", "notes"), [(1, []), (2, ["set, greedy: 2 of 20 answers are empty"])])
+def test_empty_answers_are_counted_and_noted_when_they_are_many(empty: int, notes: list[str], tmp_path: Path) -> None:
+    found = run(tmp_path, [GOOD] * (20 - empty) + [EMPTY] * empty)
+    assert found["metrics"]["greedy_bleu"]["value"] == 30
+    assert found["generations"]["greedy"]["empty"] == empty
+    assert found["notes"] == notes
 
 
 def test_code_has_shares_of_answers_that_are_no_programs(tmp_path: Path) -> None:
     """Without scores too; each answer counts once."""
-    good, talk = Completion("def f(x):\n    return x\n", "end", 5), Completion("I cannot help with that.", "end", 5)
-    endless = Completion("def f(x):\n    return x\n" * 9, "length", 10)
-    answers = [good, talk, endless, EMPTY, good]
-    found = run(tmp_path, answers, 30.0, language="python", score=False)
+    talk, endless = Completion("I cannot help with that.", "end", 5), Completion(GOOD.text * 9, "length", 10)
+    found = run(tmp_path, [GOOD, talk, endless, EMPTY, GOOD], language="python")
     shares = {name: found["metrics"][f"greedy_{name}"]["value"] for name in ("empty", "cut", "no_code")}
     assert shares == {"empty": 0.2, "cut": 0.2, "no_code": 0.2}
     assert found["metrics"]["greedy_cut"]["standard_error"] == pytest.approx(0.2)

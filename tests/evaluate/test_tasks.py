@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -81,28 +80,29 @@ def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return write(tmp_path / "problems.jsonl", [{**HUMANEVAL, "task_id": name} for name in ("a", "b", "c")])
 
 
-def test_completions_are_scored_as_ebft_score_does(problems: str, tmp_path: Path) -> None:
-    [problem_set] = problem_sets("humaneval", EvalOptions(humaneval=problems, limit=2, unsafe_exec=True, timeout=3))
-    assert list(problem_set.keys) == ["a", "b"]
-    file = tmp_path / "humaneval.samples.jsonl"
-    found = problem_set.score([["right", "wrong"] * 2, ["wrong"] * 4], file, [["stop", "length", "stop", "end"]] * 2)
-    assert found["metrics"]["pass@1"]["value"] == 0.25
-    assert found["metrics"]["pass@4"]["value"] == 0.5
-    assert "pass@16" not in found["metrics"]
-    assert found["notes"] == [], "pass@16 was not asked for, and the problem beyond the limit neither"
-    assert found["counts"]["problems"] == 2
-    assert found["metrics"]["cut"]["value"] == 0.25
-    written = json.loads((tmp_path / "humaneval.samples.scores.json").read_text())
-    assert written["task"] == "humaneval"
-    assert written["settings"]["problems"] == problems
-    assert written["settings"]["timeout"] == 3
-    assert len((tmp_path / "humaneval.samples.scores.samples.jsonl").read_text().splitlines()) == 8
+def test_completions_are_scored(problems: str, tmp_path: Path) -> None:
+    [found] = problem_sets("humaneval", EvalOptions(humaneval=problems, limit=2, unsafe_exec=True, timeout=3))
+    assert list(found.keys) == ["a", "b"]
+    rows = [
+        {"task_id": key, "sample": number, "completion": text, "finish": "length" if number == 1 else "end"}
+        for key, texts in (("a", ["right", "wrong"] * 2), ("b", ["wrong"] * 4))
+        for number, text in enumerate(texts)
+    ]
+    file = found.scores_file(tmp_path / "humaneval.samples.jsonl")
+    scored = found.score(rows, file, (1, 4, 16))
+    values = {name: entry["value"] for name, entry in scored["metrics"].items()}
+    assert values == {"pass@1": 0.25, "pass@4": 0.5, "empty": 0.0, "cut": 0.25, "no_code": 0.75}
+    assert scored["notes"] == [], "the problem beyond the limit was not asked for"
+    assert scored["counts"]["problems"] == 2
+    assert scored["settings"]["seconds"] == 3
+    assert file.name == "humaneval.samples.scores.samples.jsonl"
+    assert len(file.read_text().splitlines()) == 8
 
 
 def test_mistakes_show_before_anything_is_generated(problems: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"--timeout -1\.0 must be a positive number"):
         problem_sets("humaneval", EvalOptions(humaneval=problems, timeout=-1.0))
-    with pytest.raises(DataError, match="leave js out of --languages, or add it"):
+    with pytest.raises(DataError, match=r"humaneval-js\.jsonl: no such file"):
         problem_sets("multipl-e", EvalOptions(multipl_e=str(tmp_path), languages=["js"]))
 
 

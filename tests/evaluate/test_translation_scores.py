@@ -188,7 +188,7 @@ class TestComet:
         with pytest.raises(ConfigError, match="COMET with the model 'other' failed: AssertionError"):
             score_translations(PAIRS, [["a"]] * 4, TranslationScoring(comet_model="other"))
         (stand_in / "comet.py").write_text("raise ImportError('no comet')")
-        with pytest.raises(ConfigError, match=r"COMET needs unbabel-comet, which .* name it with --comet-python"):
+        with pytest.raises(ConfigError, match=r"no comet; it needs .* unbabel-comet .* --comet-python"):
             score_translations(PAIRS, [["a"]] * 4, TranslationScoring(comet_model="some/model"))
         with pytest.raises(ConfigError, match="--comet-python /nowhere/python: no such program"):
             score_translations(

@@ -20,10 +20,12 @@ from typing import Any
 
 import yaml
 
+from ebft.config.evaluation import EvalOptions
 from ebft.config.recipe import load_recipe
 from ebft.data.rows import read_rows
 from ebft.errors import ConfigError, DataError
 from ebft.evaluate.score_command import read_samples
+from ebft.evaluate.tasks import problem_sets
 from ebft.problems.catalog import BENCHMARKS, load_problems
 from ebft.train import checkpoints
 from tests.problems.rows import HUMANEVAL, MBPP
@@ -103,7 +105,7 @@ def parsers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], Any]]]
             lambda f, n=name: load_problems(n, str(f)),
         )
     (folder / "known.jsonl").write_bytes(lines(HUMANEVAL))
-    known = load_problems("humaneval", str(folder / "known.jsonl"))
+    [known] = problem_sets("humaneval", EvalOptions(humaneval=str(folder / "known.jsonl"), score=False))
     sample = {"task_id": HUMANEVAL["task_id"], "completion": "    return 1\n", "finish": "stop"}
     found["samples"] = ("samples.jsonl", lines(sample, sample), lambda file: read_samples(str(file), known))
     checkpoint = folder / "checkpoint-2"

@@ -53,7 +53,7 @@ def main() -> int:
             except (FileNotFoundError, ProcessLookupError, IndexError):
                 continue
     assert process.returncode == 0, f"exit code {process.returncode}"
-    passed = json.loads((folder / "scores.json").read_text())["counts"]["samples_passed"]
+    passed = json.loads((folder / "scores.json").read_text())["statuses"]["passed"]
     assert passed == given.samples // 2, f"{passed} passed"
     middle = [entry for entry in seen if given.samples // 10 <= entry[0] < given.samples]
     assert middle, "too few samples to say anything"

@@ -24,8 +24,9 @@ from ebft.config.method import MethodConfig
 from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token_ids, pad_token_id, to_device
 from ebft.data.rows import contents
 from ebft.data.store import tokenize_source
+from ebft.evaluate.scoring import Scored
 from ebft.evaluate.subject import Subject
-from ebft.evaluate.tasks import ResumableRecords, Scored
+from ebft.evaluate.tasks import ResumableRecords
 from ebft.iteration import check_sequences
 from ebft.method.measures import OF_ROLLOUTS, TEMPERATURES, TOKENS, Estimate, Record, estimates, metric_at, per_what
 from ebft.method.rewards import conditional_feature_matching_loss

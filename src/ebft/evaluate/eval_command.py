@@ -130,11 +130,8 @@ def present(results: dict[str, tables.Results], folders: dict[str, Path], output
     """Writes the tables and pictures; returns the table."""
     tables.check_same_space(results)
     moved = differences.against_first(results, folders)
-    notes = differences.of_answers_that_are_none(results, folders)
-    for note in notes:
-        logger.warning(note)
     output.mkdir(parents=True, exist_ok=True)
-    write_text(output / TABLE_FILE, tables.markdown(results, moved, notes))
+    write_text(output / TABLE_FILE, tables.markdown(results, moved))
     if any("calibration" in found["tasks"] for found in results.values()):
         tables.draw(results, output)
     return tables.table(results, moved)

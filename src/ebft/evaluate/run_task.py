@@ -7,23 +7,24 @@ set's own `score` turns completions into metrics, at once or where there is a sa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from ebft.config.evaluation import EvalOptions
 from ebft.errors import DataError
 from ebft.evaluate.calibration import run_calibration
 from ebft.evaluate.generation import GREEDY, GenerationSettings
-from ebft.evaluate.scoring import shares_of_kinds
+from ebft.evaluate.scoring import K, Metrics, Row, Scored, shares_of_kinds
 from ebft.evaluate.subject import Subject
-from ebft.evaluate.tasks import ProblemSet, ResumableRecords, Scored, fingerprint
+from ebft.evaluate.tasks import ProblemSet, ResumableRecords, fingerprint
 from ebft.runtime.files import read_jsonl, write_jsonl
 from ebft.runtime.messages import progress
 
 MANY_EMPTY = 0.05  # a larger share of empty answers is worth a note: the prompt or the stop strings may be wrong
+NOT_SCORED = "not scored yet; run `ebft score` on its folder, where there is a sandbox"
 
 
 def run_task(
@@ -75,114 +76,99 @@ def _generate(problems: ProblemSet, options: EvalOptions, subject: Subject, fold
     decodings = _decodings(problems, options)
     records: dict[str, ResumableRecords] = {}
     wanted: list[tuple[int, int]] = []
-    total = 0
+    made_with = {"model": subject.identity, "backend": options.backend, "problems": fingerprint([keys, prompts])}
     for decoding, settings in decodings.items():
-        made_with = asdict(settings) | {"model": subject.identity, "backend": options.backend}
-        made_with["problems"] = fingerprint([keys, prompts])
-        name = f"{problems.name}.{decoding}"
-        records[decoding] = ResumableRecords(folder, name, made_with, options.overwrite, options.replace_changed)
-        made = {(row["task_id"], row["sample"]) for row in records[decoding].rows}
-        every = list(product(range(len(keys)), range(settings.samples)))
-        left = [(place, sample) for place, sample in every if (keys[place], sample) not in made]
-        wanted += [(place, GREEDY) for place, _ in left] if decoding == "greedy" else left
-        total += len(every)
+        name, how = f"{problems.name}.{decoding}", asdict(settings) | made_with
+        records[decoding] = ResumableRecords(folder, name, how, options.overwrite, options.replace_changed)
+        done = {(row["task_id"], row["sample"]) for row in records[decoding].rows}
+        for place, sample in product(range(len(keys)), range(settings.samples)):
+            if (keys[place], sample) not in done:
+                wanted.append((place, GREEDY if decoding == "greedy" else sample))
+    total = len(keys) * sum(settings.samples for settings in decodings.values())
     if not wanted:
         return
     with progress(problems.name, total, total - len(wanted)) as advance:
         settings = decodings.get("samples") or decodings["greedy"]
         for batch in subject.generator.stream(prompts, settings, wanted, keys):
-            rows: dict[str, list[dict[str, Any]]] = {decoding: [] for decoding in records}
-            for place, sample, completion in batch:
-                rows["greedy" if sample == GREEDY else "samples"].append(
-                    {
-                        "task_id": keys[place],
-                        "sample": max(sample, 0),
-                        "completion": completion.text,
-                        "finish": completion.finish,
-                        "tokens": completion.tokens,
-                        "prompt_truncated": completion.prompt_truncated,
-                    }
-                )
-            for decoding, into in records.items():
-                into.append(rows[decoding])
+            for place, sample, made in batch:
+                row = {"task_id": keys[place], "sample": max(sample, 0), "completion": made.text}
+                row |= {"finish": made.finish, "tokens": made.tokens, "prompt_truncated": made.prompt_truncated}
+                records["greedy" if sample == GREEDY else "samples"].append([row])
             advance(len(batch))
 
 
 def scored(options: EvalOptions, folder: Path, sets: Sequence[ProblemSet]) -> Scored:
-    """Metrics of the completions that are in the folder: no model is needed.
-
-    Of several sets, such as languages, the plain mean over them, and each under its own name.
-    """
+    """Metrics of the completions that are in the folder: no model is needed."""
     parts = [_scored_set(problems, options, folder) for problems in sets]
     return parts[0] if len(parts) == 1 else joined(parts)
 
 
 def _scored_set(problems: ProblemSet, options: EvalOptions, folder: Path) -> Scored:
-    result: Scored = {"name": problems.name, "metrics": {}, "problems": len(problems.keys), "generations": {}}
-    result |= {"notes": [], **({"language": problems.language} if problems.language else {})}
+    name, language = problems.name, problems.language
+    part: Scored = {"name": name, "metrics": {}, "problems": len(problems.keys), "generations": {}, "notes": []}
+    part |= {"language": language} if language else {}
     if problems.skipped is not None:  # nothing could be run, so nothing is generated either
-        return result | {"skipped": problems.skipped, "notes": [f"{problems.name} is skipped: {problems.skipped}"]}
-    if read_jsonl(file := folder / f"{problems.name}.prompts.jsonl") != _asked(problems, options):
+        return part | {"skipped": problems.skipped, "notes": [f"{name} is skipped: {problems.skipped}"]}
+    if read_jsonl(file := folder / f"{name}.prompts.jsonl") != _asked(problems, options):
         raise DataError(f"{file} has other prompts than the problems: they are not those the model was given")
     for decoding, settings in _decodings(problems, options).items():
-        rows = read_jsonl(file := folder / f"{problems.name}.{decoding}.jsonl")
-        found = {(row["task_id"], row["sample"]): row for row in rows}
-        if found.keys() != {*product(problems.keys, range(settings.samples))}:
+        file = folder / f"{name}.{decoding}.jsonl"
+        found = {(row["task_id"], row["sample"]): row for row in read_jsonl(file)}
+        every = list(product(problems.keys, range(settings.samples)))
+        if found.keys() != {*every}:
             raise DataError(
-                f"{file} holds {len(rows)} completions, not {settings.samples} of each of the {len(problems.keys)} "
+                f"{file} holds {len(found)} completions, not {settings.samples} of each of the {len(problems.keys)} "
                 "problems; run the same `ebft eval` again first"
             )
-        summary = _summary(rows)
-        result["generations"][decoding] = {**asdict(settings), **summary}
-        notes = [f"{summary[name]} {text}" for name, text in _WORTH_A_NOTE.items() if summary[name]]
-        if summary["empty"] > MANY_EMPTY * len(rows):
-            notes.append(f"{summary['empty']} of {len(rows)} answers are empty")
-        if problems.score is None:
-            answers = [(problems.language or "", r["task_id"], r["completion"], r["finish"]) for r in rows]
-            metrics = shares_of_kinds(answers)
+        rows = [found[key] for key in every]
+        summary, notes = _summary(rows)
+        part["generations"][decoding] = asdict(settings) | summary
+        if language and not options.score:
+            metrics = shares_of_kinds(rows, language)
         else:
-            of_problems = [[found[key, sample] for sample in range(settings.samples)] for key in problems.keys]
-            texts, ends = ([[row[name] for row in of] for of in of_problems] for name in ("completion", "finish"))
-            result[decoding] = problems.score(texts, file, ends)
-            metrics = result[decoding].pop("metrics")
-            notes += result[decoding].pop("notes", [])
+            details = problems.score(rows, problems.scores_file(file), K)
+            metrics, notes = details.pop("metrics"), notes + details.pop("notes", [])
+            part[decoding] = details
         prefix = "greedy_" if decoding == "greedy" else ""
-        result["metrics"] |= {f"{prefix}{name}": value for name, value in metrics.items()}
-        result["notes"] += [f"{problems.name}, {decoding}: {note}" for note in notes]
-    if problems.score is None:
-        later = "not scored yet; run `ebft score` on its folder, where there is a sandbox"
-        result |= {"skipped": later, "unscored": True, "notes": [*result["notes"], f"{problems.name} is {later}"]}
-    return result
+        part["metrics"] |= {f"{prefix}{metric}": value for metric, value in metrics.items()}
+        part["notes"] += [f"{name}, {decoding}: {note}" for note in notes]
+    if language and not options.score:
+        part |= {"skipped": NOT_SCORED, "unscored": True, "notes": [*part["notes"], f"{name} is {NOT_SCORED}"]}
+    return part
 
 
-_WORTH_A_NOTE = {
-    "cut_at_context_end": "completions ended where the model's context did, before max_new_tokens",
-    "prompts_truncated": "prompts lost their beginning, to fit the model's context",
-}
-
-
-def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the user should know about the completions, beside their scores."""
+def _summary(rows: Sequence[Row]) -> tuple[dict[str, float], list[str]]:
+    """What the completions are like, and what the user should know of it beside their scores."""
     finishes = [row["finish"] for row in rows]
-    return {
+    empty = sum(not row["completion"].strip() for row in rows)
+    truncated = len({row["task_id"] for row in rows if row["prompt_truncated"]})
+    found = {
         "completions": len(rows),
-        "mean_tokens": sum(row["tokens"] for row in rows) / max(len(rows), 1),
+        "mean_tokens": sum(row["tokens"] for row in rows) / len(rows),
         "cut_at_max_new_tokens": finishes.count("length"),
         "cut_at_context_end": finishes.count("context"),
-        "empty": sum(not row["completion"].strip() for row in rows),
-        "prompts_truncated": len({row["task_id"] for row in rows if row["prompt_truncated"]}),
+        "empty": empty,
+        "prompts_truncated": truncated,
     }
+    notes = {
+        "completions ended where the model's context did, before max_new_tokens": finishes.count("context"),
+        "prompts lost their beginning, to fit the model's context": truncated,
+        f"of {len(rows)} answers are empty": empty if empty > MANY_EMPTY * len(rows) else 0,
+    }
+    return found, [f"{count} {note}" for note, count in notes.items() if count]
 
 
-def joined(parts: list[Scored]) -> Scored:
-    counted = [part for part in parts if not part.get("skipped") or part.get("unscored")]
-    metrics: dict[str, Any] = {}
+def joined(parts: Sequence[Scored]) -> Scored:
+    """Of several sets of problems, such as languages: the plain mean over them, and each under its own name. A part
+    that could not be scored has no metrics."""
+    counted = [part for part in parts if part["metrics"]]
+    metrics: Metrics = {}
     for name in dict.fromkeys(name for part in counted for name in part["metrics"]):
         found = [part["metrics"][name] for part in counted if name in part["metrics"]]
         errors = [entry["standard_error"] for entry in found]
         metrics[name] = {
             "value": sum(entry["value"] for entry in found) / len(found),
-            "standard_error": None if None in errors else sum(e * e for e in errors) ** 0.5 / len(found),
+            "standard_error": None if None in errors else math.hypot(*errors) / len(found),
             "count": sum(entry["count"] for entry in found),
         }
     for part in counted:

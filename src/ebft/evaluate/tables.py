@@ -9,14 +9,13 @@ from typing import Any
 
 from ebft.config.evaluation import HARMLESS
 from ebft.errors import ConfigError
-from ebft.method.measures import TEMPERATURES, TOKENS, Estimate, metric_at, title, with_error
+from ebft.method.measures import TOKENS, Estimate, metric_at, title, with_error
 from ebft.runtime.files import read_json
 from ebft.runtime.messages import plot_label
 
 RESULTS_FILE = "results.json"
 Results = dict[str, Any]
-Key = tuple[str, str]  # task and metric
-Differences = dict[Key, Estimate]
+Differences = dict[tuple[str, str], Estimate]  # by task and metric
 Rows = list[tuple[str, ...]]
 
 
@@ -50,58 +49,37 @@ def labels(names: Sequence[str]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 
-def table(results: Mapping[str, Results], differences: Mapping[str, Differences]) -> Rows:
-    """Rows of cells: task, metric, a column for each model, and one for differences of each from the first, if any."""
-    values: dict[str, dict[Key, Mapping[str, Any]]] = {label: {} for label in results}
-    for label, found in results.items():
-        for task, entry in found["tasks"].items():
-            values[label] |= {(task, name): value for name, value in entry["metrics"].items()}
-            values[label] |= {(task, f"cfm_at_{point['length']}"): point for point in entry.get("profile", ())}
-    for label, found in results.items():  # below the numbers
-        for task, entry in found["tasks"].items():
-            values[label] |= {(task, part["name"]): part for part in parts_of(entry) if part.get("skipped")}
-    keys = list(dict.fromkeys(key for of_model in values.values() for key in of_model))
-    tasks = list(dict.fromkeys(task for task, _ in keys))
-    keys.sort(key=lambda key: tasks.index(key[0]))
-    return _rows(("task", "metric"), {key: (key[0], title(key[1])) for key in keys}, values, differences)
-
-
-def temperature_table(results: Mapping[str, Results], differences: Mapping[str, Differences]) -> Rows:
-    """Cross-entropy at each temperature, with columns as in `table`; empty without a calibration."""
-    values = {label: {key: entry for _, key, entry in _temperatures(found)} for label, found in results.items()}
-    named = {
-        key: (f"cross-entropy, {tokens}", f"{temperature:g}")
-        for of, tokens in TOKENS.items()
-        for temperature in TEMPERATURES
-        if any((key := ("calibration", metric_at(temperature, of))) in found for found in values.values())
-    }
-    return _rows(("metric", "temperature"), named, values, differences) if named else []
-
-
-def _temperatures(found: Results, of: Iterable[str] = tuple(TOKENS)) -> list[tuple[float, Key, Mapping[str, Any]]]:
-    points = found["tasks"].get("calibration", {}).get("temperatures", ())
-    return [
-        (point["temperature"], ("calibration", metric_at(point["temperature"], tokens)), entry)
-        for tokens in of
-        for point in points
-        if (entry := point[f"{tokens}cross_entropy"]) is not None
-    ]
-
-
-def _rows(
-    head: tuple[str, str],
-    named: Mapping[Key, tuple[str, str]],
-    values: Mapping[str, Mapping[Key, Mapping[str, Any]]],
-    differences: Mapping[str, Differences],
-) -> Rows:
+def table(results: Mapping[str, Results], differences: Mapping[str, Differences], temperatures: bool = False) -> Rows:
+    """Rows of cells: task, metric, a column for each model, and one for differences of each from the first, if any.
+    On request with cross-entropy at every temperature."""
+    values = {label: _values(found, temperatures) for label, found in results.items()}
     moved = {label: found for label, found in differences.items() if found}
-    rows: Rows = [(*head, *values, *(f"{label} - {next(iter(values))}" for label in moved))]
-    for key, names in named.items():
+    rows: Rows = [("task", "metric", *values, *(f"{label} - {next(iter(values))}" for label in moved))]
+    tasks = list(dict.fromkeys(task for found in results.values() for task in found["tasks"]))
+    keys = dict.fromkeys(key for of_model in values.values() for key in of_model)
+    for key in sorted(keys, key=lambda key: tasks.index(key[0])):
         cells = [_cell(of_model.get(key)) for of_model in values.values()]
         found = [of_model.get(key) for of_model in moved.values()]
         of_first = ["" if one is None or math.isnan(one.mean) else with_error(*one, "+") for one in found]
-        rows.append((*names, *cells, *of_first))
+        rows.append((key[0], title(key[1]), *cells, *of_first))
     return rows
+
+
+def _values(results: Results, temperatures: bool) -> dict[tuple[str, str], Mapping[str, Any]]:
+    found: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for task, entry in results["tasks"].items():
+        found |= {(task, name): value for name, value in entry["metrics"].items()}
+        found |= {(task, f"cfm_at_{point['length']}"): point for point in entry.get("profile", ())}
+        for tokens in TOKENS if temperatures else ():
+            found |= {(task, metric_at(t, tokens)): value for t, value in _at_temperatures(entry, tokens)}
+    for task, entry in results["tasks"].items():  # below the numbers
+        found |= {(task, part["name"]): part for part in parts_of(entry) if part.get("skipped")}
+    return found
+
+
+def _at_temperatures(entry: Mapping[str, Any], tokens: str) -> list[tuple[float, Mapping[str, Any]]]:
+    points = [(point["temperature"], point[f"{tokens}cross_entropy"]) for point in entry.get("temperatures", ())]
+    return [(temperature, value) for temperature, value in points if value is not None]
 
 
 def _cell(entry: Mapping[str, Any] | None) -> str:
@@ -114,16 +92,13 @@ def _cell(entry: Mapping[str, Any] | None) -> str:
     return f"{with_error(entry['value'], entry.get('standard_error'))} (n={entry['count']})"
 
 
-def markdown(
-    results: Mapping[str, Results], differences: Mapping[str, Differences], comparison_notes: Sequence[str] = ()
-) -> str:
+def markdown(results: Mapping[str, Results], differences: Mapping[str, Differences]) -> str:
     lines = ["# Evaluation", "", "Values ± standard errors, with the number of problems or sequences."]
     if any(differences.values()):
         lines[-1] += " Differences are paired: by sequence, or by problem."
-    for rows in (table(results, differences), temperature_table(results, differences)):
-        cells = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
-        lines += ["", *cells[:1], *["|" + "---|" * len(row) for row in rows[:1]], *cells[1:]]
-    lines += [f"\n{note}" for note in comparison_notes]
+    rows = table(results, differences, temperatures=True)
+    cells = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    lines += ["", cells[0], "|" + "---|" * len(rows[0]), *cells[1:]]
     for label, found in results.items():
         for task, entry in found["tasks"].items():
             lines += [f"\n{label}, {task}: {note}" for note in entry.get("notes", ())]
@@ -156,34 +131,39 @@ def draw(results: Mapping[str, Results], folder: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    profile, axis = plt.subplots(figsize=(5.2, 3.8))
+    profile, lengths = plt.subplots(figsize=(5.2, 3.8))
+    sharpness, temperatures = plt.subplots(figsize=(5.2, 3.8))
     seen: set[float] = set()
-    for label, found in results.items():
-        if points := found["tasks"].get("calibration", {}).get("profile"):
-            lengths, values = [p["length"] for p in points], [p["value"] for p in points]
-            seen |= {*lengths}
-            (line,) = axis.plot(lengths, values, marker="o", markersize=3, label=plot_label(label))
-            errors = [p["standard_error"] or 0.0 for p in points]
-            lower, upper = ([v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1))
-            axis.fill_between(lengths, lower, upper, alpha=0.2, color=line.get_color())
-    if seen:
-        over_lengths(axis, seen)
-    axis.set_ylabel("conditional feature-matching loss")
-    temperatures, axis = plt.subplots(figsize=(5.2, 3.8))
     for number, (label, found) in enumerate(results.items()):
-        for (of, tokens), style in zip(TOKENS.items(), ("-", "--"), strict=True):
-            if found_points := [(temperature, entry["value"]) for temperature, _, entry in _temperatures(found, [of])]:
-                name = f"{plot_label(label)}, {tokens}"
-                axis.plot(*zip(*found_points, strict=True), style, color=f"C{number}", marker="o", ms=3, label=name)
-    if axis.lines:
-        axis.set(xlabel="temperature", ylabel="cross-entropy (nats per token)")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
-    for name, figure in (("profile", profile), ("temperatures", temperatures)):
+        entry = found["tasks"].get("calibration", {})
+        points = [(point["length"], point) for point in entry.get("profile", ())]
+        seen |= {length for length, _ in points}
+        _curve(lengths, points, plot_label(label), "-", f"C{number}")
+        for (tokens, name), style in zip(TOKENS.items(), ("-", "--"), strict=True):
+            points = _at_temperatures(entry, tokens)
+            _curve(temperatures, points, f"{plot_label(label)}, {name}", style, f"C{number}")
+    if seen:
+        over_lengths(lengths, seen)
+    lengths.set_ylabel("conditional feature-matching loss")
+    temperatures.set(xlabel="temperature", ylabel="cross-entropy (nats per token)")
+    for name, figure in (("profile", profile), ("temperatures", sharpness)):
         if figure.axes[0].lines:
+            figure.axes[0].grid(alpha=0.3)
+            figure.axes[0].legend(fontsize=8)
             figure.tight_layout()
             figure.savefig(folder / f"{name}.png", dpi=150)
         plt.close(figure)
+
+
+def _curve(axis: Any, points: Sequence[tuple[float, Mapping[str, Any]]], label: str, style: str, color: str) -> None:
+    """With a band of one standard error."""
+    if points:
+        places, entries = zip(*points, strict=True)
+        values = [math.nan if entry["value"] is None else entry["value"] for entry in entries]
+        errors = [entry["standard_error"] or 0.0 for entry in entries]
+        lower, upper = ([v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1))
+        axis.plot(places, values, style, color=color, marker="o", markersize=3, label=label)
+        axis.fill_between(places, lower, upper, alpha=0.2, color=color)
 
 
 def over_lengths(axis: Any, lengths: Iterable[float]) -> None:

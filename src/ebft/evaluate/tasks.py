@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ebft.config.evaluation import EvalOptions
 from ebft.data.rows import check_hub, check_place
 from ebft.errors import ConfigError, DataError, HubUnreachable, SandboxError
-from ebft.evaluate.scoring import MEMORY_MIB, TIMEOUT, K, Sample, outcomes_file_of, program_limits, score_samples
+from ebft.evaluate.scoring import Row, Scored, outcomes_file, score_programs
 from ebft.evaluate.translation_scores import TranslationScoring, score_translations
 from ebft.problems import translation
 from ebft.problems.catalog import load_problems
 from ebft.runtime.files import read_json, read_jsonl, write_json, write_jsonl
-from ebft.sandbox.box import Sandbox
+from ebft.sandbox.box import Limits, Sandbox
 
-Scored = dict[str, Any]  # {"metrics": {name: {"value", "standard_error", "count"}}, and further details}
 CODE_TOKENS, TRANSLATION_TOKENS = 512, 256  # new ones, by default
+TIMEOUT, MEMORY_MIB = 10.0, 1024  # of a program
 
 
 class Asked(NamedTuple):
@@ -33,28 +34,19 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class ProblemSet:
-    """
-    Args:
-        name: the start of the names of its files.
-        keys: a key for each problem, unique in the set.
-        asked: by prompt style, raw and chat.
-        max_new_tokens: the default for its completions.
-        score: from the completions of each problem, the file they are in and how each ended to metrics; None: later,
-            by `ebft score`.
-        skipped: why its answers cannot be scored on this machine; None if they can.
-        language: of answers that are programs.
-    """
+    name: str  # begins the names of its files
+    keys: Sequence[str]  # one for each problem
+    asked: Mapping[str, Asked]  # by prompt style, raw and chat
+    max_new_tokens: int  # the default for its completions
+    score: Callable[[Sequence[Row], Path, Sequence[int]], Scored]  # of completions, for these k; details to the file
+    skipped: str | None = None  # why its answers cannot be scored on this machine
+    language: str | None = None  # of answers that are programs
 
-    name: str
-    keys: Sequence[str]
-    asked: Mapping[str, Asked]
-    max_new_tokens: int
-    score: Callable[[list[list[str]], Path, list[list[str]]], Scored] | None
-    skipped: str | None = None
-    language: str | None = None
+    def scores_file(self, completions: Path) -> Path:
+        return completions.with_suffix(".scores.jsonl") if self.language is None else outcomes_file(completions)
 
 
-def problem_sets(task: str, options: EvalOptions) -> list[ProblemSet]:
+def problem_sets(task: str, options: EvalOptions, memory_mib: int = MEMORY_MIB) -> list[ProblemSet]:
     """The problems of a task: of MultiPL-E a set for each language. Read first, so that an error in them shows before
     any model is loaded."""
     if task == "calibration":
@@ -69,30 +61,29 @@ def problem_sets(task: str, options: EvalOptions) -> list[ProblemSet]:
         return [_translation_set(options)]
     if task == "multipl-e":
         sources = [(_of_language(options.multipl_e, language), language) for language in options.languages]
-        return [_code_set(task, source, language, options) for source, language in sources]
-    return [_code_set(task, getattr(options, task), None, options)]
+        return [_code_set(task, source, language, options, memory_mib) for source, language in sources]
+    return [_code_set(task, getattr(options, task), None, options, memory_mib)]
 
 
 def _of_language(source: str, language: str) -> str:
     """The file of a language in a folder, or its configuration on the hub; a file is taken as it is."""
     path = Path(source).expanduser()
     if path.is_dir():
-        file = path / f"humaneval-{language}.jsonl"
-        if not file.is_file():
-            raise DataError(f"{file}: no such file; leave {language} out of --languages, or add it")
-        return str(file)
-    if path.is_file() or ":" in source or path.suffix or source.startswith((".", "/", "~")):
-        return source
-    return f"{source}:humaneval-{language}"
+        return str(path / f"humaneval-{language}.jsonl")
+    is_file = path.is_file() or ":" in source or path.suffix or source.startswith((".", "/", "~"))
+    return source if is_file else f"{source}:humaneval-{language}"
 
 
-def _code_set(task: str, source: str, language: str | None, options: EvalOptions) -> ProblemSet:
-    sandbox = Sandbox(options.unsafe_exec, program_limits(options.timeout or TIMEOUT, MEMORY_MIB))
+def _code_set(task: str, source: str, language: str | None, options: EvalOptions, memory_mib: int) -> ProblemSet:
+    seconds = TIMEOUT if options.timeout is None else options.timeout
+    if not 0 < seconds <= 86400:
+        raise DataError(f"--timeout {seconds} must be a positive number of seconds")
+    sandbox = Sandbox(options.unsafe_exec, Limits(seconds, memory_mib))
     try:
-        problems = load_problems(task, source)
+        every = load_problems(task, source)
     except HubUnreachable as error:
         raise DataError(f"{error} (--{task} FILE)") from None
-    problems = [problem for problem in problems if language in (None, problem.language)][: options.limit]
+    problems = [problem for problem in every if language in (None, problem.language)][: options.limit]
     if not problems:
         raise DataError(f"{source}: no problems" + ("" if language is None else f" in {language}"))
     skipped = problems[0].unavailable() if options.score else None
@@ -101,20 +92,10 @@ def _code_set(task: str, source: str, language: str | None, options: EvalOptions
             sandbox.check()
         except SandboxError as error:
             raise ConfigError(str(error)) from None
+    by_key = {problem.task_id: problem for problem in problems}
 
-    def score(texts: list[list[str]], file: Path, finishes: list[list[str]]) -> Scored:
-        """Writes `<file>.scores.json`, as `ebft score` would, and the outcome of every program beside it."""
-        samples = [
-            Sample(problem, number, text, finish)
-            for problem, of_problem, ends in zip(problems, texts, finishes, strict=True)
-            for number, (text, finish) in enumerate(zip(of_problem, ends, strict=True))
-        ]
-        output = file.with_suffix(".scores.json")
-        ks = [k for k in K if k <= len(texts[0])]
-        found = score_samples(problems, samples, sandbox, outcomes_file_of(output), ks, options.workers)
-        found["settings"] |= {"problems": source, "samples": str(file), "language": language}
-        write_json(output, {"task": task, **found}, indent=2)
-        return {name: found[name] for name in ("metrics", "counts", "statuses", "notes", "versions")}
+    def score(rows: Sequence[Row], outcomes: Path, ks: Sequence[int]) -> Scored:
+        return score_programs(by_key, rows, sandbox, outcomes, ks, options.workers)
 
     asked = {}
     for style in ("raw", "chat"):
@@ -122,8 +103,7 @@ def _code_set(task: str, source: str, language: str | None, options: EvalOptions
         start = problems[0].answer_start if style == "chat" else ""
         asked[style] = Asked([problem.prompt(style) for problem in problems], stop, start)
     name = task if language is None else f"{task}-{language}"
-    keys, spoken = [problem.task_id for problem in problems], problems[0].language
-    return ProblemSet(name, keys, asked, CODE_TOKENS, score if options.score else None, skipped, spoken)
+    return ProblemSet(name, [*by_key], asked, CODE_TOKENS, score, skipped, problems[0].language)
 
 
 def _translation_set(options: EvalOptions) -> ProblemSet:
@@ -137,10 +117,15 @@ def _translation_set(options: EvalOptions) -> ProblemSet:
     scoring = TranslationScoring(target, options.bleu_tokenize, options.comet_model, options.comet_python)
     prompts = translation.prompts(pairs, source, target, options.prompt_template or translation.TEMPLATE)
 
-    def score(texts: list[list[str]], file: Path, finishes: list[list[str]]) -> Scored:
-        found = score_translations(pairs, texts, scoring)
-        write_jsonl(file.with_name(f"{file.stem}.scores.jsonl"), found.pop("sentences"))
-        return found
+    def score(rows: Sequence[Row], sentences: Path, ks: Sequence[int]) -> Scored:
+        texts: dict[str, list[str]] = {pair.key: [] for pair in pairs}
+        for row in rows:
+            texts[row["task_id"]].append(row["completion"])
+        if missing := [key for key, of_pair in texts.items() if not of_pair]:
+            raise DataError(f"there is no sample for {len(missing)} of {len(texts)} tasks, such as {missing[0]}")
+        found = score_translations(pairs, [*texts.values()], scoring, ks)
+        write_jsonl(sentences, found.pop("sentences"))
+        return found | {"counts": {"problems": len(pairs), "samples": len(rows)}, "settings": asdict(scoring)}
 
     asked = {"raw": Asked(prompts, translation.STOP), "chat": Asked(prompts)}
     return ProblemSet("translation", [pair.key for pair in pairs], asked, TRANSLATION_TOKENS, score)
@@ -160,15 +145,13 @@ class ResumableRecords:
     def __init__(
         self, folder: Path, name: str, settings: dict[str, Any], overwrite: bool = False, replace_changed: bool = False
     ) -> None:
-        self.file = folder / f"{name}.jsonl"
-        settings_file = folder / f"{name}.settings.json"
-        settings = json.loads(json.dumps(settings))  # as they will be read back
+        self.file, settings_file = folder / f"{name}.jsonl", folder / f"{name}.settings.json"
+        settings, before = json.loads(json.dumps(settings)), read_json(settings_file) or {}  # as they were read back
         folder.mkdir(parents=True, exist_ok=True)
-        before = read_json(settings_file)
         if overwrite or (replace_changed and before != settings):
             self.file.unlink(missing_ok=True)
         if self.file.exists() and before != settings:
-            differ = [key for key in (before or settings) | settings if (before or {}).get(key) != settings.get(key)]
+            differ = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
             raise ConfigError(
                 f"{self.file} was made with another {', '.join(differ)}; resume with the same settings, choose another "
                 "--output, or use --overwrite to make it again"
@@ -176,12 +159,10 @@ class ResumableRecords:
         write_json(settings_file, settings)
         self.rows = read_jsonl(self.file)
         if self.file.exists():  # without the line that a killed run was writing
-            with self.file.open("r+b") as file:
-                file.truncate(file.read().rfind(b"\n") + 1)
+            os.truncate(self.file, self.file.read_bytes().rfind(b"\n") + 1)
 
     def append(self, rows: Iterable[dict[str, Any]]) -> None:
         rows = list(rows)
-        if rows:
-            with self.file.open("a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-            self.rows += rows
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        self.rows += rows
