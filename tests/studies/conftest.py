@@ -10,6 +10,7 @@ from ebft.config.evaluation import EvalOptions
 from ebft.evaluate.eval_command import task_settings
 from ebft.studies import launchers
 from ebft.studies import run as study_run
+from tests.studies.commands import SETTINGS
 from tests.studies.made_runs import make_run
 
 STUB = Path(__file__).with_name("stub_run.py")
@@ -36,6 +37,5 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     file = tmp_path / "recipe.yaml"
-    values = {"model": "some/model", "dataset": ["rows.jsonl"], "use_cpu": True, "output_dir": str(tmp_path / "out")}
-    file.write_text(yaml.safe_dump(values))
+    file.write_text(yaml.safe_dump({**SETTINGS, "output_dir": str(tmp_path / "out")}))
     return file

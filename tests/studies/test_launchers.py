@@ -11,16 +11,17 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from ebft import cli
-from tests.studies.commands import attempts, sweep
+from tests.studies.commands import attempts, run, sweep, write_study
 from tests.studies.conftest import STUB
 
 pytestmark = pytest.mark.usefixtures("offline")
+SLURM = ("--launcher", "slurm")
 
 
 def wait_for(*files: Path) -> None:
@@ -35,8 +36,8 @@ def test_one_point_at_a_time_on_each_gpu(recipe: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert sweep(recipe, "--set", "learning_rate=1,2,3,4,5", "--use_cpu", "false") == 0
     spans: dict[str, list[tuple[float, float]]] = {}
-    for run in (tmp_path / "out").glob("learning_rate=*"):
-        start, end = attempts(run)
+    for point in (tmp_path / "out").glob("learning_rate=*"):
+        start, end = attempts(point)
         spans.setdefault(start["CUDA_VISIBLE_DEVICES"], []).append((start["start"], end["end"]))
     assert set(spans) == {"4", "6"}
     for on_one_gpu in spans.values():
@@ -48,26 +49,16 @@ def test_one_point_at_a_time_on_each_gpu(recipe: Path, tmp_path: Path, monkeypat
 def test_ctrl_c_stops_the_points_and_says_how_to_resume(recipe: Path, tmp_path: Path) -> None:
     code = f"from ebft import cli; from ebft.studies import launchers, run; launchers.ENTRY = ({str(STUB)!r},); "
     code += "run.check_inputs = lambda plan, elsewhere: None; import sys; sys.exit(cli.main(sys.argv[1:]))"
-    arguments = [
-        "sweep",
-        "--config",
-        str(recipe),
-        "--set",
-        "run_name=wait",
-        "--set",
-        "learning_rate=1,2",
-        "--jobs",
-        "2",
-    ]
+    arguments = ["sweep", "--config", str(recipe), "--set", "run_name=wait", "--set", "learning_rate=1,2", "--jobs=2"]
     process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True)
     runs = [tmp_path / "out" / f"run_name=wait,learning_rate={rate}" for rate in (1, 2)]
-    wait_for(*(run / "attempts.jsonl" for run in runs))
+    wait_for(*(point / "attempts.jsonl" for point in runs))
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     error = process.communicate(timeout=30)[1]
     assert process.returncode == 130
     assert "stopped; the same command resumes from here" in error
-    assert all((run / "interrupted").exists() for run in runs)
+    assert all((point / "interrupted").exists() for point in runs)
 
 
 @pytest.fixture
@@ -78,10 +69,10 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     log.mkdir()
     (folder / "sbatch").write_text(
         f"""#!/bin/bash
-echo "$@" >> {log}/submitted
+echo "$2" >> {log}/submitted
 [ -e {log}/refuse ] && echo "sbatch: error: invalid partition" >&2 && exit 1
 [ -e {log}/never ] && echo 4711 && exit
-grep -q -e --array= "$2" || {{ echo "$2" >> {log}/later; echo 4712; exit; }}
+[ -e "$2" ] || {{ printf '%s\\n' "$@" > {log}/later; echo 4712; exit; }}
 last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$2")
 for task in $(seq 0 "$last"); do (cd / && SLURM_ARRAY_TASK_ID=$task bash "$2" >> {log}/output 2>&1); done
 echo "4711;cluster"
@@ -96,10 +87,8 @@ echo "4711;cluster"
 
 
 @pytest.mark.usefixtures("stub")
-def test_an_array_job_runs_what_is_left(
-    recipe: Path, tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--launcher", "slurm", "--set", "learning_rate=1,2", "--set", "run_name=good,once"]
+def test_an_array_job_runs_what_is_left(recipe: Path, tmp_path: Path, cluster: Path, capsys: Any) -> None:
+    arguments = [*SLURM, "--set", "learning_rate=1,2", "--set", "run_name=good,once"]
     arguments += ["--slurm", "partition=gpu", "--slurm", "no-requeue", "--jobs", "3"]
     file = tmp_path / "out" / "sweep.sbatch"
     assert sweep(recipe, *arguments, "--dry-run") == 0
@@ -111,18 +100,18 @@ def test_an_array_job_runs_what_is_left(
     lines = file.read_text().splitlines()
     assert {"#SBATCH --array=0-3%3", "#SBATCH --partition=gpu", "#SBATCH --no-requeue"} <= set(lines)
     assert "#SBATCH --requeue" not in lines
-    # The second time only those that failed are in the array; a third time there is nothing to submit but a table.
+    # The second time only those that failed are in the array; a third time there is nothing to submit.
     assert sweep(recipe, *arguments) == 0
     assert "#SBATCH --array=0-1%3\n" in file.read_text()
     capsys.readouterr()
     assert sweep(recipe, *arguments) == 0
     assert len((cluster / "submitted").read_text().splitlines()) == 2
-    assert capsys.readouterr().out.count("  finished") == 4
+    assert capsys.readouterr().out.count(": finished\n") == 4
 
 
 @pytest.mark.usefixtures("stub")
 def test_a_task_whose_time_is_up_goes_back_into_the_queue(recipe: Path, tmp_path: Path, cluster: Path) -> None:
-    assert sweep(recipe, "--launcher", "slurm", "--set", "run_name=wait", "--dry-run") == 0
+    assert sweep(recipe, *SLURM, "--set", "run_name=wait", "--dry-run") == 0
     variables = {**os.environ, "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
     job = ["bash", str(tmp_path / "out" / "sweep.sbatch")]
     with subprocess.Popen(job, env=variables, start_new_session=True) as process:
@@ -135,11 +124,11 @@ def test_a_task_whose_time_is_up_goes_back_into_the_queue(recipe: Path, tmp_path
 
 @pytest.mark.usefixtures("stub")
 def test_nothing_is_submitted_twice_and_refusals_are_passed_on(
-    recipe: Path, tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recipe: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ("--launcher", "slurm", "--set", "run_name=fail", "--set", "learning_rate=1")
+    arguments = (*SLURM, "--set", "run_name=fail", "--set", "learning_rate=1")
     assert sweep(recipe, *arguments) == 0
-    (cluster / "queue").write_text("4711_0 gpu ebft-sweep R\n")
+    (cluster / "queue").write_text("4700\n4711\n")
     assert sweep(recipe, *arguments) == 2
     assert "job 4711 of this sweep is still in the queue" in capsys.readouterr().err
     (cluster / "queue").unlink()
@@ -148,67 +137,60 @@ def test_nothing_is_submitted_twice_and_refusals_are_passed_on(
     assert "sbatch: error: invalid partition" in capsys.readouterr().err
     monkeypatch.setenv("PATH", "/nowhere")
     assert sweep(recipe, *arguments) == 2
-    assert "there is no sbatch here" in capsys.readouterr().err
+    assert "there is no squeue here" in capsys.readouterr().err
 
 
 @pytest.fixture
-def chained(tmp_path: Path) -> list[str]:
-    """A study of three stages, of which the last has jobs that fail."""
-    settings = {"model": "some/model", "dataset": ["rows.jsonl"], "use_cpu": True}
+def three_stages(tmp_path: Path) -> Path:
+    """A study of which the last stage has jobs that fail."""
     bad = {"method": "ebft", "after": "sft", "settings": {"run_name": "fail"}}
     methods = {"sft": {"search": {"learning_rate": [0.5, 0.25]}}, "bad": bad}
-    given = {"output_dir": str(tmp_path / "out"), "settings": settings, "seeds": [0, 1], "methods": methods}
-    file = tmp_path / "study.yaml"
-    file.write_text(yaml.safe_dump({**given, "evaluation": False}, sort_keys=False))
-    return ["study", "run", str(file), "--launcher", "slurm", "--slurm", "partition=gpu"]
+    return write_study(tmp_path, methods, evaluation=False)
 
 
 @pytest.mark.usefixtures("stub")
 def test_a_study_is_submitted_stage_by_stage(
-    chained: list[str], tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
+    three_stages: Path, tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """First the search, then the seed that is left and what starts from it; errors are read from the logs."""
-    assert cli.main(chained) == 0
-    script = tmp_path / "out" / "study.sbatch"
+    arguments = (three_stages, *SLURM, "--slurm", "partition=gpu")
+    assert run(*arguments) == 0
+    script, later = tmp_path / "out" / "study.sbatch", cluster / "later"
     assert "#SBATCH --array=0-1\n" in script.read_text(), "two candidates"
-    assert "submitted as job 4712, which then submits what needs the results" in capsys.readouterr().err
-    (cluster / "queue").write_text("4712 gpu ebft-study-next PD\n")
-    assert cli.main(chained) == 2
+    assert "job 4712 waits for it" in capsys.readouterr().err
+    (cluster / "queue").write_text("4712\n")
+    assert run(*arguments) == 2
     assert "wait, or `scancel 4711 4712`" in capsys.readouterr().err
     # As Slurm would: the job that waited runs the command, which submits a stage and the next job, until there is none.
-    for stage in (["sft,learning_rate=0.25,seed=1", "bad,seed=0"], ["bad,seed=1"], []):
-        (file,) = (cluster / "later").read_text().splitlines()
-        (cluster / "later").unlink()
-        text = Path(file).read_text()
-        assert "#SBATCH --dependency=afterany:4711\n" in text
-        assert "#SBATCH --partition=gpu\n" in text
-        assert "gpus-per-task" not in text
-        words = shlex.split(next(line for line in text.splitlines() if " study run " in line))
+    for stage in (["sft,learning_rate=0.25,seed=1", "bad,seed=0"], ["bad,seed=1"]):
+        asked = dict(line.lstrip("-").partition("=")[::2] for line in later.read_text().splitlines())
+        later.unlink()
+        assert (
+            asked.items() >= {"dependency": "afterany:4711", "partition": "gpu", "job-name": "ebft-study-next"}.items()
+        )
+        assert "gpus-per-task" not in asked
+        words = shlex.split(asked["wrap"])
         assert words[-1] == "--next-stage"
-        script.unlink()
         assert cli.main(words[words.index("study") :]) == 0
-        written = script.read_text() if stage else ""
-        assert all(f"{name}.yaml" in written for name in stage)
-        assert f"0-{len(stage) - 1}" in written or not stage
-        if not (cluster / "later").exists():
-            break
-    assert not (cluster / "later").exists(), "the chain has ended, though a job has failed"
-    manifest = json.loads((tmp_path / "out" / "study.json").read_text())
-    assert manifest["jobs"]["sft,learning_rate=0.25,seed=1"]["state"] == "finished"
-    assert manifest["jobs"]["bad,seed=0"]["state"] == "failed: this point fails"
+        assert all(f"{name}.yaml" in script.read_text() for name in stage)
+        assert f"0-{len(stage) - 1}" in script.read_text()
+    assert not later.exists(), "the chain has ended, though a job has failed"
+    jobs = json.loads((tmp_path / "out" / "study.json").read_text())["jobs"]
+    assert jobs["sft,learning_rate=0.25,seed=1"]["state"] == "finished"
+    assert jobs["bad,seed=0"]["state"] == "failed: this point fails"
     # By hand, what failed is tried again, and nothing waits for it.
     (cluster / "queue").unlink()
-    assert cli.main(chained) == 0
+    assert run(*arguments) == 0
     assert "bad,seed=0" in script.read_text()
-    assert not (cluster / "later").exists()
+    assert not later.exists()
 
 
 @pytest.mark.usefixtures("stub")
-def test_a_chain_ends_where_tasks_never_start(chained: list[str], tmp_path: Path, cluster: Path) -> None:
+def test_a_chain_ends_where_tasks_never_start(three_stages: Path, tmp_path: Path, cluster: Path) -> None:
     (cluster / "never").touch()
-    assert cli.main(chained) == 0
+    assert run(three_stages, *SLURM) == 0
     manifest = json.loads((tmp_path / "out" / "study.json").read_text())
-    assert {job["state"] for job in manifest["jobs"].values()} == {"waiting"}
+    assert {job["state"] for job in manifest["jobs"].values()} == {"to do"}
     before = (cluster / "submitted").read_text()
-    cli.main([*chained, "--next-stage"])
+    run(three_stages, *SLURM, "--next-stage")
     assert (cluster / "submitted").read_text() == before

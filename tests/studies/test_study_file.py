@@ -12,8 +12,9 @@ from ebft.config.recipe import load_recipe
 from ebft.errors import ConfigError
 from ebft.studies.jobs import Plan
 from ebft.studies.study_file import Study, read_study, read_sweep
+from tests.studies.commands import SETTINGS, write_study
 
-SETTINGS: dict[str, Any] = {"model": "some/model", "dataset": ["rows.jsonl"], "use_cpu": True, "test_split": 10}
+TESTED = {**SETTINGS, "test_split": 10}
 METHODS: dict[str, Any] = {
     "sft": {"search": {"learning_rate": [1, "2e-0"]}},
     "ebft": {"grid": {"gamma": [0, 0.1]}},
@@ -21,11 +22,9 @@ METHODS: dict[str, Any] = {
 }
 
 
-def read(tmp_path: Path, **changes: Any) -> Study:
-    given = {"output_dir": str(tmp_path / "out"), "settings": SETTINGS, "seeds": [0, 1], "methods": METHODS, **changes}
-    file = tmp_path / "study.yaml"
-    file.write_text(yaml.safe_dump({key: value for key, value in given.items() if value is not None}, sort_keys=False))
-    return read_study(file)
+def read(folder: Path, **changes: Any) -> Study:
+    given = {"methods": METHODS, "settings": TESTED, "evaluation": {}, **changes}
+    return read_study(write_study(folder, **given))
 
 
 def sweep(tmp_path: Path, sets: list[str], command: str = "train", **changes: Any) -> Study:
@@ -35,18 +34,17 @@ def sweep(tmp_path: Path, sets: list[str], command: str = "train", **changes: An
 
 
 def test_rows_are_methods_in_their_settings(tmp_path: Path) -> None:
-    rows = read(tmp_path).rows
+    rows = read(tmp_path, seeds=[0, 1, 0]).rows
     assert [row.name for row in rows] == ["sft", "ebft,gamma=0", "ebft,gamma=0.1", "warm"]
-    assert rows[1].title == "ebft (gamma 0)"
     assert rows[0].candidates == [{"learning_rate": 1.0}, {"learning_rate": 2.0}]
-    assert (rows[3].command, rows[3].after) == ("train", "sft")
+    assert (rows[3].command, rows[3].after, rows[3].seeds) == ("train", "sft", [0, 1])
 
 
 def test_settings_of_recipes_lie_under_those_of_the_study(tmp_path: Path) -> None:
     (tmp_path / "all.yaml").write_text("gamma: 0.5\nalpha: 0.5\nhorizon: 4\nseed: 9\noutput_dir: x\n")
     (tmp_path / "own.yaml").write_text("alpha: 0.25\nhorizon: 2\n")
     methods = {"ebft": {"recipe": "own.yaml", "settings": {"stride": 4}}}
-    (row,) = read(tmp_path, recipe="all.yaml", settings={**SETTINGS, "horizon": 3}, methods=methods).rows
+    (row,) = read(tmp_path, recipe="all.yaml", settings={**TESTED, "horizon": 3}, methods=methods).rows
     expected = {"gamma": 0.5, "alpha": 0.25, "horizon": 3, "stride": 4}
     assert row.settings.items() >= expected.items()
     assert not row.settings.keys() & {"seed", "output_dir"}
@@ -56,7 +54,8 @@ def test_the_test_measures_as_validation_does(tmp_path: Path) -> None:
     settings = {"horizon": 3, "samples": 5, "split_seed": 7, "per_device_eval_batch_size": 6, "eval_samples": 8}
     expected = {"horizon": 3, "rollouts": 8, "split_seed": 7, "test_split": 10, "calibration_data": "rows.jsonl"}
     expected |= {"calibration_batch_size": 6, "feature_model": "some/model", "calibration_split": "train"}
-    assert read(tmp_path, settings={**SETTINGS, **settings}).evaluation.items() >= expected.items()
+    assert read(tmp_path, settings={**TESTED, **settings}).evaluation.items() >= expected.items()
+    assert read(tmp_path, evaluation=False).evaluation == {}
 
 
 @pytest.mark.parametrize(
@@ -65,28 +64,24 @@ def test_the_test_measures_as_validation_does(tmp_path: Path) -> None:
         ({"output_dir": None}, "a study needs `output_dir`"),
         ({"method": {}}, "unknown key 'method'; there is .*; did you mean 'methods'"),
         ({"methods": {"stf": {}}}, "the method stf: `method` is one of ebft, sft, rlvr; did you mean 'sft'"),
-        ({"methods": {"ebft": 3}}, "the method ebft is a mapping"),
+        ({"methods": {"ebft": 3}}, "the method ebft=3 is not a mapping"),
         ({"methods": {"ebft": {"serach": {}}}}, "unknown key 'serach'; .*; did you mean 'search'"),
-        ({"methods": {"ebft": {"grid": {"gama": [0]}}}}, "`grid` of the method ebft: unknown setting 'gama'; did you"),
-        ({"methods": {"ebft": {"grid": {"gamma": 0}}}}, "gamma is a list of values"),
+        ({"methods": {"ebft": {"grid": {"gama": [0]}}}}, "ebft,gama=0: unknown setting 'gama'.*; did you mean 'gamma'"),
+        ({"methods": {"ebft": {"grid": {"gamma": 0}}}}, "gamma needs a list of values"),
         ({"methods": {"ebft": {"grid": {"gamma": [0, 0.0]}}}}, "have the same name; give every value once"),
         ({"methods": {"ebft": {"grid": {"alpha": [2]}}}}, "ebft,alpha=2: .*alpha=2.0"),
         ({"methods": {"ebft": {"settings": {"seed": 1}}}}, "the method ebft: seed is decided by the study"),
         ({"methods": {"ebft": {"grid": {"gamma": [0]}, "search": {"gamma": [1]}}}}, "both in `grid` and in `search`"),
-        ({"methods": {"ebft": {"after": "sft"}}}, "starts after 'sft', which is not a method above it"),
-        (
-            {"methods": {"sft": {"grid": {"max_length": [8, 9]}}, "ebft": {"after": "sft"}}},
-            "starts after 'sft', which has several settings; give both the same `grid`",
-        ),
-        ({"methods": {"sft": {"seeds": [1, 2]}, "ebft": {"after": "sft"}}}, "has not all its seeds"),
-        ({"seeds": [0, 0]}, r"seeds are a list of different whole numbers from 0, .*, not \[0, 0\]"),
-        ({"seeds": 3}, "not 3"),
-        ({"choose_by": "crossentropy"}, "is no metric of validation; .* did you mean 'cross_entropy'"),
-        ({"settings": {**SETTINGS, "validation_split": 0}}, "`search` needs validation data"),
-        ({"settings": {**SETTINGS, "test_split": 0}}, "no test data: set `test_split`"),
+        ({"methods": {"ebft": {"after": "sft"}}}, "starts after 'sft', which is no method above it"),
+        ({"methods": {"sft": {"grid": {"max_length": [8, 9]}}, "ebft": {"after": "sft"}}}, "with the same `grid`"),
+        ({"methods": {"sft": {"seeds": [1, 2]}, "ebft": {"after": "sft"}}}, "and seeds"),
+        ({"seeds": [0, "x"]}, "seeds='x' is not a whole number"),
+        ({"choose_by": "crossentropy"}, "does not measure .*crossentropy.* did you mean 'cross_entropy'"),
+        ({"settings": {**TESTED, "validation_split": 0}}, "does not measure .*set validation_split"),
+        ({"settings": {**TESTED, "test_split": 0}}, "no test data: set `test_split`"),
         ({"evaluation": {"tasks": ["humanevil"]}}, "unknown task 'humanevil'"),
         ({"evaluation": {"output": "x"}}, "output is decided by the study"),
-        ({"evaluation": {"calibration_data": "rows.jsonl", "calibration_split": "train", "test_split": 0}}, "training"),
+        ({"evaluation": {"calibration_data": "rows.jsonl", "calibration_split": "train", "test_split": 0}}, "trained"),
         ({"paper": "code"}, "`paper` is one of qa_code"),
     ],
 )
@@ -98,14 +93,14 @@ def test_what_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) ->
 def test_what_was_chosen_on_is_no_test(tmp_path: Path) -> None:
     rows = tmp_path / "held.jsonl"
     rows.write_text('{"text": "x"}\n')
-    settings = {**SETTINGS, "test_split": 0, "validation_dataset": str(rows)}
-    with pytest.raises(ConfigError, match="are the validation data"):
+    settings = {**TESTED, "test_split": 0, "validation_dataset": str(rows)}
+    with pytest.raises(ConfigError, match="trained or chosen"):
         # A file has no splits: by another name of the split it is the same text.
         read(tmp_path, settings=settings, evaluation={"calibration_data": str(rows), "calibration_split": "test"})
 
 
 def test_a_sweep_is_every_combination_once_in_order(tmp_path: Path) -> None:
-    runs = Plan(sweep(tmp_path, ["learning_rate=1e-6,3e-6", "gamma=0,0.1"])).runs
+    runs = Plan(sweep(tmp_path, ["learning_rate=1e-6,3e-6", "gamma=0", "gamma=0.1"])).runs
     names = [f"learning_rate={rate},gamma={gamma}" for rate in ("1e-06", "3e-06") for gamma in ("0", "0.1")]
     assert [run.name for run in runs] == names
     assert [(run.given["learning_rate"], run.given["gamma"]) for run in runs[1:3]] == [(1e-6, 0.1), (3e-6, 0.0)]
@@ -118,22 +113,21 @@ def test_points_are_recipes_and_flags_win_over_the_section(tmp_path: Path) -> No
     runs = Plan(sweep(tmp_path, ["gamma=0.3", "model=a/one"], sweep=section)).runs
     assert [run.name for run in runs] == [f"gamma=0.3,feature_layers={n},model=one" for n in ("0.5", "0.25+0.75")]
     for run in runs:
-        run.write()
-        assert load_recipe(run.recipe, {}).given == run.given
+        run.prepare()
+        assert load_recipe(run.arguments[2], {}).given == run.given
     assert len(Plan(sweep(tmp_path, ["max_length=128,256"], "sft")).runs) == 2
 
 
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        ([], "nothing to sweep"),
-        (["lr=1e-6,3e-6"], "unknown setting 'lr'; here it is called 'learning_rate'"),
+        ([], "a sweep needs --set"),
+        (["lr=1e-6,3e-6"], "unknown setting 'lr' .*here it is called 'learning_rate'"),
         (["learning_rate=fast,1"], "learning_rate='fast' is not a number"),
-        (["learning_rate"], "write --set name=value,value"),
-        (["gamma=0", "gamma=1"], "once for every name"),
+        (["learning_rate"], "learning_rate='' is not a number"),
         (["gamma=0.1,0.10"], "same name"),
-        (["output_dir=a,b"], "output_dir cannot vary"),
-        (["hub_token=a,b"], "hub_token cannot vary"),
+        (["output_dir=a,b"], "can be no folder or token"),
+        (["hub_token=a,b"], "can be no folder or token"),
         (["alpha=0.5,1.5"], "alpha=1.5: .*alpha=1.5"),
     ],
 )

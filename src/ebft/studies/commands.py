@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 from ebft.config.recipe import TRAINING, sections
 from ebft.config.settings import Parser
-from ebft.errors import ConfigError, nearest
+from ebft.errors import ConfigError
 from ebft.runtime.files import locked
 from ebft.runtime.messages import print_error, print_table
 from ebft.studies import compare as comparisons
@@ -20,54 +23,19 @@ logger = logging.getLogger(__name__)
 
 def sweep_parser() -> Parser:
     usage = "--config recipe.yaml --set name=value,value ... [--launcher slurm] [--setting value ...]"
-    text = "Every combination of some settings' values. The same command resumes where it stopped."
-    parser = Parser("sweep", text, usage)
-    launchers.add_sweep_arguments(parser)
+    parser = Parser("sweep", "Every combination of some settings' values. The same command resumes.", usage)
+    add = parser.add_argument
+    add("--config", metavar="RECIPE", help="recipe of the runs; may hold a `sweep:` section")
+    add("--set", action="append", default=[], metavar="NAME=V,V", help="values of one setting; may be given often")
+    add("--command", choices=TRAINING, default="train", help="what each point runs [train]")
+    add("--dry-run", action="store_true", help="list the points; with slurm, write the job file")
+    launchers.add_arguments(parser, "points")
     settings = {f.name: f for command in TRAINING for part in sections(command) for f in fields(part) if f.init}
     parser.add_settings("", settings.items(), hidden=settings)
     return parser
 
 
-def sweep(arguments: list[str]) -> int:
-    options = sweep_parser().parse_args(arguments)
-    launcher = launchers.make_launcher(options, "sweep")
-    writes = not options.dry_run or options.launcher != "local"
-    runner = run.Runner(read_sweep(options.config, options.settings, options.set, options.command, writes), arguments)
-    run.check_inputs(runner.plan, elsewhere=options.launcher != "local")
-    if options.dry_run:
-        print("\n".join([*launcher.preview(runner.plan.jobs), runner.extent()]))
-        return 0
-    with locked(runner.lock):
-        failed = runner.run(launcher)
-        if failed is None:  # they run later
-            return 0
-        print_table(runner.table())
-        comparison = run.compare_points(runner.plan)
-    for note in comparison.notes if comparison else ():
-        logger.warning(note)
-    if comparison:
-        print("\n" + "\n".join(map(str, comparison.files)))
-    return _tried_again(failed, "point")
-
-
-def _tried_again(failed: Sequence[object], what: str) -> int:
-    if failed:
-        print_error(f"{len(failed)} {what}{'s' if len(failed) > 1 else ''} failed; the same command tries again")
-    return int(bool(failed))
-
-
-def study(arguments: list[str]) -> int:
-    kinds: dict[str, Callable[[list[str]], int]] = {"run": _run, "report": _report}
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: ebft study run study.yaml [--dry-run] [--jobs N] [--launcher slurm] [options]")
-        print("       ebft study report DIR [--output DIR] [--paper]")
-        return 0 if arguments else 2
-    if arguments[0] not in kinds:
-        raise ConfigError(f"ebft study {arguments[0]}: there is {', '.join(kinds)}{nearest(arguments[0], kinds)}")
-    return kinds[arguments[0]](arguments[1:])
-
-
-def _run(arguments: list[str]) -> int:
+def study_parser() -> Parser:
     usage = "study.yaml [--dry-run] [--jobs N] [--launcher slurm] [options]"
     text = "Methods, settings and seeds, with a test of every final model. The same command resumes."
     parser = Parser("study run", text, usage)
@@ -75,23 +43,71 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="list the jobs; with slurm, write the job file")
     parser.add_argument("--next-stage", action="store_true", help="do only what was not tried yet: for jobs in a chain")
     launchers.add_arguments(parser, "runs")
-    options = parser.parse_args(arguments)
-    launcher, found = launchers.make_launcher(options, "study"), read_study(options.study)
-    runner = run.Runner(found, ["ebft", "study", "run", *arguments])
-    if not options.next_stage:  # else it was checked when the chain began
+    return parser
+
+
+def sweep(arguments: list[str]) -> int:
+    options = sweep_parser().parse_args(arguments)
+    launcher = launchers.make_launcher(options, "sweep")
+    found = read_sweep(options.config, options.settings, options.set, options.command)
+    return _run(run.Runner(found, ["ebft", "sweep", *arguments]), options, launcher)
+
+
+def study(arguments: list[str]) -> int:
+    kinds: dict[str, Callable[[list[str]], int]] = {"run": _study_run, "report": _report}
+    usage = "usage: ebft study run STUDY.yaml [options], or ebft study report DIR [--output DIR] [--paper]"
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(usage)
+        return 0
+    if not arguments or arguments[0] not in kinds:
+        raise ConfigError(usage)
+    return kinds[arguments[0]](arguments[1:])
+
+
+def _study_run(arguments: list[str]) -> int:
+    options = study_parser().parse_args(arguments)
+    launcher = launchers.make_launcher(options, "study")
+    return _run(run.Runner(read_study(options.study), ["ebft", "study", "run", *arguments]), options, launcher)
+
+
+def _run(runner: run.Runner, options: Namespace, launcher: launchers.Launcher) -> int:
+    """All jobs of a sweep or a study; the exit code."""
+    next_stage, folder = getattr(options, "next_stage", False), runner.study.folder
+    if not next_stage:  # else it was checked when the chain began
         run.check_inputs(runner.plan, elsewhere=options.launcher != "local")
     if options.dry_run:
-        print("\n".join([*launcher.preview(runner.plan.jobs), runner.extent()]))
+        print("\n".join([*runner.states(), runner.extent()]))
+        if isinstance(launcher, launchers.SlurmLauncher) and runner.plan.unfinished:
+            print(f"written and not submitted: sbatch {launcher.write(runner.plan.unfinished)}")
         return 0
     with locked(runner.lock):
-        failed = runner.run(launcher, options.next_stage)
-    if failed is None:  # they run later
-        return 0
-    print_table(runner.table())
-    if not failed and found.evaluation.get("score") is False:
-        print(f"\nwhere there is a sandbox: ebft score {found.folder}")
-    print(f"\n{found.folder}: ebft study report {found.folder}")
-    return _tried_again(failed, "job")
+        failed = runner.run(launcher, next_stage)
+        if failed is None:  # they run later
+            return 0
+        print("\n".join(runner.states()))
+        measured = [str(run.output) for run in runner.plan.runs if "before" in run.results]
+        if runner.study.is_sweep and measured:
+            _compare(measured, str(folder / comparisons.FOLDER))
+    if not runner.study.is_sweep:
+        unscored = runner.study.evaluation.get("score") is False
+        print(f"where there is a sandbox: ebft score {folder}" if unscored else f"ebft study report {folder}")
+    if failed:
+        print_error(f"{len(failed)} job{'s' * (len(failed) > 1)} failed; the same command tries again")
+    return int(bool(failed))
+
+
+def _compare(*arguments: Any) -> None:
+    found = comparisons.compare(*arguments)
+    for table in found.tables:
+        print()
+        print_table([tuple(table.columns), *(tuple(map(str, row)) for row in table.rows)])
+    _show(found.notes, found.files)
+
+
+def _show(notes: Sequence[str], files: Sequence[Path]) -> None:
+    for note in notes:
+        logger.warning(note)
+    print("\n" + "\n".join(map(str, files)))
 
 
 def _report(arguments: list[str]) -> int:
@@ -104,9 +120,7 @@ def _report(arguments: list[str]) -> int:
 
     found = report.write(options.study, options.output, options.paper)
     print("\n".join(map(str, found.verdicts)))
-    for note in found.notes:
-        logger.warning(note)
-    print("\n" + "\n".join(map(str, found.files)))
+    _show(found.notes, found.files)
     return 0
 
 
@@ -114,11 +128,5 @@ def compare(arguments: list[str]) -> int:
     parser = Parser("compare", "A table and overlaid curves of finished or running runs.")
     comparisons.add_arguments(parser)
     options = parser.parse_args(arguments)
-    found = comparisons.compare(options.runs, options.output, options.x, options.name)
-    for table in found.tables:
-        print_table([tuple(table.columns), *(tuple(map(str, row)) for row in table.rows)])
-        print()
-    for note in found.notes:
-        logger.warning(note)
-    print("\n".join(map(str, found.files)))
+    _compare(options.runs, options.output, options.x, options.name)
     return 0

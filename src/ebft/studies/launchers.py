@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from typing import NamedTuple
 from ebft.errors import ConfigError, Preempted
 from ebft.runtime.files import LOCK_WAIT, write_text
 from ebft.runtime.launch import ENTRY, LAUNCHED, PREEMPTED
-from ebft.studies.jobs import PROMPT, Job, command_line, error_in, last_attempt
+from ebft.studies.jobs import PROMPT, Job, command_line, last_attempt, last_error
 
 logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
@@ -37,31 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     add("--jobs", type=int, default=None, help=f"{what} at once [local: one for each GPU, one on a CPU; slurm: all]")
     add("--per-gpu", type=int, default=1, help=f"{what} at once on each GPU, with the local launcher [1]")
     add("--slurm", action="append", default=[], metavar="NAME=VALUE", help="an option of sbatch, such as time=08:00:00")
-    add("--reuse-processes", action="store_true", help=argparse.SUPPRESS)
 
 
-def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--config", metavar="RECIPE", help="recipe of the runs; may hold a `sweep:` section")
-    add("--set", action="append", default=[], metavar="NAME=V,V", help="values of one setting; may be given often")
-    add("--command", choices=("train", "sft", "rlvr"), default="train", help="what each point runs [train]")
-    add("--dry-run", action="store_true", help="list the points; with slurm, write the job file")
-    add_arguments(parser, "points")
-
-
-def make_launcher(options: argparse.Namespace, kind: str) -> LocalLauncher | SlurmLauncher:
+def make_launcher(options: argparse.Namespace, kind: str) -> Launcher:
     """kind: `sweep` or `study`, for messages and names of files."""
-    if options.reuse_processes:
-        raise ConfigError("--reuse-processes is gone: every job is a process of its own; leave it out")
-    if min(options.jobs or 1, options.per_gpu) < 1 or options.jobs == 0:
+    if options.per_gpu < 1 or (options.jobs is not None and options.jobs < 1):
         raise ConfigError("--jobs and --per-gpu are at least 1")
     if options.launcher == "slurm":
-        if options.per_gpu > 1:
-            raise ConfigError("--per-gpu is for --launcher local: with Slurm, a task is one process; leave it out")
         return SlurmLauncher(kind, options.jobs, options.slurm, getattr(options, "next_stage", False))
     if options.slurm:
         raise ConfigError("--slurm is for --launcher slurm; leave it out")
     return LocalLauncher(options.jobs, options.per_gpu)
+
+
+# ---- this machine --------------------------------------------------------------------------------------------------
 
 
 class _Running(NamedTuple):
@@ -77,11 +65,7 @@ class LocalLauncher:
     def __init__(self, jobs: int | None, per_gpu: int) -> None:
         self.jobs, self.per_gpu = jobs, per_gpu
 
-    def preview(self, jobs: Sequence[Job]) -> list[str]:
-        """`--dry-run`: lines to print."""
-        return [f"{job.name}: {'finished' if job.finished else 'to do'}" for job in jobs]
-
-    def launch(self, ready: Ready, then: Callable[[], list[str] | None] = lambda: None) -> list[Job]:
+    def launch(self, ready: Ready, then: Callable[[], list[str] | None]) -> list[Job]:
         """Run everything to its end, also after some jobs have failed; returns those that failed."""
         failed: list[Job] = []
         started: set[str] = set()
@@ -124,10 +108,9 @@ def visible_gpus() -> list[str]:
     """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
     import torch
 
-    count = torch.cuda.device_count()
+    numbers = [str(number) for number in range(torch.cuda.device_count())]
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    every = map(str, range(count)) if named is None else (name.strip() for name in named.split(","))
-    return [name for name in every if name][:count]
+    return numbers if named is None else [name.strip() for name in named.split(",")][: len(numbers)]
 
 
 def _start(job: Job, gpu: str | None, at_once: int) -> _Running:
@@ -137,8 +120,7 @@ def _start(job: Job, gpu: str | None, at_once: int) -> _Running:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
     else:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_once)))
-    job.write()
-    job.log.parent.mkdir(parents=True, exist_ok=True)
+    job.prepare()
     with job.log.open("ab") as log:
         log.write(f"{PROMPT}{command_line(job)}\n".encode())
         log.flush()
@@ -161,14 +143,15 @@ def _succeeded(ended: _Running) -> bool:
         logger.info(f"{job.name}: finished after {time.monotonic() - ended.started:.0f} s")
         return True
     how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
-    lines = last_attempt(job.log)
-    reason = error_in(lines)
-    if reason is None:
-        reason = lines[-1].strip() if lines else ""
+    if last_error(job.log) is None:
+        last = "".join(last_attempt(job.log)[-1:])
         with job.log.open("a", encoding="utf-8") as log:
-            log.write(f"\nebft: {how}{': ' if reason else ''}{reason}\n")
-    logger.info(f"{job.name}: failed ({how}): {reason}")
+            log.write(f"\nebft: {how}: {last}\n")
+    logger.info(f"{job.name}: failed ({how}): {last_error(job.log)}")
     return False
+
+
+# ---- Slurm ---------------------------------------------------------------------------------------------------------
 
 
 class SlurmLauncher:
@@ -179,59 +162,53 @@ class SlurmLauncher:
 
     def __init__(self, kind: str, jobs: int | None, options: Sequence[str], in_chain: bool) -> None:
         self.kind, self.jobs, self.in_chain = kind, jobs, in_chain
-        self.options = {"job-name": f"ebft-{kind}", **SLURM_DEFAULTS}
-        for text in options:
-            name, _, value = text.lstrip("-").partition("=")
-            if not re.fullmatch(r"[a-z][a-z-]*", name) or name in ("array", "output", "chdir", "dependency"):
-                raise ConfigError(f"--slurm {text}: no option of sbatch that can be given here, such as time=08:00:00")
-            if name == "no-requeue":
-                self.options.pop("requeue", None)
-            self.options[name] = value
+        given = {name.lstrip("-"): value for name, _, value in (text.partition("=") for text in options)}
+        self.options = {"job-name": f"ebft-{kind}", **SLURM_DEFAULTS, **given}
+        if "no-requeue" in given:
+            del self.options["requeue"]
 
-    def preview(self, jobs: Sequence[Job]) -> list[str]:
-        """`--dry-run`: writes the job file and does not submit it."""
-        unfinished = [job for job in jobs if not job.finished]
-        return [f"written and not submitted: sbatch {self._write(unfinished)}"] if unfinished else []
-
-    def launch(self, ready: Ready, then: Callable[[], list[str] | None] = lambda: None) -> list[Job] | None:
+    def launch(self, ready: Ready, then: Callable[[], list[str] | None]) -> list[Job] | None:
         """Submit what could run now as one job and return at once; None: jobs run later.
 
         then: the arguments of the command `ebft` that does what waits for the results of these jobs; None if nothing.
         """
         if not (jobs := ready([])):
             return []
-        folder = jobs[0].study.folder
-        # A job of the chain is itself in the queue, and began when the others had ended.
-        if not self.in_chain and (queued := _queued(folder)):
-            raise ConfigError(f"job {queued} of this {self.kind} is still in the queue; wait, or `scancel {queued}`")
-        file = self._write(jobs)
-        submitted = [_submit(file)]
-        logger.info(f"{file}: submitted as job {submitted[0]}; the same command shows the table later")
+        folder, logs = jobs[0].study.folder, jobs[0].log.parent.resolve()
+        if (folder / ID_FILE).exists() and not self.in_chain:  # a job of the chain is itself in the queue
+            last = (folder / ID_FILE).read_text(encoding="utf-8").strip()
+            if {*last.split()} & {*_slurm("squeue", "--me", "--noheader", "--format=%F").split()}:
+                raise ConfigError(f"job {last} of this {self.kind} is still in the queue; wait, or `scancel {last}`")
+        file = self.write(jobs)
+        numbers = [_submit(str(file))]
+        logger.info(f"{file}: submitted as job {numbers[0]}; the same command shows the table later")
         if (arguments := then()) is not None:
-            after = folder / f"{self.kind}-next.sbatch"
-            write_text(after, self._next(arguments, submitted[0], jobs[0].log.parent.resolve()))
-            submitted.append(_submit(after))
-            logger.info(f"{after}: submitted as job {submitted[1]}, which then submits what needs the results")
-        write_text(folder / ID_FILE, " ".join(submitted) + "\n")
+            # It asks for what the array job asks for (partition, account, ...), but for no GPU, and is not run twice.
+            asked = {n: value for n, value in self.options.items() if n not in SLURM_DEFAULTS and "gpu" not in n}
+            asked |= {"job-name": f"{self.options['job-name']}-next", "dependency": f"afterany:{numbers[0]}"}
+            command = shlex.join((sys.executable, *ENTRY, *arguments))
+            numbers.append(_submit(*_flags({**asked, "output": f"{logs}/%j-next.log", "wrap": command})))
+            logger.info(f"job {numbers[1]} waits for it, and then submits what needs the results")
+        write_text(folder / ID_FILE, " ".join(numbers) + "\n")
         return None
 
-    def _write(self, jobs: Sequence[Job]) -> Path:
-        """The array job. A task that is started again resumes from its last checkpoint."""
-        for job in jobs:
-            job.write()
-            job.log.parent.mkdir(parents=True, exist_ok=True)
-            job.log.touch()  # it was tried, even if Slurm never comes to run it
-        array = f"0-{len(jobs) - 1}" + (f"%{self.jobs}" if self.jobs else "")
-        lines = [*_head({**self.options, "array": array, "output": f"{jobs[0].log.parent.resolve()}/%A_%a.log"})]
-        lines.append("case $SLURM_ARRAY_TASK_ID in")
+    def write(self, jobs: Sequence[Job]) -> Path:
+        """The file of the array job. A task that is started again resumes from its last checkpoint."""
+        tasks = []
         for number, job in enumerate(jobs):
-            lines.append(f"{number}) log={shlex.quote(str(job.log.resolve()))}")
-            lines.append(f"   line={shlex.quote(PROMPT + command_line(job))}")
-            lines.append(f"   set -- {shlex.join(job.arguments)} ;;")
-        lines += [
+            job.prepare()
+            log = shlex.quote(str(job.log.resolve()))
+            tasks += [f"{number}) log={log}", f"   set -- {shlex.join(job.arguments)} ;;"]
+        at_once = f"%{self.jobs}" if self.jobs else ""
+        asked = {"array": f"0-{len(jobs) - 1}{at_once}", "output": f"{jobs[0].log.parent.resolve()}/%A_%a.log"}
+        lines = [
+            "#!/bin/bash",
+            *(f"#SBATCH {flag}" for flag in _flags({**self.options, **asked})),
+            "case $SLURM_ARRAY_TASK_ID in",
+            *tasks,
             "esac",
             f"cd {shlex.quote(str(Path.cwd()))}",
-            'echo "$line" >> "$log"',
+            f'echo "{PROMPT}ebft $*" >> "$log"',
             f'{shlex.join((sys.executable, *ENTRY))} "$@" >> "$log" 2>&1 &',
             "run=$!",
             "# Slurm gives notice before time is up: the run saves a checkpoint and leaves with code 75.",
@@ -246,44 +223,25 @@ class SlurmLauncher:
         write_text(file, "\n".join([*lines, ""]))
         return file
 
-    def _next(self, arguments: Sequence[str], after: str, logs: Path) -> str:
-        """The job that runs the command again when the array job `after` has ended, however it has.
 
-        It asks for what the array job asks for (partition, account, ...), but for no GPU, and is not run twice.
-        """
-        asked = {
-            name: value for name, value in self.options.items() if name not in SLURM_DEFAULTS and "gpu" not in name
-        }
-        asked |= {"job-name": f"{self.options['job-name']}-next", "ntasks": "1", "dependency": f"afterany:{after}"}
-        command = shlex.join((sys.executable, *ENTRY, *arguments))
-        return "\n".join(
-            [*_head({**asked, "output": f"{logs}/%j-next.log"}), f"cd {shlex.quote(str(Path.cwd()))}", command, ""]
-        )
+def _flags(options: dict[str, str]) -> list[str]:
+    return [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
 
 
-def _head(options: dict[str, str]) -> list[str]:
-    asked = [f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}" for name, value in options.items()]
-    return ["#!/bin/bash", *asked, ""]
-
-
-def _submit(file: Path) -> str:
+def _submit(*arguments: str) -> str:
     """The number of the job."""
+    return _slurm("sbatch", "--parsable", *arguments).partition(";")[0]
+
+
+def _slurm(*command: str) -> str:
+    """What a command of Slurm prints."""
     try:
-        done = subprocess.run(["sbatch", "--parsable", str(file)], capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError:
-        raise ConfigError(f"there is no sbatch here; submit {file} where there is, or use --launcher local") from None
+        raise ConfigError(f"there is no {command[0]} here; use --launcher local, or --dry-run for the file") from None
     if done.returncode:
-        raise ConfigError(f"sbatch refused {file}: {done.stderr.strip().rpartition(chr(10))[2]}")
-    return done.stdout.strip().partition(";")[0]
+        raise ConfigError(f"{command[0]} refused: {done.stderr.strip().rpartition(chr(10))[2]}")
+    return done.stdout.strip()
 
 
-def _queued(folder: Path) -> str:
-    """The numbers of the jobs that were submitted last, if one of them waits or runs."""
-    if not (folder / ID_FILE).is_file():
-        return ""
-    numbers = (folder / ID_FILE).read_text(encoding="utf-8").split()
-    try:
-        done = subprocess.run(["squeue", "--noheader", "--job", ",".join(numbers)], capture_output=True, text=True)
-    except FileNotFoundError:
-        return ""
-    return " ".join(numbers) if done.returncode == 0 and done.stdout.strip() else ""
+Launcher = LocalLauncher | SlurmLauncher
