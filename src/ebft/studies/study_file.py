@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ebft.config.evaluation import BORROWED, EvalOptions, place_of
+from ebft.config.evaluation import BORROWED, EvalOptions
 from ebft.config.recipe import Recipe, field_types, find_recipe, load_recipe, read_values
 from ebft.config.settings import typed
 from ebft.errors import ConfigError, nearest
@@ -257,10 +257,11 @@ def _check_test_data(options: Settings, shared: Settings) -> None:
     data, split = options.get("calibration_data"), options.get("calibration_split", "validation")
     if data is None:
         raise ConfigError("no test data: set `test_split` in `settings`, or `calibration_data` in `evaluation`")
-    has_splits = not Path(data).expanduser().is_file() and not data.startswith("stdlib-")
+    place = Path(data).expanduser().resolve()
+    has_splits = not place.is_file() and not data.startswith("stdlib-")
     used = [(source, shared.get("dataset_split", "train")) for source in shared.get("dataset") or []]
     used.append((shared.get("validation_dataset") or "", shared.get("validation_dataset_split", "validation")))
     for source, its_split in used if not options.get("test_split") else ():
-        if source and place_of(source) == place_of(data) and (its_split == split or not has_splits):
+        if Path(source).expanduser().resolve() == place and (its_split == split or not has_splits):
             used_up = f"the test data, {data} ({split}), are data on which something was trained or chosen"
             raise ConfigError(f"{used_up}; set `test_split` in `settings`")
