@@ -16,7 +16,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from ebft.config.recipe import TRAINING, check_datasets, load_recipe, read_values, training_parser
+from ebft.config.recipe import TRAINING, UNNAMED, check_datasets, load_recipe, read_values, training_parser
 from ebft.config.settings import Parser
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
 from ebft.runtime import launch
@@ -33,14 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = list(sys.argv[1:] if arguments is None else arguments)
     launch.end_with_launcher()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if not command or command[0] in ("-h", "--help"):
+    name, rest = (command or ["--help"])[0], command[1:]
+    if name in ("-h", "--help"):
         lines = [f"  ebft {name:<10} {what}" for name, (_, what) in COMMANDS.items()]
         print("usage: ebft COMMAND [options]", "", *lines, "", "ebft COMMAND --help tells more.", sep="\n")
         return 0 if command else BAD_INPUT
-    if command[0] == "--version":
+    if name == "--version":
         print(__version__)
         return 0
-    name, rest = command[0], command[1:]
     if name not in COMMANDS:
         return _print_error(f"unknown command {name!r}; there is {', '.join(COMMANDS)}{nearest(name, COMMANDS)}")
     show_messages()
@@ -59,40 +59,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
 # ---- errors --------------------------------------------------------------------------------------------------------
 
 
-def _failed(
-    error: BaseException, how_to_go_on: str = "", folder: Path | None = None, processes: int | None = None
-) -> int:
-    """What went wrong in one line, where the last good checkpoint of a run's folder is, and the exit code.
-
-    An error that nobody foresaw keeps its traceback.
-    """
+def _failed(error: BaseException, how_to_go_on: str = "") -> int:
+    """What went wrong in one line, and the exit code. An error that nobody foresaw keeps its traceback."""
+    code = FAILED
     if isinstance(error, ValueError | SandboxError):  # of configuration, data and layouts: all of them
-        return _print_error(str(error), BAD_INPUT, once=True)
-    what, code, lost = str(error), FAILED, False
-    if folder is not None:
-        from ebft.runtime.processes import lost_another
-        from ebft.train import checkpoints
-
-        lost = lost_another(error)
-        if checkpoints.is_disk_full(error, folder):
-            checkpoints.remove_incomplete(folder)  # the half-written one only takes room
-            error = OSError(0, "the disk is full", getattr(error, "filename", None) or str(folder))
-    if isinstance(error, KeyboardInterrupt):
+        what, code = str(error), BAD_INPUT
+    elif isinstance(error, KeyboardInterrupt):
         what, code = f"stopped{how_to_go_on}", INTERRUPTED
     elif isinstance(error, Preempted):
         what, code = f"stopped by {error}{how_to_go_on}", PREEMPTED
     elif (lack := lack_of_gpu_memory(error)) is not None:
         what = f"{lack}; make batches smaller (docs/troubleshooting.md){how_to_go_on}"
-    elif lost:
-        what = f"lost another process: {error}"
     elif isinstance(error, OSError):
         what = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
-    elif not isinstance(error, TrainingDiverged | ProcessKilled):
+    elif isinstance(error, TrainingDiverged | ProcessKilled):
+        what = str(error)
+    else:
         raise error
-    if lost and os.environ.get(LAUNCHED):  # the launcher knows which process has died, and says so
-        return code
-    _print_error(what, code, once=folder is not None and not isinstance(error, ProcessKilled))
-    if folder is not None and os.environ.get("LOCAL_RANK", "0") == "0" and (folder / "recipe.yaml").exists():
+    return _print_error(what, code)
+
+
+def _run_failed(error: BaseException, folder: Path, processes: int | None = None) -> int:
+    """The same for a run: several processes may meet it, and there may be a checkpoint to go on from."""
+    if isinstance(error, ValueError | SandboxError):
+        return _failed(error)
+    from ebft.runtime.processes import lost_another
+    from ebft.train import checkpoints
+
+    if lost_another(error):
+        if os.environ.get(LAUNCHED):  # the launcher knows which process has died, and says so
+            return PREEMPTED if isinstance(error, Preempted) else FAILED
+        error = error if isinstance(error, Preempted) else ProcessKilled(f"lost another process: {error}")
+    if checkpoints.is_disk_full(error, folder):
+        checkpoints.remove_incomplete(folder)  # the half-written one only takes room
+        error = OSError(0, "the disk is full", getattr(error, "filename", None) or str(folder))
+    code = _failed(error)
+    if os.environ.get("LOCAL_RANK", "0") == "0" and (folder / "recipe.yaml").exists():
         again, last = how_to_resume(folder, processes), checkpoints.last_checkpoint(folder)
         where = f"the last good checkpoint is {last}; continue with: {again}"
         if last is None:
@@ -103,12 +105,9 @@ def _failed(
     return code
 
 
-def _print_error(message: str, code: int = BAD_INPUT, once: bool = False) -> int:
-    """One clear line on standard error.
-
-    With `once`, it is an error that all processes of a machine meet, as a rule: the first of them speaks for all.
-    """
-    if once and os.environ.get("LOCAL_RANK", "0") != "0":
+def _print_error(message: str, code: int = BAD_INPUT) -> int:
+    """One clear line on standard error; of several processes on a machine, the first speaks for all."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
         if code in (INTERRUPTED, PREEMPTED) or "TORCHELASTIC_RUN_ID" not in os.environ:
             return code
         # torch's launcher ends this process as soon as the first one has ended. If that one has not met the error,
@@ -123,13 +122,14 @@ def _print_error(message: str, code: int = BAD_INPUT, once: bool = False) -> int
 
 def _train(command: str, arguments: list[str]) -> int:
     """`ebft train`, `ebft sft` and `ebft rlvr`."""
-    if any(word.partition("=")[0] == "--launch" for word in arguments):
-        return _launch(command, arguments)
+    launcher = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    launcher.add_argument("--launch", nargs="?", const="")
+    given, rest = launcher.parse_known_args(arguments)
+    if given.launch is not None:
+        return _launch(given.launch, command, rest)
     options = training_parser(command).parse_args(arguments)
-    values = {**(read_values(options.config) if options.config else {}), **options.settings}
-    if options.dry_run:  # writes nothing
-        values.setdefault("output_dir", "unnamed")
-    recipe = load_recipe(None, values, command)
+    unnamed = {"output_dir": UNNAMED} if options.dry_run else {}  # which writes nothing
+    recipe = load_recipe(None, unnamed | _values(options), command)
     show_messages(recipe.training.log_level)
     from ebft import fetch
     from ebft.train import checkpoints
@@ -154,7 +154,7 @@ def _train(command: str, arguments: list[str]) -> int:
             return 0
         results = run.train(recipe, options.resume, method)
     except (Exception, KeyboardInterrupt, Preempted) as error:
-        return _failed(error, folder=output)
+        return _run_failed(error, output)
     processes.leave()
     if not results:  # another process prints them
         return 0
@@ -174,26 +174,23 @@ def _train(command: str, arguments: list[str]) -> int:
     return 0
 
 
-def _launch(command: str, arguments: list[str]) -> int:
-    """`--launch N`: the same command in N processes. Nothing heavy is imported: this process only stands by."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("--launch", "--config", "--output_dir"):
-        parser.add_argument(name, *{name.replace("_", "-")} - {name}, nargs="?")
-    given = parser.parse_known_args(arguments)[0]
-    if not (given.launch or "").isdecimal() or int(given.launch) < 1:
-        raise ConfigError("--launch takes the number of processes to start")
-    if "WORLD_SIZE" in os.environ:
-        raise ConfigError("--launch starts processes itself; leave it out under torchrun, accelerate launch or srun")
-    at = next(i for i, word in enumerate(arguments) if word.partition("=")[0] == "--launch")
-    rest = arguments[:at] + arguments[at + (1 if "=" in arguments[at] else 2) :]
+def _launch(number: str, command: str, arguments: list[str]) -> int:
+    """`--launch N`: the same command in N processes. This one only stands by."""
+    if not number.isdecimal() or not int(number) or "WORLD_SIZE" in os.environ:
+        raise ConfigError("--launch takes the number of processes to start; leave it out under torchrun or srun")
     try:
-        return launch.launch(int(given.launch), command, rest)
+        return launch.launch(int(number), command, arguments)
     except ProcessKilled as error:
         print(file=sys.stderr)  # a progress bar may be standing there, unfinished
-        folder = given.output_dir or (read_values(given.config) if given.config else {}).get("output_dir", "")
-        return _failed(error, folder=Path(folder).expanduser(), processes=int(given.launch))
+        folder = Path(str(_values(training_parser(command).parse_args(arguments))["output_dir"])).expanduser()
+        return _run_failed(error, folder, int(number))
     except KeyboardInterrupt:  # the first process has said so
         return INTERRUPTED
+
+
+def _values(options: argparse.Namespace) -> dict[str, object]:
+    """The settings of a recipe and of flags, which win."""
+    return (read_values(options.config) if options.config else {}) | options.settings
 
 
 def _env(arguments: list[str]) -> int:
@@ -212,21 +209,12 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "rlvr": (partial(_train, "rlvr"), "the baseline: reinforcement learning with a checked reward"),
     "plan": (_of("plan"), "the recipe for a model and a machine, its memory and time: --model M --gpus 8 --gpu h100"),
     "sweep": (_of("studies.commands", "sweep"), "many runs: --config recipe.yaml --set gamma=0,0.1"),
-    "study": (
-        _of("studies.commands", "study"),
-        "methods, settings and seeds compared: run study.yaml; then: report DIR",
-    ),
+    "study": (_of("studies.commands", "study"), "methods and settings compared: run study.yaml; then: report DIR"),
     "compare": (_of("studies.commands", "compare"), "a table and overlaid curves of runs: RUN RUN ... [--output DIR]"),
     "generate": (_of("evaluate.generate_command"), "what models write: --model M [M ...] --prompt TEXT; or a chat"),
     "export": (_of("train.export"), "an ordinary model folder; an adapter is merged: RUN --output DIR"),
-    "eval": (
-        _of("evaluate.eval_command"),
-        "evaluate a checkpoint: --model M --tasks calibration,humaneval --output DIR",
-    ),
-    "score": (
-        _of("evaluate.score_command"),
-        "score what `ebft eval --no-score` generated, or completions made elsewhere",
-    ),
+    "eval": (_of("evaluate.eval_command"), "evaluate a checkpoint: --model M --tasks calibration,mbpp --output DIR"),
+    "score": (_of("evaluate.score_command"), "score what `ebft eval --no-score` or another tool generated"),
     "fetch": (_of("fetch"), "get a model without a model hub: smollm2-135m"),
     "env": (_env, "versions and hardware, for bug reports"),
 }

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable
-from typing import Any
+from types import NoneType
 
 
 class ConfigError(ValueError):
@@ -18,6 +17,18 @@ class DataError(ValueError):
 
 class HubUnreachable(DataError):
     """A dataset of the hub that is neither here nor can be downloaded; the message says what else can be given."""
+
+
+class TrainingDiverged(RuntimeError):
+    """Loss or reward are no longer numbers to learn from; the message says what to try."""
+
+
+class SandboxError(RuntimeError):
+    """The sandbox cannot start; the message says what is missing."""
+
+
+class Preempted(BaseException):
+    """A scheduler wants the machine back (SIGTERM, SIGUSR1), and what can be resumed from is on disk."""
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
@@ -36,24 +47,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """What a value of JSON is, in words."""
     kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
-    return "null" if value is None else kinds.get(type(value), f"of the type {type(value).__name__}")
-
-
-def what_is_wrong(error: json.JSONDecodeError) -> str:
-    """In a text of JSON, and in which column of its line."""
-    return f"{error.msg.removesuffix(' at')} at column {error.colno}"
-
-
-class TrainingDiverged(RuntimeError):
-    """Loss or reward are no longer numbers to learn from; the message says what to try."""
-
-
-class SandboxError(RuntimeError):
-    """The sandbox cannot start; the message says what is missing."""
-
-
-class Preempted(BaseException):
-    """A scheduler wants the machine back (SIGTERM, SIGUSR1), and what can be resumed from is on disk."""
+    return (kinds | {NoneType: "null"}).get(type(value), f"of the type {type(value).__name__}")

@@ -154,7 +154,7 @@ def test_who_says_that_another_process_died(
     stopped = Preempted("SIGTERM")
     stopped.__cause__ = DistNetworkError("no answer")
     monkeypatch.setenv(launch.LAUNCHED, "1" if launched else "")
-    assert cli._failed(stopped, folder=tmp_path) == 75
+    assert cli._run_failed(stopped, tmp_path) == 75
     assert ("stopped by SIGTERM" in capsys.readouterr().err) == (not launched)
 
 
