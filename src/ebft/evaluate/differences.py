@@ -83,7 +83,7 @@ def by_problem(folder: Path, part: Mapping[str, Any], metric: str) -> dict[str, 
         return {}
     file = folder / f"{part['name']}.{'greedy' if found[1] else 'samples'}.jsonl"
     if found[3]:
-        shares = kinds_by_problem(read_jsonl(file), part["language"])[found[3]]
+        shares = kinds_by_problem(read_jsonl(file), part.get("language"))[found[3]]
         return {task_id: float(share) for task_id, share in shares.items()}
     k, passed = int(found[2]), defaultdict[str, list[bool]](list)
     for outcome in read_jsonl(outcomes_file(file)):

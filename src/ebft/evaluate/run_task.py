@@ -17,13 +17,12 @@ from ebft.config.evaluation import EvalOptions
 from ebft.errors import DataError
 from ebft.evaluate.calibration import run_calibration
 from ebft.evaluate.generation import GREEDY, GenerationSettings
-from ebft.evaluate.scoring import K, Metrics, Row, Scored, shares_of_kinds
+from ebft.evaluate.scoring import K, Metrics, Scored, shares_of_kinds
 from ebft.evaluate.subject import Subject
 from ebft.evaluate.tasks import ProblemSet, ResumableRecords, fingerprint
 from ebft.runtime.files import read_jsonl, write_jsonl
 from ebft.runtime.messages import progress
 
-MANY_EMPTY = 0.05  # a larger share of empty answers is worth a note: the prompt or the stop strings may be wrong
 NOT_SCORED = "not scored yet; run `ebft score` on its folder, where there is a sandbox"
 
 
@@ -121,41 +120,20 @@ def _scored_set(problems: ProblemSet, options: EvalOptions, folder: Path) -> Sco
                 "problems; run the same `ebft eval` again first"
             )
         rows = [found[key] for key in every]
-        summary, notes = _summary(rows)
-        part["generations"][decoding] = asdict(settings) | summary
-        if language and not options.score:
-            metrics = shares_of_kinds(rows, language)
-        else:
-            details = problems.score(rows, problems.scores_file(file), K)
-            metrics, notes = details.pop("metrics"), notes + details.pop("notes", [])
-            part[decoding] = details
+        part["generations"][decoding] = asdict(settings) | {
+            "mean_tokens": sum(row["tokens"] for row in rows) / len(rows),
+            "prompts_truncated": len({row["task_id"] for row in rows if row["prompt_truncated"]}),
+        }
+        details: Scored = {"metrics": {}}
+        if options.score or not language:
+            part[decoding] = details = problems.score(rows, problems.scores_file(file), K)
+        metrics = details.pop("metrics") | shares_of_kinds(rows, language)
         prefix = "greedy_" if decoding == "greedy" else ""
         part["metrics"] |= {f"{prefix}{metric}": value for metric, value in metrics.items()}
-        part["notes"] += [f"{name}, {decoding}: {note}" for note in notes]
+        part["notes"] += [f"{name}, {decoding}: {note}" for note in details.pop("notes", [])]
     if language and not options.score:
         part |= {"skipped": NOT_SCORED, "unscored": True, "notes": [*part["notes"], f"{name} is {NOT_SCORED}"]}
     return part
-
-
-def _summary(rows: Sequence[Row]) -> tuple[dict[str, float], list[str]]:
-    """What the completions are like, and what the user should know of it beside their scores."""
-    finishes = [row["finish"] for row in rows]
-    empty = sum(not row["completion"].strip() for row in rows)
-    truncated = len({row["task_id"] for row in rows if row["prompt_truncated"]})
-    found = {
-        "completions": len(rows),
-        "mean_tokens": sum(row["tokens"] for row in rows) / len(rows),
-        "cut_at_max_new_tokens": finishes.count("length"),
-        "cut_at_context_end": finishes.count("context"),
-        "empty": empty,
-        "prompts_truncated": truncated,
-    }
-    notes = {
-        "completions ended where the model's context did, before max_new_tokens": finishes.count("context"),
-        "prompts lost their beginning, to fit the model's context": truncated,
-        f"of {len(rows)} answers are empty": empty if empty > MANY_EMPTY * len(rows) else 0,
-    }
-    return found, [f"{count} {note}" for note, count in notes.items() if count]
 
 
 def joined(parts: Sequence[Scored]) -> Scored:

@@ -16,7 +16,7 @@ from ebft.config.evaluation import EvalOptions
 from ebft.config.settings import Parser
 from ebft.errors import ConfigError, DataError, nearest
 from ebft.evaluate import eval_command, tables
-from ebft.evaluate.scoring import K, Row, Scored
+from ebft.evaluate.scoring import K, Row, Scored, shares_of_kinds
 from ebft.evaluate.tasks import MEMORY_MIB, ProblemSet, problem_sets
 from ebft.problems import translation
 from ebft.problems.catalog import BENCHMARKS, load_problems
@@ -48,15 +48,13 @@ def command(arguments: list[str]) -> int:
     for title, names in OF_EVAL.items():
         parser.add_settings(title, [(name, f) for name, f, _ in evaluation.options() if name in names])
     options = parser.parse_args(arguments)
-    errors: list[str] = []
-    if options.task in TASKS or not Path(options.task).expanduser().is_dir():
-        rows = tables.table({"value": {"tasks": {options.task: score(options)}}}, {})
-    else:
-        given = {name for name, value in vars(options).items() if value != parser.get_default(name)}
-        for name in (given | options.settings.keys()) - {*OF_FOLDERS}:
-            raise DataError(f"--{name.replace('_', '-')} is not for a folder: its settings are those of its evaluation")
-        rows, errors = score_folder(Path(options.task).expanduser(), options.problems, options.settings)
-    print_table(rows)
+    if options.task in TASKS or not (folder := Path(options.task).expanduser()).is_dir():
+        print_table(tables.table({"value": {"tasks": {options.task: score(options)}}}, {}))
+        return 0
+    given = {name for name, value in vars(options).items() if value != parser.get_default(name)}
+    for name in (given | options.settings.keys()) - {*OF_FOLDERS}:
+        raise DataError(f"--{name.replace('_', '-')} is not for a folder: its settings are those of its evaluation")
+    errors = score_folder(folder, options.problems, options.settings)
     for error in errors:
         print_error(error)
     return 2 if errors else 0
@@ -81,7 +79,9 @@ def score(options: argparse.Namespace) -> Scored:
         if problems.skipped:
             raise DataError(problems.skipped)
         ks = [int(k) for k in options.k.split(",")]
-        results = {"task": task, "notes": [], **problems.score(read_samples(options.samples, problems), details, ks)}
+        samples = read_samples(options.samples, problems)
+        results = {"task": task, "notes": [], **problems.score(samples, details, ks)}
+        results["metrics"] |= shares_of_kinds(samples, problems.language)
         if problems.language and (missing := [f"pass@{k}" for k in ks if f"pass@{k}" not in results["metrics"]]):
             results["notes"] += [f"not reported: {', '.join(missing)}; pass@k needs k samples of every problem"]
         results["settings"] |= {name: getattr(options, name) for name in ("problems", "samples", "language")}
@@ -128,9 +128,8 @@ def read_samples(source: str, problems: ProblemSet) -> list[Row]:
 # ---- folders of `ebft eval --no-score` -------------------------------------------------------------------------------
 
 
-def score_folder(folder: Path, problems: str | None, settings: Mapping[str, Any]) -> tuple[tables.Rows, list[str]]:
-    """Scores what is left in all evaluations of the folder: a row for every metric, and why some could not be scored,
-    which stops no other.
+def score_folder(folder: Path, problems: str | None, settings: Mapping[str, Any]) -> list[str]:
+    """Scores what is left in all evaluations of the folder; returns why some could not be, which stops no other.
 
     Args:
         problems: where they are now, if not where they were: `humaneval=FILE,mbpp=FILE`.
@@ -144,26 +143,19 @@ def score_folder(folder: Path, problems: str | None, settings: Mapping[str, Any]
     found = {place: results for place, results in every.items() if "tasks" in results}
     if not found:
         raise DataError(f"{folder} holds no results of `ebft eval`; score a file with `ebft score TASK --samples FILE`")
-    new, errors = False, []
+    errors = []
     for place, results in found.items():
-        if tasks := [task for task, entry in results["tasks"].items() if not tables.is_scored(entry)]:
-            new = True
-            with locked(place / eval_command.LOCK_FILE):
-                for task in tasks:
-                    logger.info(f"{place}: {task}")
-                    try:
-                        _score(place, results, task, changed)
-                    except (DataError, ConfigError) as error:  # the latter: no sandbox
-                        errors.append(f"{place}, {task}: {error}")
-                _present({place: results}, place)
-    if not new:
-        logger.info("nothing to score: all of it is scored already")
-    elif len(found) > 1 and all(place.parent == folder for place in found):  # of several models, compared
+        with locked(place / eval_command.LOCK_FILE):
+            for task in [task for task, entry in results["tasks"].items() if not tables.is_scored(entry)]:
+                try:
+                    _score(place, results, task, changed)
+                except (DataError, ConfigError) as error:  # the latter: no sandbox
+                    errors.append(f"{place}, {task}: {error}")
+            logger.info(f"{place}:")
+            print_table(_present({place: results}, place))
+    if len(found) > 1 and all(place.parent == folder for place in found):  # of several models, compared
         _present(found, folder)
-    rows: tables.Rows = [("evaluation", "task", "metric", "value")]
-    for name, results in zip(tables.labels([*map(str, found)]), found.values(), strict=True):
-        rows += [(name, *row) for row in tables.table({name: results}, {})[1:]]
-    return rows, errors
+    return errors
 
 
 def _score(place: Path, results: tables.Results, task: str, changed: Mapping[str, Any]) -> None:
@@ -180,10 +172,10 @@ def _score(place: Path, results: tables.Results, task: str, changed: Mapping[str
     eval_command.record(place, results, task, scored(options, place, sets) | kept)
 
 
-def _present(found: Mapping[Path, tables.Results], folder: Path) -> None:
-    """The tables of `ebft eval`, of several models in the order in which they were given."""
+def _present(found: Mapping[Path, tables.Results], folder: Path) -> tables.Rows:
+    """The table of `ebft eval`, of several models in the order in which they were given."""
     given = next(iter(found.values())).get("command", [])
     places = sorted(found, key=lambda place: given.index(model) if (model := found[place]["model"]) in given else 0)
     names = tables.labels([found[place]["model"] for place in places])
     results = {name: found[place] for name, place in zip(names, places, strict=True)}
-    eval_command.present(results, dict(zip(names, places, strict=True)), folder)
+    return eval_command.present(results, dict(zip(names, places, strict=True)), folder)

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 K = (1, 4, 16)
 HARNESS = 7  # one more whenever answers are read or run in another way, so that outcomes of before are not kept
 CUT_OFF = ("length", "context")  # of how a completion ended: there was no room for more
-KINDS = ("empty", "cut", "no_code")  # of answers that are no whole program, each counted once, the first that it is
+KINDS = ("empty", "cut", "no_code")  # of answers that are none, each counted once, the first that it is
 
 Row = dict[str, Any]  # of a completion: task_id, sample (its number), completion, finish (how it ended, or "")
 Scored = dict[str, Any]  # {"metrics": {name: {"value", "standard_error", "count"}}, and further details}
@@ -78,7 +78,7 @@ def score_programs(
     }
     return {
         **{name: found["value"] for name, found in metrics.items()},  # short, as other tools print them
-        "metrics": metrics | shares_of_kinds(rows, language),
+        "metrics": metrics,
         "counts": {"problems": len(problems), "problems_scored": len(passed), "samples": len(rows)},
         "statuses": {status: statuses[status] for status in STATUSES},
         "problems_without_samples": without,
@@ -161,22 +161,23 @@ def mean_of(values: Sequence[float | Fraction]) -> dict[str, Any]:
     return {"value": float(statistics.mean(exact)), "standard_error": error, "count": len(exact)}
 
 
-def kind_of_answer(row: Row, language: str) -> str | None:
-    """One of KINDS; None for an answer that ended by itself and holds code."""
+def kind_of_answer(row: Row, language: str | None) -> str | None:
+    """One of KINDS; None for an answer that ended by itself and, in a programming language, holds code."""
     if not row["completion"].strip():
         return "empty"
     if row["finish"] in CUT_OFF:
         return "cut"
-    return None if has_code(row["completion"], language) else "no_code"
+    return None if language is None or has_code(row["completion"], language) else "no_code"
 
 
-def kinds_by_problem(rows: Iterable[Row], language: str) -> dict[str, dict[str, Fraction]]:
+def kinds_by_problem(rows: Iterable[Row], language: str | None) -> dict[str, dict[str, Fraction]]:
     """Of each kind, its share of the answers to each problem."""
     kinds: dict[str, list[str | None]] = defaultdict(list)
     for row in rows:
         kinds[row["task_id"]].append(kind_of_answer(row, language))
-    return {kind: {task_id: Fraction(of.count(kind), len(of)) for task_id, of in kinds.items()} for kind in KINDS}
+    of_these = KINDS if language else KINDS[:2]
+    return {kind: {task_id: Fraction(of.count(kind), len(of)) for task_id, of in kinds.items()} for kind in of_these}
 
 
-def shares_of_kinds(rows: Sequence[Row], language: str) -> Metrics:
-    return {kind: mean_of([*shares.values()]) for kind, shares in kinds_by_problem(rows, language).items() if rows}
+def shares_of_kinds(rows: Iterable[Row], language: str | None) -> Metrics:
+    return {kind: mean_of([*shares.values()]) for kind, shares in kinds_by_problem(rows, language).items()}

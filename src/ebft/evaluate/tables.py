@@ -102,9 +102,7 @@ def markdown(results: Mapping[str, Results], differences: Mapping[str, Differenc
     for label, found in results.items():
         for task, entry in found["tasks"].items():
             lines += [f"\n{label}, {task}: {note}" for note in entry.get("notes", ())]
-        versions = found.get("versions", {})
-        lines += ["", f"{label}: `{found.get('model')}`, seed {found.get('seed')}, ebft {versions.get('ebft')}, "]
-        lines[-1] += f"torch {versions.get('torch')}, transformers {versions.get('transformers')}."
+        lines += ["", f"{label}: `{found['model']}`, seed {found['seed']}, ebft {found['versions']['ebft']}."]
     return "\n".join(lines) + "\n"
 
 
