@@ -26,8 +26,7 @@ def write_text(file: Path, text: str) -> None:
     """Write beside the place and rename: whoever reads sees the old text or the new one, never half of it."""
     partial = file.with_name(f"{file.name}.partial")
     partial.unlink(missing_ok=True)  # of a run that was killed; or a link to somewhere else, which is not followed
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as written:
+    with partial.open("x", encoding="utf-8") as written:
         written.write(text)
     partial.replace(file)
 
@@ -84,11 +83,10 @@ def locked(file: Path, guarded: Path | None = None) -> Iterator[None]:
     also by `kill -9`. A folder that is made for it, and stays empty, goes with it."""
     from filelock import FileLock, Timeout  # its import takes longer than all others here
 
-    try:
-        lock = FileLock(file, timeout=float(os.environ.get(LOCK_WAIT) or 0))
-    except ValueError:
-        raise ConfigError(f"{LOCK_WAIT}={os.environ[LOCK_WAIT]} is not a number of seconds") from None
-    is_new = not file.parent.exists()
+    wait = os.environ.get(LOCK_WAIT) or "0"
+    if not wait.replace(".", "", 1).isdecimal():
+        raise ConfigError(f"{LOCK_WAIT}={wait} is not a number of seconds")
+    lock, is_new = FileLock(file, timeout=float(wait)), not file.parent.exists()
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock.acquire()

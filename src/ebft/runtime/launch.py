@@ -14,11 +14,10 @@ import shlex
 import signal
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from types import FrameType
 
 from ebft.errors import Preempted
 from ebft.runtime.files import read_json
@@ -46,7 +45,7 @@ def end_with_launcher() -> None:
 
 
 @contextmanager
-def on_notice(handler: Any, numbers: Sequence[int] = NOTICES) -> Iterator[None]:
+def on_notice(handler: Callable[[int, FrameType | None], None], numbers: Sequence[int] = NOTICES) -> Iterator[None]:
     """Have a handler for schedulers' signals, or others, where Python can: in the main thread."""
     in_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handler) for number in numbers if in_main}
@@ -60,13 +59,13 @@ def on_notice(handler: Any, numbers: Sequence[int] = NOTICES) -> Iterator[None]:
 @contextmanager
 def stop_on_notice() -> Iterator[None]:
     """For commands whose work is on disk at any moment: they leave at once."""
-    received: list[str] = []
+    received: list[Preempted] = []
 
-    def leave(number: int, frame: Any) -> NoReturn:
-        received.append(signal.Signals(number).name)
-        raise Preempted(received[0])
+    def leave(number: int, frame: FrameType | None) -> None:
+        received.append(Preempted(signal.Signals(number).name))
+        raise received[0]
 
-    with on_notice(leave), not_mistaken(lambda error: Preempted(received[0]) if received else None):
+    with on_notice(leave), not_mistaken(lambda error: received[0] if received else None):
         yield
 
 
@@ -84,7 +83,7 @@ def not_mistaken(stop: Callable[[Exception], BaseException | None]) -> Iterator[
         raise
 
 
-def _pass_on(number: int, frame: Any) -> None:
+def _pass_on(number: int, frame: FrameType | None) -> None:
     """To the processes themselves, not to their groups, in which others load data for them."""
     children = [int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
     if not children:
@@ -98,27 +97,22 @@ def _pass_on(number: int, frame: Any) -> None:
 
 def launch(processes: int, command: str, arguments: Sequence[str]) -> int:
     """Run `ebft <command>` with these arguments in every process; returns the exit code of the first that failed."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    linux = sys.platform == "linux"  # where torch would end the processes itself, and kill them after its timeout
+    os.environ[LAUNCHED] = str(os.getpid())
+    if linux:
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
     # A share of the cores each; torch would otherwise start as many threads as there are cores, in every process.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    os.environ[LAUNCHED] = str(os.getpid())
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "15")  # torch 2.11 does not read it, and takes 30
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # the processes say themselves what is wrong
-    more: dict[str, Any] = {
-        "rdzv_backend": "c10d",
-        "rdzv_endpoint": "localhost:0",
-        "local_addr": "localhost",
-    }  # any port
-    more |= {"max_restarts": 0, "run_id": uuid.uuid4().hex, "logs_specs": DefaultLogsSpecs()}
-    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=processes, **more)
-    linux = sys.platform == "linux"  # where torch would end the processes itself, and kill them after its timeout
-    if linux:
-        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
+    config = LaunchConfig(1, 1, processes, rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0)  # any port
+    config.local_addr = "localhost"
     try:
         with on_notice(_pass_on, NOTICES if linux else ()):
             elastic_launch(config, sys.executable)(*ENTRY, command, *arguments)

@@ -47,8 +47,7 @@ def start(config: Any) -> None:
     if asked and config.sharding is None:
         raise ConfigError("accelerate launch --use_fsdp does not shard the model here; set fsdp=full_shard")
     on_cpu = config.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1")
-    several = {"RANK", "MASTER_ADDR"} <= os.environ.keys() and int(os.environ.get("WORLD_SIZE") or 1) > 1
-    if on_cpu and several and not dist.is_initialized():
+    if on_cpu and config.world_size > 1 and "MASTER_ADDR" in os.environ and not dist.is_initialized():
         dist.init_process_group(config.ddp_backend or "gloo", timeout=timedelta(seconds=config.ddp_timeout))
     _ = config.device
 

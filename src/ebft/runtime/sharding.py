@@ -86,9 +86,8 @@ def _send_out(root: Any, weights: list[Tensor], device: torch.device) -> None:
     if any(parameter.is_meta for parameter in root.parameters()):
         root.to_empty(device=device)
         root.tie_weights()
-    first = dist.get_rank() == 0
     for mine, weight in zip(root.parameters(), weights, strict=True):
-        complete = weight.to(device) if first else torch.empty(mine.shape, dtype=mine.dtype, device=device)
+        complete = weight.to(device) if dist.get_rank() == 0 else torch.empty_like(weight, device=device)
         dist.broadcast(complete, src=0)
         part = distribute_tensor(complete, mine.device_mesh, mine.placements, src_data_rank=None)
         mine.to_local().copy_(part.to_local())

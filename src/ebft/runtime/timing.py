@@ -51,10 +51,9 @@ class Arriving:
     """A number that may be on its way from a GPU."""
 
     def __init__(self, value: Tensor) -> None:
-        self._value, self._event = value.detach(), None
-        if value.is_cuda:
-            self._value, self._event = torch.empty((), dtype=value.dtype, pin_memory=True), torch.cuda.Event()
-            self._value.copy_(value.detach(), non_blocking=True)
+        self._value = value.detach().to("cpu", non_blocking=True)  # into pinned memory, by torch itself
+        self._event = torch.cuda.Event() if value.is_cuda else None
+        if self._event is not None:
             self._event.record()
 
     def is_here(self) -> bool:
