@@ -2,17 +2,17 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pytest
 from accelerate.data_loader import SeedableRandomSampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
-from ebft.data.packing import NOTHING, PADDING, DocumentIndex, PartOfBatches, SequenceDataset, mix, part_of
+from ebft.data.packing import NOTHING, PADDING, DocumentIndex, SequenceDataset, Share, mix
 from ebft.data.row_format import Document
 from ebft.data.store import TokenStore
 from ebft.errors import DataError
+from ebft.runtime import processes
 
 PAD_TOKEN = 999
 documents_strategy = st.lists(
@@ -138,7 +138,7 @@ class TestMix:
 
     @pytest.mark.parametrize("weights", [[1.0], [1, 0]])
     def test_bad_weights(self, weights: list[float]) -> None:
-        with pytest.raises(DataError, match="one weight above 0 per source"):
+        with pytest.raises(DataError, match="a weight above 0 each"):
             mix([numbered(3), numbered(3, 1000)], weights, 0)
 
 
@@ -158,9 +158,7 @@ class TestFirst:
 
 
 def test_documents_for_testing_are_nobody_elses() -> None:
-    index = DocumentIndex.of(
-        TokenStore(np.zeros(50, np.uint32), np.zeros(50, np.uint8), np.arange(51), np.zeros(50, np.int64))
-    )
+    index = numbered(50)
     rest, test = index.without_test(10, seed=3)
     assert test is not None
     train, validation = rest.split(5, seed=3)
@@ -172,25 +170,28 @@ def test_documents_for_testing_are_nobody_elses() -> None:
         index.without_test(50, seed=3)
 
 
-@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize(("full", "drop_last"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 12, 21])
-@pytest.mark.parametrize("processes", [1, 2, 3, 4])
-def test_an_epoch_has_every_row_once_on_all_processes_together(rows: int, processes: int, full: bool) -> None:
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_an_epoch_has_every_row_once_on_all_processes_together(
+    rows: int, count: int, full: bool, drop_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "count", lambda: count)
     order = SeedableRandomSampler(range(rows), data_seed=3)
     parts = []
-    for process in range(processes):
-        batches = PartOfBatches(order, 2, process, processes, drop_last=False, full=full)
-        batches.set_epoch(5)  # a sampler moves on by an epoch each time it is gone through
-        parts.append(list(batches))
-        assert len(parts[-1]) == len(batches)
+    for process in range(count):
+        monkeypatch.setattr(processes, "rank", lambda process=process: process)
+        share = Share(order, 2, drop_last, full)
+        share.set_epoch(5)  # a sampler moves on by an epoch each time it is gone through
+        parts.append(list(BatchSampler(share, 2, drop_last)))
+        assert sum(map(len, parts[-1])) == len(share)
     order.set_epoch(5)
-    expected = list(BatchSampler(order, 2 * processes, drop_last=False))
-    for number, together in enumerate(zip(*parts, strict=True)):
-        assert len({len(part) for part in together}) == 1, "passes of the same size"
-        assert not full or len(together[0]) == 2
-        assert [row for part in together for row in part if row != NOTHING] == expected[number]
-    assert sorted(row for part in parts for batch in part for row in batch if row != NOTHING) == list(range(rows))
-
-
-def test_a_short_batch_is_split_evenly() -> None:
-    assert [part_of([0, 1, 2, 3, 4], p, 4) for p in range(4)] == [[0, 1], [2, 3], [4, -1], [-1, -1]]
+    expected = list(BatchSampler(order, 2 * count, drop_last))
+    found = []
+    for together in zip(*parts, strict=True):
+        sizes = {len(part) for part in together}
+        assert len(sizes) == 1, "passes of the same size"
+        assert not (full or drop_last) or sizes == {2}
+        assert max(part.count(NOTHING) for part in together) - min(part.count(NOTHING) for part in together) <= 1
+        found.append({row for part in together for row in part if row != NOTHING})
+    assert found == [set(rows) for rows in expected]

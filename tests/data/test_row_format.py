@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ebft.config.data import DataConfig
-from ebft.data.row_format import Document, Row, RowFormat, check_tokenizer, encode, is_glued
+from ebft.data.row_format import PLAIN, Document, Row, RowFormat, check_tokenizer, encode, is_glued
 from ebft.errors import ConfigError, DataError
 from tests.tiny_tokenizer import END, PAD, TURN, VOCABULARY, byte_tokenizer
 
@@ -20,7 +20,7 @@ def turns(*contents: str) -> list[dict[str, str]]:
     return [{"role": ("user", "assistant")[n % 2], "content": content} for n, content in enumerate(contents)]
 
 
-def flagged(row: Row, tokenizer: Any = None, row_format: RowFormat | None = None) -> list[tuple[bool, str]]:
+def flagged(row: Row, tokenizer: Any = None, row_format: RowFormat = PLAIN) -> list[tuple[bool, str]]:
     """The document as (is answer, text), one entry for every run of equal flags."""
     tokenizer = tokenizer or byte_tokenizer()
     document = encode(row, tokenizer, row_format)
@@ -219,7 +219,7 @@ SHORTENING = "{% for m in messages %}{{ m.content if loop.last else '' }}{% endf
             "needs 'completion' beside its prompt_template; it has",
         ),
         ({"messages": [{"content": "a"}]}, {}, "", "non-empty list"),
-        ({"messages": turns("a")}, {}, None, "no chat template.*use 'prompt' and 'completion'"),
+        ({"messages": turns("a")}, {}, None, "does not accept this conversation: .*chat_template is not set"),
         ({"messages": turns("a")}, {}, REFUSING, "does not accept this conversation: roles must alternate"),
         ({"messages": turns(*"abcd")}, {}, SHORTENING, "turn 1 differently inside a longer conversation"),
         # A column that was named and is not used would be a run on other text than was meant.

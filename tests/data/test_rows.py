@@ -17,7 +17,7 @@ import pyarrow.parquet
 import pytest
 
 from ebft.data import rows
-from ebft.data.rows import TOY_SIZES, check_hub, contents, fingerprint, read_rows
+from ebft.data.rows import TOY_SIZES, check_source, contents, fingerprint, read_rows
 from ebft.errors import DataError
 from ebft.problems.catalog import load_problems
 
@@ -142,14 +142,14 @@ def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(rows, "hub_unreachable", lambda: "the hub is away")
-    for check in (read, check_hub):
+    for check in (read, check_source):
         with pytest.raises(DataError, match=r"someone/somedata: not a file.*, and the hub is away; give a local copy"):
             check("someone/somedata")
     with pytest.raises(DataError, match="did you mean 'stdlib-code'"):
         read("stdlib-cod")
     monkeypatch.setattr(rows, "hub_unreachable", lambda: pytest.fail("asked"))
-    check_hub("stdlib-code")
-    check_hub(str(write_jsonl(tmp_path / "rows.jsonl", ROWS)))
+    check_source("stdlib-code")
+    check_source(str(write_jsonl(tmp_path / "rows.jsonl", ROWS)))
 
 
 def test_fingerprints_change_with_content_time_and_files_of_the_split(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from ebft.config.data import DataConfig, ModelConfig
 from ebft.config.settings import Parser, default_of, suggestion, typed, types_of
-from ebft.data.rows import check_hub, check_place
+from ebft.data.rows import check_source
 from ebft.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -121,8 +121,7 @@ def check_datasets(values: Mapping[str, Any]) -> None:
     """Data in local files are there, and those of the hub are in the cache, or the hub can be reached."""
     for name in ("dataset", "validation_dataset"):
         for source in typed(name, values.get(name) or [], list[str]):
-            check_place(source)
-            check_hub(source)
+            check_source(source)
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from accelerate.data_loader import SeedableRandomSampler, prepare_data_loader
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
 from ebft.data.store import TokenStore
 from ebft.errors import ConfigError, DataError
@@ -36,35 +36,26 @@ class DocumentIndex:
     stores: tuple[TokenStore, ...]
     store: NDArray[np.int32]  # [documents] which store
     number: NDArray[np.int64]  # [documents] which document of it
+    lengths: NDArray[np.int64]  # [documents]
+    answer_counts: NDArray[np.int64]  # [documents] tokens that are answers
 
     @classmethod
     def of(cls, store: TokenStore) -> DocumentIndex:
-        return cls((store,), np.zeros(len(store), np.int32), np.arange(len(store)))
+        first = np.zeros(len(store), np.int32)
+        return cls((store,), first, np.arange(len(store)), store.lengths, store.answer_counts)
 
     def __len__(self) -> int:
         return len(self.number)
 
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        return self._of_each([store.lengths for store in self.stores])
-
-    @property
-    def answer_counts(self) -> NDArray[np.int64]:
-        """[documents] tokens that are answers"""
-        return self._of_each([store.answer_counts for store in self.stores])
-
-    def _of_each(self, per_store: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-        first = np.cumsum([0, *map(len, per_store)])[self.store]
-        return np.concatenate(per_store)[first + self.number]
-
     def select(self, which: NDArray[np.int64]) -> DocumentIndex:
-        return DocumentIndex(self.stores, self.store[which], self.number[which])
+        lengths, answer_counts = self.lengths[which], self.answer_counts[which]
+        return DocumentIndex(self.stores, self.store[which], self.number[which], lengths, answer_counts)
 
     def where(self, place: int) -> tuple[TokenStore, slice]:
         """The store that holds a document, and its tokens there."""
         store = self.stores[self.store[place]]
-        start, end = (int(store.offsets[self.number[place] + k]) for k in (0, 1))
-        return store, slice(start, end)
+        begin = int(store.offsets[self.number[place]])
+        return store, slice(begin, begin + int(self.lengths[place]))
 
     def _tokens_of(self, place: int) -> bytes:
         store, inside = self.where(place)
@@ -93,23 +84,19 @@ class DocumentIndex:
 
 
 def mix(indices: Sequence[DocumentIndex], weights: Sequence[float], seed: int) -> DocumentIndex:
-    """Documents of several sources in the given proportions, none twice, shuffled together by the seed: as many as the
-    source that runs out first allows."""
+    """Documents of several stores in the given proportions, none twice, shuffled together by the seed: as many as the
+    store that runs out first allows."""
     if len(indices) != len(weights) or min(weights) <= 0:
-        raise DataError(
-            f"a mixture needs one weight above 0 per source, got {list(weights)} for {len(indices)} sources"
-        )
+        raise DataError(f"{len(indices)} sources need a weight above 0 each, got {list(weights)}")
     shares = np.array(weights, float) / sum(weights)
     total = min(len(index) / share for index, share in zip(indices, shares, strict=True))
     random = np.random.default_rng(seed)
-    stores: tuple[TokenStore, ...] = ()
-    store, number = [], []
-    for index, share in zip(indices, shares, strict=True):
+    columns = []
+    for number, (index, share) in enumerate(zip(indices, shares, strict=True)):
         kept = index.select(random.permutation(len(index))[: max(1, int(total * share + 1e-9))])
-        store.append(kept.store + np.int32(len(stores)))
-        number.append(kept.number)
-        stores += index.stores
-    joined = DocumentIndex(stores, np.concatenate(store), np.concatenate(number))
+        columns.append((np.full(len(kept), number, np.int32), kept.number, kept.lengths, kept.answer_counts))
+    stores = tuple(store for index in indices for store in index.stores)
+    joined = DocumentIndex(stores, *map(np.concatenate, zip(*columns, strict=True)))
     return joined.select(random.permutation(len(joined)))
 
 
@@ -124,10 +111,10 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         self.total_tokens = int(self.ends[-1]) if len(index) else 0
 
     def __len__(self) -> int:
-        # The last packed row may be short; a rest of a token or two is not worth a row of padding.
         if not self.packing:
             return len(self.index)
-        return max(-(-self.total_tokens // self.context_length) - (self.total_tokens % self.context_length == 1), 0)
+        rows, rest = divmod(self.total_tokens, self.context_length)
+        return rows + (rest > 1)  # the last row may be short; one token is not worth a row of padding
 
     def first(self, rows: int) -> SequenceDataset:
         """The documents that fill the first so many rows, and no more rows than these."""
@@ -137,30 +124,26 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         documents = int((self.ends < tokens).sum()) + 1 if self.packing else rows
         index = self.index.select(np.arange(documents))
         part = SequenceDataset(index, self.context_length, self.packing, self.pad_token_id)
-        if self.packing:
-            part.total_tokens = min(part.total_tokens, tokens)
+        part.total_tokens = min(part.total_tokens, tokens)
         return part
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
         if not 0 <= row < len(self) and row != NOTHING:
             raise IndexError(row)
-        T = self.context_length
+        T, begin, end = self.context_length, 0, 0
         tokens = np.full(T, self.pad_token_id, np.int64)
         documents = np.full(T, PADDING, np.int64)
         answers = np.zeros(T, bool)
-        begin = end = first = 0
-        if row != NOTHING and self.packing:
-            begin, end = row * T, min((row + 1) * T, self.total_tokens)
-            first = int(np.searchsorted(self.ends, begin, side="right"))
-        elif row != NOTHING:
-            begin, first = int(self.ends[row] - self.lengths[row]), row
-            end = min(begin + T, int(self.ends[row]))
-        at, place = begin, first
+        if row != NOTHING:
+            begin = row * T if self.packing else int(self.ends[row] - self.lengths[row])
+            end = min(begin + T, self.total_tokens if self.packing else int(self.ends[row]))
+        at, first = begin, int(np.searchsorted(self.ends, begin, side="right"))
+        place = first
         while at < end:  # the documents in this row
             stop = min(end, int(self.ends[place]))
             store, inside = self.index.where(place)
-            skipped = inside.start + at - int(self.ends[place] - self.lengths[place])
-            part, here = slice(skipped, skipped + stop - at), slice(at - begin, stop - begin)
+            behind = inside.stop - int(self.ends[place])  # from places in the dataset to places in the store
+            part, here = slice(at + behind, stop + behind), slice(at - begin, stop - begin)
             tokens[here], answers[here], documents[here] = store.tokens[part], store.answers[part], place - first
             at, place = stop, place + 1
         return {
@@ -173,8 +156,8 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
 
 def pad_token_id(tokenizer: Any) -> int:
     """What stands in the place of padding. Which one does not matter: padding is known by position, never by value."""
-    given = [getattr(tokenizer, "pad_token_id", None), getattr(tokenizer, "eos_token_id", None), 0]
-    return next(token for token in given if token is not None)
+    given = (getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id"))
+    return next((token for token in given if token is not None), 0)
 
 
 def end_token_ids(tokenizer: Any, completions_end: bool) -> Tensor | None:
@@ -192,12 +175,7 @@ class OnHost:
 
     @classmethod
     def joined(cls, parts: Sequence[OnHost]) -> OnHost:
-        return cls(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(cls)))
-
-
-def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The batch's tensors on the device; what is on the host stays there."""
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+        return cls(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True)))
 
 
 def collate(rows: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
@@ -205,43 +183,39 @@ def collate(rows: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
     return {**batch, "on_host": OnHost(batch["document_ids"], batch["answer_mask"], batch["input_ids"])}
 
 
-class PartOfBatches(BatchSampler):
-    """One process's part of every global micro-batch of `batch_size` x processes rows.
+def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """The batch's tensors on the device; what is on the host stays there."""
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
 
-    Global batches are consecutive stretches of one order that all processes know. The rows of a short last one are
-    split as evenly as they go, and filled up with NOTHING, so that all make the same number of passes of the same size
-    and no row is seen twice. (accelerate would fill up with rows from the start of the epoch, which then count twice.)
 
-    full: batches all have `batch_size` rows.
+# ---- which rows a process sees ---------------------------------------------------------------------------------------
+
+
+class Share(Sampler[int]):
+    """Every k-th row of one order, for each of k processes: together they take the very batches, in the very order,
+    that one process would take. All have the same number of rows, filled up with NOTHING: no row is seen twice.
+
+    full: so many that all batches are of one size.
     """
 
-    def __init__(
-        self, sampler: Sampler[int], batch_size: int, process: int, of: int, drop_last: bool, full: bool = False
-    ) -> None:
-        super().__init__(sampler, batch_size, drop_last)
-        self.process, self.of, self.full = process, of, full
-        self._global = BatchSampler(sampler, batch_size * of, drop_last)
+    def __init__(self, order: Any, batch_size: int, drop_last: bool = False, full: bool = False) -> None:
+        self.order, count = order, processes.count()
+        self.rows = -(-len(order) // count)
+        if drop_last:
+            self.rows = len(order) // (batch_size * count) * batch_size
+        elif full:
+            self.rows = -(-self.rows // batch_size) * batch_size
 
     def set_epoch(self, epoch: int) -> None:
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(epoch)
+        if hasattr(self.order, "set_epoch"):
+            self.order.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return len(self._global)
+        return self.rows
 
-    def __iter__(self) -> Iterator[list[int]]:
-        for rows in self._global:
-            part = part_of(rows, self.process, self.of)
-            yield filled_up(part, self.batch_size) if self.full else part
-
-
-def part_of(rows: Sequence[int], process: int, of: int) -> list[int]:
-    share = -(-len(rows) // of)
-    return filled_up(rows[process * share : (process + 1) * share], share)
-
-
-def filled_up(rows: Sequence[int], number: int) -> list[int]:
-    return [*rows, *[NOTHING] * (number - len(rows))]
+    def __iter__(self) -> Iterator[int]:
+        mine = list(self.order)[processes.rank() :: processes.count()][: self.rows]
+        return iter(mine + [NOTHING] * (self.rows - len(mine)))
 
 
 def compiles_for_sizes(config: Any) -> bool:
@@ -251,22 +225,17 @@ def compiles_for_sizes(config: Any) -> bool:
 
 
 def train_loader(config: Any, dataset: Any) -> DataLoader:
-    """This process's part of the very batches, in the very order, that one process would take."""
+    """This process's part of the batches."""
     if config.train_sampling_strategy not in SAMPLING_STRATEGIES:
-        raise ConfigError(
-            f"train_sampling_strategy={config.train_sampling_strategy!r} does not work on several processes; use "
-            + " or ".join(SAMPLING_STRATEGIES)
-        )
+        raise ConfigError(f"on several processes, train_sampling_strategy is {' or '.join(SAMPLING_STRATEGIES)}")
     order: Any = SequentialSampler(dataset)
     if config.train_sampling_strategy == "random":
         order = SeedableRandomSampler(dataset, data_seed=config.data_seed)  # as accelerate has it in one process
-    size, drop_last = config.per_device_train_batch_size, config.dataloader_drop_last
-    batches = PartOfBatches(
-        order, size, processes.rank(), processes.count(), drop_last, full=compiles_for_sizes(config)
-    )
+    size, drop_last, full = config.per_device_train_batch_size, config.dataloader_drop_last, compiles_for_sizes(config)
     loader: DataLoader = DataLoader(
         dataset,
-        batch_sampler=batches,
+        size,
+        sampler=Share(order, size, drop_last, full),
         collate_fn=collate,
         num_workers=config.dataloader_num_workers,
         pin_memory=config.dataloader_pin_memory,
@@ -278,9 +247,7 @@ def train_loader(config: Any, dataset: Any) -> DataLoader:
 
 
 def evaluation_loader(config: Any, dataset: Any) -> DataLoader:
-    """Every k-th row for each of k processes (`join_rows` puts them together), the same number for all of them."""
-    share, at_once = -(-len(dataset) // processes.count()), config.per_device_eval_batch_size
-    if compiles_for_sizes(config):
-        share = -(-share // at_once) * at_once
-    rows: Any = filled_up(range(processes.rank(), len(dataset), processes.count()), share)
-    return DataLoader(dataset, at_once, sampler=rows, collate_fn=collate)
+    """This process's part of all rows; `join_rows` puts the parts together."""
+    size = config.per_device_eval_batch_size
+    rows = Share(range(len(dataset)), size, full=compiles_for_sizes(config))
+    return DataLoader(dataset, size, sampler=rows, collate_fn=collate)

@@ -64,61 +64,67 @@ class RowFormat:
 
     def standard(self, row: Row) -> Row:
         """The row as `text`, as `prompt` and `completion`, or as `messages`, with no other columns."""
-        messages, answer = self._messages_column(row), self.completion_column(row)
-        if messages in row and not self.prompt_template:
-            self._check_used(row, "messages")
-            return {"messages": as_messages(row[messages])}
-        if answer in row and (self.prompt_template or self.prompt in row or "instruction" in row):
-            self._check_used(row, "completion", *([] if self.prompt_template else ["prompt"]))
-            completion = as_messages(row[answer])
-            if self.answers_begin_with and is_glued(self._bare_prompt(row), completion):
-                completion = self.answers_begin_with + completion
-            return {"prompt": self.prompt_of(row), "completion": completion}
-        if self.text in row and not self.prompt_template:
-            self._check_used(row, "text")
-            return {"text": row[self.text]}
-        needed = f"{self.text!r}, {self.prompt!r} and {self.completion!r}, or {self.messages!r}"
-        raise DataError(
-            f"a row needs {repr(self.completion) + ' beside its prompt_template' if self.prompt_template else needed}; "
-            f"it has {_names(row)}. Name yours with text_column, prompt_column, completion_column or messages_column, "
-            "or make prompts of them with prompt_template"
-        )
+        given, template = self._named(row), self.prompt_template
+        if self.messages in given and not template:
+            found, read = {"messages": as_messages(given[self.messages])}, [self.messages]
+        elif self.completion in given and (template or self.prompt in given):
+            prompt, completion = self._bare_prompt(given), as_messages(given[self.completion])
+            if is_glued(prompt, completion):
+                prompt, completion = prompt + self._prompts_end_with, self.answers_begin_with + completion
+            found = {"prompt": prompt, "completion": completion}
+            read = [*(fields_of(template) if template else [self.prompt]), self.completion]
+        elif self.text in given and not template:
+            found, read = {"text": given[self.text]}, [self.text]
+        else:
+            needed = f"{self.text!r}, {self.prompt!r} and {self.completion!r}, or {self.messages!r}"
+            needed = f"{self.completion!r} beside its prompt_template" if template else needed
+            raise DataError(
+                f"a row needs {needed}; it has {_names(row)}. Name yours with text_column, prompt_column, "
+                "completion_column or messages_column, or make prompts of them with prompt_template"
+            )
+        for kind in ("text", "prompt", "completion", "messages"):
+            name = getattr(self, kind)
+            if name != kind and name in row and name not in read:  # the user has named it, and means it
+                others = " and ".join(map(repr, read))
+                raise DataError(f"{kind}_column={name!r} would not be used: {others} would be read; leave one out")
+        return found
 
-    def _check_used(self, row: Row, *used: str) -> None:
-        """A column that the user has named and the row has must be one that is trained on."""
-        for other in ("text", "prompt", "completion", "messages"):
-            name = getattr(self, other)
-            unread = other not in used and name not in fields_of(self.prompt_template or "")
-            if unread and name != other and name in row:
-                read = " and ".join(repr(getattr(self, one)) for one in sorted(used, reverse=True))
-                raise DataError(
-                    f"{other}_column={name!r} would not be used: {read} would be read; leave one of them out"
-                )
+    def _named(self, row: Row) -> Row:
+        """The row, with Alpaca's and ShareGPT's columns also under the names that they are read by."""
+        found = dict(row)
+        if "conversations" in row and self.messages == "messages":
+            found.setdefault("messages", row["conversations"])
+        if "instruction" in row:
+            found.setdefault(self.prompt, _fill(ALPACA_WITH_INPUT if row.get("input") else ALPACA, row))
+        if "output" in row and self.completion == "completion" and (self.prompt_template or "instruction" in row):
+            found.setdefault("completion", row["output"])
+        return found
+
+    @property
+    def _prompts_end_with(self) -> str:
+        return (self.prompt_separator or "").rstrip(" ")
 
     @property
     def answers_begin_with(self) -> str:
         """The spaces that the separator ends with. Tokenizers make a space part of the word after it: at the end of a
         prompt it would be a token of its own, and the word another one than in any other text."""
-        return (self.prompt_separator or "").removeprefix((self.prompt_separator or "").rstrip(" "))
+        return (self.prompt_separator or "").removeprefix(self._prompts_end_with)
 
     def prompt_of(self, row: Row) -> Any:
         """The prompt of a row with or without an answer: a text, the messages before the last answer, or None. What a
         model is given to answer is this, too."""
-        prompt, ending = self._bare_prompt(row), (self.prompt_separator or "").rstrip(" ")
-        return prompt + ending if ending and is_glued(prompt, row.get(self.completion_column(row), "")) else prompt
+        given = self._named(row)
+        prompt = self._bare_prompt(given)
+        return prompt + self._prompts_end_with if is_glued(prompt, given.get(self.completion, "")) else prompt
 
-    def _bare_prompt(self, row: Row) -> Any:
+    def _bare_prompt(self, given: Row) -> Any:
         if self.prompt_template:
-            return _fill(self.prompt_template, row)
-        if self._messages_column(row) in row:
-            turns = as_messages(row[self._messages_column(row)]) or []
-            answers = [place for place, turn in enumerate(turns) if turn.get("role") == "assistant"]
-            return turns[: answers[-1]] if answers else turns
-        if self.prompt in row:
-            return as_messages(row[self.prompt])
-        if "instruction" in row:
-            return _fill(ALPACA_WITH_INPUT if row.get("input") else ALPACA, row)
-        return None
+            return _fill(self.prompt_template, given)
+        if self.messages not in given:
+            return as_messages(given.get(self.prompt))
+        turns = as_messages(given[self.messages]) or []
+        answers = [place for place, turn in enumerate(turns) if turn.get("role") == "assistant"]
+        return turns[: answers[-1]] if answers else turns
 
     def prompt_kind(self, row: Row) -> str:
         """How a row would have its prompt made of what somebody types: text, prompt, alpaca or messages."""
@@ -127,14 +133,8 @@ class RowFormat:
             return "text" if prompt is None else "messages"
         return "prompt" if self.prompt_template or self.prompt in row else "alpaca"
 
-    def _messages_column(self, row: Row) -> str:
-        is_sharegpt = self.messages == "messages" and "messages" not in row and "conversations" in row
-        return "conversations" if is_sharegpt else self.messages
 
-    def completion_column(self, row: Row) -> str:
-        """The column of the answer, whether the row has it or not."""
-        is_alpaca = self.completion == "completion" and "completion" not in row and "output" in row
-        return "output" if is_alpaca and (self.prompt_template or "instruction" in row) else self.completion
+PLAIN = RowFormat()
 
 
 def with_escapes(text: str) -> str:
@@ -190,22 +190,18 @@ def _names(row: Row) -> str:
 
 
 def check_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, vocabulary_size: int | None = None, ends: Sequence[int] = ()
+    tokenizer: PreTrainedTokenizerBase, embeddings: int | None = None, ends: Sequence[int] = ()
 ) -> None:
-    """The tokenizer must have an end token, and no token that the model has no embedding for. ends: with which the
-    model ends texts, by its own settings; another one is strange, since the model never learnt it, but nothing breaks.
-    """
+    """The tokenizer must have an end token, and no token without an embedding. ends: with which the model ends texts,
+    by its own settings; another one is strange, since the model never learnt it, but nothing breaks."""
     if tokenizer.eos_token_id is None:
+        raise DataError("the tokenizer has no end token, so documents cannot be separated; set tokenizer.eos_token")
+    if embeddings is not None and len(tokenizer) > embeddings:
         raise DataError(
-            "the tokenizer has no end token, so documents cannot be separated; set one with tokenizer.eos_token"
-        )
-    if vocabulary_size is not None and len(tokenizer) > vocabulary_size:
-        raise DataError(
-            f"the tokenizer has {len(tokenizer)} tokens but the model only {vocabulary_size} embeddings; "
-            "use the model's own tokenizer, or resize its embeddings"
+            f"the tokenizer has {len(tokenizer)} tokens but the model only {embeddings} embeddings; use its own"
         )
     if ends and tokenizer.eos_token_id not in ends:
-        own = " or ".join(repr(token) for token in tokenizer.convert_ids_to_tokens(list(ends)))
+        own = " or ".join(map(repr, tokenizer.convert_ids_to_tokens(list(ends))))
         _warn_once(
             f"the tokenizer ends texts with {tokenizer.eos_token!r}, the model by its own settings with {own}; "
             "if that is not meant, correct eos_token in tokenizer_config.json"
@@ -215,20 +211,21 @@ def check_tokenizer(
 _warn_once = cache(logger.warning)
 
 
-def encode(row: Row, tokenizer: PreTrainedTokenizerBase, row_format: RowFormat | None = None) -> Document:
+def encode(row: Row, tokenizer: PreTrainedTokenizerBase, row_format: RowFormat = PLAIN) -> Document:
     """Tokens and answer flags of one row."""
-    row_format = row_format or RowFormat()
     standard = row_format.standard(row)
+    prompt, completion = standard.get("prompt"), standard.get("completion")
     if "messages" in standard:
-        return _ended(_from_messages(standard["messages"], 0, tokenizer), tokenizer)
-    if "text" in standard:
+        document = _from_messages(standard["messages"], 0, tokenizer)
+    elif isinstance(prompt, list) and isinstance(completion, list):
+        document = _from_messages([*prompt, *completion], len(prompt), tokenizer)
+    elif "text" in standard:
         tokens = tokenizer(_text(standard["text"], row_format.text))["input_ids"]
-        return _ended(Document(tokens, [True] * len(tokens)), tokenizer)
-    prompt, completion = standard["prompt"], standard["completion"]
-    if isinstance(prompt, list) and isinstance(completion, list):
-        return _ended(_from_messages([*prompt, *completion], len(prompt), tokenizer), tokenizer)
-    answer = _text(completion, row_format.completion_column(row))
-    return _ended(_from_parts(_text(prompt, row_format.prompt), answer, tokenizer), tokenizer)
+        document = Document(tokens, [True] * len(tokens))
+    else:
+        answer = _text(completion, row_format.completion)
+        document = _from_parts(_text(prompt, row_format.prompt), answer, tokenizer)
+    return _ended(document, tokenizer)
 
 
 def _text(value: Any, column: str) -> str:
@@ -263,13 +260,11 @@ def _from_messages(messages: Any, first_answer: int, tokenizer: PreTrainedTokeni
     """The whole conversation is rendered and tokenised once; answers are found as stretches of its text."""
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise DataError("'messages' must be a non-empty list of {'role': ..., 'content': ...}")
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise DataError("the tokenizer has no chat template, which 'messages' needs; use 'prompt' and 'completion'")
 
     def render(turns: list[Any], **options: Any) -> str:
         try:
             return str(tokenizer.apply_chat_template(turns, tokenize=False, **options))
-        except Exception as error:  # a role or an order of turns that the template does not take
+        except Exception as error:  # there is none, or it does not take a role or an order of turns
             raise DataError(f"the chat template does not accept this conversation: {first_line(error)}") from None
 
     whole = render(messages)

@@ -12,6 +12,7 @@ import csv
 import gzip
 import json
 import random
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -40,21 +41,19 @@ def read_rows(source: str, split: str = "train") -> Iterator[Row]:
     """
     if source in BUILTIN:
         return BUILTIN[source](split)
-    check_place(source)
+    check_source(source)
     files = _local_files(source, split)
     return (row for file in files for row in _read_file(file)) if files else iter(_from_hub(source, split))
 
 
-def check_place(source: str) -> None:
-    """A source that can only be a file or folder must be there."""
+def check_source(source: str) -> None:
+    """What can only be a file or folder must be there, and a dataset of a hub that cannot be reached in the cache."""
     path = Path(source).expanduser()
-    if source not in BUILTIN and (path.suffix or source.startswith((".", "/", "~"))) and not path.exists():
+    if source in BUILTIN or path.exists():
+        return
+    if path.suffix or source.startswith((".", "/", "~")):
         raise DataError(f"{source}: no such file or folder")
-
-
-def check_hub(source: str) -> None:
-    """A dataset of a hub that cannot be reached must be in the cache."""
-    if source not in BUILTIN and not Path(source).expanduser().exists() and hub_unreachable() is not None:
+    if hub_unreachable() is not None:
         _from_hub(source, None)
 
 
@@ -79,20 +78,19 @@ def _local_files(source: str, split: str) -> list[Path]:
     path = Path(source).expanduser()
     if not path.is_dir():
         return [path] if path.is_file() else []
-    files = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in ROW_FILES + TEXT_FILES)
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix in ROW_FILES + TEXT_FILES)
     if not files:
         raise DataError(f"{path}: no data files in this folder; expected one of {', '.join(ROW_FILES + TEXT_FILES)}")
-    of_split = [p for p in files if _is_named_by(p, split)]
-    others = [name for name in SPLITS if any(_is_named_by(p, name) for p in files)]
-    if not of_split and others:  # never validation on training files because of a name
+
+    def named_by(name: str) -> list[Path]:
+        """`train.jsonl`, `train-0001.parquet`; not `train.py`, which in a folder of sources is just a module."""
+        data = [file for file in files if file.suffix in (*ROW_FILES, ".txt")]
+        return [file for file in data if re.fullmatch(rf"{re.escape(name)}([-_.].*)?", file.stem)]
+
+    others = [name for name in SPLITS if named_by(name)]
+    if others and not named_by(split):  # never validation on training files because of a name
         raise DataError(f"{path}: no files of the split {split!r}; there is {', '.join(map(repr, others))}")
-    return of_split or files
-
-
-def _is_named_by(file: Path, split: str) -> bool:
-    """`train.jsonl`, `train-0001.parquet`; not `train.py`, which in a folder of sources is just a module."""
-    named = file.stem == split or file.stem.startswith((f"{split}-", f"{split}_", f"{split}."))
-    return named and file.suffix in (*ROW_FILES, ".txt")
+    return named_by(split) or files
 
 
 def _read_file(file: Path) -> Iterator[Row]:
@@ -132,10 +130,8 @@ def _read_json(file: Path) -> Iterator[Row]:
                 if b"\\u" in part:  # half of a letter, which no tokenizer takes
                     json.dumps(found, ensure_ascii=False).encode()
             except (ValueError, RecursionError, MemoryError) as error:
-                raise DataError(
-                    f"{where} is not valid JSON in UTF-8 ({first_line(error)}); give one row on each line, or a list "
-                    "of rows"
-                ) from None
+                hint = f"({first_line(error)}); give one row on each line, or a list of rows"
+                raise DataError(f"{where} is not valid JSON in UTF-8 {hint}") from None
             for row in found if whole else [found]:
                 if not isinstance(row, dict):
                     raise DataError(f"{where} holds {kind_of(row)}, not an object with fields")

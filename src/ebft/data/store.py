@@ -8,13 +8,14 @@ renamed when it is whole: one that was cut off is never taken for complete.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import itertools
 import json
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ebft.data.row_format import Document, Row, RowFormat, encode
+from ebft.data.row_format import PLAIN, Document, Row, RowFormat, encode
 from ebft.data.rows import fingerprint, read_rows
 from ebft.errors import DataError
 from ebft.runtime.files import cache_directory
@@ -64,82 +65,68 @@ class TokenStore:
 
     @classmethod
     def from_documents(cls, documents: Iterable[Document]) -> TokenStore:
-        """In memory, for rows that are in memory anyway."""
-        kept = list(documents)
-        return cls(
-            np.array([token for d in kept for token in d.tokens], np.uint32),
-            np.array([answer for d in kept for answer in d.answers], np.uint8),
-            np.cumsum([0, *(len(d.tokens) for d in kept)], dtype=np.int64),
-            np.array([sum(d.answers) for d in kept], np.int64),
-        )
+        """On disk while the process lives."""
+        folder = Path(tempfile.mkdtemp(prefix="ebft-tokens-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        _write(folder, documents)
+        return cls.open(folder)
 
 
 def tokenize_source(
-    source: str,
-    tokenizer: Any,
-    split: str = "train",
-    row_format: RowFormat | None = None,
-    limit: int | None = None,
+    source: str, tokenizer: Any, split: str = "train", row_format: RowFormat = PLAIN, limit: int | None = None
 ) -> TokenStore:
     """The tokens of a source, from the cache if they were made before."""
-    what = [fingerprint(source, split), _tokenizer_identity(tokenizer), vars(row_format or RowFormat()), limit]
-    identity = json.dumps([FORMAT_VERSION, *what], sort_keys=True)
-    key = hashlib.sha256(identity.encode()).hexdigest()[:24]
+    identity = [FORMAT_VERSION, fingerprint(source, split), _identity(tokenizer), vars(row_format), limit]
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
     home = cache_directory() / "tokens"
     folder = home / key
-    if not (folder / "offsets.npy").exists():
+    if not folder.exists():
         home.mkdir(parents=True, exist_ok=True)
-        rows = itertools.islice(read_rows(source, split), limit)
         partial = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=home))
         try:
-            _write(partial, rows, tokenizer, row_format, source, limit)
-            (partial / "identity.json").write_text(identity)
-            try:
+            rows = itertools.islice(read_rows(source, split), limit)
+            _write(partial, _documents(rows, tokenizer, row_format, source, limit))
+            with contextlib.suppress(OSError):  # another process was first
                 partial.rename(folder)
-            except OSError:  # another process was first
-                if not (folder / "offsets.npy").exists():
-                    raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return TokenStore.open(folder)
 
 
-def tokenize_rows(rows: Iterable[Row], tokenizer: Any, row_format: RowFormat | None = None) -> TokenStore:
-    """The tokens of rows given as a `datasets.Dataset` or a list of dictionaries: on disk while the process lives."""
-    folder = Path(tempfile.mkdtemp(prefix="ebft-tokens-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    _write(folder, rows, tokenizer, row_format, "the dataset", len(rows) if isinstance(rows, Sized) else None)
-    return TokenStore.open(folder)
+def tokenize_rows(rows: Iterable[Row], tokenizer: Any) -> TokenStore:
+    """The tokens of rows given as a `datasets.Dataset` or a list of dictionaries."""
+    total = len(rows) if isinstance(rows, Sized) else None
+    return TokenStore.from_documents(_documents(rows, tokenizer, PLAIN, "the dataset", total))
 
 
-def _write(
-    folder: Path, rows: Iterable[Row], tokenizer: Any, row_format: RowFormat | None, source: str, total: int | None
-) -> None:
-    lengths, answer_counts = [0], []
+def _documents(
+    rows: Iterable[Row], tokenizer: Any, row_format: RowFormat, source: str, total: int | None
+) -> Iterator[Document]:
+    number = 0
+    for number, row in enumerate(tracked(rows, f"tokenising {source}", total), 1):
+        try:
+            yield encode(row, tokenizer, row_format)
+        except DataError as error:
+            raise DataError(f"{source}: row {number}: {error}") from None
+    if not number:
+        raise DataError(f"{source}: no rows")
+
+
+def _write(folder: Path, documents: Iterable[Document]) -> None:
+    lengths, answer_counts = [0], list[int]()
     with (folder / "tokens").open("wb") as tokens, (folder / "answers").open("wb") as answers:
-        for number, row in enumerate(tracked(rows, f"tokenising {source}", total), 1):
-            try:
-                document = encode(row, tokenizer, row_format)
-            except DataError as error:
-                raise DataError(f"{source}: row {number}: {error}") from None
+        for document in documents:
             np.array(document.tokens, np.uint32).tofile(tokens)
             np.array(document.answers, np.uint8).tofile(answers)
             lengths.append(len(document.tokens))
             answer_counts.append(sum(document.answers))
-    if not answer_counts:
-        raise DataError(f"{source}: no rows")
     np.save(folder / "answer_counts.npy", np.array(answer_counts, np.int64))
     np.save(folder / "offsets.npy", np.cumsum(lengths, dtype=np.int64))
 
 
-def _tokenizer_identity(tokenizer: Any) -> list[Any]:
+def _identity(tokenizer: Any) -> list[Any]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    return [
-        type(tokenizer).__name__,
-        hashlib.sha256(content.encode()).hexdigest(),
-        tokenizer.eos_token,
-        str(getattr(tokenizer, "chat_template", None)),
-        getattr(tokenizer, "add_bos_token", None),
-        getattr(tokenizer, "add_eos_token", None),
-    ]
+    template, *adds = (getattr(tokenizer, name, None) for name in ("chat_template", "add_bos_token", "add_eos_token"))
+    hashed = hashlib.sha256(content.encode()).hexdigest()
+    return [type(tokenizer).__name__, hashed, tokenizer.eos_token, str(template), *adds]

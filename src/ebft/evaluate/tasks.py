@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ebft.config.evaluation import EvalOptions
-from ebft.data.rows import check_hub, check_place
+from ebft.data.rows import check_source
 from ebft.errors import ConfigError, DataError, HubUnreachable, SandboxError
 from ebft.evaluate.scoring import Row, Scored, outcomes_file, score_programs
 from ebft.evaluate.translation_scores import TranslationScoring, score_translations
@@ -54,8 +54,7 @@ def problem_sets(task: str, options: EvalOptions, memory_mib: int = MEMORY_MIB) 
             raise ConfigError(
                 "the task calibration needs --calibration-data: a file, a folder, a hub name or a built-in"
             )
-        check_place(options.calibration_data)
-        check_hub(options.calibration_data)
+        check_source(options.calibration_data)
         return []
     if task == "translation":
         return [_translation_set(options)]
