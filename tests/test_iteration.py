@@ -284,7 +284,7 @@ def test_a_sample_that_is_the_truth_has_its_features(ended: bool) -> None:
     config = method(whitening="paper")
     layout = make_layout(on_host(torch.zeros_like(ids), torch.ones_like(ids).bool()), config, 3, None)
     samples = torch.randint(VOCABULARY, (1, layout.num_anchors, 3, 3), generator=torch.Generator().manual_seed(1))
-    samples[:, :, 1] = ids[:, layout.truth_slots]
+    samples[:, :, 1] = layout.truths(ids)
     lengths = torch.tensor([3, 2, 3]).expand(1, layout.num_anchors, 3) if ended else None
     rollouts = Rollouts(samples, lengths, torch.zeros(samples.shape), token_groups(samples))
     found = score(FeatureNetwork(model), ids, layout, rollouts, config)

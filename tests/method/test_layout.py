@@ -53,7 +53,7 @@ def test_worked_example_of_the_paper() -> None:
     assert layout.anchor_mask.tolist() == [True, True]
     assert layout.packed_length == 20
     assert layout.completion_slots.tolist() == [[[12, 13, 14, 15]], [[16, 17, 18, 19]]]
-    assert layout.truth_slots.tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    assert layout.truths(torch.arange(12)[None]).tolist() == [[[4, 5, 6, 7], [8, 9, 10, 11]]]
     assert layout.truth_lengths.tolist() == [4, 4]
     assert layout.position_ids.tolist() == [*range(12), 4, 5, 6, 7, 8, 9, 10, 11]
     assert torch.equal(layout.attention_mask(), mask_from_text(WORKED_EXAMPLE_MASK))
@@ -200,7 +200,7 @@ def check_against_loops(
     assert layout.packed_length == T + B * problem.n * problem.G
     valid = by_row(layout.anchor_mask, layout, rows, 1)
     truth_lengths = by_row(layout.truth_lengths, layout, rows, 1)
-    truth_slots = by_row(layout.truth_slots, layout, rows, 2)
+    truths = layout.truths(torch.arange(T).expand(rows, T)).tolist()
     truth_mask = by_row(layout.truth_mask, layout, rows, 1)
     positions = by_row(layout.position_ids, layout, rows, 1)
     mask = by_row(layout.attention_mask(window), layout, rows, 2)
@@ -215,7 +215,7 @@ def check_against_loops(
             length = problem.truth_length(row, anchor)
             assert own_anchors[row][b] == anchor
             assert truth_lengths[row][b] == length
-            assert truth_slots[row][b] == [anchor + min(g, length - 1) for g in range(problem.G)]
+            assert truths[row][b] == [anchor + g if g < length else -1 for g in range(problem.G)]
         for query in range(layout.packed_length):
             assert mask[row][query][query]  # no softmax may be empty, not even a dropped anchor's
             if query >= T and not valid[row][(query - T) // (problem.n * problem.G)]:
@@ -403,7 +403,7 @@ def test_completion_lengths_equal_a_loop(tokens: list[list[int]], ends: list[int
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (lambda: StridedLayout(6, 8, 1, 1), r"does not fit in sequences of 6 tokens; use horizon<=5 or longer"),
+        (lambda: StridedLayout(6, 8, 1, 1), "no valid anchor.*; use a smaller horizon or stride, or longer texts"),
         (
             lambda: StridedLayout(8, 2, 2, 1, document_ids=torch.ones(3, 8)).check_batch(2),
             r"layout describes 3 sequences but the batch has 2",
@@ -420,7 +420,7 @@ def test_selected_rows_have_the_masks_of_the_whole_batch() -> None:
     whole = StridedLayout(12, 2, 2, 2, document_ids=documents, fixed_shape=True)
     part = whole.select_rows(slice(1, 3))
     assert part.batch_size == 2
-    for name in ("anchor_mask", "truth_lengths", "truth_mask", "position_ids", "truth_slots"):
+    for name in ("anchor_mask", "truth_lengths", "truth_mask", "position_ids"):
         assert torch.equal(getattr(part, name), getattr(whole, name)[1:3]), name
     assert torch.equal(part.attention_mask(), whole.attention_mask()[1:3])
     alike = StridedLayout(12, 2, 2, 2)

@@ -38,10 +38,9 @@ def document_starts(documents_RT: Tensor) -> Tensor:
     return starts
 
 
-def document_begin(documents_RT: Tensor) -> Tensor:
-    """For every token, the index of the first token of its document."""
-    index_T = torch.arange(documents_RT.shape[1])
-    return torch.where(document_starts(documents_RT), index_T, 0).cummax(1).values
+def latest(marks_RT: Tensor) -> Tensor:
+    """For every token, the index of the last mark up to it."""
+    return torch.where(marks_RT, torch.arange(marks_RT.shape[1]), 0).cummax(1).values
 
 
 def truth_lengths(starts_RT: Tensor, unusable_RT: Tensor) -> Tensor:
@@ -69,15 +68,13 @@ def whole_answers(answers_RT: Tensor, documents_RT: Tensor, ends_RT: Tensor, hor
     completion does, or where the answer or the document stops. An answer that reaches the last token of the row
     without an end token there may go on in the next row: it is left out, unless `horizon` tokens of it are here.
     """
-    T = answers_RT.shape[1]
-    begins_RT = answer_begins(answers_RT, documents_RT)
-    first_RT = torch.where(begins_RT, torch.arange(T), 0).cummax(1).values  # of the answer that a token is in
+    first_RT = latest(answer_begins(answers_RT, documents_RT))  # of the answer that a token is in
     has_context_RT = ~document_starts(documents_RT).gather(1, first_RT)
     ends_RT = ends_RT & answers_RT
     ends_before_RT = ends_RT.long().cumsum(1) - ends_RT.long()
     not_ended_RT = ends_before_RT == ends_before_RT.gather(1, first_RT)
     usable_RT = answers_RT & has_context_RT & not_ended_RT
-    cut_R = usable_RT[:, -1] & ~ends_RT[:, -1] & (T - first_RT[:, -1] < horizon)
+    cut_R = usable_RT[:, -1] & ~ends_RT[:, -1] & (answers_RT.shape[1] - first_RT[:, -1] < horizon)
     in_last_answer_RT = first_RT == first_RT[:, -1:]
     return usable_RT & ~(in_last_answer_RT & cut_R[:, None])
 

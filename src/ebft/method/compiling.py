@@ -14,12 +14,6 @@ from torch import Tensor
 
 # Past torch's limit of shapes, 8 by default, a function silently runs uncompiled. One run meets a handful.
 _SHAPES = 512
-# Torch's reasons, as its settings name them, for keeping for the backward pass what is cheap to compute.
-REASONS_TO_KEEP = (
-    "ban_recompute_used_far_apart",
-    "ban_recompute_long_fusible_chains",
-    "ban_recompute_materialized_backward",
-)
 
 
 @cache
@@ -28,8 +22,8 @@ def prepare_compiling() -> None:
     backward = torch._functorch.config
     # What a backward pass can make again in passing, activations and norms, is not kept: Qwen2.5-1.5B keeps 44 of 68 kB
     # per token and layer. Not by way of `activation_memory_budget`, which would also run FlexAttention a second time.
-    for reason in REASONS_TO_KEEP:
-        setattr(backward, reason, False)
+    for reason in ("used_far_apart", "long_fusible_chains", "materialized_backward"):
+        setattr(backward, f"ban_recompute_{reason}", False)
     # Gradients of attention are laid out as its inputs and outputs are. Torch 2.11 expects the order of the dimensions,
     # and copies what is not.
     backward.guess_tangent_strides_as_outputs = True

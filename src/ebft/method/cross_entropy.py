@@ -53,12 +53,6 @@ class Head:
             z = z * self.scale
         return self.softcap * torch.tanh(z / self.softcap) if self.softcap is not None else z
 
-    def gradient_through(self, logits: Tensor, gradient: Tensor) -> Tensor:
-        """d loss / d (h W^T + bias), given d loss / d logits; the logits themselves matter for a soft-cap only."""
-        if self.softcap is not None:
-            gradient = gradient * (1 - (logits / self.softcap).square())
-        return gradient * self.scale if self.scale != 1.0 else gradient
-
     def compute_dtype(self, hidden: Tensor) -> torch.dtype:
         """The matrix product's: autocast's if that is on, else that of the hidden states."""
         device = hidden.device.type
@@ -118,10 +112,7 @@ def weighted_cross_entropy(
     hidden: Tensor, head: Head, rows: Rows, reference: Reference | None = None, chunk_rows: int | None = None
 ) -> RowResults:
     """sum over rows and targets of weight * (-log p), plus the weighted KL terms if a reference is given."""
-    if rows.kl_weights is not None and reference is None:
-        raise ValueError("kl_weights are given without a reference to take the divergence from")
-    if chunk_rows is None:
-        chunk_rows = rows_per_chunk(head, hidden.device)
+    chunk_rows = chunk_rows or rows_per_chunk(head, hidden.device)
     loss, log_probs, entropy, kl = _WeightedCrossEntropy.apply(
         hidden, head.weight, head.bias, head, rows, reference, chunk_rows, torch.is_grad_enabled()
     )
@@ -142,8 +133,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
         grad_enabled: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         wanted = [grad_enabled and x is not None and x.requires_grad for x in (hidden, weight, bias)]
-        full = torch.promote_types(hidden.dtype, torch.float32)
-        dtype = head.compute_dtype(hidden)
+        full, dtype = torch.promote_types(hidden.dtype, torch.float32), head.compute_dtype(hidden)
         # Weights are shares of all tokens of a step, and what scales a loss for float16 arrives in backward only: until
         # then gradients stay in float32, which holds numbers so small.
         half = dtype == torch.float16
@@ -166,7 +156,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
             targets, weights = rows.targets[at], rows.weights[at].to(full)
             temperature = rows.temperature[at, None]
             logits = head.logits(hidden_c)
-            if _fuse(logits, head, reference):
+            if logits.is_cuda and head.softcap is None and reference is None:
                 log_sum, log_probs[at], entropy[at] = fused(row_statistics, [logits, temperature, targets])
                 if not any(wanted):
                     continue
@@ -192,7 +182,9 @@ class _WeightedCrossEntropy(torch.autograd.Function):
                 else:
                     gradient = p.mul_(weights.sum(1, keepdim=True) / temperature)
                 gradient.scatter_add_(1, targets, -weights / temperature)
-                gradient = head.gradient_through(logits, gradient)
+                if head.softcap is not None:
+                    gradient = gradient * (1 - (logits / head.softcap).square())
+                gradient = gradient * head.scale if head.scale != 1.0 else gradient
                 del scaled, log_p, p
             if grad_bias is not None:
                 grad_bias += gradient.sum(0, dtype=full)
@@ -250,10 +242,6 @@ def log_probs_at_temperatures(hidden: Tensor, head: Head, targets: Tensor, tempe
             found[at, column] = of_target / temperature - mass.log()
         del logits, scaled  # before the next chunk is made
     return found
-
-
-def _fuse(logits: Tensor, head: Head, reference: Reference | None) -> bool:
-    return logits.is_cuda and head.softcap is None and reference is None
 
 
 def row_statistics(logits: Tensor, temperature: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:

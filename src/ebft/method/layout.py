@@ -27,7 +27,8 @@ What a completion emits after an end token needs no mask of its own: nothing bef
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,16 +36,13 @@ from torch import Tensor
 from ebft.method.anchors import (
     answer_starts,
     batch_size_of,
-    document_begin,
     document_starts,
     documents_and_padding,
     flags,
+    latest,
     truth_lengths,
 )
 from ebft.method.tree import Tree, build_tree
-
-_PER_ROW = ["_anchors", "_valid", "_truths", "_truth_mask", "_slots", "_completions", "predicted", "has_token"]
-_PER_ROW += ["row_positions", "visible_context", "subtree_end", "packed_documents"]
 
 
 class PackedLayout:
@@ -101,8 +99,6 @@ class PackedLayout:
         target_mask: Tensor | None = None,
         ends: Tensor | None = None,
     ) -> None:
-        if min(context_length, horizon, samples) < 1:
-            raise ValueError("context_length, horizon and samples must be at least 1")
         T, self.context_length, self.horizon, self.samples = context_length, context_length, horizon, samples
         self.batch_size = batch_size_of(lengths, document_ids, answer_mask, target_mask, ends, anchors)
         # Inside, every tensor has a row dimension R: one row if nothing differs by row, else the batch's.
@@ -133,7 +129,6 @@ class PackedLayout:
         self._valid = valid_RB[:, used]
         self._truths = torch.where(valid_RB, truth_RB, 0)[:, used]
         self._truth_mask = ~starts_RT & ~padding_RT & (answers_RT if target_mask is None else flags(target_mask, R, T))
-        self.has_documents = document_ids is not None
         # True if all rows of a batch see the same: attention then needs one mask for all of them. With documents,
         # lengths matter too, because padding tokens are documents of their own.
         same_documents = document_ids is None or (document_ids.dim() == 1 and lengths is None)
@@ -152,7 +147,7 @@ class PackedLayout:
         self.row_positions = torch.arange(T).expand(R, -1)
         self.packed_documents: Tensor | None = None
         if document_ids is not None:
-            self.row_positions, self.packed_documents = self.row_positions - document_begin(documents_RT), documents_RT
+            self.row_positions, self.packed_documents = self.row_positions - latest(starts_RT), documents_RT
         self._add_completions()
 
     def _add_completions(self, tree: Tree | None = None, nodes: int = 0) -> None:
@@ -220,13 +215,6 @@ class PackedLayout:
         slots = torch.arange(self.context_length, self.packed_length, device=self.device)
         return slots.view(self.num_anchors, self.samples, self.horizon)
 
-    @property
-    def truth_slots(self) -> Tensor:
-        """LongTensor [B, G] or [b, B, G]: where the truth stands; past a short truth, its last token again."""
-        steps = torch.arange(self.horizon, device=self.device)
-        steps = steps.clamp(max=(self._truths[..., None] - 1).clamp(min=0))
-        return self._squeeze((self._anchors[..., None] + steps).clamp(max=self.context_length - 1))
-
     def attention_mask(self, window: int | None = None) -> Tensor:
         """The mask rule as a dense bool tensor [S, S] or [b, S, S], True where the row may see the column.
 
@@ -276,11 +264,9 @@ class PackedLayout:
     def predictor_slots(self) -> Tensor:
         """[1 or b, B, n, G]: the slot whose hidden state predicts every token: the one before it, for a first token the
         last of its context."""
-        slots = self.completion_slots if self._slots is not None else self.completion_slots[None]
-        anchors = torch.atleast_2d(self.anchors)[..., None, None]
-        rows = max(slots.shape[0], anchors.shape[0])
-        before = (anchors - 1).expand(rows, -1, self.samples, -1)
-        return torch.cat([before, slots[..., :-1].expand(rows, -1, -1, -1)], -1)
+        slots = self.completion_slots.expand(len(self._anchors), -1, -1, -1)
+        before = (self._anchors[..., None, None] - 1).expand(-1, -1, self.samples, -1)
+        return torch.cat([before, slots[..., :-1]], -1)
 
     def generated(self, packed_ids: Tensor) -> Tensor:
         """The completions of packed sequences, [b, B, n, G]; of a tree also the tokens that it leaves out."""
@@ -288,8 +274,9 @@ class PackedLayout:
 
     def truths(self, context_ids: Tensor) -> Tensor:
         """What follows every anchor in contexts [b, T]: [b, B, G]; -1 past the end of a short truth."""
-        slots = self.truth_slots.expand(context_ids.shape[0], -1, -1)
-        inside = torch.arange(self.horizon, device=slots.device) < self.truth_lengths[..., None]
+        steps = torch.arange(self.horizon, device=self.device)
+        inside = steps < self._truths[..., None]
+        slots = torch.where(inside, self._anchors[..., None] + steps, 0).expand(len(context_ids), -1, -1)
         return torch.where(inside, context_ids.gather(1, slots.flatten(1)).view(slots.shape), -1)
 
     def before_anchors(self, hidden: Tensor) -> Tensor:
@@ -339,15 +326,11 @@ class PackedLayout:
     def with_tree(self, tree: Tree, nodes: int, predicting_rows: int) -> PackedLayout:
         """This layout with the nodes of a tree instead of completions, room for `nodes` of them in a row, and for so
         many tokens of all rows together that predict something."""
-        packed, b = copy.copy(self), len(tree.nodes)
-        for name in ("_anchors", "_valid", "_truths", "_truth_mask"):
-            setattr(packed, name, getattr(self, name).expand(b, -1))
+        b = len(tree.nodes)
+        packed = self._changed(lambda value: value.expand(b, -1))
         packed.batch_size, packed.rows_alike = b, False
-        packed._completions, packed.predicted, packed.predicting_rows = (
-            tree.completions,
-            tree.predicted,
-            predicting_rows,
-        )
+        packed._completions, packed.predicted = tree.completions, tree.predicted
+        packed.predicting_rows = predicting_rows
         steps = torch.arange(self.horizon, device=self.device)
         in_context = torch.where(steps < tree.in_context[..., None], packed._anchors[..., None, None] + steps, 0)
         packed._slots = torch.where(tree.is_node, tree.nodes + self.context_length, in_context)
@@ -365,22 +348,21 @@ class PackedLayout:
         device = torch.device(device)
         if device.type == self.device.type and device.index in (None, self.device.index):
             return self
-        moved = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(moved, name, value.to(device, non_blocking=True))
-        return moved
+        return self._changed(lambda value: value.to(device, non_blocking=True))
 
     def select_rows(self, rows: slice | Tensor) -> PackedLayout:
         """The layout of some rows of the batch (itself if all rows of any batch are alike)."""
         if self.batch_size is None:
             return self
-        part = copy.copy(self)
-        for name in _PER_ROW:
-            value = getattr(self, name)
-            setattr(part, name, None if value is None else value[rows])
-        part.batch_size = part._anchors.shape[0]
+        part = self._changed(lambda value: value[rows])
+        part.batch_size = len(part._anchors)
         return part
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> PackedLayout:
+        """With other tensors, all of which have a dimension of rows first."""
+        changed = copy.copy(self)
+        vars(changed).update({name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)})
+        return changed
 
     def _squeeze(self, value: Tensor) -> Tensor:
         return value[0] if self.batch_size is None else value
@@ -409,11 +391,9 @@ class PackedLayout:
         R = batch_size or 1
         documents_RT, padding_RT = documents_and_padding(R, T, document_ids, lengths)
         anchors = answer_starts(flags(answer_mask, R, T) & ~padding_RT, documents_RT, round_up)
-        if not allow_empty and not bool(anchors.any()):
-            raise ValueError("no valid anchor: no answer starts after a context; answer_mask must mark the answers")
         anchors = anchors if batch_size else anchors[0]
-        more: dict[str, Any] = {"allow_empty": allow_empty, "target_mask": target_mask}
-        return cls(T, horizon, samples, anchors, document_ids, answer_mask, lengths, **more)
+        layout = partial(cls, T, horizon, samples, anchors, document_ids, answer_mask, lengths)
+        return layout(allow_empty=allow_empty, target_mask=target_mask)
 
 
 class StridedLayout(PackedLayout):
@@ -442,28 +422,11 @@ class StridedLayout(PackedLayout):
         allow_empty: bool = False,
         ends: Tensor | None = None,
     ) -> None:
-        if stride < 1:
-            raise ValueError(f"stride={stride} must be at least 1")
         self.stride = stride
-        grid = (context_length - horizon) // stride
-        if grid < 1:
-            raise ValueError(
-                f"horizon={horizon} with stride={stride} does not fit in sequences of {context_length} tokens; "
-                f"use horizon<={context_length - stride} or longer sequences"
-            )
-        super().__init__(
-            context_length,
-            horizon,
-            samples,
-            torch.arange(1, grid + 1) * stride,
-            document_ids,
-            answer_mask,
-            lengths,
-            whole_truth=True,
-            drop_unused=not fixed_shape,
-            allow_empty=allow_empty,
-            ends=ends,
-        )
+        grid = torch.arange(max(context_length - horizon + 1, 0))[stride::stride]
+        given = (context_length, horizon, samples, grid, document_ids, answer_mask, lengths)
+        whole_truth, drop_unused = True, not fixed_shape
+        super().__init__(*given, whole_truth, drop_unused, allow_empty, ends=ends)
 
     @property
     def anchors(self) -> Tensor:

@@ -75,7 +75,7 @@ def ebft_loss(
     per_truth = _inverse(count_truth if truth_tokens is None else truth_tokens, device)
 
     wanted = counted if layout.predicted is None else counted & layout.predicted
-    predictors = _Predictors(layout, b, gamma != 0, wanted)
+    predictors = _Predictors(layout, gamma != 0, wanted)
     hidden_rows = predictors.hidden(hidden)
     targets = predictors.per_row(layout.generated(packed_ids), packed_ids[:, 1:T])
     row_temperature = predictors.temperatures(temperature, device)
@@ -106,7 +106,8 @@ def ebft_loss(
 
     cross_entropy = torch.full((), float("nan"), device=device)
     if gamma != 0:
-        cross_entropy = -(predictors.truth_log_probs(results.log_probs) * truth_mask).sum() * per_truth
+        of_truth = results.log_probs[predictors.policy_rows :, 0].view(b, -1)
+        cross_entropy = -(of_truth * truth_mask).sum() * per_truth
     return LossTerms(
         loss=results.loss,
         policy=-mean_over_generated(token_advantages * log_probs),
@@ -131,10 +132,10 @@ class _Predictors:
     part; a few may be there for no reason but that the device alone knows their exact number.
     """
 
-    def __init__(self, layout: PackedLayout, batch_size: int, with_truth: bool, wanted: Tensor) -> None:
+    def __init__(self, layout: PackedLayout, with_truth: bool, wanted: Tensor) -> None:
         """wanted: bool [b, B, n, G], the tokens of completions that are to be predicted."""
-        self.layout, self.b, self.with_truth = layout, batch_size, with_truth
         T, S, (b, B, n, G) = layout.context_length, layout.packed_length, wanted.shape
+        self.layout, self.truth_rows = layout, b * (T - 1) if with_truth else 0
         device = wanted.device
         slots = layout.predictor_slots.expand(b, -1, -1, -1)
         # A place for every row there could be: G of each anchor in the context, then the nodes.
@@ -157,7 +158,7 @@ class _Predictors:
     def hidden(self, hidden: Tensor) -> Tensor:
         """[b, S, H] -> [R, H]."""
         policy = hidden.flatten(0, 1).index_select(0, self.rows)
-        if not self.with_truth:
+        if not self.truth_rows:
             return policy
         return torch.cat([policy, hidden[:, : self.layout.context_length - 1].flatten(0, 1)])
 
@@ -166,13 +167,10 @@ class _Predictors:
         n = self.layout.samples
         values = per_token.new_zeros(self.policy_rows + 1, n)
         values[self.row, self.sample] = per_token
-        values = values[:-1]
-        if not self.with_truth:
-            return values
-        of_truth = per_token.new_zeros(self.b * (self.layout.context_length - 1), n)
-        if per_truth is not None:
+        of_truth = per_token.new_zeros(self.truth_rows, n)
+        if self.truth_rows and per_truth is not None:
             of_truth[:, 0] = per_truth.flatten()
-        return torch.cat([values, of_truth])
+        return torch.cat([values[:-1], of_truth])
 
     def per_token(self, per_row: Tensor) -> Tensor:
         """[R, n], or [R] for what a row has once, -> [b, B, n, G]; 0 for what was not wanted."""
@@ -181,12 +179,8 @@ class _Predictors:
         policy = torch.nn.functional.pad(per_row[: self.policy_rows], (0, 0, 0, 1))
         return policy[self.row, self.sample]
 
-    def truth_log_probs(self, per_row: Tensor) -> Tensor:
-        return per_row[self.policy_rows :, 0].view(self.b, -1)
-
     def temperatures(self, temperature: float, device: torch.device) -> Tensor:
-        truth_rows = self.b * (self.layout.context_length - 1) if self.with_truth else 0
-        values = torch.ones(self.policy_rows + truth_rows, device=device)
+        values = torch.ones(self.policy_rows + self.truth_rows, device=device)
         values[: self.policy_rows] = temperature
         return values
 

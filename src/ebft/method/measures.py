@@ -114,8 +114,9 @@ def title(metric: str) -> str:
     """What a metric is called in a table; `cfm_at_8` is of 8 tokens, `cfm_temperature_1` of samples at 1."""
     if found := re.fullmatch(r"cfm_at_(\d+)", metric):
         return f"{NAMES['cfm']} at {found[1]} token{'s' * (found[1] != '1')}"
-    if found := re.fullmatch(r"(.+)_temperature_(.+)", metric):
-        return f"{title(found[1])} at temperature {found[2]}"
+    base, _, temperature = metric.partition("_temperature_")
+    if temperature:
+        return f"{title(base)} at temperature {temperature}"
     return (NAMES | WITHOUT_END | OF_ROLLOUTS | OF_SHARPNESS).get(metric, metric)
 
 
@@ -146,6 +147,8 @@ METRICS = {
     "whitened_proxy": "contexts",
     "reward": "contexts",
 }
+_PER = METRICS | dict.fromkeys(OF_ROLLOUTS, "contexts") | dict.fromkeys(WITHOUT_END, "answer_tokens_without_end")
+_PER |= {f"{of}best_temperature": f"{of}tokens" for of in TOKENS}
 
 
 def estimates(records: Sequence[Record]) -> dict[str, Estimate]:
@@ -215,7 +218,7 @@ def as_logged(found: Mapping[str, Estimate], prefix: str = "eval") -> dict[str, 
 def sums_by_metric(records: Sequence[Record]) -> dict[str, SumsAndCounts]:
     """What each sequence gives to each metric, of those that anything was counted for."""
     found = {}
-    named = {name.replace("log_probs", "cross_entropy"): "" for record in records for name in record}
+    named = dict.fromkeys(name.replace("log_probs", "cross_entropy") for record in records for name in record)
     for metric in METRICS | named:
         counts = [record.get(per_what(metric), 0) for record in records]
         if any(counts):
@@ -225,21 +228,13 @@ def sums_by_metric(records: Sequence[Record]) -> dict[str, SumsAndCounts]:
 
 
 def per_what(metric: str) -> str:
-    """The count that a metric of records is per; nothing for what is no metric. Some records have more metrics."""
-    if "cross_entropy_temperature_" in metric or metric in OF_SHARPNESS:
-        return "answer_tokens" if metric.startswith("answer_") else "tokens"
-    if metric in OF_ROLLOUTS or metric.startswith("cfm_temperature_"):
-        return "contexts"
-    if metric in WITHOUT_END:
-        return "answer_tokens_without_end"
-    return METRICS.get(metric, "profile_contexts" if metric.startswith("cfm_at_") else "")
+    """The count that a metric of records is per; nothing for what is no metric."""
+    return "profile_contexts" if metric.startswith("cfm_at_") else _PER.get(metric.partition("_temperature_")[0], "")
 
 
 def _sum(record: Record, metric: str, count: int) -> float:
     """A broken model shows: no number from a sequence that counts is NaN, not 0."""
-    if count == 0:
-        return 0.0
     value = record.get(metric.replace("cross_entropy", "log_probs"))
-    if value is None:
-        return math.nan
+    if count == 0 or value is None:
+        return math.nan if count else 0.0
     return -value if "cross_entropy" in metric else value * count

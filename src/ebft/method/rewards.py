@@ -145,18 +145,13 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(zero, 0.0, numerator / denominator.masked_fill(zero, 1.0))
 
 
-def leave_one_out_baseline(alignment: Tensor, diversity: Tensor, alpha: float = 1.0) -> Tensor:
-    """b_j for terms [..., n]. The T2 part needs n >= 3 and is dropped for n = 2; a single sample has no baseline."""
-    n = alignment.shape[-1]
-    penalty = alpha * diversity
-    baseline = alignment.new_zeros(alignment.shape)
+def leave_one_out_advantages(alignment: Tensor, diversity: Tensor, alpha: float = 1.0) -> Tensor:
+    """alignment_j - alpha * diversity_j - b_j for terms [..., n]. For n >= 3 they sum to zero over a context. The T2
+    part of the baseline b_j needs n >= 3 and is dropped for n = 2; a single sample has no baseline."""
+    n, penalty = alignment.shape[-1], alpha * diversity
+    baseline = torch.zeros_like(alignment)
     if n >= 2:
         baseline = (alignment.sum(-1, keepdim=True) - alignment) / (n - 1)
     if n >= 3:
         baseline = baseline - (penalty.sum(-1, keepdim=True) - 2 * penalty) / (n - 2)
-    return baseline
-
-
-def leave_one_out_advantages(alignment: Tensor, diversity: Tensor, alpha: float = 1.0) -> Tensor:
-    """alignment_j - alpha * diversity_j - b_j for terms [..., n]. For n >= 3 they sum to zero over a context."""
-    return alignment - alpha * diversity - leave_one_out_baseline(alignment, diversity, alpha)
+    return alignment - penalty - baseline

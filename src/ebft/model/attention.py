@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,8 @@ from ebft.method.choices import Backend
 from ebft.method.layout import PackedLayout
 from ebft.method.rewards import token_groups
 from ebft.model import flex
-from ebft.model.flex import KV, ScoreRule
+
+KV = tuple[Tensor, Tensor]  # keys and values
 
 ATTENTION_NAME = "ebft"
 
@@ -42,6 +43,19 @@ _RECOMPUTED: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": Fal
 
 # Products and scores of a rollout's step alive at once in the sdpa backend, in elements: few enough for a CPU's cache.
 CHUNK_SCORES = {"cpu": 2**20, "cuda": 2**26}
+
+
+@dataclass(frozen=True)
+class ScoreRule:
+    """Scale, sliding window and soft-cap of one layer."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+
+    def scores(self, products: Tensor) -> Tensor:
+        scores = products.to(torch.promote_types(products.dtype, torch.float32)) * self.scale
+        return self.softcap * torch.tanh(scores / self.softcap) if self.softcap is not None else scores
 
 
 def avoid_cudnn_attention() -> None:
@@ -168,15 +182,10 @@ class Pass:
         return flex.attend(q, k, v, mask, rule, self.layout.context_length)
 
     def _attend_context(self, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
-        """The sdpa backend among the context tokens: torch's own kernels, where they can."""
-        layout, grouped = self.layout, q.shape[1] != k.shape[1]
-        window = rule.window if rule.window is not None and rule.window < layout.context_length else None
-        if window is None and not layout.has_documents and rule.softcap is None:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=rule.scale, enable_gqa=grouped)
-        mask = self._once(_context_mask, window)
-        if rule.softcap is None:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=rule.scale, enable_gqa=grouped)
-        return _attend_plainly(q, k, v, mask, rule)
+        """The sdpa backend among the context tokens."""
+        window = rule.window if rule.window is not None and rule.window < self.layout.context_length else None
+        plain = window is None and rule.softcap is None and self.layout.packed_documents is None
+        return _attend_by_torch(q, k, v, None if plain else self._once(_context_mask, window), rule)
 
 
 class PackedPass(Pass):
@@ -203,29 +212,19 @@ class PackedPass(Pass):
         (k_context, k_own), (v_context, v_own) = (x.split([T, x.shape[2] - T], 2) for x in (k, v))
         attended = [self._attend_context(q_context, k_context, v_context, rule)]
         for part, queries in zip(parts, q_parts, strict=True):
-            attended.append(part.attend(queries, part.seen(k_context, k_own), part.seen(v_context, v_own), rule))
+            keys = torch.cat([k_context[:, :, : part.context], k_own[:, :, part.own]], 2)
+            values = torch.cat([v_context[:, :, : part.context], v_own[:, :, part.own]], 2)
+            attended.append(_attend_by_torch(queries, keys, values, part.mask, rule))
         return torch.cat(attended, 2)
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """Consecutive tokens of completions, and what any of them looks at: context up to their anchors, and ancestors."""
 
     length: int
     context: int  # how many leading context tokens
     own: slice  # of the completions' tokens, from the first ancestor on
     mask: Tensor  # bool [rows, 1, queries, keys]
-
-    def seen(self, of_context: Tensor, of_completions: Tensor) -> Tensor:
-        return torch.cat([of_context[:, :, : self.context], of_completions[:, :, self.own]], 2)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
-        if rule.softcap is None:
-            grouped = q.shape[1] != k.shape[1]
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, scale=rule.scale, enable_gqa=grouped)
-        # Scores are cheap to make again and large to keep.
-        attend = partial(checkpoint, _attend_plainly, **_RECOMPUTED) if torch.is_grad_enabled() else _attend_plainly
-        return attend(q, k, v, self.mask, rule)
 
 
 def _parts(layout: PackedLayout, window: int | None) -> list[_Part]:
@@ -287,46 +286,45 @@ def _attend_step(q: Tensor, context: KV, own: KV, layout: PackedLayout, rule: Sc
     chunk = max(1, min(B, CHUNK_SCORES.get(q.device.type, CHUNK_SCORES["cpu"]) // per_anchor))
     full = torch.promote_types(q.dtype, torch.float32)
     grouped = q.unflatten(1, (kv, -1)).unflatten(3, (B, n))  # [b, kv, heads/kv, B, n, d]
+    tokens, rows = torch.arange(layout.packed_length, device=q.device), layout.mask_rows[:, None, None]
+    first_samples = tokens[layout.context_length + step :: n * layout.horizon]  # what they see, the others see as well
     outputs = []
     for start in range(0, B, chunk):
         anchors = slice(start, start + chunk)
         seen = max(layout.furthest_context[anchors])
         queries, keys = grouped[:, :, :, anchors], context_k[:, :, :seen]
-        rows = queries.shape[2:5]
         # All queries of a kv head share its keys: [b, kv, heads/kv, B, n, seen].
-        on_context = rule.scores(queries.flatten(2, 4) @ keys.transpose(-1, -2)).unflatten(2, rows)
-        sees = _step_sees_context(layout, anchors, seen, step, rule.window)
-        on_context = on_context.masked_fill(~sees, float("-inf"))
+        on_context = rule.scores(queries.flatten(2, 4) @ keys.transpose(-1, -2)).unflatten(2, queries.shape[2:5])
+        sees = layout.allowed(rows, first_samples[anchors, None], tokens[:seen], rule.window)  # [rows, B, seen]
+        on_context = on_context.masked_fill(~sees[:, None, None, :, None], float("-inf"))
         # Products of a completion's own few tokens written out: a small matrix product for each sample and head takes
         # longer (3 tokens: 10 times as long, 64 tokens: 1.5 times).
         k, v = (held[:, :, None, anchors] for held in (own_k, own_v))  # [b, kv, 1, B, n, h, d]
         on_own = rule.scores((queries[..., None, :].to(full) * k).sum(-1))
         if rule.window is not None:
-            back = step - torch.arange(step + 1, device=q.device)
+            back = step - tokens[: step + 1]
             on_own = on_own.masked_fill(back >= rule.window, float("-inf"))
         weights = torch.cat([on_context, on_own], -1).softmax(-1).to(v.dtype)
         to_context, to_own = weights.split([seen, step + 1], -1)
-        from_context = (to_context.flatten(2, 4) @ context_v[:, :, :seen]).unflatten(2, rows)
+        from_context = (to_context.flatten(2, 4) @ context_v[:, :, :seen]).unflatten(2, queries.shape[2:5])
         outputs.append(from_context + (to_own[..., None].to(full) * v).sum(-2).to(v.dtype))
     return torch.cat(outputs, 3).flatten(3, 4).flatten(1, 2)
-
-
-def _step_sees_context(layout: PackedLayout, anchors: slice, seen: int, step: int, window: int | None) -> Tensor:
-    """The rule between a token of completions and the first `seen` context tokens, shaped to broadcast over
-    [b, kv, heads/kv, B, n, seen]: samples of an anchor see the same."""
-    per_anchor = layout.samples * layout.horizon
-    queries = torch.arange(layout.context_length + step, layout.packed_length, per_anchor, device=layout.device)[
-        anchors
-    ]
-    keys = torch.arange(seen, device=layout.device)
-    allowed = layout.allowed(layout.mask_rows[:, None, None], queries[:, None], keys, window)  # [rows, B, seen]
-    return allowed[:, None, None, :, None]
 
 
 def _context_mask(layout: PackedLayout, window: int | None) -> Tensor:
     """bool [rows, 1, T, T]"""
     tokens = torch.arange(layout.context_length, device=layout.device)
     return layout.allowed(layout.mask_rows[:, None, None], tokens[:, None], tokens, window)[:, None]
+
+
+def _attend_by_torch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: ScoreRule) -> Tensor:
+    """Torch's own kernels, where they can. Without a mask a token sees all before it."""
+    if mask is None or rule.softcap is None:
+        of_all, grouped = mask is None, q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=of_all, scale=rule.scale, enable_gqa=grouped)
+    # Scores are cheap to make again and large to keep.
+    attend = partial(checkpoint, _attend_plainly, **_RECOMPUTED) if torch.is_grad_enabled() else _attend_plainly
+    return attend(q, k, v, mask, rule)
 
 
 def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, rule: ScoreRule, dropout: float = 0.0) -> Tensor:

@@ -22,6 +22,10 @@ from ebft.model.attention import ATTENTION_NAME, CachedPass, PackedPass, Pass, r
 
 # Layers that carry a state from token to token, which completions cannot share, or whose masks ebft does not know.
 _OTHER_LAYERS = ("mamba", "linear_attention", "recurrent", "conv", "ssm", "chunked", "compressed", "indexer")
+_SUPPORTED = (
+    "ebft supports decoder-only models with attention in every layer and rotary or absolute positions, such as Llama "
+    "or GPT-2"
+)
 
 
 def base_model(model: nn.Module) -> PreTrainedModel:
@@ -51,34 +55,19 @@ def text_config(model: nn.Module) -> Any:
     return base_model(model).config.get_text_config(decoder=True)
 
 
-def _check_supported(base: PreTrainedModel) -> None:
-    """What class and configuration say; `_check_invariant` finds out the rest."""
-    config = text_config(base)
-    layers = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
-    odd = ", ".join(sorted(layer for layer in layers if any(other in layer for other in _OTHER_LAYERS)))
-    for unsupported, why in (
-        (getattr(base.config, "is_encoder_decoder", False), "is an encoder-decoder"),
-        (base.get_output_embeddings() is None, "has no language-model head; load it with AutoModelForCausalLM"),
-        (odd, f"has layers of type {odd}"),
-        (not base._can_set_attn_implementation(), "does not use transformers' attention interface"),
-    ):
-        if unsupported:
-            raise ValueError(
-                f"{type(base).__name__} {why}; ebft supports decoder-only models with attention in every layer and "
-                "rotary or absolute positions, such as Llama or GPT-2"
-            )
-
-
 def prepare_model(model: nn.Module) -> PreTrainedModel:
     """Set the model's attention to ebft's, once, after checking that ebft supports it.
 
     Plain calls of the model keep working as before. Returns the transformers model under any wrapper.
     """
     base = base_model(model)
-    before = text_config(base)._attn_implementation
+    config = text_config(base)
+    before = config._attn_implementation
     if before == ATTENTION_NAME:
         return base
-    _check_supported(base)
+    layers = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
+    if odd := sorted(layer for layer in layers if any(other in layer for other in _OTHER_LAYERS)):
+        raise ValueError(f"{type(base).__name__} has layers of type {', '.join(odd)}; {_SUPPORTED}")
     output_head(base)
     base.set_attn_implementation(ATTENTION_NAME)
     if input_embeddings(base).is_meta:
@@ -104,7 +93,8 @@ def output_head(model: nn.Module) -> Head:
     if hasattr(module, "base_layer"):
         raise ValueError("an adapter on the output head is not supported; take lm_head out of target_modules")
     if not isinstance(module, nn.Linear):
-        raise ValueError(f"the output head is a {type(module).__name__}, ebft needs a linear one")
+        kind = type(module).__name__
+        raise ValueError(f"the output head is a {kind}, not a linear one; load models with AutoModelForCausalLM")
     scale = float(getattr(config, "logit_scale", None) or 1.0)
     scale /= float(getattr(config, "logits_scaling", None) or 1.0)
     return Head(module.weight, module.bias, scale, getattr(config, "final_logit_softcapping", None))
@@ -233,15 +223,15 @@ def _check_invariant(base: PreTrainedModel) -> None:
     plain = torch.cat([context[:, :anchor], completion[:, 0, 0]], 1)
     name = type(base).__name__
     with evaluating(base), _short_window(base), in_float32(base):
-        expected = base(input_ids=plain, use_cache=False).logits[0, anchor - 1 :].float()
-        if not bool(torch.isfinite(expected).all()):
-            raise ValueError(f"the weights of {name} give NaN or infinite logits; load another one")
         try:
+            expected = base(input_ids=plain, use_cache=False).logits[0, anchor - 1 :].float()
             packed = _packed_rows(base, layout, layout.pack(context, completion))
             cached = _cached_rows(base, layout, context, completion)
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(f"{name} does not pass ebft's attention through to its layers: {error}") from error
+        except Exception as error:  # whatever a model does with arguments that it does not know
+            raise ValueError(f"{name} does not pass ebft's attention through ({error}); {_SUPPORTED}") from error
         head = output_head(base)
+    if not bool(torch.isfinite(expected).all()):
+        raise ValueError(f"the weights of {name} give NaN or infinite logits; load another one")
     for rows, where in (packed, "for a packed sequence"), (cached, "in the cached passes of a rollout"):
         found = head.logits(rows).float()
         # Rounding of the model's own precision, with room; a wrong mask or position is off by the size of the logits.
@@ -396,33 +386,30 @@ def in_float32(model: PreTrainedModel) -> Iterator[None]:
     layers. After, its weights are the same tensors. Weights that are quantised or elsewhere stay as they are."""
     kept: dict[int, tuple[Tensor, Tensor]] = {}  # every tensor that is wide now, with its own data
 
+    def tensors_of(module: nn.Module) -> dict[int, Tensor]:
+        return {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+
     def widen(tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             if tensor.dtype in _NARROW:
                 kept[id(tensor)] = (tensor, tensor.data)
                 tensor.data = tensor.data.float()
 
-    def restore(tensors: Iterable[Tensor]) -> None:
-        for tensor in tensors:
-            if id(tensor) in kept:
-                tensor.data = kept.pop(id(tensor))[1]
+    def restore(numbers: Iterable[int]) -> None:
+        for tensor, data in [kept.pop(number) for number in numbers if number in kept]:
+            tensor.data = data
 
     known = all(p.dtype in (*_NARROW, torch.float32, torch.float64) and not p.is_meta for p in model.parameters())
     with torch.autocast(next(model.parameters()).device.type, enabled=False), ExitStack() as stack:
         if known and getattr(model, "hf_quantizer", None) is None:
-            stack.callback(lambda: restore([tensor for tensor, _ in kept.values()]))
-            outside = {id(tensor): tensor for tensor in _tensors(model)}
+            stack.callback(lambda: restore(list(kept)))
+            outside = tensors_of(model)
             for layer in decoder_layers(decoder_of(model))[1]:
-                for tensor in _tensors(layer):
-                    outside.pop(id(tensor), None)
-                before = layer.register_forward_pre_hook(lambda layer, _: widen(_tensors(layer)))
-                after = layer.register_forward_hook(lambda layer, *_: restore(_tensors(layer)), always_call=True)
+                for number in tensors_of(layer):
+                    outside.pop(number, None)
+                before = layer.register_forward_pre_hook(lambda layer, _: widen(tensors_of(layer).values()))
+                after = layer.register_forward_hook(lambda layer, *_: restore(tensors_of(layer)), always_call=True)
                 stack.enter_context(before)
                 stack.enter_context(after)
             widen(outside.values())
         yield
-
-
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()

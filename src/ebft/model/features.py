@@ -286,19 +286,14 @@ def tapped_states(
     layers = decoder_layers(decoder)[1]
     found: dict[int, list[Tensor]] = {}
 
-    def keep(tap: int, hidden: Tensor) -> None:
+    def keep(tap: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        if tap == 0:  # the embeddings: what the first layer is given
+            hidden = args[0] if args else kwargs["hidden_states"]
         flat = hidden.flatten(0, 1)
         found[tap] = [(flat[tokens].float() * weights).sum(-2) for tokens, weights in places]
 
-    def before_first_layer(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        keep(0, args[0] if args else kwargs["hidden_states"])
-
-    def after_layer(tap: int, _: nn.Module, __: object, output: Tensor | tuple[Tensor, ...]) -> None:
-        keep(tap, output[0] if isinstance(output, tuple) else output)
-
-    handles = [layers[tap - 1].register_forward_hook(partial(after_layer, tap)) for tap in set(taps) - {0}]
-    if 0 in taps:
-        handles.append(layers[0].register_forward_pre_hook(before_first_layer, with_kwargs=True))
+    handles = [layers[max(tap - 1, 0)].register_forward_hook(partial(keep, tap), with_kwargs=True) for tap in set(taps)]
     try:
         yield found
     finally:

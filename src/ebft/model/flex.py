@@ -11,9 +11,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,9 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from ebft.method.compiling import compiled
 from ebft.method.layout import PackedLayout
 
-KV = tuple[Tensor, Tensor]  # keys and values
+if TYPE_CHECKING:
+    from ebft.model.attention import KV, ScoreRule
+
 Rule = Callable[[Any, Any, Tensor], Tensor]  # of a row, the place of a query, and a key: whether it is seen
 
 # FlexAttention's own limit; narrower heads (toy models) go through the sdpa backend.
@@ -44,19 +45,6 @@ _STAGES = {64: (4, 3), 128: (3, 2)}  # loads that are under way, forward and bac
 # Torch checks a mask's blocks against its own choice for the kernels, although it takes ours then. So every mask says
 # 128, and the kernels are told otherwise, by versions that are known to listen: 2.11 was tried, 2.13 read.
 _LISTENING = ((2, 11), (2, 13))
-
-
-@dataclass(frozen=True)
-class ScoreRule:
-    """Scale, sliding window and soft-cap of one layer."""
-
-    scale: float
-    window: int | None
-    softcap: float | None
-
-    def scores(self, products: Tensor) -> Tensor:
-        scores = products.to(torch.promote_types(products.dtype, torch.float32)) * self.scale
-        return self.softcap * torch.tanh(scores / self.softcap) if self.softcap is not None else scores
 
 
 # ---- kernels -------------------------------------------------------------------------------------------------------
