@@ -13,13 +13,12 @@ from torch import Tensor
 
 from drawn_sharing import shared_draws
 from ebft.config.method import MethodConfig
-from ebft.iteration import loss_of, micro_batches
+from ebft.iteration import Packing, Rollouts, loss_of, micro_batches, packings, roll_out
 from ebft.method.layout import PackedLayout
 from ebft.method.rewards import Whitening, feature_matching_rewards, leave_one_out_advantages
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import compile_layers, decoder_of
 from ebft.model.features import FeatureNetwork
-from ebft.rollouts import Packing, Rollouts, packings, roll_out
 from step_settings import TEMPERATURE, Settings
 
 

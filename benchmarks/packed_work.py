@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ebft.iteration import Packing
 from ebft.method.layout import PackedLayout
 from ebft.model.attention import ask
-from ebft.rollouts import Packing
 from packed_implementation import PackedImplementation, Rolled
 
 

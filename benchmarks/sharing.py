@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM
 
 from command_line import Parser, positive
 from ebft.config.method import MethodConfig
+from ebft.iteration import packings, roll_out
 from ebft.method.layout import StridedLayout
 from ebft.method.sampling import sequence_seeds
-from ebft.rollouts import packings, roll_out
 from provenance import command_and_date, commit
 from step_settings import SEED
 from trained_model import text_contexts

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ebft.rollouts import packings
+from ebft.iteration import packings
 from iteration_time import Run
 from provenance import command_and_date, device_name
 from step_settings import parse_arguments

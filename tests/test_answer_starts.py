@@ -16,12 +16,11 @@ from ebft.config.method import MethodConfig
 from ebft.data.packing import PADDING, DocumentIndex, SequenceDataset, collate, end_token_ids
 from ebft.data.row_format import Document, encode
 from ebft.data.store import TokenStore
-from ebft.iteration import check_sequences, make_layout, score
+from ebft.iteration import check_sequences, make_layout, pack_to_score, roll_out, score
 from ebft.method.losses import LossTerms, ebft_loss
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
-from ebft.rollouts import pack_to_score, roll_out
 from tests.model.plain_features import brute_force
 from tests.models import VOCABULARY, tiny_model
 from tests.plain import plain_logits, untouched

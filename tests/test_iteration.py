@@ -16,13 +16,12 @@ from ebft.data.packing import PADDING, DocumentIndex, OnHost, SequenceDataset, c
 from ebft.data.row_format import Document
 from ebft.data.store import TokenStore
 from ebft.errors import DataError
-from ebft.iteration import Scores, check_sequences, join, make_layout, prepare_window, score
+from ebft.iteration import Rollouts, Scores, check_sequences, join, make_layout, prepare_window, score
 from ebft.method.cross_entropy import Reference
 from ebft.method.losses import counted_tokens, ebft_loss
 from ebft.method.rewards import leave_one_out_advantages, token_groups
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
-from ebft.rollouts import Rollouts
 from tests.models import VOCABULARY, tiny_model
 
 T, END = 24, 7

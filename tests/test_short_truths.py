@@ -15,11 +15,10 @@ from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token
 from ebft.data.row_format import Document
 from ebft.data.store import TokenStore
 from ebft.errors import ConfigError, DataError
-from ebft.iteration import check_sequences, make_layout, score
+from ebft.iteration import check_sequences, make_layout, pack_to_score, roll_out, score
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import sequence_seeds
 from ebft.model.features import FeatureNetwork
-from ebft.rollouts import pack_to_score, roll_out
 from tests.model.plain_features import brute_force
 from tests.models import tiny_model
 from tests.plain import untouched

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -22,12 +23,15 @@ from ebft.method.rewards import (
     conditional_feature_matching_loss,
     feature_matching_rewards,
     leave_one_out_advantages,
+    token_groups,
     truth_groups,
 )
 from ebft.method.sampling import sequence_seeds
+from ebft.method.tree import Tree
+from ebft.model.attention import ask, rounded_up
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
-from ebft.rollouts import Packing, Rollouts, packings, roll_out
+from ebft.model.rollout import draw
 from ebft.runtime.processes import sum_over_processes
 from ebft.runtime.timing import Clock
 
@@ -36,38 +40,25 @@ Part = TypeVar("Part", "Rollouts", "Scores")
 LOOKED_AT = 2000  # sequences, for one that has an anchor
 
 
+@dataclass
+class Rollouts:
+    """n completions at B anchors of b sequences, before anything looks at them."""
+
+    completions: Tensor  # [b, B, n, G]
+    lengths: Tensor | None  # [b, B, n], tokens up to their end; None if nothing ends them
+    entropy: Tensor  # [b, B, n, G], of the distribution that each token was drawn from
+    groups: Tensor  # [b, B, n], equal completions have equal numbers
+
+    def select(self, rows: slice | Tensor) -> Rollouts:
+        chosen: dict[str, Any] = {k: None if v is None else v[rows] for k, v in vars(self).items()}
+        return Rollouts(**chosen)
+
+
 def join(parts: Sequence[Part]) -> Part:
     """What was found for one batch after the other, as for all of them at once."""
     columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(parts[0])}
     joined: dict[str, Any] = {k: None if v[0] is None else torch.cat(v) for k, v in columns.items()}
     return type(parts[0])(**joined)
-
-
-@dataclass
-class Scores:
-    """What the frozen network says about rollouts."""
-
-    alignment: Tensor  # [b, B, n]
-    diversity: Tensor  # [b, B, n]
-    cfm: Tensor | None  # [b, B], the unbiased feature-matching loss of every context; None for a single sample
-
-
-@dataclass
-class Window:
-    """What one process computes the loss of; counts and metrics are those of all processes together."""
-
-    micro_batches: list[dict[str, Any]]
-    generated_tokens: Tensor
-    sequences: Tensor
-    tokens: Tensor  # of the contexts, padding left out
-    computed: dict[str, Tensor]  # tokens that went through the layers, by phase, and rows with logits in the update
-    metrics: dict[str, Tensor | float]
-    example: dict[str, Tensor]  # the first sequence, for the table of samples
-    loss_sums: dict[str, Tensor] = field(default_factory=dict)  # over the micro-batches so far, of this process
-
-    def add(self, name: str, value: Tensor) -> None:
-        """Add a micro-batch's part of a sum over the window."""
-        self.loss_sums[name] = self.loss_sums[name] + value.detach() if name in self.loss_sums else value.detach()
 
 
 def make_layout(
@@ -121,6 +112,86 @@ def check_sequences(dataset: SequenceDataset, config: MethodConfig, end_token_id
     )
 
 
+def roll_out(
+    model: nn.Module,
+    input_ids: Tensor,
+    layout: PackedLayout,
+    seeds: Tensor,
+    config: MethodConfig,
+    end_token_ids: Tensor | None,
+) -> tuple[Rollouts, Tensor]:
+    """Rollouts, and the hidden states of their contexts [b, T, H]."""
+    sampling = (config.temperature, None, None)
+    completions, entropy, context = draw(
+        model, input_ids, layout, sampling, seeds, end_token_ids, config.attention_backend, config.trees
+    )
+    lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
+    return Rollouts(completions, lengths, entropy, token_groups(completions)), context
+
+
+# ---- what each pass over a window needs: as trees, every prefix once -------------------------------------------------
+
+
+@dataclass
+class Packing:
+    """The sequences of a window for one pass: plain completions, or the trees of what the pass needs of them."""
+
+    layout: PackedLayout
+    tree: Tree | None = None
+    nodes: list[int] = field(default_factory=list)  # of each row, as the host knows it
+    predicting: list[int] = field(default_factory=list)
+
+    def of_rows(self, rows: Sequence[int], index: slice | Tensor) -> PackedLayout:
+        """The layout of some rows; `index` says the same to the device."""
+        layout = self.layout
+        if self.tree is None:
+            return layout.select_rows(index)
+        nodes, predicting = max(self.nodes[row] for row in rows), sum(self.predicting[row] for row in rows)
+        if layout.device.type == "cuda":
+            every_node = layout.num_anchors * layout.samples * layout.horizon
+            nodes = rounded_up(nodes, every_node)
+            predicting = rounded_up(predicting, len(rows) * every_node)
+        return layout.select_rows(index).with_tree(self.tree.select(index), nodes, predicting)
+
+
+def packings(
+    layout: PackedLayout, input_ids: Tensor, rollouts: Rollouts, config: MethodConfig, update: bool = True
+) -> list[Packing]:
+    """For the frozen network, and for the update. Asks the device how large the trees are: once for both."""
+    if not config.trees:
+        return [Packing(layout)] * (1 + update)
+    trees = [layout.tree_of(rollouts.completions, input_ids, rollouts.lengths)]
+    if update:
+        # The last token predicts nothing.
+        of_all = torch.full_like(rollouts.groups, layout.horizon)
+        needed = (of_all if rollouts.lengths is None else rollouts.lengths) - 1
+        # Where all completions are equal, from three samples on, all advantages are 0. A divergence is there all the
+        # same.
+        if layout.samples >= 3 and not config.kl_weight:
+            needed = torch.where((rollouts.groups == 0).all(-1, keepdim=True), -1, needed)
+        trees.append(layout.tree_of(rollouts.completions, input_ids, needed))
+    counts = iter(ask([count for tree in trees for count in (tree.counts, tree.predicting)]))
+    return [Packing(layout, tree, next(counts), next(counts)) for tree in trees]
+
+
+def pack_to_score(layout: PackedLayout, input_ids: Tensor, rollouts: Rollouts, config: MethodConfig) -> PackedLayout:
+    """The layout to look at rollouts with, where no update follows."""
+    (packing,) = packings(layout, input_ids, rollouts, config, update=False)
+    return packing.of_rows(range(len(input_ids)), slice(None))
+
+
+# ---- a window --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Scores:
+    """What the frozen network says about rollouts."""
+
+    alignment: Tensor  # [b, B, n]
+    diversity: Tensor  # [b, B, n]
+    cfm: Tensor | None  # [b, B], the unbiased feature-matching loss of every context; None for a single sample
+
+
 def score(
     features: FeatureNetwork,
     input_ids: Tensor,
@@ -151,6 +222,24 @@ def _truth_groups(input_ids: Tensor, layout: PackedLayout, rollouts: Rollouts) -
     return truth_groups(completions, layout.truths(input_ids), rollouts.groups)
 
 
+@dataclass
+class Window:
+    """What one process computes the loss of; counts and metrics are those of all processes together."""
+
+    micro_batches: list[dict[str, Any]]
+    generated_tokens: Tensor
+    sequences: Tensor
+    tokens: Tensor  # of the contexts, padding left out
+    computed: dict[str, Tensor]  # tokens that went through the layers, by phase, and rows with logits in the update
+    metrics: dict[str, Tensor | float]
+    example: dict[str, Tensor]  # the first sequence, for the table of samples
+    loss_sums: dict[str, Tensor] = field(default_factory=dict)  # over the micro-batches so far, of this process
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add a micro-batch's part of a sum over the window."""
+        self.loss_sums[name] = self.loss_sums[name] + value.detach() if name in self.loss_sums else value.detach()
+
+
 def prepare_window(
     model: nn.Module,
     features: FeatureNetwork,
@@ -174,22 +263,15 @@ def prepare_window(
     layout = make_layout(on_host, config, config.samples, end_token_ids, round_up).to(device)
     at_once = config.rollout_batch_size or rows
     parts = [slice(start, min(start + at_once, rows)) for start in range(0, rows, at_once)]
+    roll = partial(roll_out, model, config=config, end_token_ids=end_token_ids)
+    look = partial(score, features, config=config, clock=clock)
     with clock.phase("rollout"):
-        rollouts = join(
-            [
-                roll_out(model, input_ids[at], layout.select_rows(at), seeds[at], config, end_token_ids)[0]
-                for at in parts
-            ]
-        )
+        rollouts = join([roll(input_ids[at], layout.select_rows(at), seeds[at])[0] for at in parts])
     with clock.phase("features"):
         to_score, to_train = packings(layout, input_ids, rollouts, config)
         packed = [to_score.of_rows(range(rows)[at], at) for at in parts]
-    scores = join(
-        [
-            score(features, input_ids[at], layout_at, rollouts.select(at), config, clock)
-            for at, layout_at in zip(parts, packed, strict=True)
-        ]
-    )
+    scored = zip(parts, packed, strict=True)
+    scores = join([look(input_ids[at], layout_at, rollouts=rollouts.select(at)) for at, layout_at in scored])
     advantages = leave_one_out_advantages(scores.alignment, scores.diversity, config.alpha)
     sizes = [batch["input_ids"].shape[0] for batch in batches]
     sums = _metric_sums(rollouts, scores, layout, config.alpha)
@@ -297,16 +379,14 @@ def micro_batches(
 def _example(
     input_ids: Tensor, rollouts: Rollouts, scores: Scores, layout: PackedLayout, advantages: Tensor
 ) -> dict[str, Tensor]:
-    rows = input_ids.shape[0]
+    names = ("anchors", "anchor_mask", "truth_lengths")
     return {
         "input_ids": input_ids[0],
         "completions": rollouts.completions[0],
         "alignment": scores.alignment[0],
         "diversity": scores.diversity[0],
         "advantages": advantages[0],
-        "anchors": layout.anchors.expand(rows, -1)[0],
-        "anchor_mask": layout.anchor_mask.expand(rows, -1)[0],
-        "truth_lengths": layout.truth_lengths.expand(rows, -1)[0],
+        **{name: getattr(layout, name).expand(len(input_ids), -1)[0] for name in names},
     }
 
 

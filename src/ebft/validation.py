@@ -18,7 +18,7 @@ from ebft.config.evaluation import ONLY_IF_SET
 from ebft.config.method import MethodConfig, settings_that_change
 from ebft.config.training import EBFTConfig
 from ebft.data.packing import PADDING, SequenceDataset, to_device
-from ebft.iteration import distinct_share, make_layout, score
+from ebft.iteration import Rollouts, distinct_share, make_layout, pack_to_score, roll_out, score
 from ebft.method.cross_entropy import log_probs_at_temperatures
 from ebft.method.layout import PackedLayout
 from ebft.method.losses import counted_tokens
@@ -27,7 +27,6 @@ from ebft.method.rewards import whitened_proxy
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import evaluating, output_head
 from ebft.model.features import FeatureNetwork, weight_fingerprint
-from ebft.rollouts import Rollouts, pack_to_score, roll_out
 from ebft.runtime.messages import progress
 from ebft.runtime.processes import count, join_rows, rank
 

@@ -27,12 +27,11 @@ from ebft.data.store import tokenize_source
 from ebft.evaluate.scoring import Scored
 from ebft.evaluate.subject import Subject
 from ebft.evaluate.tasks import ResumableRecords
-from ebft.iteration import check_sequences
+from ebft.iteration import check_sequences, pack_to_score
 from ebft.method.measures import OF_ROLLOUTS, TEMPERATURES, TOKENS, Estimate, Record, estimates, metric_at, per_what
 from ebft.method.rewards import conditional_feature_matching_loss
 from ebft.model.backbone import evaluating, input_embeddings
 from ebft.model.features import FeatureNetwork, feature_space
-from ebft.rollouts import pack_to_score
 from ebft.runtime.messages import progress
 from ebft.validation import mean_over_contexts, measure, of_rollouts, records_of, rolled_out, text_checksum
 
