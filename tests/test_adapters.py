@@ -106,7 +106,10 @@ def test_a_saved_adapter_config_can_be_given_as_peft(tiny: Path, sums: Path, tmp
         ({"peft": {"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 4}}, "packed sequences have no place for"),
         ({"peft": {"target_modules": ["query"]}}, "the adapter does not fit the model: Target modules"),
         ({"peft": "nowhere.json"}, "is no adapter_config.json, nor a folder with one"),
-        ({"lora": True, "load_in_4bit": True, "feature_source": "copy"}, "feature_source='copy' copies the model"),
+        (
+            {"lora": True, "load_in_4bit": True, "feature_source": "copy"},
+            "load_in_4bit=true allows no copy of the model",
+        ),
         ({"lora": True, "load_in_4bit": True}, "load_in_4bit=true needs a GPU"),
     ],
 )
@@ -128,7 +131,7 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loading, "find_spec", lambda name: None if name == package else object())
-    monkeypatch.setattr(loading, "check_four_bit", lambda training: None)  # there is no GPU either
+    monkeypatch.setattr(loading, "check_four_bit", lambda *_: None)  # there is no GPU either
     recipe = write_recipe(tmp_path, tiny, sums, lora=True, load_in_4bit=package == "bitsandbytes")
     assert run("train", recipe, tmp_path / "out") == 2
     extra = {"peft": "peft", "bitsandbytes": "qlora"}[package]
@@ -142,7 +145,7 @@ def test_four_bits(bf16: bool, sums: Path, tmp_path: Path, monkeypatch: pytest.M
     On a CPU, with those of bitsandbytes' kernels that have a backward pass.
     """
     bitsandbytes = pytest.importorskip("bitsandbytes")
-    monkeypatch.setattr(loading, "check_four_bit", lambda training: None)
+    monkeypatch.setattr(loading, "check_four_bit", lambda *_: None)
     monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
     base = tmp_path / "base"  # on a CPU, bitsandbytes wants multiples of 64
     tiny_model("llama", vocab_size=259, num_hidden_layers=2, intermediate_size=128).save_pretrained(base)

@@ -54,8 +54,7 @@ class Checkpoint:
         folders = [Path(place) for place in (self.base, self.adapter) if place is not None and Path(place).is_dir()]
         kinds = (*WEIGHTS, *ADAPTER_WEIGHTS)
         files = [file for folder in folders for file in sorted({f for kind in kinds for f in folder.glob(kind)})]
-        stats = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-        return [self.base, self.adapter, stats]
+        return [self.base, self.adapter, [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]]
 
     def load_tokenizer(self, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
         # An adapter saved by ebft has its tokenizer beside it; others leave it with the base model.
@@ -127,24 +126,18 @@ def _tokenizer_of(setting: str, place: str, trust_remote_code: bool = False) -> 
 
 def load_model(recipe: Recipe) -> Any:
     """The model to train, for EBFT or for a baseline. An adapter is merged: training begins anew from there."""
-    model, training, for_ebft = recipe.model, recipe.training, recipe.command == "train"
+    model, training = recipe.model, recipe.training
     name, dtype = fetch.resolve(model.model), DTYPES[model.model_dtype]
-    if (Path(name).expanduser() / ADAPTER_FILE).is_file():
-        if model.load_in_4bit:
-            raise ConfigError(
-                f"model={name!r} is an adapter; make a model of it first: ebft export {name} --output ..."
-            )
+    is_adapter = (Path(name).expanduser() / ADAPTER_FILE).is_file()
+    if model.load_in_4bit:
+        check_four_bit(recipe, is_adapter)
+    if is_adapter:
         found = Checkpoint.find(name)
         adapted = found.with_adapter(load_pretrained(found.base, dtype, model.trust_remote_code))
         return adapted.merge_and_unload().requires_grad_(True)  # peft had frozen the base
-    if model.adapted and training.bf16 and for_ebft:
+    if model.adapted and training.bf16 and recipe.command == "train":
         dtype = torch.bfloat16  # the base model does not train: it needs no float32 weights, not even on its way
-    options: dict[str, Any] = {}
-    if model.load_in_4bit:
-        if not for_ebft:
-            raise ConfigError("load_in_4bit=true is for ebft train only; leave it out")
-        check_four_bit(training)
-        options = four_bit(training.device)
+    options = four_bit(training.device) if model.load_in_4bit else {}
     if training.sharding is not None and training.process_index > 0:
         with torch.device("meta"):  # no weights: they come from the first process, a part of them
             return _model_like(name, dtype, model.trust_remote_code)
@@ -241,19 +234,16 @@ def peft_config(recipe: Recipe) -> PeftConfig | None:
     if not model.adapted:
         return None
     _need("peft", "lora=true" if model.lora else "peft", "peft")
-    from peft import LoraConfig, PromptLearningConfig
+    from peft import PromptLearningConfig
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
     if model.peft is None:
-        targets: str | list[str] = model.lora_target_modules
-        return LoraConfig(
-            r=model.lora_r,
-            lora_alpha=model.lora_alpha,
-            lora_dropout=model.lora_dropout,
-            target_modules=targets if targets == "all-linear" else [t.strip() for t in str(targets).split(",")],
-            task_type="CAUSAL_LM",
-        )
-    given = _read_peft(model.peft) if isinstance(model.peft, str) else model.peft
+        targets = model.lora_target_modules
+        split = targets if targets == "all-linear" else [target.strip() for target in targets.split(",")]
+        given: dict[str, Any] = {"r": model.lora_r, "lora_alpha": model.lora_alpha, "lora_dropout": model.lora_dropout}
+        given["target_modules"] = split
+    else:
+        given = _read_peft(model.peft) if isinstance(model.peft, str) else model.peft
     kinds = {str(kind.value): cls for kind, cls in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
     values = {name: value for name, value in given.items() if name not in _BOOKKEEPING}
     kind = str(values.pop("peft_type", "LORA")).upper()
@@ -304,16 +294,21 @@ def four_bit(device: torch.device) -> dict[str, Any]:
     return {"quantization_config": config, "device_map": {"": device}}
 
 
-def check_four_bit(training: EBFTConfig) -> None:
+def check_four_bit(recipe: Recipe, is_adapter: bool) -> None:
     """What a base model in 4 bits cannot do, said before it is loaded."""
-    if training.feature_source not in ("auto", "adapter_off"):
-        raise ConfigError(
-            f"feature_source={training.feature_source!r} copies the model, which load_in_4bit=true does not allow; use "
-            "auto"
-        )
-    if training.device.type == "cpu":
+    training, name = recipe.training, recipe.model.model
+    for refused, why in (
+        (recipe.command != "train", "is for ebft train only"),
+        (is_adapter, f"needs a model, not an adapter; make one of it first: ebft export {name} --output ..."),
+        (
+            training.feature_source not in ("auto", "adapter_off"),
+            "allows no copy of the model; use feature_source=auto",
+        ),
         # bitsandbytes computes there too, but some of its kernels have no backward pass and do not say so.
-        raise ConfigError("load_in_4bit=true needs a GPU to train on; leave it out on a CPU")
+        (training.device.type == "cpu", "needs a GPU to train on; leave it out on a CPU"),
+    ):
+        if refused:
+            raise ConfigError(f"load_in_4bit=true {why}")
 
 
 def _need(package: str, setting: str, extra: str) -> None:

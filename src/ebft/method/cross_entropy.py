@@ -156,7 +156,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
             targets, weights = rows.targets[at], rows.weights[at].to(full)
             temperature = rows.temperature[at, None]
             logits = head.logits(hidden_c)
-            if logits.is_cuda and head.softcap is None and reference is None:
+            if _fuse(logits, head, reference):
                 log_sum, log_probs[at], entropy[at] = fused(row_statistics, [logits, temperature, targets])
                 if not any(wanted):
                     continue
@@ -242,6 +242,10 @@ def log_probs_at_temperatures(hidden: Tensor, head: Head, targets: Tensor, tempe
             found[at, column] = of_target / temperature - mass.log()
         del logits, scaled  # before the next chunk is made
     return found
+
+
+def _fuse(logits: Tensor, head: Head, reference: Reference | None) -> bool:
+    return logits.is_cuda and head.softcap is None and reference is None
 
 
 def row_statistics(logits: Tensor, temperature: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
