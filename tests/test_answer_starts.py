@@ -21,7 +21,7 @@ from ebft.method.losses import LossTerms, ebft_loss
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
-from tests.model.plain_features import brute_force
+from tests.model.batches import phi
 from tests.models import VOCABULARY, tiny_model
 from tests.plain import plain_logits, untouched
 from tests.tiny_tokenizer import byte_tokenizer
@@ -148,7 +148,8 @@ class TestAnswers:
         seeds = sequence_seeds(0, 0, batch["sequence_id"])
         rollouts, _ = roll_out(model, batch["input_ids"], layout, seeds, config, ends)
         packed = pack_to_score(layout, batch["input_ids"], rollouts, config)
-        found = score(FeatureNetwork(model, pooling=pooling), batch["input_ids"], packed, rollouts, config)
+        features = FeatureNetwork(model, pooling=pooling)
+        found = score(features, batch["input_ids"], packed, rollouts, config)
         places = layout.anchor_mask.nonzero().tolist()
         expected, _ = usable_answers(self.documents, packing)
         assert rollouts.lengths is not None
@@ -163,7 +164,7 @@ class TestAnswers:
                     assert int(rollouts.lengths[row, place, number]) == len(own)
                     short += len(own) < G
                 sequence = torch.tensor([*context, *own])
-                sides.append(brute_force(plain, sequence, len(own), (1, 2, 3), pooling, "per_layer"))
+                sides.append(phi(plain, sequence, len(own), (1, 2, 3), features))
             first, second, truth = sides
             alignment = torch.stack([2 * first @ truth, 2 * second @ truth])
             assert (found.alignment[row, place] - alignment).abs().max() < 1e-4

@@ -19,7 +19,7 @@ from ebft.iteration import check_sequences, make_layout, pack_to_score, roll_out
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import sequence_seeds
 from ebft.model.features import FeatureNetwork
-from tests.model.plain_features import brute_force
+from tests.model.batches import phi
 from tests.models import tiny_model
 from tests.plain import untouched
 
@@ -90,7 +90,8 @@ def test_both_sides_are_pooled_at_their_own_end(pooling: Any, trees: bool) -> No
     layout = layout_of(batch, config)
     rollouts, _ = roll_out(model, batch["input_ids"], layout, sequence_seeds(0, 0, batch["sequence_id"]), config, ends)
     packed = pack_to_score(layout, batch["input_ids"], rollouts, config)
-    found = score(FeatureNetwork(model, pooling=pooling), batch["input_ids"], packed, rollouts, config)
+    features = FeatureNetwork(model, pooling=pooling)
+    found = score(features, batch["input_ids"], packed, rollouts, config)
     short = 0
     for row, begin, anchor, truth in by_hand(batch, short=True):
         place = (anchor - STRIDE) // STRIDE
@@ -98,7 +99,7 @@ def test_both_sides_are_pooled_at_their_own_end(pooling: Any, trees: bool) -> No
         for own in [*rollouts.completions[row, place].tolist(), truth]:
             own = own[: own.index(END) + 1] if END in own else own
             sequence = torch.tensor([*batch["input_ids"][row, begin:anchor].tolist(), *own])
-            sides.append(brute_force(plain, sequence, len(own), (1, 2, 3), pooling, "per_layer"))
+            sides.append(phi(plain, sequence, len(own), (1, 2, 3), features))
         first, second, real = sides
         alignment = torch.stack([2 * first @ real, 2 * second @ real])
         assert (found.alignment[row, place] - alignment).abs().max() < 1e-4

@@ -16,6 +16,7 @@ from ebft.method import cross_entropy
 from ebft.method.cross_entropy import (
     Head,
     Reference,
+    RowResults,
     Rows,
     log_probs_at_temperatures,
     weighted_cross_entropy,
@@ -72,15 +73,7 @@ def plain_logits(hidden: Tensor, head: Head) -> Tensor:
     return z if head.softcap is None else head.softcap * torch.tanh(z / head.softcap)
 
 
-@dataclass
-class Expected:
-    loss: Tensor
-    log_probs: Tensor
-    entropy: Tensor
-    kl: Tensor | None
-
-
-def plainly(problem: Problem) -> Expected:
+def plainly(problem: Problem) -> RowResults:
     """Row by row and target by target, everything differentiable."""
     rows, reference = problem.rows, problem.reference
     loss = torch.zeros((), dtype=torch.float64)
@@ -92,30 +85,25 @@ def plainly(problem: Problem) -> Expected:
             loss = loss - rows.weights[r, i] * log_p
             log_probs[r, i] = log_p.detach()
         entropies.append(-sum(x * x.log() for x in p.detach()))
-        if reference is not None:
+        if reference is not None and rows.kl_weights is not None:
             q = (plain_logits(reference.hidden[r], reference.head) / temperature).softmax(0)
             kl = (p * (p / q).log()).sum()
             kls.append(kl.detach())
-            if rows.kl_weights is not None:
-                loss = loss + rows.kl_weights[r] * kl
-    return Expected(loss, log_probs, torch.stack(entropies), torch.stack(kls) if kls else None)
+            loss = loss + rows.kl_weights[r] * kl
+    return RowResults(loss, log_probs, torch.stack(entropies), torch.stack(kls) if kls else None)
 
 
-def check(problem: Problem, chunk_rows: int | None) -> None:
+def check(problem: Problem, chunk_rows: int | None, frozen: str | None = None) -> None:
+    leaves = problem.leaves()
+    if frozen in leaves:
+        leaves.pop(frozen).requires_grad_(False)
     expected = plainly(problem)
     found = weighted_cross_entropy(problem.hidden, problem.head, problem.rows, problem.reference, chunk_rows)
-    torch.testing.assert_close(found.loss, expected.loss)
-    torch.testing.assert_close(found.log_probs, expected.log_probs)
-    torch.testing.assert_close(found.entropy, expected.entropy)
-    if expected.kl is None:
-        assert found.kl is None
-    else:
-        torch.testing.assert_close(found.kl, expected.kl)
-    leaves = list(problem.leaves().values())
+    for name, value in vars(expected).items():
+        torch.testing.assert_close(getattr(found, name), value, msg=name)
     # A factor in front of the loss must reach the gradients.
-    found_gradients = torch.autograd.grad(3 * found.loss, leaves)
-    expected_gradients = torch.autograd.grad(3 * expected.loss, leaves)
-    torch.testing.assert_close(found_gradients, expected_gradients)
+    gradients = (torch.autograd.grad(3 * results.loss, list(leaves.values())) for results in (found, expected))
+    torch.testing.assert_close(*gradients)
 
 
 @SETTINGS
@@ -129,34 +117,10 @@ def check(problem: Problem, chunk_rows: int | None) -> None:
     softcap=st.sampled_from([None, 1.5]),
     kl=st.booleans(),
     chunk_rows=st.none() | st.integers(1, 8),
+    frozen=st.sampled_from([None, "hidden", "weight", "bias"]),
 )
-def test_value_and_gradients_for_every_kind_of_head(
-    seed: int,
-    R: int,
-    V: int,
-    m: int,
-    bias: bool,
-    scale: float,
-    softcap: float | None,
-    kl: bool,
-    chunk_rows: int | None,
-) -> None:
-    problem = random_problem(seed, R=R, V=V, m=m, bias=bias, scale=scale, softcap=softcap, kl=kl)
-    check(problem, chunk_rows)
-
-
-@pytest.mark.parametrize("wanted", [{"hidden"}, {"weight"}, {"bias"}, {"hidden", "bias"}])
-def test_gradients_only_where_wanted(wanted: set[str]) -> None:
-    problem = random_problem(4)
-    for name, leaf in problem.leaves().items():
-        leaf.requires_grad_(name in wanted)
-    expected = plainly(problem)
-    chosen = [leaf for name, leaf in problem.leaves().items() if name in wanted]
-    expected_gradients = torch.autograd.grad(expected.loss, chosen)
-    weighted_cross_entropy(problem.hidden, problem.head, problem.rows, problem.reference, 4).loss.backward()
-    for name, leaf in problem.leaves().items():
-        assert (leaf.grad is not None) == (name in wanted)
-    torch.testing.assert_close(tuple(leaf.grad for leaf in chosen), expected_gradients)
+def test_value_and_gradients_for_every_kind_of_head(chunk_rows: int | None, frozen: str | None, **sizes: Any) -> None:
+    check(random_problem(**sizes), chunk_rows, frozen)
 
 
 def gradients_of_a_scaled_mean(share: float, hidden_dtype: torch.dtype, compute: torch.dtype | None) -> list[Tensor]:
@@ -223,8 +187,10 @@ def test_no_more_logits_than_a_chunk_ever_exist(kl: bool) -> None:
 # ---- low precision -----------------------------------------------------------------------------------------
 
 
-def bf16_copy(problem: Problem) -> tuple[Problem, Problem]:
-    """The problem in bf16, and the same rounded numbers in float64."""
+@pytest.mark.parametrize("autocast", [False, True])
+def test_bf16_rounds_the_inputs_of_the_product_and_not_the_logits(autocast: bool) -> None:
+    """Whether they are in bf16 or made so by autocast: log-probs to float32's precision."""
+    problem = random_problem(8, R=20, V=50, D=32, kl=False)
 
     def rounded(dtype: torch.dtype) -> Problem:
         def convert(x: Tensor) -> Tensor:
@@ -232,44 +198,22 @@ def bf16_copy(problem: Problem) -> tuple[Problem, Problem]:
 
         assert problem.head.bias is not None
         head = replace(problem.head, weight=convert(problem.head.weight), bias=convert(problem.head.bias))
-        rows = replace(
-            problem.rows,
-            weights=problem.rows.weights.float(),
-            temperature=problem.rows.temperature.float(),
-        )
-        return Problem(convert(problem.hidden), head, rows, None)
+        given = {name: getattr(problem.rows, name).float() for name in ("weights", "temperature")}
+        return Problem(convert(problem.hidden), head, replace(problem.rows, **given), None)
 
-    return rounded(torch.bfloat16), rounded(torch.float64)
-
-
-def test_bf16_states_give_log_probs_to_float32_precision() -> None:
-    low, exact = bf16_copy(random_problem(8, R=20, V=50, D=32, kl=False))
+    exact, low = rounded(torch.float64), rounded(torch.float32 if autocast else torch.bfloat16)
     expected = plainly(exact)
-    found = weighted_cross_entropy(low.hidden, low.head, low.rows, None, 6)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = weighted_cross_entropy(low.hidden, low.head, low.rows, None, 6)
     assert found.log_probs.dtype == torch.float32
     torch.testing.assert_close(found.log_probs.double(), expected.log_probs.double(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.loss.double(), expected.loss, rtol=1e-5, atol=1e-4)
     found.loss.backward()
     expected.loss.backward()
     for name, leaf in low.leaves().items():
-        assert leaf.grad.dtype == torch.bfloat16
+        assert leaf.grad.dtype == leaf.dtype
         true = exact.leaves()[name].grad
         assert (leaf.grad.double() - true).norm() < 0.01 * true.norm(), name
-
-
-def test_autocast_rounds_the_inputs_of_the_product_and_not_the_logits() -> None:
-    low, exact = bf16_copy(random_problem(9, R=20, V=50, D=32, kl=False))
-    single = replace(low, hidden=low.hidden.detach().float().requires_grad_())
-    single.head = replace(low.head, weight=low.head.weight.detach().float().requires_grad_())
-    expected = plainly(exact)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = weighted_cross_entropy(single.hidden, single.head, single.rows, None, 6)
-    torch.testing.assert_close(found.log_probs.double(), expected.log_probs.double(), rtol=1e-5, atol=1e-5)
-    found.loss.backward()
-    expected.loss.backward()
-    assert single.hidden.grad.dtype == single.head.weight.grad.dtype == torch.float32
-    true = exact.head.weight.grad
-    assert (single.head.weight.grad.double() - true).norm() < 0.01 * true.norm()
 
 
 @settings(max_examples=40, deadline=None)
@@ -300,8 +244,7 @@ def test_log_probs_at_several_temperatures_equal_a_softmax_of_each(
     monkeypatch.setattr(cross_entropy, "rows_per_chunk", lambda *_: 4)  # the last chunk is smaller
     problem = random_problem(3, softcap=softcap)
     targets, temperatures = problem.rows.targets[:, 0], (0.5, 1.0, 1.3)
-    z = 0.7 * (problem.hidden @ problem.head.weight.T + problem.head.bias)
-    logits = z if softcap is None else softcap * torch.tanh(z / softcap)
+    logits = plain_logits(problem.hidden, problem.head)
     expected = [torch.log_softmax(logits / t, -1).gather(1, targets[:, None])[:, 0] for t in temperatures]
     found = log_probs_at_temperatures(problem.hidden, problem.head, targets, temperatures)
     torch.testing.assert_close(found, torch.stack(expected, 1))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import assume, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ebft.method.layout import PackedLayout, StridedLayout
@@ -231,74 +230,42 @@ def check_against_loops(
 @SETTINGS
 @given(
     problem=problems(),
-    stride=st.integers(1, 4),
-    fixed_shape=st.booleans(),
-    window=st.none() | st.integers(1, 8),
-)
-def test_strided_layout_equals_loops(problem: Problem, stride: int, fixed_shape: bool, window: int | None) -> None:
-    T, G = problem.T, problem.G
-    grid = [b * stride for b in range(1, T + 1) if b <= (T - G) / stride]
-    assume(grid)
-    kept = [a for a in grid if any(problem.valid(row, a, True) for row in range(problem.rows))]
-
-    def build() -> StridedLayout:
-        return StridedLayout(T, G, stride, problem.n, fixed_shape=fixed_shape, **problem.tensors())
-
-    if not kept:
-        with pytest.raises(ValueError, match="no valid anchor"):
-            build()
-        return
-    anchors = grid if fixed_shape else kept
-    layout = build()
-    assert layout.anchors.tolist() == anchors  # one list for all rows
-    check_against_loops(layout, problem, [anchors] * problem.rows, True, window)
-
-
-@SETTINGS
-@given(
-    problem=problems(),
     data=st.data(),
     whole_truth=st.booleans(),
     drop_unused=st.booleans(),
-    per_row=st.booleans(),
+    kind=st.sampled_from(["strided", "alike", "per row"]),
     window=st.none() | st.integers(1, 8),
 )
-def test_chosen_anchors_equal_loops(
-    problem: Problem,
-    data: st.DataObject,
-    whole_truth: bool,
-    drop_unused: bool,
-    per_row: bool,
-    window: int | None,
+def test_anchors_equal_loops(
+    problem: Problem, data: st.DataObject, whole_truth: bool, drop_unused: bool, kind: str, window: int | None
 ) -> None:
-    if per_row and not problem.has_rows():
+    if kind == "per row" and not problem.has_rows():
         problem.repeat(data.draw(st.integers(1, 3)))
-    T, rows = problem.T, problem.rows
-    count = data.draw(st.integers(1, 4))
+    T, G, n, rows = problem.T, problem.G, problem.n, problem.rows
+    count, stride = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
     one_row = st.lists(st.integers(-1, T + 1), min_size=count, max_size=count)
     anchors = [data.draw(one_row) for _ in range(rows)]
-    if not per_row:
+    if kind == "strided":
+        whole_truth, anchors = True, [[b * stride for b in range(1, T + 1) if b <= (T - G) / stride]] * rows
+    elif kind == "alike":
         anchors = [anchors[0]] * rows
-    given_anchors = torch.tensor(anchors if per_row else anchors[0])
 
     def build() -> PackedLayout:
-        return PackedLayout(
-            T,
-            problem.G,
-            problem.n,
-            given_anchors,
-            whole_truth=whole_truth,
-            drop_unused=drop_unused,
-            **problem.tensors(),
-        )
+        if kind == "strided":
+            return StridedLayout(T, G, stride, n, fixed_shape=not drop_unused, **problem.tensors())
+        chosen = torch.tensor(anchors if kind == "per row" else anchors[0])
+        return PackedLayout(T, G, n, chosen, whole_truth=whole_truth, drop_unused=drop_unused, **problem.tensors())
 
-    used = [b for b in range(count) if any(problem.valid(row, anchors[row][b], whole_truth) for row in range(rows))]
+    places = range(len(anchors[0]))
+    used = [b for b in places if any(problem.valid(row, anchors[row][b], whole_truth) for row in range(rows))]
     if not used:
-        with pytest.raises(ValueError, match="no valid anchor"):
+        with pytest.raises(ValueError, match=r"no valid anchor: .*; use a smaller horizon"):
             build()
         return
     expected = [[row[b] for b in used] for row in anchors] if drop_unused else anchors
-    check_against_loops(build(), problem, expected, whole_truth, window)
+    layout = build()
+    assert kind != "strided" or layout.anchors.tolist() == expected[0], "one list for all rows"
+    check_against_loops(layout, problem, expected, whole_truth, window)
 
 
 @SETTINGS
@@ -369,13 +336,8 @@ def test_packing_puts_every_token_into_its_slot_and_unpacking_takes_it_out(sizes
     completions = 1000 + torch.arange(b * B * n * G).view(b, B, n, G)
     packed = layout.pack(context, completions)
     assert packed.shape == (b, layout.packed_length)
-    slots = layout.completion_slots.tolist()
-    for row in range(b):
-        assert packed[row, :T].tolist() == context[row].tolist()
-        for j in range(n):
-            for a in range(B):
-                for g in range(G):
-                    assert packed[row, slots[a][j][g]] == completions[row, a, j, g]
+    assert torch.equal(packed[:, :T], context)
+    assert torch.equal(packed[:, layout.completion_slots], completions)
     assert torch.equal(layout.completions(packed), completions)
     vectors = torch.stack([packed, -packed], -1)
     assert torch.equal(layout.completions(vectors), torch.stack([completions, -completions], -1))
@@ -400,26 +362,13 @@ def test_completion_lengths_equal_a_loop(tokens: list[list[int]], ends: list[int
     assert found.tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("call", "expected"),
-    [
-        (lambda: StridedLayout(6, 8, 1, 1), "no valid anchor.*; use a smaller horizon or stride, or longer texts"),
-        (
-            lambda: StridedLayout(8, 2, 2, 1, document_ids=torch.ones(3, 8)).check_batch(2),
-            r"layout describes 3 sequences but the batch has 2",
-        ),
-    ],
-)
-def test_bad_input_is_told(call: Callable[[], object], expected: str) -> None:
-    with pytest.raises(ValueError, match=expected):
-        call()
-
-
 def test_selected_rows_have_the_masks_of_the_whole_batch() -> None:
     documents = torch.tensor([[0] * 5 + [1] * 7, [0] * 12, [0] * 9 + [-1] * 3])
     whole = StridedLayout(12, 2, 2, 2, document_ids=documents, fixed_shape=True)
     part = whole.select_rows(slice(1, 3))
     assert part.batch_size == 2
+    with pytest.raises(ValueError, match="layout describes 2 sequences but the batch has 3"):
+        part.check_batch(3)
     for name in ("anchor_mask", "truth_lengths", "truth_mask", "position_ids"):
         assert torch.equal(getattr(part, name), getattr(whole, name)[1:3]), name
     assert torch.equal(part.attention_mask(), whole.attention_mask()[1:3])

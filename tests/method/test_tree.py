@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ebft.method.layout import PackedLayout, StridedLayout
-from ebft.method.tree import lexicographic_order
 
 SETTINGS = settings(max_examples=60, deadline=None)
 T, G, S = 14, 3, 4
@@ -105,20 +104,9 @@ def test_parts_of_a_tree(batch: tuple[Tensor, Tensor, Tensor, PackedLayout]) -> 
         assert torch.equal(found.attention_mask()[:, :size, :size], alone.attention_mask())
         assert torch.equal(found.pack(ids[row], completions[row])[:, :size], alone.pack(ids[row], completions[row]))
         kept = found.completions(found.pack(ids[row], completions[row]))
-        in_tree = (
-            torch.arange(G)
-            < torch.where(layout.anchor_mask.expand(len(ids), -1)[row][..., None], held[row], 0)[..., None]
-        )
+        in_anchor = torch.where(layout.anchor_mask.expand(len(ids), -1)[row][..., None], held[row], 0)
+        in_tree = torch.arange(G) < in_anchor[..., None]
         assert torch.equal(kept[in_tree], completions[row][in_tree])
-
-
-@SETTINGS
-@given(st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=1, max_size=6))
-def test_the_order_is_that_of_sorted_lists(completions: list[list[int]]) -> None:
-    order, place = lexicographic_order(torch.tensor(completions)[None, None])
-    expected = sorted(range(len(completions)), key=completions.__getitem__)
-    assert order[0, 0].tolist() == expected
-    assert place[0, 0, order[0, 0]].tolist() == list(range(len(completions)))
 
 
 def test_a_short_truth_shares_no_more_than_it_has() -> None:

@@ -20,7 +20,7 @@ from ebft.model.backbone import (
     packed_hidden_states,
     prepare_model,
 )
-from tests.model.packed_losses import some_loss, some_packed
+from tests.model.batches import some_loss, some_packed
 from tests.models import MIXTURES, tiny_model
 
 from_config = AutoModelForCausalLM.from_config
@@ -31,10 +31,10 @@ class TestUnsupportedModels:
         ("make", "why"),
         [
             (lambda: from_config(MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1)), "linear_attention"),
-            (lambda: from_config(BloomConfig(vocab_size=20, hidden_size=8, n_layer=1, n_head=2)), "interface"),
-            (lambda: T5ForConditionalGeneration(T5Config(vocab_size=20, d_model=8, num_layers=1)), "encoder-decoder"),
+            (lambda: from_config(BloomConfig(vocab_size=20, hidden_size=8, n_layer=1, n_head=2)), "does not pass"),
+            (lambda: T5ForConditionalGeneration(T5Config(vocab_size=20, d_model=8, num_layers=1)), "decoder-only"),
             (lambda: torch.nn.Linear(2, 2), "AutoModelForCausalLM"),
-            (lambda: tiny_model().model, "no language-model head"),
+            (lambda: tiny_model().model, "AutoModelForCausalLM"),
         ],
         ids=["recurrent", "alibi", "encoder-decoder", "no transformers model", "no head"],
     )

@@ -12,13 +12,10 @@ from torch import Tensor, nn
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model.backbone import packed_hidden_states
 from ebft.model.features import FeatureNetwork, weight_fingerprint
-from tests.model.packed_losses import LAYOUT, some_packed
-from tests.model.plain_features import T, brute_force, check, some_batch
+from tests.model.batches import DOCUMENTS, LAYOUT, T, check_features, some_batch, some_packed
 from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
-from tests.plain import places, plain_hidden_states, untouched
+from tests.plain import plain_hidden_states, untouched
 from tests.tiny_tokenizer import byte_tokenizer
-
-DOCUMENTS = torch.tensor([[0] * 9 + [1] * 11, [0] * 17 + [-1] * 3])
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_CONFIGS])
@@ -29,50 +26,19 @@ def test_features_equal_those_of_plain_sequences(
 ) -> None:
     device, backend = device_and_backend
     model = tiny_model(family).to(device)
-    plain = untouched(model)
-    layout = StridedLayout(T, 3, 4, 2, document_ids=DOCUMENTS)
-    ids, completions = some_batch(layout)
+    plain, layout = untouched(model), StridedLayout(T, 3, 4, 2, document_ids=DOCUMENTS)
     network = FeatureNetwork(model, pooling=pooling, normalize=normalize, backend=backend)
-    generated, truth = network(layout.pack(ids, completions).to(device), layout)
-    assert generated.shape == (2, layout.num_anchors, 2, network.width)
-    assert truth.shape == (2, layout.num_anchors, network.width)
-    for place in places(ids, completions, layout, DOCUMENTS):
-        expected, expected_truth = (
-            brute_force(plain, s.to(device), 3, (1, 2, 3), pooling, normalize)
-            for s in (place.sequence, place.truth_sequence)
-        )
-        check((generated, truth), place, expected, expected_truth, tolerance)
+    check_features(network, plain, layout, documents=DOCUMENTS, device=device, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_completions_end_at_their_end_token(pooling: str) -> None:
+def test_completions_and_truths_end_where_they_end(pooling: str) -> None:
     model = tiny_model()
-    plain = untouched(model)
-    layout = StridedLayout(T, 5, 4, 2)
-    ids, completions = some_batch(layout)
-    lengths = torch.randint(1, 6, (2, layout.num_anchors, 2), generator=torch.Generator().manual_seed(1))
-    generated, _ = FeatureNetwork(model, pooling=pooling)(layout.pack(ids, completions), layout, lengths)
-    for place in places(ids, completions, layout):
-        length = int(lengths[place.row, place.anchor_index, place.sample])
-        sequence = place.sequence[: len(place.sequence) - 5 + length]
-        expected = brute_force(plain, sequence, length, (1, 2, 3), pooling, "per_layer")
-        assert (generated[place.row, place.anchor_index, place.sample] - expected).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_a_short_truth_ends_where_its_answer_ends(pooling: str) -> None:
-    model = tiny_model()
-    plain = untouched(model)
     answers = torch.tensor([[0] * 5 + [1] * 4 + [0] * 4 + [1] * 7, [0] * 6 + [1] * 9 + [0] * 5]).bool()
     layout = PackedLayout.at_answer_starts(answers, horizon=6, samples=2)
-    ids, completions = some_batch(layout)
-    features = FeatureNetwork(model, pooling=pooling)(layout.pack(ids, completions), layout)
     assert layout.truth_lengths.tolist() == [[4, 6], [6, 0]]
-    for place in places(ids, completions, layout):
-        length = int(layout.truth_lengths[place.row, place.anchor_index])
-        expected = brute_force(plain, place.sequence, 6, (1, 2, 3), pooling, "per_layer")
-        expected_truth = brute_force(plain, place.truth_sequence, length, (1, 2, 3), pooling, "per_layer")
-        check(features, place, expected, expected_truth)
+    lengths = torch.randint(1, 7, (2, layout.num_anchors, 2), generator=torch.Generator().manual_seed(1))
+    check_features(FeatureNetwork(model, pooling=pooling), untouched(model), layout, lengths=lengths)
 
 
 class TestSources:
@@ -166,17 +132,9 @@ class TestSources:
 )
 def test_taps(layers: tuple[float, ...], taps: tuple[int, ...]) -> None:
     model = tiny_model()
-    layout = StridedLayout(T, 3, 4, 2)
-    ids, completions = some_batch(layout)
     network = FeatureNetwork(model, layers=layers)
     assert network.taps == taps
-    features = network(layout.pack(ids, completions), layout)
-    plain = untouched(model)
-    for place in places(ids, completions, layout):
-        expected, expected_truth = (
-            brute_force(plain, s, 3, taps, "last", "per_layer") for s in (place.sequence, place.truth_sequence)
-        )
-        check(features, place, expected, expected_truth)
+    check_features(network, untouched(model), StridedLayout(T, 3, 4, 2), taps)
 
 
 def test_a_tap_of_the_last_layer_is_taken_before_the_final_norm() -> None:

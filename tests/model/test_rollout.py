@@ -15,11 +15,11 @@ from ebft.model.attention import Computed
 from ebft.model.backbone import output_head, packed_hidden_states, prepare_model
 from ebft.model.rollout import _generate, rollout
 from tests.model import compiled_models as gpu
+from tests.model.batches import DOCUMENTS, T
 from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
 from tests.plain import places, plain_logits, untouched
 
-T, SEEDS = 20, torch.tensor([11, 5])
-DOCUMENTS = torch.tensor([[0] * 9 + [1] * 11, [0] * 17 + [-1] * 3])
+SEEDS = torch.tensor([11, 5])
 
 
 def some_ids(seed: int = 0, rows: int = 2) -> Tensor:
@@ -129,20 +129,24 @@ def test_samples_share_on_a_gpu_whether_enough_were_expected_or_not() -> None:
     assert all(count < 2 * layout.num_anchors * 40 for count in led[-1]), led
 
 
-@pytest.mark.parametrize("more", [0, 1, 7, 1000])
 @torch.no_grad()
-def test_a_number_of_samples_that_is_fixed_beforehand(more: int) -> None:
-    """Those that fill it up change nothing."""
+def test_a_number_of_samples_that_is_fixed_beforehand() -> None:
+    """Those that fill it up change nothing; too few are noticed at the first step where they are."""
     model, ids = tiny_model(), some_ids()
     layout = StridedLayout(T, 5, 2, 6, document_ids=DOCUMENTS)
     given = (prepare_model(model), "sdpa", (0.3, None, None), layout, ids, SEEDS)
     drawn, leading = _generate(*given, (None,) * 4)
-    enough = tuple(int(count) + more for count in leading)
-    kept = layout.anchor_mask.expand(2, -1)
-    again, found = _generate(*given, enough)
-    assert torch.equal(again.completions[kept], drawn.completions[kept])
-    assert torch.equal(found, leading)
-    assert torch.allclose(again.entropy[kept], drawn.entropy[kept], atol=1e-5)
+    kept, counts = layout.anchor_mask.expand(2, -1), leading.tolist()
+    for more in (0, 1, 7, 1000):
+        again, found = _generate(*given, tuple(count + more for count in counts))
+        assert torch.equal(again.completions[kept], drawn.completions[kept])
+        assert torch.equal(found, leading)
+        assert torch.allclose(again.entropy[kept], drawn.entropy[kept], atol=1e-5)
+    for step in range(4):
+        sizes = tuple(count - (place == step) for place, count in enumerate(counts))
+        _, found = _generate(*given, sizes)
+        assert found[: step + 1].tolist() == counts[: step + 1]
+        assert any(count > size for count, size in zip(found.tolist(), sizes, strict=True))
 
 
 @torch.no_grad()
@@ -160,19 +164,6 @@ def test_layers_are_compiled_once_for_any_number_of_samples(monkeypatch: pytest.
     finally:
         backbone._compiled_class.cache_clear()
     assert 0 < seen[0] == seen[1] == seen[2]
-
-
-@torch.no_grad()
-def test_too_few_are_noticed() -> None:
-    """At the first step where they are; what follows it may be anything."""
-    model, ids, layout = tiny_model(), some_ids(), StridedLayout(T, 5, 2, 6)
-    given = (prepare_model(model), "sdpa", (0.9, None, None), layout, ids, SEEDS)
-    _, leading = _generate(*given, (None,) * 4)
-    for step in range(4):
-        sizes = tuple(int(count) - (place == step) for place, count in enumerate(leading))
-        _, found = _generate(*given, sizes)
-        assert torch.equal(found[: step + 1], leading[: step + 1])
-        assert bool((found > torch.tensor(sizes)).any())
 
 
 def test_what_is_sampled_depends_on_the_sequence_and_its_seed_alone() -> None:
@@ -203,27 +194,24 @@ def test_end_tokens_end_completions() -> None:
         assert short == long[: stop + 1] + [long[stop]] * (5 - stop)
 
 
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            ({"temperature": -1.0}, "temperature=-1.0"),
-            ({"seeds": torch.tensor([1])}, "one seed per sequence"),
-            ({"backend": "flex"}, "needs a CUDA device"),
-            ({"layout": StridedLayout(T, 4, 4, 2, lengths=torch.tensor([T, T, T]))}, "the batch has 2"),
-        ],
-    )
-    def test_gets_one_clear_line(self, change: dict, message: str) -> None:
-        arguments = {"input_ids": some_ids(), "layout": StridedLayout(T, 4, 4, 2), **change}
-        with pytest.raises(ValueError, match=message) as error:
-            rollout(tiny_model(), **arguments)
-        assert "\n" not in str(error.value)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"temperature": -1.0}, "temperature=-1.0"),
+        ({"seeds": torch.tensor([1])}, "one seed per sequence"),
+        ({"backend": "flex"}, "needs a CUDA device"),
+        ({"layout": StridedLayout(T, 4, 4, 2, lengths=torch.tensor([T, T, T]))}, "the batch has 2"),
+    ],
+)
+def test_bad_input_gets_one_clear_line(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rollout(tiny_model(), **{"input_ids": some_ids(), "layout": StridedLayout(T, 4, 4, 2), **change})
 
-    def test_dropout_in_the_training_pass(self) -> None:
-        model = tiny_model("gpt2").train()
-        layout = StridedLayout(T, 4, 4, 2)
-        with pytest.raises(ValueError, match="attention dropout"):
-            packed_hidden_states(model, torch.zeros(1, layout.packed_length, dtype=torch.long), layout)
+
+def test_dropout_in_the_training_pass() -> None:
+    layout = StridedLayout(T, 4, 4, 2)
+    with pytest.raises(ValueError, match="attention dropout"):
+        packed_hidden_states(tiny_model("gpt2").train(), torch.zeros(1, layout.packed_length).long(), layout)
 
 
 @pytest.mark.cuda

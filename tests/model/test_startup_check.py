@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from transformers import (
@@ -18,17 +16,11 @@ from transformers import (
 
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model import attention, backbone
-from ebft.model.backbone import (
-    check_training_pass,
-    in_float32,
-    output_head,
-    packed_hidden_states,
-    prepare_model,
-)
+from ebft.model.backbone import check_training_pass, in_float32, packed_hidden_states, prepare_model
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout
 from tests.models import VOCABULARY, tiny_model
-from tests.plain import places, plain_logits, untouched
+from tests.plain import places, plain_hidden_states, untouched
 
 SIZES = dict(
     vocab_size=VOCABULARY,
@@ -75,27 +67,10 @@ def model_of(config: PreTrainedConfig) -> PreTrainedModel:
     return model.eval()
 
 
-def largest_difference(model: PreTrainedModel, layout: PackedLayout) -> float:
-    """Of logits in the packed pass from those of plain sequences, relative to the largest."""
-    plain = untouched(model)
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(VOCABULARY, (1, layout.context_length), generator=generator)
-    shape = (1, layout.num_anchors, layout.samples, layout.horizon)
-    completions = torch.randint(VOCABULARY, shape, generator=generator)
-    with torch.no_grad():
-        hidden = packed_hidden_states(model, layout.pack(ids, completions), layout)
-    found = []
-    for place in places(ids, completions, layout):
-        expected = plain_logits(plain, place.sequence)[-layout.horizon :]
-        logits = output_head(model).logits(hidden[place.row, place.slots])
-        found.append(float((logits - expected).abs().max() / expected.abs().max()))
-    return max(found)
-
-
 class TestWindows:
     def test_that_only_the_mask_has(self) -> None:
-        """Qwen2-MoE is among the families of tests/equivalence; here all layers have the window."""
-        assert largest_difference(model_of(phimoe(window=5)), StridedLayout(20, 4, 3, 2)) < 1e-5
+        """In all layers; the families of tests/equivalence have one with windows in some."""
+        prepare_model(model_of(phimoe(window=5)))
 
     @pytest.mark.parametrize("window", [5, 4096])
     def test_that_ebft_does_not_know_are_found_however_long(self, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +85,14 @@ class TestWindows:
 class TestPositionsThatDependOnTheLength:
     @pytest.mark.parametrize("config", [dynamic, longrope])
     def test_are_exact_where_they_do_not(self, config) -> None:  # type: ignore[no-untyped-def]
-        assert largest_difference(model_of(config()), StridedLayout(SWITCH, 4, 3, 2)) < 1e-5
+        model, layout = model_of(config()), StridedLayout(SWITCH, 4, 3, 2)
+        plain, ids = untouched(model), torch.arange(SWITCH)[None] * 7 % VOCABULARY
+        completions = torch.randint(VOCABULARY, (1, layout.num_anchors, 2, 4))
+        with torch.no_grad():
+            hidden = packed_hidden_states(model, layout.pack(ids, completions), layout)
+        for place in places(ids, completions, layout):
+            expected = plain_hidden_states(plain, place.sequence)[-1][-4:]
+            assert (hidden[0, place.slots] - expected).abs().max() < 1e-5 * expected.abs().max()
 
     @pytest.mark.parametrize("config", [dynamic, longrope])
     @pytest.mark.parametrize(
@@ -160,17 +142,6 @@ class TestNarrowWeights:
                 if parameter.dim() == 2:
                     parameter.mul_(4.0)
         return model.to(torch.bfloat16)
-
-    def test_whose_rounding_grows_from_layer_to_layer(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        found: list[float] = []
-        measure = backbone._relative_difference
-        monkeypatch.setattr(backbone, "_relative_difference", lambda *args: found.append(measure(*args)) or 0.0)
-        prepare_model(self.rugged())
-        monkeypatch.setattr(backbone, "in_float32", lambda *_: nullcontext())
-        prepare_model(self.rugged())
-        _, cached, _, cached_in_bf16 = found
-        assert cached < 1e-3
-        assert cached_in_bf16 > 0.05
 
     @pytest.mark.parametrize("supported", [True, False])
     def test_are_the_same_tensors_after_the_check(self, supported: bool, monkeypatch: pytest.MonkeyPatch) -> None:

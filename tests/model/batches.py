@@ -1,0 +1,65 @@
+"""Small packed batches, a loss of their hidden states, and features of plain sequences to compare with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ebft.method.layout import PackedLayout, StridedLayout
+from ebft.model.backbone import packed_hidden_states
+from ebft.model.features import FeatureNetwork
+from tests.models import VOCABULARY
+from tests.plain import places, plain_hidden_states
+
+T = 20
+DOCUMENTS = torch.tensor([[0] * 9 + [1] * 11, [0] * 17 + [-1] * 3])
+LAYOUT = StridedLayout(16, 3, 4, 2)
+
+
+def some_packed(seed: int = 0) -> Tensor:
+    return torch.randint(VOCABULARY, (2, LAYOUT.packed_length), generator=torch.Generator().manual_seed(seed))
+
+
+def some_loss(model: nn.Module, ids: Tensor) -> Tensor:
+    hidden = packed_hidden_states(model, ids, LAYOUT).float()
+    return (hidden * torch.randn(hidden.shape, generator=torch.Generator().manual_seed(9))).mean()
+
+
+def some_batch(layout: PackedLayout, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (2, layout.num_anchors, layout.samples, layout.horizon)
+    return torch.randint(VOCABULARY, (2, T), generator=generator), torch.randint(VOCABULARY, shape, generator=generator)
+
+
+def phi(plain: nn.Module, sequence: Tensor, length: int, taps: tuple[int, ...], network: FeatureNetwork) -> Tensor:
+    """Of a plain sequence whose last `length` tokens are the completion."""
+    states = plain_hidden_states(plain, sequence)
+    pooled = [states[t][-1] if network.pooling == "last" else states[t][-length:].mean(0) for t in taps]
+    if network.normalize == "per_layer":
+        return torch.cat([x / x.norm() for x in pooled])
+    return torch.cat(pooled) / torch.cat(pooled).norm()
+
+
+def check_features(
+    network: FeatureNetwork,
+    plain: nn.Module,
+    layout: PackedLayout,
+    taps: tuple[int, ...] = (1, 2, 3),
+    documents: Tensor | None = None,
+    lengths: Tensor | None = None,
+    device: str = "cpu",
+    tolerance: float = 1e-5,
+) -> None:
+    """Of all completions and truths, against those of plain sequences."""
+    ids, completions = some_batch(layout)
+    generated, truth = network(layout.pack(ids, completions).to(device), layout, lengths)
+    assert generated.shape == (2, layout.num_anchors, layout.samples, network.width)
+    assert truth.shape == (2, layout.num_anchors, network.width)
+    G, of_truths = layout.horizon, layout.truth_lengths.expand(2, -1)
+    for place in places(ids, completions, layout, documents):
+        at = (place.row, place.anchor_index, place.sample)
+        length = G if lengths is None else int(lengths[at])
+        sequence, whole = place.sequence[: len(place.sequence) - G + length].to(device), place.truth_sequence.to(device)
+        assert (generated[at] - phi(plain, sequence, length, taps, network)).abs().max() < tolerance
+        expected = phi(plain, whole, int(of_truths[at[:2]]), taps, network)
+        assert (truth[at[:2]] - expected).abs().max() < tolerance
