@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,8 +29,7 @@ from ebft.method.choices import Backend
 from ebft.method.layout import PackedLayout
 from ebft.method.rewards import token_groups
 from ebft.model import flex
-
-KV = tuple[Tensor, Tensor]  # keys and values
+from ebft.model.flex import KV, ScoreRule
 
 ATTENTION_NAME = "ebft"
 
@@ -43,19 +42,6 @@ _RECOMPUTED: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": Fal
 
 # Products and scores of a rollout's step alive at once in the sdpa backend, in elements: few enough for a CPU's cache.
 CHUNK_SCORES = {"cpu": 2**20, "cuda": 2**26}
-
-
-@dataclass(frozen=True)
-class ScoreRule:
-    """Scale, sliding window and soft-cap of one layer."""
-
-    scale: float
-    window: int | None
-    softcap: float | None
-
-    def scores(self, products: Tensor) -> Tensor:
-        scores = products.to(torch.promote_types(products.dtype, torch.float32)) * self.scale
-        return self.softcap * torch.tanh(scores / self.softcap) if self.softcap is not None else scores
 
 
 def avoid_cudnn_attention() -> None:
@@ -294,13 +280,13 @@ def _attend_step(q: Tensor, context: KV, own: KV, layout: PackedLayout, rule: Sc
         seen = max(layout.furthest_context[anchors])
         queries, keys = grouped[:, :, :, anchors], context_k[:, :, :seen]
         # All queries of a kv head share its keys: [b, kv, heads/kv, B, n, seen].
-        on_context = rule.scores(queries.flatten(2, 4) @ keys.transpose(-1, -2)).unflatten(2, queries.shape[2:5])
+        on_context = _scores(rule, queries.flatten(2, 4) @ keys.transpose(-1, -2)).unflatten(2, queries.shape[2:5])
         sees = layout.allowed(rows, first_samples[anchors, None], tokens[:seen], rule.window)  # [rows, B, seen]
         on_context = on_context.masked_fill(~sees[:, None, None, :, None], float("-inf"))
         # Products of a completion's own few tokens written out: a small matrix product for each sample and head takes
         # longer (3 tokens: 10 times as long, 64 tokens: 1.5 times).
         k, v = (held[:, :, None, anchors] for held in (own_k, own_v))  # [b, kv, 1, B, n, h, d]
-        on_own = rule.scores((queries[..., None, :].to(full) * k).sum(-1))
+        on_own = _scores(rule, (queries[..., None, :].to(full) * k).sum(-1))
         if rule.window is not None:
             back = step - tokens[: step + 1]
             on_own = on_own.masked_fill(back >= rule.window, float("-inf"))
@@ -327,9 +313,14 @@ def _attend_by_torch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule:
     return attend(q, k, v, mask, rule)
 
 
+def _scores(rule: ScoreRule, products: Tensor) -> Tensor:
+    scores = products.to(torch.promote_types(products.dtype, torch.float32)) * rule.scale
+    return rule.softcap * torch.tanh(scores / rule.softcap) if rule.softcap is not None else scores
+
+
 def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, rule: ScoreRule, dropout: float = 0.0) -> Tensor:
     """Written out, for the soft-capped scores that torch's own attention lacks."""
-    scores = rule.scores(q.unflatten(1, (k.shape[1], -1)) @ k[:, :, None].transpose(-1, -2))
+    scores = _scores(rule, q.unflatten(1, (k.shape[1], -1)) @ k[:, :, None].transpose(-1, -2))
     # The lowest finite number, not minus infinity: a padding row that sees nothing must stay finite all the same.
     lowest = torch.finfo(scores.dtype).min
     mask = mask[:, :, None]
@@ -381,7 +372,7 @@ def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rule: 
     # Under autocast rotary embeddings leave queries and keys in float32 while values are in bf16.
     query, key = query.to(value.dtype), key.to(value.dtype)
     if rule.window == _NOT_PASSED:
-        rule = replace(rule, window=_window_of_mask(module))
+        rule = rule._replace(window=_window_of_mask(module))
     return ebft_pass.attend(_layer_index(module), query, key, value, rule).transpose(1, 2)
 
 

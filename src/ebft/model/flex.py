@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,9 +21,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from ebft.method.compiling import compiled
 from ebft.method.layout import PackedLayout
 
-if TYPE_CHECKING:
-    from ebft.model.attention import KV, ScoreRule
-
+KV = tuple[Tensor, Tensor]  # keys and values
 Rule = Callable[[Any, Any, Tensor], Tensor]  # of a row, the place of a query, and a key: whether it is seen
 
 # FlexAttention's own limit; narrower heads (toy models) go through the sdpa backend.
@@ -45,6 +43,14 @@ _STAGES = {64: (4, 3), 128: (3, 2)}  # loads that are under way, forward and bac
 # Torch checks a mask's blocks against its own choice for the kernels, although it takes ours then. So every mask says
 # 128, and the kernels are told otherwise, by versions that are known to listen: 2.11 was tried, 2.13 read.
 _LISTENING = ((2, 11), (2, 13))
+
+
+class ScoreRule(NamedTuple):
+    """Scale, sliding window and soft-cap of one layer."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
 
 
 # ---- kernels -------------------------------------------------------------------------------------------------------
