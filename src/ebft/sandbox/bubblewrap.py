@@ -1,18 +1,19 @@
-"""What a program sees of the host and what it may use: the options of bubblewrap, and the job of the first process."""
+"""What a program sees of the host and what it may use: the command line of bubblewrap."""
 
 from __future__ import annotations
 
 import fcntl
+import marshal
 import os
 import re
 import secrets
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ebft.sandbox import seccomp
 
@@ -54,8 +55,9 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
     executable: bool = False  # the files may be run but not read, not even by the program itself
     calls: str = seccomp.RUNTIME
-    # One of our own, whose `main` is run with these arguments in place of a program: the sandbox's first process is a
-    # Python, and need not start another.
+    pipes: Sequence[int] = ()  # descriptors that it gets; whoever runs it closes them
+    # One of our own, whose `main` is run in place of a program, the pipes as arguments: the sandbox's first process
+    # is a Python, and need not start another.
     module: str = ""
 
 
@@ -66,11 +68,55 @@ def bubblewrap_version() -> str:
     return match[0] if match else "unknown"
 
 
+def command_line(
+    command: Command, gate: int, info: int, file_in_memory: Callable[[bytes], int], folder: Path | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """What starts a program in a sandbox, and its environment.
+
+    Args:
+        gate: the connection over which the first process inside (`inside/init.py`) asks whether it may begin.
+        info: a file into which bubblewrap writes which process that is.
+        file_in_memory: makes a descriptor that all of them can read.
+        folder: stands for the box without a sandbox: only resource limits, as far as they go there.
+    """
+    home = str(folder or BOX)
+    variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": home, "TMPDIR": home}
+    variables |= dict(command.environment)
+    limits, is_root = resource_limits(command.limits), os.geteuid() == 0
+    job = {
+        "arguments": [word if folder is None else word.replace(BOX, home) for word in command.arguments],
+        "module": command.module,
+        "gate": gate,
+        "pipes": list(command.pipes),
+        "user": None,
+        "limits": limits,
+        "filter": None,
+        "program": None,
+    }
+    if folder is None:
+        job["user"] = 2**30 + secrets.randbelow(2**30) if is_root else None
+        job["filter"] = seccomp.compile_filter(command.calls)
+        job["program"] = seccomp.PROGRAM if command.calls == seccomp.NATIVE else None
+        words = options(command, variables, info, file_in_memory)
+        # Through a file: the command line can be read inside, in /proc/1/cmdline.
+        told = file_in_memory(b"".join(os.fsencode(word) + b"\0" for word in words))
+        line, scripts = [shutil.which("bwrap") or "bwrap", "--args", str(told), "--"], INSIDE_MOUNT
+    else:
+        kept = ("data" if command.limits.reserves_addresses else "as", "core", "cpu", "fsize")
+        job["limits"] = {name: limits[name] for name in kept}
+        for name, content in command.files.items():
+            (folder / name).write_bytes(content)
+            (folder / name).chmod(0o755 if command.executable else 0o644)
+        line, scripts = [], str(INSIDE)
+    # Of a module Python takes the bytecode, which it does not for a script.
+    start = f"import sys; sys.path.insert(0, {scripts!r}); import init; sys.path.pop(0); init.main()"
+    return [*line, *PYTHON, "-c", start, str(file_in_memory(marshal.dumps(job)))], variables
+
+
 def options(
     command: Command, variables: Mapping[str, str], info: int, file_in_memory: Callable[[bytes], int]
 ) -> list[str]:
-    """Those of bubblewrap. It says in the file `info` which process is the first inside; `file_in_memory` makes a
-    descriptor that it can read."""
+    """Those of bubblewrap."""
     line = ["--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL", "--hostname", "box"]
     if os.geteuid() == 0:
         # A user namespace would map root to itself, and the kernel does not count root's processes. So no user
@@ -109,32 +155,6 @@ def _folders(*further: tuple[str, ...]) -> tuple[str, ...]:
     for path in shown:
         line += ["--ro-bind", path, path]
     return (*line, "--ro-bind", str(INSIDE), INSIDE_MOUNT)
-
-
-def job_of(command: Command, gate: int, pipes: Sequence[int]) -> dict[str, Any]:
-    """What the first process in a sandbox (`inside/init.py`) is told."""
-    return {
-        "arguments": list(command.arguments),
-        "module": command.module,
-        "gate": gate,
-        "pipes": list(pipes),
-        "user": 2**30 + secrets.randbelow(2**30) if os.geteuid() == 0 else None,
-        "limits": resource_limits(command.limits),
-        "filter": seccomp.compile_filter(command.calls),
-        "program": seccomp.PROGRAM if command.calls == seccomp.NATIVE else None,
-    }
-
-
-def job_without_a_sandbox(command: Command, gate: int, pipes: Sequence[int], folder: Path) -> dict[str, Any]:
-    """The same as far as that goes without namespaces: `folder` is the box."""
-    job = job_of(command, gate, pipes) | {"user": None, "filter": None, "program": None}
-    job["arguments"] = [word.replace(BOX, str(folder)) for word in command.arguments]
-    kept = ("data" if command.limits.reserves_addresses else "as", "core", "cpu", "fsize")
-    job["limits"] = {name: job["limits"][name] for name in kept}
-    for name, content in command.files.items():
-        (folder / name).write_bytes(content)
-        (folder / name).chmod(0o755 if command.executable else 0o644)
-    return job
 
 
 def resource_limits(limits: Limits) -> dict[str, int]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from ebft.sandbox.box import Ending, Sandbox
+from ebft.sandbox.box import Ending, Finished, Sandbox
 from ebft.sandbox.bubblewrap import Command, Limits
 from ebft.sandbox.python_tests import ERROR, FAILED, PASSED, Outcome, limit_exceeded, one_line
 from ebft.sandbox.seccomp import NATIVE, TOOLCHAIN
@@ -156,28 +156,26 @@ class Language:
     run: tuple[str, ...] = (PROGRAM,)  # node and php take program, tests and nonce from their standard input
     tests: tuple[tuple[str, str], ...] = ()  # patterns in the tests, and what to put there
 
-    @property
-    def programs(self) -> list[str]:
-        return [name for name in self.needs if "/" not in name]
-
     def missing(self) -> str | None:
         """One line on what is not installed, or None."""
-        found = {name: locate(name)[0] if name in self.programs else name for name in self.needs}
-        absent = {name: self.needs[name] for name, file in found.items() if not Path(file).is_file()}
+        absent = {name: of for name, of in self.needs.items() if not (shutil.which(name) or Path(name).is_file())}
         packages, names = " ".join(dict.fromkeys(absent.values())), " and ".join(f"`{name}`" for name in absent)
         return f"{self.title} needs {names}, not found here: apt install {packages}" if absent else None
 
     def versions(self) -> dict[str, str]:
-        found = [name for name in self.programs if shutil.which(name)]
+        found = [name for name in self.needs if shutil.which(name)]
         return {name: _first_line(name, "version" if name == "go" else "--version") for name in found}
 
 
 JAVATUPLES = "/usr/share/java/javatuples.jar"
 JAVAC = "javac -J-XX:TieredStopAtLevel=1 -J-XX:+UseSerialGC -J-Xmx1g -proc:none -nowarn -encoding UTF-8"
-# Node reserves address space by the gigabyte; its heap has a limit of its own. PHP has no php.ini (-n): what that loads
-# and allows is the machine's.
+# Node reserves address space by the gigabyte; its heap has a limit of its own. PHP has no php.ini (-n), since what that
+# loads and allows is the machine's, but the usual extensions that only compute, where they are not built in.
 RUN_NODE = ("node", "--max-old-space-size=@HEAP@", "--stack-size=3900", "-e", NODE)
-RUN_PHP = ("php", "-n", "-d", "memory_limit=@HEAP@M", "-d", "display_errors=0", "-r", PHP)
+PHP_SETTINGS = "memory_limit=@HEAP@M log_errors=0 display_errors=stderr display_startup_errors=0"
+PHP_EXTENSIONS = "ctype mbstring iconv bcmath gmp calendar tokenizer"
+PHP_SETTINGS += "".join(f" extension={name}" for name in PHP_EXTENSIONS.split())
+RUN_PHP = ("php", "-n", *(f"-d{setting}" for setting in PHP_SETTINGS.split()), "-r", PHP)
 RUN_JAVA = ("java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx@HEAP@m", "-XX:-UsePerfData", "-cp")
 # As in MultiPL-E, the types of program and tests together must be right; what runs is the program alone.
 TYPESCRIPT = {
@@ -248,61 +246,61 @@ def run_program(
     `programs` are its interpretations, best first, each a text and the class that the function is in, for languages
     with classes. The first that compiles is run.
     """
-    row, first = LANGUAGES[language], None
-    deadline = time.monotonic() + COMPILING.seconds
+    row, not_compiled = LANGUAGES[language], None
     for pattern, new in ((r"\A\s*\}", ""), *row.tests):  # the first bracket closes the prompt's function
         tests = re.sub(pattern, new, tests)
     nonce, mask = secrets.token_bytes(16), secrets.token_bytes(16)
     masked = ", ".join(str(a ^ b) for a, b in zip(mask, nonce, strict=True))
     words = {"NAME": name, "TESTS": tests, "MASK": ", ".join(map(str, mask)), "MASKED": masked}
+    deadline = time.monotonic() + COMPILING.seconds
     for text, place in programs:
         program = text.encode("utf-8", "replace")
         if row.compile:
-            words |= {"PROGRAM": text, "PLACE": place}
-            done = sandbox.run(_compiler(row, words, max(0.1, deadline - time.monotonic())))
-            if done.ending == Ending.TIMEOUT:
+            left = max(0.1, deadline - time.monotonic())
+            compiled = sandbox.run(_compiler(row, words | {"PROGRAM": text, "PLACE": place}, left))
+            if compiled.ending == Ending.TIMEOUT:
                 return Outcome(FAILED, f"{NOT_COMPILED} within {COMPILING.seconds:g} s")
-            if not done.succeeded:
-                lines = [line for line in _lines(done.stderr) if not line.startswith("#")]
-                said = next((line for line in lines if "error" in line.lower()), lines[0] if lines else done.ending)
-                first = first or Outcome(FAILED, one_line(f"{NOT_COMPILED}: {said}"))
+            if not compiled.succeeded:
+                lines = [line for line in _lines(compiled.stderr) if not line.startswith("#")]
+                said = next((line for line in lines if "error" in line.lower()), lines[0] if lines else compiled.ending)
+                not_compiled = not_compiled or Outcome(FAILED, one_line(f"{NOT_COMPILED}: {said}"))
                 continue
-            program = done.stdout
+            program = compiled.stdout
         job = {"nonce": nonce.hex(), "name": name, "program": program.decode("utf-8", "replace"), "tests": tests}
-        done = sandbox.run(_start(row, program, json.dumps(job).encode("ascii"), limits))
-        if (exceeded := limit_exceeded(done.ending, limits)) is not None:
-            return exceeded
-        if done.succeeded and nonce in done.stdout:
-            return Outcome(PASSED)
-        if done.succeeded:
-            return Outcome(FAILED, "the program ended before the tests did")
-        said = one_line((_lines(done.stderr or done.stdout) or ["a test failed"])[0])
-        if not said.startswith(NOT_COMPILED):
-            return Outcome(FAILED, f"exit code {done.returncode}: {said}")
-        first = first or Outcome(FAILED, said)
-    return first or Outcome(ERROR, "there is nothing to run")
+        outcome = _outcome(sandbox.run(_start(row, program, job, limits)), nonce, limits)
+        if not outcome.message.startswith(f"exit code 1: {NOT_COMPILED}"):
+            return outcome
+        not_compiled = not_compiled or Outcome(FAILED, outcome.message.removeprefix("exit code 1: "))
+    return not_compiled or Outcome(ERROR, "there is nothing to run")
 
 
 def _compiler(row: Language, words: dict[str, str], seconds: float) -> Command:
-    found = [locate(program) for program in row.programs]
+    found = [locate(name) for name in row.needs if shutil.which(name)]
     path = ":".join([*(str(Path(place).parent) for place, needed in found if needed), "/usr/local/bin:/usr/bin:/bin"])
     files = {name: _filled(of, words).encode("utf-8", "replace") for name, of in row.files.items()}
     limits, folders = replace(COMPILING, seconds=seconds), [folder for _, needed in found for folder in needed]
     return Command(["sh", "-ec", row.compile], limits, files, b"", folders, {"PATH": path}, calls=TOOLCHAIN)
 
 
-def _start(row: Language, program: bytes, job: bytes, limits: Limits) -> Command:
-    on_input = row.run[0] in ("node", "php")
-    files, stdin = ({}, job) if on_input else ({"program": program}, b"")
-    first, folders = (PROGRAM, ()) if row.run[0] == PROGRAM else locate(row.run[0])
+def _start(row: Language, program: bytes, job: dict[str, str], limits: Limits) -> Command:
+    first, folders = locate(row.run[0])
     heap = str(max(32, limits.memory_mib // 2))
     arguments = [first, *(_filled(word, {"HEAP": heap}) for word in row.run[1:])]
-    if row.title == "PHP":
-        arguments[1:1] = php_extensions()
     disk = limits.disk_mib + len(program) // 2**20 + 1
     limits = replace(limits, disk_mib=disk, processes=64, reserves_addresses=True)
     environment = {"MONO_GC_PARAMS": f"max-heap-size={heap}m"}
-    return Command(arguments, limits, files, stdin, folders, environment, first == PROGRAM, NATIVE)
+    if row.run in (RUN_NODE, RUN_PHP):
+        return Command(arguments, limits, {}, json.dumps(job).encode("ascii"), folders, environment, calls=NATIVE)
+    return Command(arguments, limits, {"program": program}, b"", folders, environment, first == PROGRAM, NATIVE)
+
+
+def _outcome(done: Finished, nonce: bytes, limits: Limits) -> Outcome:
+    if (exceeded := limit_exceeded(done.ending, limits)) is not None:
+        return exceeded
+    if done.succeeded:
+        return Outcome(PASSED) if nonce in done.stdout else Outcome(FAILED, "the program ended before the tests did")
+    said = (_lines(done.stderr or done.stdout) or ["a test failed"])[0]
+    return Outcome(FAILED, one_line(f"exit code {done.returncode}: {said}"))
 
 
 def _filled(template: str, words: dict[str, str]) -> str:
@@ -323,10 +321,10 @@ def _first_line(*command: str) -> str:
 
 
 def locate(program: str) -> tuple[str, tuple[str, ...]]:
-    """The real path of a program, or nothing, and the folder outside /usr that it needs."""
+    """The real path of a program, and the folder outside /usr that it needs."""
     found = shutil.which(program)
     if found is None:
-        return "", ()
+        return program, ()
     if program == "rustc":
         # rustup puts a proxy on the path, which looks for the compiler, if there is one, in the user's home.
         root = _first_line(found, "--print", "sysroot")
@@ -336,10 +334,3 @@ def locate(program: str) -> tuple[str, tuple[str, ...]]:
         return str(real), ()
     beside = [folder for folder in real.parents if folder.name == "node_modules"]  # packages find each other there
     return str(real), (str(beside[-1] if beside else real.parent.parent),)
-
-
-def php_extensions() -> list[str]:
-    """Options that load extensions which only compute, where a distribution has them in files of their own."""
-    folder = _first_line("php", "-n", "-r", 'echo ini_get("extension_dir");')
-    names = ("ctype", "mbstring", "iconv", "bcmath", "gmp", "calendar", "tokenizer")
-    return [word for name in names if Path(folder, f"{name}.so").is_file() for word in ("-d", f"extension={name}")]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ebft.sandbox.box import Ending, Sandbox, Started
+from ebft.sandbox.box import Ending, Sandbox
 from ebft.sandbox.bubblewrap import Command, Limits
 
 PASSED, FAILED, TIMEOUT, ERROR = STATUSES = ("passed", "failed", "timeout", "error")
@@ -64,41 +63,32 @@ class PythonTests:
 
 
 def run_python(sandbox: Sandbox, tests: PythonTests, limits: Limits) -> Outcome:
+    """Runs the tests against the program. Only what the process with the tests writes decides."""
+    sandbox.check()
     folders, packages = _package_places()
-    # numpy's threads each want address space, and would only wait for each other.
-    environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    (to_program, from_tests), (to_tests, from_program) = os.pipe(), os.pipe()
 
-    def command(module: str, job: dict[str, Any]) -> Command:
+    def command(module: str, job: dict[str, Any], *pipes: int) -> Command:
         stdin = json.dumps(job | {"packages": packages}).encode("ascii")
-        return Command((), limits, {}, stdin, folders, environment, module=module)
+        # numpy's threads each want address space, and would only wait for each other.
+        variables = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        return Command((), limits, {}, stdin, folders, variables, pipes=pipes, module=module)
 
     program = {"variants": tests.variants, "names": [*tests.names, *tests.classes], "sanitize": tests.sanitize}
     names = ("prompt", "setup", "tests", "names", "classes", "modules", "check")
-    driver = {name: getattr(tests, name) for name in names}
-    return _run_apart(sandbox, command("driver", driver), command("candidate", program), limits)
-
-
-def _run_apart(sandbox: Sandbox, tests: Command, program: Command, limits: Limits) -> Outcome:
-    """Runs the tests against the program. Only what the process with the tests writes decides."""
-    sandbox.check()
-    (to_program, from_tests), (to_tests, from_program), (result, report) = os.pipe(), os.pipe(), os.pipe()
-
-    def joined(command: Command, stdout: int, *pipes: int) -> Started:
-        return replace(command, arguments=[*map(str, pipes)]), stdout, subprocess.DEVNULL, pipes
-
-    both = [joined(program, subprocess.DEVNULL, to_program, from_program), joined(tests, report, to_tests, from_tests)]
-    together = replace(limits, memory_mib=2 * limits.memory_mib, output_kib=64)
-    ending, [written], _ = sandbox.run_together(both, [result], together)
-    if (exceeded := limit_exceeded(ending, limits)) is not None:
+    done = sandbox.run(
+        command("candidate", program, to_program, from_program),
+        command("driver", {name: getattr(tests, name) for name in names}, to_tests, from_tests),
+        limits=replace(limits, memory_mib=2 * limits.memory_mib, output_kib=64),
+    )
+    if (exceeded := limit_exceeded(done.ending, limits)) is not None:
         return exceeded
     try:
-        found = json.loads(written)
-        status, message = found["status"], found["message"]
+        found = json.loads(done.stdout)
+        outcome = Outcome(found["status"], one_line(found["message"]))
     except (ValueError, KeyError, TypeError):
         return Outcome(ERROR, "the process that runs the tests ended without a result")
-    if status not in STATUSES or not isinstance(message, str):
-        return Outcome(ERROR, "the process that runs the tests gave no result")
-    return Outcome(status, one_line(message))
+    return outcome if outcome.status in STATUSES else Outcome(ERROR, "the process that runs the tests gave no result")
 
 
 def limit_exceeded(ending: str, limits: Limits) -> Outcome | None:

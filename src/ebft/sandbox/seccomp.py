@@ -72,7 +72,9 @@ STARTING = _table("""
 execve:59/221 fork:57/- vfork:58/- wait4:61/260 waitid:247/95 pidfd_open:434/434 pidfd_send_signal:424/424
 """)
 
-CLONE, CLONE3, EXECVEAT, IOCTL, FCNTL = (56, 220), (435, 435), (322, 281), (16, 29), (72, 25)
+# Those that depend on an argument. Not clone3, whose flags are in memory, which a filter cannot read: libraries do
+# without.
+CLONE, EXECVEAT, IOCTL, FCNTL = (56, 220), (322, 281), (16, 29), (72, 25)
 
 NAMESPACE_FLAGS = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 CLONE_THREAD = 0x00010000
@@ -90,8 +92,6 @@ _NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _REFUSE, _MISSING = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 
-Rule = tuple[int, int, int, int]
-
 
 @cache
 def compile_filter(kind: str = RUNTIME, machine: str | None = None) -> bytes | None:
@@ -100,7 +100,7 @@ def compile_filter(kind: str = RUNTIME, machine: str | None = None) -> bytes | N
     if machine not in ARCHITECTURES:
         return None
     column, architecture = ARCHITECTURES[machine]
-    program: list[Rule] = [
+    program: list[tuple[int, int, int, int]] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, architecture),
         (_RETURN, 0, 0, _KILL),  # 32-bit programs have other numbers
@@ -108,34 +108,25 @@ def compile_filter(kind: str = RUNTIME, machine: str | None = None) -> bytes | N
     ]
     if column == 0:
         program += [(_AT_LEAST, 0, 1, X32), (_RETURN, 0, 0, _MISSING)]
-    # The flags of clone3 are in memory, which a filter cannot read; without it libraries use clone.
-    program += [(_EQUAL, 0, 1, CLONE3[column]), (_RETURN, 0, 0, _MISSING)]
-    program += _with_argument(CLONE[column], _FIRST, [(_ANY_BIT, NAMESPACE_FLAGS, _REFUSE)], _ALLOW, kind != NATIVE)
-    if kind == NATIVE:
+    native = kind == NATIVE
+    clone = [(_ANY_BIT, NAMESPACE_FLAGS, _REFUSE)]
+    if native:
         # Threads only: a copy of the process could try an answer and leave the original none the wiser.
-        program += _with_argument(CLONE[column], _FIRST, [(_ANY_BIT, CLONE_THREAD, _ALLOW)], _REFUSE)
-        program += _with_argument(EXECVEAT[column], _FIRST, [(_EQUAL, PROGRAM, _ALLOW)], _REFUSE)
-    else:
-        program += [(_EQUAL, 0, 1, EXECVEAT[column]), (_RETURN, 0, 0, _ALLOW)]
-    program += _with_argument(IOCTL[column], _SECOND, [(_EQUAL, TIOCSTI, _REFUSE)], _ALLOW)
+        clone.append((_ANY_BIT, CLONE_THREAD, _ALLOW))
     controls = [] if kind == TOOLCHAIN else [(_EQUAL, command, _REFUSE) for command in REFUSED_CONTROLS]
-    program += _with_argument(FCNTL[column], _SECOND, controls, _ALLOW)
-    for names, action in ((ALLOWED, _ALLOW), (STARTING, _REFUSE if kind == NATIVE else _ALLOW)):
-        for numbers in names.values():
-            if (number := numbers[column]) is not None:
+    for numbers, argument, cases, otherwise in (
+        (CLONE, _FIRST, clone, _REFUSE if native else _ALLOW),
+        (EXECVEAT, _FIRST, [(_EQUAL, PROGRAM, _ALLOW)], _REFUSE if native else _ALLOW),
+        (IOCTL, _SECOND, [(_EQUAL, TIOCSTI, _REFUSE)], _ALLOW),
+        (FCNTL, _SECOND, controls, _ALLOW),
+    ):
+        program += [(_EQUAL, 0, 2 + 2 * len(cases), numbers[column]), (_LOAD, 0, 0, argument)]
+        for comparison, value, action in cases:
+            program += [(comparison, 0, 1, value), (_RETURN, 0, 0, action)]
+        program.append((_RETURN, 0, 0, otherwise))
+    for listed, action in ((ALLOWED, _ALLOW), (STARTING, _REFUSE if native else _ALLOW)):
+        for pair in listed.values():
+            if (number := pair[column]) is not None:
                 program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, action)]
     program.append((_RETURN, 0, 0, _MISSING))
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
-
-
-def _with_argument(
-    number: int, argument: int, cases: list[tuple[int, int, int]], otherwise: int, wanted: bool = True
-) -> list[Rule]:
-    """For one call, an action that depends on one of its arguments."""
-    if not wanted:
-        return []
-    body: list[Rule] = [(_LOAD, 0, 0, argument)]
-    for comparison, value, action in cases:
-        body += [(comparison, 0, 1, value), (_RETURN, 0, 0, action)]
-    body.append((_RETURN, 0, 0, otherwise))
-    return [(_EQUAL, 0, len(body), number), *body]
+    return b"".join(struct.pack("=HBBI", *rule) for rule in program)

@@ -6,7 +6,8 @@ secret. All it can do is send plain data, and a program that sends the right dat
 
 from __future__ import annotations
 
-import _ast as ast  # `ast` itself imports much that a short test does without
+import _ast as ast  # these two without an underscore import much that a short test does without
+import _symtable as symtable
 import builtins
 import os
 import sys
@@ -63,29 +64,22 @@ class Server:
     def serve(self) -> None:
         while True:
             request = self.channel.receive()
-            answer: dict[str, Any] = {}
-            arguments = self.decode(request["arguments"])
-            keywords = dict(self.decode(request["keywords"]))
+            arguments, keywords = self.decode(request["arguments"]), dict(self.decode(request["keywords"]))
             try:
-                answer["value"] = self.encode(self.answer(request, arguments, keywords))
+                answer = {"value": self.encode(self.target(request)(*arguments, **keywords))}
             except wire.ProtocolError:
                 raise
             except BaseException as error:
                 answer = told(error)
             self.channel.send(answer)
 
-    def answer(self, request: dict[str, Any], arguments: list[Any], keywords: dict[str, Any]) -> Any:
-        what = request["what"]
-        if what == "name":
-            if request["name"] not in self.namespace:
-                raise NameError(f"name {request['name']!r} is not defined")
-            return self.namespace[request["name"]](*arguments, **keywords)
-        target = self.objects[request["object"]]
-        if what == "attribute":
-            return getattr(target, *arguments)
-        if what == "set attribute":
-            return setattr(target, *arguments)
-        return getattr(target, request["name"])(*arguments, **keywords)
+    def target(self, request: dict[str, Any]) -> Any:
+        """A method of an object that stays here, or what the program calls so."""
+        if request["object"] is not None:
+            return getattr(self.objects[request["object"]], request["name"])
+        if request["name"] not in self.namespace:
+            raise NameError(f"name {request['name']!r} is not defined")
+        return self.namespace[request["name"]]
 
 
 def told(error: BaseException) -> dict[str, Any]:
@@ -114,11 +108,12 @@ def choose(variants: list[list[str]], names: list[str], sanitize: bool = False) 
                         compile(text, "<program>", "exec", dont_inherit=True)
                     trees = [up_to_the_function(tree, names) for tree in trees]
                 codes = [compile(tree, "<program>", "exec", dont_inherit=True) for tree in trees]
-                defined = _defined(trees[-1])  # not by the prompt before the answer
+                # Not in the prompt before the answer.
+                symbols = symtable.symtable(texts[-1], "<program>", "exec").symbols
             except NO_PROGRAM as error:
                 errors.append(error)
                 continue
-            if not names or defined.intersection(names):
+            if not names or any(symbols.get(name, 0) & symtable.DEF_BOUND for name in names):
                 return codes
             if part is str:
                 compiled.append(codes)
@@ -179,20 +174,6 @@ def walk(node: ast.AST) -> Iterator[Any]:
         for name in node._fields:
             value = getattr(node, name, None)
             waiting += [n for n in (value if isinstance(value, list) else [value]) if isinstance(n, ast.AST)]
-
-
-def _defined(tree: ast.Module) -> set[str]:
-    names: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, DEFINITIONS):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, (ast.If, ast.Try)):
-            names |= {n.name for n in walk(node) if isinstance(n, ast.FunctionDef)}
-    return names
 
 
 def main() -> None:

@@ -60,22 +60,23 @@ class Client:
 
         return wire.decode(message, dereference)
 
-    def ask(
-        self, what: str, arguments: list[Any], keywords: dict[str, Any], made: type[Remote] | None = None, **more: Any
+    def call(
+        self, number: int | None, name: str, arguments: Any, keywords: Any, made: type[Remote] | None = None
     ) -> Any:
-        """Sends a request to the program. `made` is the kind of stand-in for an object that stays there."""
+        """Calls a method of the object with this number, or else what the program calls so. `made` is the kind of
+        stand-in for what is returned and stays there."""
         if self.ended is not None:
             raise ProgramEnded(self.ended)
-        request = {"what": what, "arguments": self.encode(arguments), "keywords": self.encode(keywords)} | more
+        arguments, keywords = self.encode(list(arguments)), self.encode(keywords)
         self.calls += 1
         try:
-            self.channel.send(request)
+            self.channel.send({"object": number, "name": name, "arguments": arguments, "keywords": keywords})
             while "callback" in (answer := self.receive()):
                 self.channel.send(self._call_back(answer))
             if "error" not in answer:
                 return self.decode(answer.get("value"), made)
             error = self.exception(answer["error"])
-            if isinstance(error, StopIteration) and more.get("name") != "__next__":
+            if isinstance(error, StopIteration) and name != "__next__":
                 # It would end a loop of the tests: `all(map(f, inputs))` holds for a function that raises it.
                 error = ProgramError("StopIteration left the function")
         except (wire.ProtocolError, RecursionError) as problem:
@@ -152,17 +153,17 @@ class Remote:
         return self._method("__call__", *arguments, **keywords)
 
     def _method(self, name: str, *arguments: Any, **keywords: Any) -> Any:
-        return self._client.ask("method", list(arguments), keywords, object=self._number, name=name)
+        return self._client.call(self._number, name, arguments, keywords)
 
 
 class Instance(Remote):
     """An object of a class that the problem asks for, made by the test itself: it has the attributes the test uses."""
 
     def __getattr__(self, name: str) -> Any:
-        return self._client.ask("attribute", [name], {}, Instance, object=self._number)
+        return self._client.call(self._number, "__getattribute__", [name], {}, Instance)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._client.ask("set attribute", [name, value], {}, object=self._number)
+        self._method("__setattr__", name, value)
 
 
 for _name in ("__len__", "__getitem__", "__setitem__", "__str__", "__repr__"):  # Python looks for them in the class
@@ -176,7 +177,7 @@ class StandIn:
         self._client, self.__name__, self._made = client, name, made
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._client.ask("name", list(arguments), keywords, self._made, name=self.__name__)
+        return self._client.call(None, self.__name__, arguments, keywords, self._made)
 
 
 def run(job: dict[str, Any], channel: wire.Channel) -> dict[str, str]:

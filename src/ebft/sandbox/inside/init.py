@@ -65,7 +65,7 @@ def main() -> None:
             os.write(2, f"the sandbox cannot start the program: {error}\n".encode())
             os._exit(127)
         return run()  # and then, as any Python would, wait for its threads and end
-    close_all_but({gate}, job["descriptors"])  # whoever waits for the end of a pipe waits for the program, not for us
+    close_all_but({gate})  # whoever waits for the end of a pipe waits for the program, not for us
     end_with(program, gate)
 
 
@@ -90,7 +90,7 @@ def end_with(program: int, gate: int) -> NoReturn:
 def become(job: dict[str, Any]) -> Callable[[], None]:
     """Turns into the program; returns only if that is a module of ours: its `main`."""
     arguments = job["arguments"]
-    close_all_but({0, 1, 2, *job["pipes"]}, job["descriptors"])
+    close_all_but({0, 1, 2, *job["pipes"]})
     if job["user"] is not None:
         os.setgroups([])
         os.setresgid(job["user"], job["user"], job["user"])
@@ -105,7 +105,7 @@ def become(job: dict[str, Any]) -> Callable[[], None]:
         rules = FilterProgram(len(job["filter"]) // 8, job["filter"])
         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(rules), 0, 0)
     if job["module"]:
-        return main_of(job["module"], arguments)
+        return main_of(job["module"], [str(pipe) for pipe in job["pipes"]])
     if job["program"] is not None:
         os.execve(job["program"], arguments, os.environ)
     os.execvp(arguments[0], arguments)
@@ -133,9 +133,7 @@ def limit(limits: dict[str, int]) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-def close_all_but(kept: set[int], end: int) -> None:
-    """Closes what else is open below `end`: whoever asked for the sandbox may have more files open than we may."""
-    numbers = sorted({-1, *kept})
-    for before, after in zip(numbers, [*numbers[1:], end], strict=True):
-        if before + 1 < after:  # Python 3.13 takes an empty range beyond the limit of open files for all from there on
-            os.closerange(before + 1, after)
+def close_all_but(kept: set[int]) -> None:
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number not in kept:
+            os.closerange(number, number + 1)  # unlike `close` it takes that of the list itself, which is gone

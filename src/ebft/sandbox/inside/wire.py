@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter, OrderedDict, deque
+from operator import attrgetter
 
 TYPE_CHECKING = False  # see driver.py
 if TYPE_CHECKING:
@@ -118,36 +119,36 @@ def begin() -> tuple[Any, Channel]:
     return job, channel
 
 
-# By tag, in the order in which they are tried: what travels as its items, as its pairs, and types of modules that are
-# imported when the first such value comes (before somebody has imported one, it has no values), with what their values
-# become and how they are made from that.
-SEQUENCES: dict[str, Any] = {"t": tuple, "s": set, "f": frozenset, "deque": deque}
-MAPS: dict[str, Any] = {"counter": Counter, "ordered": OrderedDict, "d": dict}
-VIEWS: dict[str, tuple[Any, Callable[[list[Any]], Any]]] = {
-    "keys": (type({}.keys()), lambda v: dict.fromkeys(v).keys()),
-    "values": (type({}.values()), lambda v: dict(enumerate(v)).values()),
-    "items": (type({}.items()), lambda v: dict(v).items()),
+def _pairs(value: Any) -> Any:
+    return map(list, dict.items(value))
+
+
+# By tag, in the order in which they are tried: a type, what travels of its values, and what makes them again of that.
+KINDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[list[Any]], Any]]] = {
+    "t": (tuple, tuple.__iter__, tuple),
+    "s": (set, set.__iter__, set),
+    "f": (frozenset, frozenset.__iter__, frozenset),
+    "deque": (deque, deque.__iter__, deque),
+    "counter": (Counter, _pairs, lambda items: Counter(dict(items))),
+    "ordered": (OrderedDict, _pairs, OrderedDict),
+    "d": (dict, _pairs, dict),
+    "keys": (type({}.keys()), iter, lambda items: dict.fromkeys(items).keys()),
+    "values": (type({}.values()), iter, lambda items: dict(enumerate(items)).values()),
+    "items": (type({}.items()), lambda value: map(list, value), lambda items: dict(items).items()),
+    "c": (complex, lambda v: [complex.real.__get__(v), complex.imag.__get__(v)], lambda items: complex(*items)),
+    "b": (bytes, lambda value: [memoryview(value).hex()], lambda items: bytes.fromhex(*items)),
+    "ba": (bytearray, lambda value: [memoryview(value).hex()], lambda items: bytearray.fromhex(*items)),
+    "range": (range, lambda value: [value.start, value.stop, value.step], lambda items: range(*items)),
+    "ellipsis": (type(...), lambda value: [], lambda items: ...),
 }
-LIBRARY: dict[str, tuple[str, str, Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
-    "decimal": ("decimal", "Decimal", str, lambda kind, v: kind(v)),
-    "fraction": (
-        "fractions",
-        "Fraction",
-        lambda value: [hex(value.numerator), hex(value.denominator)],
-        lambda kind, v: kind(int(v[0], 16), int(v[1], 16)),
-    ),
-    "datetime": ("datetime", "datetime", lambda value: value.isoformat(), lambda kind, v: kind.fromisoformat(v)),
-    "date": ("datetime", "date", lambda value: value.isoformat(), lambda kind, v: kind.fromisoformat(v)),
-    "time": ("datetime", "time", lambda value: value.isoformat(), lambda kind, v: kind.fromisoformat(v)),
-    "timedelta": ("datetime", "timedelta", lambda d: [d.days, d.seconds, d.microseconds], lambda kind, v: kind(*v)),
-}
-MAKE: dict[str, Callable[[Any], Any]] = {
-    "i": lambda v: int(v, 16),
-    "c": lambda v: complex(v[0], v[1]),
-    "b": bytes.fromhex,
-    "ba": bytearray.fromhex,
-    "range": lambda v: range(v[0], v[1], v[2]),
-    "ellipsis": lambda v: Ellipsis,
+# Of modules that are imported when the first such value comes: before somebody has imported one, it has no values.
+LIBRARY: dict[str, Callable[[Any], Any]] = {
+    "decimal.Decimal": lambda value: [str(value)],
+    "fractions.Fraction": attrgetter("numerator", "denominator"),
+    "datetime.datetime": attrgetter("year", "month", "day", "hour", "minute", "second", "microsecond"),
+    "datetime.date": attrgetter("year", "month", "day"),
+    "datetime.time": attrgetter("hour", "minute", "second", "microsecond"),
+    "datetime.timedelta": attrgetter("days", "seconds", "microseconds"),
 }
 
 
@@ -161,35 +162,19 @@ def encode(value: Any, reference: Callable[[Any], list[Any]]) -> Any:
     kind = type(value)
     if issubclass(kind, int):
         number = int.__int__(value)
-        return number if -PLAIN < number < PLAIN else {"i": hex(number)}
+        return number if -PLAIN < number < PLAIN else {"i": [hex(number)]}
     if issubclass(kind, float):
         return float.__float__(value)
     if issubclass(kind, str):
         return str.__str__(value)
     if issubclass(kind, list):
         return [encode(item, reference) for item in list.__iter__(value)]
-    for tag, base in SEQUENCES.items():
+    for tag, (base, items_of, _) in KINDS.items():
         if issubclass(kind, base):
-            return {tag: [encode(item, reference) for item in base.__iter__(value)]}
-    for tag, base in MAPS.items():
-        if issubclass(kind, base):
-            return {tag: [[encode(k, reference), encode(v, reference)] for k, v in dict.items(value)]}
-    for tag, (base, _) in VIEWS.items():
-        if kind is base:
-            return {tag: [encode(item, reference) for item in value]}
-    if issubclass(kind, complex):
-        # The constructor keeps the type but for subclasses, whose own methods are not asked.
-        exact = complex.__add__(value, 0j) if kind is not complex else value
-        return {"c": [exact.real, exact.imag]}
-    if issubclass(kind, (bytes, bytearray)):
-        return {"b" if issubclass(kind, bytes) else "ba": bytes.hex(bytes(memoryview(value)))}
-    if kind is range:
-        return {"range": [value.start, value.stop, value.step]}
-    if value is Ellipsis:
-        return {"ellipsis": 0}
-    for tag, (module, name, plain, _) in LIBRARY.items():
-        if kind is getattr(sys.modules.get(module), name, None) and getattr(value, "tzinfo", None) is None:
-            return {tag: plain(value)}
+            return {tag: [encode(item, reference) for item in items_of(value)]}
+    tag = f"{kind.__module__}.{kind.__qualname__}"
+    if tag in LIBRARY and getattr(value, "tzinfo", None) is None:
+        return {tag: [encode(item, reference) for item in LIBRARY[tag](value)]}
     if kind.__module__ == "numpy" and hasattr(kind, "item") and getattr(value, "shape", None) == ():
         item = value.item()  # numpy's scalars are not builtin numbers; arrays do not travel
         if type(item) in (bool, int, float, complex, str):
@@ -208,14 +193,14 @@ def decode(message: Any, dereference: Callable[[str, Any], Any]) -> Any:
         raise ProtocolError("a malformed message")
     [(tag, content)] = message.items()
     try:
-        if tag in SEQUENCES or tag in VIEWS:
-            make = SEQUENCES[tag] if tag in SEQUENCES else VIEWS[tag][1]
-            return make([decode(item, dereference) for item in content])
-        if tag in MAPS:
-            return MAPS[tag]({decode(k, dereference): decode(v, dereference) for k, v in content})
-        if tag in LIBRARY:
-            module, name, _, make = LIBRARY[tag]
-            return make(getattr(__import__(module), name), content)
-        return MAKE[tag](content) if tag in MAKE else dereference(tag, content)
+        if tag not in KINDS and tag not in LIBRARY and tag != "i":
+            return dereference(tag, content)
+        items = [decode(item, dereference) for item in content]
+        if tag in KINDS:
+            return KINDS[tag][2](items)
+        if tag == "i":
+            return int("".join(items), 16)
+        module, _, name = tag.partition(".")
+        return getattr(__import__(module), name)(*items)
     except (TypeError, ValueError, ArithmeticError, KeyError, IndexError, AttributeError):
         raise ProtocolError("a malformed message") from None
