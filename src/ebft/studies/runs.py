@@ -15,7 +15,7 @@ from ebft.config.evaluation import NOT_SET
 from ebft.config.method import settings_that_change
 from ebft.errors import ConfigError
 from ebft.method.measures import Estimate, Record, differences, smaller_is_better, title
-from ebft.runtime.files import read_jsonl
+from ebft.runtime.files import read_json, read_jsonl
 
 Json = dict[str, Any]  # what a file says
 METRICS_FILE = "metrics.jsonl"
@@ -38,7 +38,7 @@ class Run:
     validation: Json | None  # how its validation measures
     entries: list[Json]  # lines of metrics.jsonl
     change: dict[str, Estimate]  # of validation metrics from before to after training
-    records: list[Record]  # of single sequences after training; none of an unfinished run
+    records: list[Record] = field(default_factory=list)  # of single sequences after training, if it has finished
     problems: list[str] = field(default_factory=list)  # what is broken in its folder
 
     def measured(self, key: str) -> list[Json]:
@@ -67,66 +67,64 @@ def read_run(folder: Path) -> Run:
         folder = folder.parent
     if not (folder / METRICS_FILE).is_file():
         raise ConfigError(f"{folder} is no output folder of a run, or nothing is logged yet: no {METRICS_FILE}")
-    file, results = folder / "results.json", {}
-    if file.is_file():
-        try:
-            results = dict(json.loads(file.read_text(encoding="utf-8")))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{file} is not valid JSON ({error})") from None
+    file = folder / "results.json"
+    results: Json = read_json(file) if file.exists() else {}
+    if not isinstance(results, dict):
+        raise ConfigError(f"{file} is not valid JSON")
     changed = {name.removeprefix("eval_"): value for name, value in results.get("change", {}).items()}
     change = {
         name: Estimate(value, changed.get(f"{name}_se") or math.nan)
         for name, value in changed.items()
         if value is not None and not name.endswith("_se")
     }
-    records, problems = _read_records(folder, results)
-    name, method, entries = folder.resolve().name, results.get("method", "ebft"), read_entries(folder / METRICS_FILE)
-    return Run(name, folder, method, "steps" in results, results.get("ruler"), entries, change, records, problems)
+    name, method, ruler = folder.resolve().name, results.get("method", "ebft"), results.get("ruler")
+    run = Run(name, folder, method, "steps" in results, ruler, read_entries(folder / METRICS_FILE), change)
+    if "after" in results:
+        _add_records(run, folder / "validation-after.jsonl")
+    return run
 
 
-def _read_records(folder: Path, results: Json) -> tuple[list[Record], list[str]]:
-    """Records of all sequences, or none and what is wrong: a part of them would be compared as if it were all."""
-    if "after" not in results:
-        return [], []
+def _add_records(run: Run, file: Path) -> None:
+    """Of all sequences, or none and what is wrong: a part of them would be compared as if it were all."""
     try:
-        records = read_jsonl(folder / "validation-after.jsonl")
+        records = read_jsonl(file)
     except ValueError:
-        return [], ["validation-after.jsonl is not valid JSON, so it has no paired differences"]
-    expected = (results.get("ruler") or {}).get("validation_sequences", len(records))
+        run.problems.append(f"{file.name} is not valid JSON, so it has no paired differences")
+        return
+    expected = (run.validation or {}).get("validation_sequences", len(records))
     if records and len(records) != expected:
-        cut_off = f"validation-after.jsonl holds {len(records)} of {expected} sequences; it was cut off"
-        return [], [f"{cut_off}, so it has no paired differences"]
-    return records, []
+        cut_off = f"{file.name} holds {len(records)} of {expected} sequences; it was cut off"
+        run.problems.append(f"{cut_off}, so it has no paired differences")
+    else:
+        run.records = records
 
 
 def read_entries(file: Path) -> list[Json]:
-    """The lines of metrics.jsonl; none if it is not there yet."""
+    """The lines of metrics.jsonl, without what is no whole line: one that is being written."""
     entries = []
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else ():
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             entries.append(json.loads(line))
         except json.JSONDecodeError:
-            continue  # the line that is being written
+            continue
     return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("step"), int)]
 
 
 # ---- what compares -------------------------------------------------------------------------------------------------
 
 
-def settings_that_differ(mine: Json | None, other: Json | None) -> list[str]:
-    """Between the `ruler`s of two runs: what their validation depends on. If one says nothing, `ruler` itself."""
+def validated_apart(run: Run, reference: Run | None) -> list[str]:
+    """In what the validation of a run differs from that of another, by their `ruler`s: the settings that it depends
+    on. If one says nothing, in `ruler` itself; nothing if they do not differ."""
+    if reference is None or run is reference:
+        return []
+    mine, other = run.validation, reference.validation
     if mine is None or other is None:
         return ["ruler"]
     differ = {key for key in {**other, **mine} if other.get(key) != mine.get(key)}
     if mine.get("network") == "moving average":  # of the run's own weights: two runs never have the same
         differ.add("network")
     return sorted(differ)
-
-
-def validated_apart(run: Run, reference: Run | None) -> list[str]:
-    """In what the validation of a run differs from that of another; nothing if it does not."""
-    same = reference is None or run is reference
-    return [] if same else settings_that_differ(run.validation, reference.validation if reference else None)
 
 
 def compares(metric: str, differ: Sequence[str]) -> bool:
@@ -146,11 +144,10 @@ def what_differs(run: Run, reference: Run | None) -> str | None:
         return None
     if run.validation is None or reference.validation is None:
         return f"and {reference.name} do not both say how they were measured; their numbers may not compare"
-    serious = [key for key in differ if not compares("cfm", [key])]
     words = {"network": "the frozen feature network", "validation": "the validation text"}
     values = {key: [of.get(key, NOT_SET) for of in (run.validation, reference.validation)] for key in differ}
-    shown = ", ".join(words.get(key, f"{key} {values[key][0]} and {values[key][1]}") for key in serious or differ)
-    if not serious:
+    shown = ", ".join(words.get(key, f"{key} {values[key][0]} and {values[key][1]}") for key in differ)
+    if compares("cfm", differ):
         return f"and {reference.name} differ in {shown}; their whitened proxy and reward do not compare"
     only = "only their cross-entropies can be compared"
     advice = only if compares("cross_entropy", differ) else "do not compare their numbers"
@@ -160,10 +157,8 @@ def what_differs(run: Run, reference: Run | None) -> str | None:
 def against(first: Run, run: Run) -> dict[str, Estimate]:
     """`run` minus `first`, both after training, of the metrics that both measured in the same way. Taken sequence by
     sequence, a difference is usually known better than the standard errors of the two values suggest."""
-    if run is first:
-        return {}
-    differ = settings_that_differ(run.validation, first.validation)
-    return {m: found for m, found in differences(run.records, first.records).items() if compares(m, differ)}
+    found = differences(run.records, first.records) if run is not first else {}
+    return {metric: found[metric] for metric in found if compares(metric, validated_apart(run, first))}
 
 
 # ---- metrics -------------------------------------------------------------------------------------------------------
