@@ -65,7 +65,6 @@ def test_the_test_measures_as_validation_does(tmp_path: Path) -> None:
         ({"method": {}}, "unknown key 'method'; there is .*; did you mean 'methods'"),
         ({"methods": {"stf": {}}}, "the method stf: `method` is one of ebft, sft, rlvr; did you mean 'sft'"),
         ({"methods": {"ebft": 3}}, "the method ebft=3 is not a mapping"),
-        ({"methods": {"ebft": {"serach": {}}}}, "unknown key 'serach'; .*; did you mean 'search'"),
         ({"methods": {"ebft": {"grid": {"gama": [0]}}}}, "ebft,gama=0: unknown setting 'gama'.*; did you mean 'gamma'"),
         ({"methods": {"ebft": {"grid": {"gamma": 0}}}}, "gamma needs a list of values"),
         ({"methods": {"ebft": {"grid": {"gamma": [0, 0.0]}}}}, "have the same name; give every value once"),
@@ -80,7 +79,6 @@ def test_the_test_measures_as_validation_does(tmp_path: Path) -> None:
         ({"settings": {**TESTED, "validation_split": 0}}, "does not measure .*set validation_split"),
         ({"settings": {**TESTED, "test_split": 0}}, "no test data: set `test_split`"),
         ({"evaluation": {"tasks": ["humanevil"]}}, "unknown task 'humanevil'"),
-        ({"evaluation": {"output": "x"}}, "output is decided by the study"),
         ({"evaluation": {"calibration_data": "rows.jsonl", "calibration_split": "train", "test_split": 0}}, "trained"),
         ({"paper": "code"}, "`paper` is one of qa_code"),
     ],
@@ -124,11 +122,9 @@ def test_points_are_recipes_and_flags_win_over_the_section(tmp_path: Path) -> No
         ([], "a sweep needs --set"),
         (["lr=1e-6,3e-6"], "unknown setting 'lr' .*here it is called 'learning_rate'"),
         (["learning_rate=fast,1"], "learning_rate='fast' is not a number"),
-        (["learning_rate"], "learning_rate='' is not a number"),
         (["gamma=0.1,0.10"], "same name"),
         (["output_dir=a,b"], "can be no folder or token"),
         (["hub_token=a,b"], "can be no folder or token"),
-        (["alpha=0.5,1.5"], "alpha=1.5: .*alpha=1.5"),
     ],
 )
 def test_sweeps_that_are_refused(sets: list[str], words: str, tmp_path: Path) -> None:

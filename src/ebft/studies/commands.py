@@ -28,10 +28,10 @@ def sweep_parser() -> Parser:
     add("--config", metavar="RECIPE", help="recipe of the runs; may hold a `sweep:` section")
     add("--set", action="append", default=[], metavar="NAME=V,V", help="values of one setting; may be given often")
     add("--command", choices=TRAINING, default="train", help="what each point runs [train]")
-    add("--dry-run", action="store_true", help="list the points; with slurm, write the job file")
     launchers.add_arguments(parser, "points")
     settings = {f.name: f for command in TRAINING for part in sections(command) for f in fields(part) if f.init}
     parser.add_settings("", settings.items(), hidden=settings)
+    parser.set_defaults(next_stage=False)
     return parser
 
 
@@ -40,7 +40,6 @@ def study_parser() -> Parser:
     text = "Methods, settings and seeds, with a test of every final model. The same command resumes."
     parser = Parser("study run", text, usage)
     parser.add_argument("study", metavar="STUDY", help="YAML file of the study (docs/studies.md)")
-    parser.add_argument("--dry-run", action="store_true", help="list the jobs; with slurm, write the job file")
     parser.add_argument("--next-stage", action="store_true", help="do only what was not tried yet: for jobs in a chain")
     launchers.add_arguments(parser, "runs")
     return parser
@@ -48,9 +47,9 @@ def study_parser() -> Parser:
 
 def sweep(arguments: list[str]) -> int:
     options = sweep_parser().parse_args(arguments)
-    launcher = launchers.make_launcher(options, "sweep")
+    launchers.check_options(options)
     found = read_sweep(options.config, options.settings, options.set, options.command)
-    return _run(run.Runner(found, ["ebft", "sweep", *arguments]), options, launcher)
+    return _run(run.Runner(found, ["ebft", "sweep", *arguments]), options)
 
 
 def study(arguments: list[str]) -> int:
@@ -66,31 +65,30 @@ def study(arguments: list[str]) -> int:
 
 def _study_run(arguments: list[str]) -> int:
     options = study_parser().parse_args(arguments)
-    launcher = launchers.make_launcher(options, "study")
-    return _run(run.Runner(read_study(options.study), ["ebft", "study", "run", *arguments]), options, launcher)
+    launchers.check_options(options)
+    return _run(run.Runner(read_study(options.study), ["ebft", "study", "run", *arguments]), options)
 
 
-def _run(runner: run.Runner, options: Namespace, launcher: launchers.Launcher) -> int:
+def _run(runner: run.Runner, options: Namespace) -> int:
     """All jobs of a sweep or a study; the exit code."""
-    next_stage, folder = getattr(options, "next_stage", False), runner.study.folder
-    if not next_stage:  # else it was checked when the chain began
+    folder, is_sweep = runner.study.folder, runner.study.is_sweep
+    if not options.next_stage:  # else it was checked when the chain began
         run.check_inputs(runner.plan, elsewhere=options.launcher != "local")
     if options.dry_run:
         print("\n".join([*runner.states(), runner.extent()]))
-        if isinstance(launcher, launchers.SlurmLauncher) and runner.plan.unfinished:
-            print(f"written and not submitted: sbatch {launcher.write(runner.plan.unfinished)}")
+        if options.launcher == "slurm" and (left := runner.plan.unfinished):
+            print(f"written and not submitted: sbatch {launchers.write_array(runner.study.kind, options, left)}")
         return 0
     with locked(runner.lock):
-        failed = runner.run(launcher, next_stage)
+        failed = runner.run(options)
         if failed is None:  # they run later
             return 0
         print("\n".join(runner.states()))
         measured = [str(run.output) for run in runner.plan.runs if "before" in run.results]
-        if runner.study.is_sweep and measured:
+        if is_sweep and measured:
             _compare(measured, str(folder / comparisons.FOLDER))
-    if not runner.study.is_sweep:
-        unscored = runner.study.evaluation.get("score") is False
-        print(f"where there is a sandbox: ebft score {folder}" if unscored else f"ebft study report {folder}")
+    if not is_sweep:
+        print(f"next: ebft {'score' if runner.study.evaluation.get('score') is False else 'study report'} {folder}")
     if failed:
         print_error(f"{len(failed)} job{'s' * (len(failed) > 1)} failed; the same command tries again")
     return int(bool(failed))

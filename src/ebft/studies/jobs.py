@@ -220,13 +220,10 @@ class Plan:
         steps, epochs = recipe.training.max_steps, recipe.training.num_train_epochs
         length = f"{steps:,} steps" if steps > 0 else f"{epochs:g} epoch{'s' * (epochs != 1)}"
         file = (self.study.folder / ("points" if self.study.is_sweep else "recipes") / f"{name}.yaml").resolve()
-        # --resume starts from the beginning where there is no checkpoint.
-        arguments, text = (
-            [row.command, "--config", str(file), "--resume"],
-            yaml.safe_dump(recipe.given, sort_keys=False),
-        )
+        needed = {file: yaml.safe_dump(recipe.given, sort_keys=False)}
+        arguments = [row.command, "--config", str(file), "--resume"]  # from the beginning, if there is no checkpoint
         output, on_cpu = Path(recipe.given["output_dir"]), bool(recipe.given.get("use_cpu"))
-        command = (name, self.study, output, arguments, on_cpu, {file: text})
+        command = (name, self.study, output, arguments, on_cpu, needed)
         self._runs[name] = Run(*command, row, chosen, seed, recipe.given, length)
         return self._runs[name]
 
@@ -250,12 +247,11 @@ class Plan:
 
     def _evaluation(self, of: str, model: str, options: Settings, run: Run | None) -> Evaluation:
         output = self.study.folder / "evaluations" / of
-        given = {"model": model, "output": str(output.resolve()), **options, "replace_changed": True}
+        given = {**options, "model": model, "output": str(output.resolve()), "replace_changed": True}
         listed = {name: (value or ["none"]) if isinstance(value, list) else [value] for name, value in given.items()}
         flags = [f"--{name.replace('_', '-')}={value}" for name, values in listed.items() for value in values]
         # What the training of the model ended with: times of files would not tell, copies have others.
         trained = sha256_of(run.output / "results.json") if run is not None and run.results else ""
-        on_cpu, mark = options.get("device") == "cpu", output / "of-model.sha256"
-        return Evaluation(
-            f"evaluate-{of}", self.study, output, ["eval", *flags], on_cpu, {mark: trained}, of, model, options
-        )
+        needed, on_cpu = {output / "of-model.sha256": trained}, options.get("device") == "cpu"
+        command = (f"evaluate-{of}", self.study, output, ["eval", *flags], on_cpu, needed)
+        return Evaluation(*command, of, model, options)

@@ -12,9 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from ebft.errors import ConfigError, Preempted
+from ebft.errors import ConfigError
 from ebft.runtime.files import LOCK_WAIT, write_text
 from ebft.runtime.launch import ENTRY, LAUNCHED, PREEMPTED
 from ebft.studies.jobs import PROMPT, Job, command_line, last_attempt, last_error
@@ -26,94 +25,73 @@ NEXT_STAGE = "--next-stage"  # the option of the command that a chain of jobs ru
 # What a job of Slurm asks for unless `--slurm name=value` says otherwise.
 SLURM_DEFAULTS = {"ntasks": "1", "gpus-per-task": "1", "requeue": "", "signal": "B:USR1@120"}
 
-Ready = Callable[[Sequence[Job]], Sequence[Job]]  # from the jobs that have failed to all that could run now
-
 
 def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     """`what`: the word for jobs, such as `points`."""
     add = parser.add_argument
+    add("--dry-run", action="store_true", help=f"list the {what}; with slurm, write the job file")
     add("--launcher", choices=("local", "slurm"), default="local", help="this machine, or one array job [local]")
     add("--jobs", type=int, default=None, help=f"{what} at once [local: one for each GPU, one on a CPU; slurm: all]")
     add("--per-gpu", type=int, default=1, help=f"{what} at once on each GPU, with the local launcher [1]")
     add("--slurm", action="append", default=[], metavar="NAME=VALUE", help="an option of sbatch, such as time=08:00:00")
 
 
-def make_launcher(options: argparse.Namespace, kind: str) -> Launcher:
-    """kind: `sweep` or `study`, for messages and names of files."""
+def check_options(options: argparse.Namespace) -> None:
     if options.per_gpu < 1 or (options.jobs is not None and options.jobs < 1):
         raise ConfigError("--jobs and --per-gpu are at least 1")
-    if options.launcher == "slurm":
-        return SlurmLauncher(kind, options.jobs, options.slurm, getattr(options, "next_stage", False))
-    if options.slurm:
+    if options.slurm and options.launcher != "slurm":
         raise ConfigError("--slurm is for --launcher slurm; leave it out")
-    return LocalLauncher(options.jobs, options.per_gpu)
 
 
 # ---- this machine --------------------------------------------------------------------------------------------------
 
 
-class _Running(NamedTuple):
-    job: Job
-    process: subprocess.Popen[bytes]
-    gpu: str | None  # None: the CPU
-    started: float
+def run_here(options: argparse.Namespace, ready: Callable[[Sequence[Job]], list[Job]]) -> list[Job]:
+    """Run everything to its end, also after some jobs have failed; returns those that failed.
+
+    ready: from the jobs that have failed to all that could run now.
+    """
+    failed: list[Job] = []
+    started: set[str] = set()
+    running: list[tuple[Job, subprocess.Popen[bytes], str | None]] = []
+    waiting = ready(failed)
+    free = _places(options, waiting[0].on_cpu) if waiting else []
+    places = len(free)
+    try:
+        while waiting or running:
+            while waiting and free:
+                at_once = min(places, len(running) + len(waiting))  # who is alone has all cores
+                job, gpu = waiting.pop(0), free.pop(0)
+                started.add(job.name)
+                running.append((job, _start(job, gpu, at_once), gpu))
+            time.sleep(_POLL_SECONDS)
+            for ended in [one for one in running if one[1].poll() is not None]:
+                running.remove(ended)
+                job, process, gpu = ended
+                free.append(gpu)
+                if not _succeeded(job, process.returncode):
+                    failed.append(job)
+                waiting = [job for job in ready(failed) if job.name not in started]
+    except BaseException as stop:
+        for _, process, _ in running:  # after a scheduler's notice they save a checkpoint first
+            process.send_signal(signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
+        for _, process, _ in running:
+            process.wait()
+        raise
+    return failed
 
 
-class LocalLauncher:
-    """`per_gpu` jobs at once on each GPU, or `jobs` at once on a CPU."""
-
-    def __init__(self, jobs: int | None, per_gpu: int) -> None:
-        self.jobs, self.per_gpu = jobs, per_gpu
-
-    def launch(self, ready: Ready, then: Callable[[], list[str] | None]) -> list[Job]:
-        """Run everything to its end, also after some jobs have failed; returns those that failed."""
-        failed: list[Job] = []
-        started: set[str] = set()
-        running: list[_Running] = []
-        waiting = list(ready(failed))
-        free = self._places(waiting[0].on_cpu) if waiting else []
-        places = len(free)
-        try:
-            while waiting or running:
-                while waiting and free:
-                    at_once = min(places, len(running) + len(waiting))  # who is alone has all cores
-                    started.add(waiting[0].name)
-                    running.append(_start(waiting.pop(0), free.pop(0), at_once))
-                time.sleep(_POLL_SECONDS)
-                for ended in [one for one in running if one.process.poll() is not None]:
-                    running.remove(ended)
-                    free.append(ended.gpu)
-                    if not _succeeded(ended):
-                        failed.append(ended.job)
-                    waiting = [job for job in ready(failed) if job.name not in started]
-        except (KeyboardInterrupt, Preempted) as stop:
-            for one in running:  # after a scheduler's notice they save a checkpoint first
-                one.process.send_signal(signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
-            for one in running:
-                one.process.wait()
-            raise
-        finally:
-            for one in running:
-                if one.process.poll() is None:
-                    one.process.terminate()
-        return failed
-
-    def _places(self, on_cpu: bool) -> list[str | None]:
-        """One for each job that may run at once: a GPU, or None for the CPU."""
-        every: list[str | None] = [gpu for _ in range(self.per_gpu) for gpu in ([] if on_cpu else visible_gpus())]
-        return every[: self.jobs] or [None] * (self.jobs or 1)
-
-
-def visible_gpus() -> list[str]:
-    """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
+def _places(options: argparse.Namespace, on_cpu: bool) -> list[str | None]:
+    """One for each job that may run at once: a GPU, by its name in CUDA_VISIBLE_DEVICES, or None for the CPU."""
     import torch
 
-    numbers = [str(number) for number in range(torch.cuda.device_count())]
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return numbers if named is None else [name.strip() for name in named.split(",")][: len(numbers)]
+    count, named = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = map(str, range(count)) if named is None else map(str.strip, named.split(",")[:count])
+    every: list[str | None] = [] if on_cpu else [*gpus] * options.per_gpu
+    return every[: options.jobs] or [None] * (options.jobs or 1)
 
 
-def _start(job: Job, gpu: str | None, at_once: int) -> _Running:
+def _start(job: Job, gpu: str | None, at_once: int) -> subprocess.Popen[bytes]:
     # A job ends with this process, if that is killed. One of an earlier process may need a moment for it.
     environment = {**os.environ, LAUNCHED: str(os.getpid()), LOCK_WAIT: os.environ.get(LOCK_WAIT, "60")}
     if gpu is not None:
@@ -133,14 +111,13 @@ def _start(job: Job, gpu: str | None, at_once: int) -> _Running:
             start_new_session=True,  # Ctrl-C is passed on once, by us
         )
     logger.info(f"{job.name}: started{'' if gpu is None else f' on GPU {gpu}'}, log in {job.log}")
-    return _Running(job, process, gpu, time.monotonic())
+    return process
 
 
-def _succeeded(ended: _Running) -> bool:
+def _succeeded(job: Job, code: int) -> bool:
     """If it did not, the log says why in any case: whoever reads it later needs no exit code."""
-    job, code = ended.job, ended.process.returncode
     if code == 0:
-        logger.info(f"{job.name}: finished after {time.monotonic() - ended.started:.0f} s")
+        logger.info(f"{job.name}: finished")
         return True
     how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
     if last_error(job.log) is None:
@@ -154,94 +131,81 @@ def _succeeded(ended: _Running) -> bool:
 # ---- Slurm ---------------------------------------------------------------------------------------------------------
 
 
-class SlurmLauncher:
-    """An array job, in a file that can be read, changed and submitted by hand.
+def submit(kind: str, options: argparse.Namespace, jobs: Sequence[Job], following: Sequence[str]) -> None:
+    """Submit what could run now as one array job.
 
-    Where more waits for the results, a small second job runs the command again when the array has ended: a chain.
+    kind: `sweep` or `study`. following: the arguments of the command `ebft` that does what waits for the results of
+    these jobs, if anything does. A small second job runs it when the array has ended, and so on: a chain.
     """
-
-    def __init__(self, kind: str, jobs: int | None, options: Sequence[str], in_chain: bool) -> None:
-        self.kind, self.jobs, self.in_chain = kind, jobs, in_chain
-        given = {name.lstrip("-"): value for name, _, value in (text.partition("=") for text in options)}
-        self.options = {"job-name": f"ebft-{kind}", **SLURM_DEFAULTS, **given}
-        if "no-requeue" in given:
-            del self.options["requeue"]
-
-    def launch(self, ready: Ready, then: Callable[[], list[str] | None]) -> list[Job] | None:
-        """Submit what could run now as one job and return at once; None: jobs run later.
-
-        then: the arguments of the command `ebft` that does what waits for the results of these jobs; None if nothing.
-        """
-        if not (jobs := ready([])):
-            return []
-        folder, logs = jobs[0].study.folder, jobs[0].log.parent.resolve()
-        if (folder / ID_FILE).exists() and not self.in_chain:  # a job of the chain is itself in the queue
-            last = (folder / ID_FILE).read_text(encoding="utf-8").strip()
-            if {*last.split()} & {*_slurm("squeue", "--me", "--noheader", "--format=%F").split()}:
-                raise ConfigError(f"job {last} of this {self.kind} is still in the queue; wait, or `scancel {last}`")
-        file = self.write(jobs)
-        numbers = [_submit(str(file))]
-        logger.info(f"{file}: submitted as job {numbers[0]}; the same command shows the table later")
-        if (arguments := then()) is not None:
-            # It asks for what the array job asks for (partition, account, ...), but for no GPU, and is not run twice.
-            asked = {n: value for n, value in self.options.items() if n not in SLURM_DEFAULTS and "gpu" not in n}
-            asked |= {"job-name": f"{self.options['job-name']}-next", "dependency": f"afterany:{numbers[0]}"}
-            command = shlex.join((sys.executable, *ENTRY, *arguments))
-            numbers.append(_submit(*_flags({**asked, "output": f"{logs}/%j-next.log", "wrap": command})))
-            logger.info(f"job {numbers[1]} waits for it, and then submits what needs the results")
-        write_text(folder / ID_FILE, " ".join(numbers) + "\n")
-        return None
-
-    def write(self, jobs: Sequence[Job]) -> Path:
-        """The file of the array job. A task that is started again resumes from its last checkpoint."""
-        tasks = []
-        for number, job in enumerate(jobs):
-            job.prepare()
-            log = shlex.quote(str(job.log.resolve()))
-            tasks += [f"{number}) log={log}", f"   set -- {shlex.join(job.arguments)} ;;"]
-        at_once = f"%{self.jobs}" if self.jobs else ""
-        asked = {"array": f"0-{len(jobs) - 1}{at_once}", "output": f"{jobs[0].log.parent.resolve()}/%A_%a.log"}
-        lines = [
-            "#!/bin/bash",
-            *(f"#SBATCH {flag}" for flag in _flags({**self.options, **asked})),
-            "case $SLURM_ARRAY_TASK_ID in",
-            *tasks,
-            "esac",
-            f"cd {shlex.quote(str(Path.cwd()))}",
-            f'echo "{PROMPT}ebft $*" >> "$log"',
-            f'{shlex.join((sys.executable, *ENTRY))} "$@" >> "$log" 2>&1 &',
-            "run=$!",
-            "# Slurm gives notice before time is up: the run saves a checkpoint and leaves with code 75.",
-            "trap 'kill -USR1 $run' USR1 TERM",
-            "while kill -0 $run 2> /dev/null; do wait $run; done  # a signal ends a wait early",
-            "wait $run",
-            "code=$?",
-            f'[ $code = {PREEMPTED} ] && scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"',
-            "exit $code",
-        ]
-        file = jobs[0].study.folder / f"{self.kind}.sbatch"
-        write_text(file, "\n".join([*lines, ""]))
-        return file
+    folder, logs = jobs[0].study.folder, jobs[0].log.parent.resolve()
+    if (folder / ID_FILE).exists() and not getattr(options, "next_stage", False):  # else it is itself in the queue
+        last = (folder / ID_FILE).read_text(encoding="utf-8").strip()
+        if {*last.split()} & {*_slurm("squeue", "--me", "--noheader", "--format=%F").split()}:
+            raise ConfigError(f"job {last} of this {kind} is still in the queue; wait, or `scancel {last}`")
+    file = write_array(kind, options, jobs)
+    numbers = [_slurm("sbatch", "--parsable", str(file))]
+    logger.info(f"{file}: submitted as job {numbers[0]}; the same command shows how far it is later")
+    if following:
+        # It asks for what the array job asks for (partition, account, ...), but for no GPU, and is not run twice.
+        asked = _asked(kind, options)
+        asked = {name: value for name, value in asked.items() if name not in SLURM_DEFAULTS and "gpu" not in name}
+        asked |= {"job-name": f"{asked['job-name']}-next", "dependency": f"afterany:{numbers[0]}"}
+        asked |= {"output": f"{logs}/%j-next.log", "wrap": shlex.join((sys.executable, *ENTRY, *following))}
+        numbers.append(_slurm("sbatch", "--parsable", *_flags(asked)))
+        logger.info(f"job {numbers[1]} waits for it, and then submits what needs the results")
+    write_text(folder / ID_FILE, " ".join(numbers) + "\n")
 
 
-def _flags(options: dict[str, str]) -> list[str]:
-    return [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
+def write_array(kind: str, options: argparse.Namespace, jobs: Sequence[Job]) -> Path:
+    """The array job, in a file that can be read, changed and submitted by hand. A task that is started again resumes
+    from its last checkpoint."""
+    tasks = []
+    for number, job in enumerate(jobs):
+        job.prepare()
+        log = shlex.quote(str(job.log.resolve()))
+        tasks += [f"{number}) log={log}", f"   set -- {shlex.join(job.arguments)} ;;"]
+    at_once = f"%{options.jobs}" if options.jobs else ""
+    asked = {"array": f"0-{len(jobs) - 1}{at_once}", "output": f"{jobs[0].log.parent.resolve()}/%A_%a.log"}
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {flag}" for flag in _flags({**_asked(kind, options), **asked})),
+        "case $SLURM_ARRAY_TASK_ID in",
+        *tasks,
+        "esac",
+        f"cd {shlex.quote(str(Path.cwd()))}",
+        f'echo "{PROMPT}ebft $*" >> "$log"',
+        f'{shlex.join((sys.executable, *ENTRY))} "$@" >> "$log" 2>&1 &',
+        "run=$!",
+        "# Slurm gives notice before time is up: the run saves a checkpoint and leaves with code 75.",
+        "trap 'kill -USR1 $run' USR1 TERM",
+        "while kill -0 $run 2> /dev/null; do wait $run; done  # a signal ends a wait early",
+        "wait $run",
+        "code=$?",
+        f'[ $code = {PREEMPTED} ] && scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"',
+        "exit $code",
+    ]
+    file = jobs[0].study.folder / f"{kind}.sbatch"
+    write_text(file, "\n".join([*lines, ""]))
+    return file
 
 
-def _submit(*arguments: str) -> str:
-    """The number of the job."""
-    return _slurm("sbatch", "--parsable", *arguments).partition(";")[0]
+def _asked(kind: str, options: argparse.Namespace) -> dict[str, str]:
+    """The options of sbatch."""
+    given = {name.lstrip("-"): value for name, _, value in (text.partition("=") for text in options.slurm)}
+    asked = {"job-name": f"ebft-{kind}", **SLURM_DEFAULTS, **given}
+    return {name: value for name, value in asked.items() if name != "requeue" or "no-requeue" not in given}
+
+
+def _flags(asked: dict[str, str]) -> list[str]:
+    return [f"--{name}={value}" if value else f"--{name}" for name, value in asked.items()]
 
 
 def _slurm(*command: str) -> str:
-    """What a command of Slurm prints."""
+    """What a command of Slurm prints, such as the number of the job that it has submitted."""
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError:
         raise ConfigError(f"there is no {command[0]} here; use --launcher local, or --dry-run for the file") from None
     if done.returncode:
         raise ConfigError(f"{command[0]} refused: {done.stderr.strip().rpartition(chr(10))[2]}")
-    return done.stdout.strip()
-
-
-Launcher = LocalLauncher | SlurmLauncher
+    return done.stdout.strip().partition(";")[0]

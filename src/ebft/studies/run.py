@@ -6,6 +6,7 @@ seconds and FLOPs.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import shutil
 import subprocess
@@ -21,14 +22,13 @@ from ebft.config.evaluation import EvalOptions
 from ebft.config.recipe import check_datasets
 from ebft.errors import ConfigError
 from ebft.runtime.files import json_ready, read_json, write_json, write_text
+from ebft.studies import launchers
 from ebft.studies.jobs import Job, Plan, Run, command_line, state_of
-from ebft.studies.launchers import NEXT_STAGE, Launcher
 from ebft.studies.runs import Json
-from ebft.studies.study_file import COMMANDS, Row, Study, name_of
+from ebft.studies.study_file import Row, Study, name_of
 from ebft.version import __version__
 
 logger = logging.getLogger(__name__)
-MANIFEST, STUDY_FILE = "study.json", "study.yaml"
 
 
 def check_inputs(plan: Plan, elsewhere: bool) -> None:
@@ -66,7 +66,7 @@ class Runner:
         self.study, self.command = study, list(command)
         self.failed: set[str] = set()
         self.plan = Plan(study, self.failed)
-        self.lock = study.folder / ("sweep.lock" if study.is_sweep else "study.lock")
+        self.lock = study.folder / f"{study.kind}.lock"
 
     def extent(self) -> str:
         """How many jobs there are, and how many steps: said before anything starts."""
@@ -76,23 +76,27 @@ class Runner:
         done = len(plan.jobs) - len(plan.unfinished)
         return f"jobs: {len(plan.runs)} training runs ({runs}){tests}, {done} of them finished"
 
-    def run(self, launcher: Launcher, next_stage: bool = False) -> list[Job] | None:
+    def run(self, options: argparse.Namespace) -> list[Job] | None:
         """Returns the jobs that failed; None if they run later. To be called with the lock.
 
-        next_stage: do only what was not tried before, as the chain of jobs on a cluster does: it must come to an end.
+        options: of the launcher. With `next_stage`, do only what was not tried before, as a chain of jobs on a cluster
+        does: it must come to an end.
         """
-        folder = self.study.folder
         if not self.study.is_sweep:
-            ours = any((folder / name).exists() for name in (MANIFEST, STUDY_FILE))
-            if not ours and any(file != self.lock for file in folder.iterdir()):
-                raise ConfigError(f"output_dir={folder} is not empty and holds no study; choose another folder")
-            write_text(folder / STUDY_FILE, self.study.text)
-        while next_stage and (tried := {job.name for job in self.plan.unfinished if job.log.exists()} - self.failed):
+            write_text(self.study.folder / "study.yaml", self.study.text)
+        while options.next_stage and (tried := {j.name for j in self.plan.unfinished if j.log.exists()} - self.failed):
             self.failed |= tried  # a candidate that is given up may make runs known that were tried as well
             self.plan = Plan(self.study, self.failed)
         logger.info(self.extent())
         try:
-            return launcher.launch(self._ready, self._then)
+            if options.launcher == "local":
+                return launchers.run_here(options, self._ready)
+            if not (jobs := self._ready([])):
+                return []
+            waits = self.plan.unknown or len(self.plan.ready()) < len(self.plan.unfinished)
+            again = [word for word in self.command[1:] if word != launchers.NEXT_STAGE] + [launchers.NEXT_STAGE]
+            launchers.submit(self.study.kind, options, jobs, again if waits else [])
+            return None
         finally:
             self._ready([])
 
@@ -103,12 +107,6 @@ class Runner:
             self.write_manifest()
         return [job for job in self.plan.ready() if job.name not in self.failed]
 
-    def _then(self) -> list[str] | None:
-        """The arguments of the command that does what waits for jobs that are ready now; None if nothing does."""
-        if len(self.plan.ready()) == len(self.plan.unfinished) and not self.plan.unknown:
-            return None
-        return [word for word in self.command[1:] if word != NEXT_STAGE] + [NEXT_STAGE]
-
     def states(self) -> list[str]:
         more = [f"{self.plan.unknown} more wait for a search"] if self.plan.unknown else []
         return [f"{job.name}: {state_of(job)}" for job in self.plan.jobs] + more
@@ -118,7 +116,7 @@ class Runner:
     def write_manifest(self) -> None:
         from ebft.runtime.machine import describe
 
-        file, plan = self.study.folder / MANIFEST, self.plan
+        file, plan = self.study.folder / "study.json", self.plan
         before = read_json(file) or {}
         base: Json = {"kind": "base", "method": "base", "values": {}, "chosen": {}, "searched": []}
         bases = [
@@ -144,7 +142,7 @@ class Runner:
         return {
             "name": row.name,
             "title": f"{row.method} ({shown})" if shown else row.method,
-            "kind": next(kind for kind, command in COMMANDS.items() if command == row.command),
+            "kind": {"train": "ebft"}.get(row.command, row.command),
             "method": row.method,
             "after": next((other.method for other in self.study.rows if other.name == row.after), None),
             "values": row.values,

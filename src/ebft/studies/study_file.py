@@ -35,7 +35,6 @@ _OF_STUDY: Settings = {
 _OF_STUDY |= _OF_BOTH
 _OF_METHOD = {**_OF_BOTH, "method": None, "after": None, "search": {}}
 _DECIDED = ("output_dir", "seed", "sweep")  # of every run by the study
-_DECIDED_OF_TESTS = ("model", "output", "compare", "overwrite", "replace_changed")
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,10 @@ class Study:
     text: str = ""  # of the file
     paper: str | None = None  # which of the paper's tasks it is about, for `ebft study report --paper`
     is_sweep: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "sweep" if self.is_sweep else "study"
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
@@ -224,8 +227,6 @@ def _shown(value: Any) -> str:
 def _evaluation(given: Settings, shared: Settings) -> Settings:
     """The options of `ebft eval` for every final model. Calibration measures as validation does, on the test split."""
     options = {"tasks": ["calibration"], **given}
-    if decided := [name for name in _DECIDED_OF_TESTS if name in options]:
-        raise ConfigError(f"`evaluation`: {decided[0]} is decided by the study; take it out")
     if shared.get("use_cpu"):
         options.setdefault("device", "cpu")
     if "calibration" in options["tasks"]:
