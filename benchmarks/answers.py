@@ -42,8 +42,8 @@ def main() -> None:
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(args.device)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    prompts = [problem.prompt("raw") for problem in problems]
-    settings = GenerationSettings(args.max_new_tokens, 0.6, samples=args.samples, stop=problems[0].stop_strings())
+    prompts = [problem.raw.prompt for problem in problems]
+    settings = GenerationSettings(args.max_new_tokens, 0.6, samples=args.samples, stop=problems[0].raw.stop)
     TransformersGenerator(model, tokenizer, 64).complete(prompts[:8], GenerationSettings(16))  # warm-up
     rows = []
     for batch_size in args.batch_sizes:

@@ -37,7 +37,7 @@ def test_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"problems.jsonl.gz: Compressed file ended before"):
         load_problems("humaneval", str(zipped))
     twice.write_text((json.dumps(HUMANEVAL) + "\n") * 2)
-    with pytest.raises(DataError, match="row 2: the task 'Own/0' is already in"):
+    with pytest.raises(DataError, match="row 2: the task 'Own/0' is there already"):
         load_problems("humaneval", str(twice))
 
 
@@ -116,13 +116,13 @@ def test_mbpp_function_named_like_a_builtin() -> None:
 
 
 def test_prompts() -> None:
-    assert ADD.prompt("raw") == HEAD
-    assert ADD.prompt("chat").endswith(f"in a markdown code block:\n```\n{HEAD.strip()}\n```\n")
-    assert ADD.answer_start.endswith(":\n```python\n")
-    assert "\n```" in ADD.stop_strings("chat")
+    assert ADD.raw.prompt == HEAD
+    assert ADD.chat.prompt.endswith(f"in a markdown code block:\n```\n{HEAD.strip()}\n```\n")
+    assert ADD.chat.answer_start.endswith(":\n```python\n")
+    assert "\n```" in ADD.chat.stop
     mbpp = mbpp_problem(Record("own", MBPP))
-    assert mbpp.prompt("raw") == f'"""\n{MBPP["text"]}\n{MBPP["test_list"][0]}\n"""\n'
-    assert f"```\n{mbpp.prompt().strip()}\n```\n" in mbpp.prompt("chat")
+    assert mbpp.raw.prompt == f'"""\n{MBPP["text"]}\n{MBPP["test_list"][0]}\n"""\n'
+    assert f"```\n{mbpp.raw.prompt.strip()}\n```\n" in mbpp.chat.prompt
 
 
 DEEP = "x = " + "-" * 100_000 + "1"

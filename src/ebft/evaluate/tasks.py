@@ -97,10 +97,9 @@ def _code_set(task: str, source: str, language: str | None, options: EvalOptions
         return score_programs(by_key, rows, sandbox, outcomes, ks, options.workers)
 
     asked = {}
-    for style in ("raw", "chat"):
-        stop = tuple(dict.fromkeys(stop for problem in problems for stop in problem.stop_strings(style)))
-        start = problems[0].answer_start if style == "chat" else ""
-        asked[style] = Asked([problem.prompt(style) for problem in problems], stop, start)
+    for style, questions in (("raw", [p.raw for p in problems]), ("chat", [p.chat for p in problems])):
+        stop = tuple(dict.fromkeys(stop for question in questions for stop in question.stop))
+        asked[style] = Asked([question.prompt for question in questions], stop, questions[0].answer_start)
     name = task if language is None else f"{task}-{language}"
     return ProblemSet(name, [*by_key], asked, CODE_TOKENS, score, skipped, problems[0].language)
 

@@ -18,13 +18,9 @@ BENCHMARKS: dict[str, Callable[[Record], Problem]] = {
 
 def load_problems(benchmark: str, source: str) -> list[Problem]:
     """The problems of one of BENCHMARKS, from a JSONL file or a hub dataset (`name` or `name:configuration`)."""
-    problems: list[Problem] = []
-    seen: dict[tuple[str, str], str] = {}
+    problems: dict[tuple[str, str], Problem] = {}
     for record in read_records(source):
         problem = BENCHMARKS[benchmark](record)
-        key = (problem.task_id, problem.language)
-        if key in seen:
-            raise DataError(f"{record.where}: the task {problem.task_id!r} is already in {seen[key]}")
-        seen[key] = record.where
-        problems.append(problem)
-    return problems
+        if problems.setdefault((problem.task_id, problem.language), problem) is not problem:
+            raise DataError(f"{record.where}: the task {problem.task_id!r} is there already")
+    return [*problems.values()]

@@ -11,13 +11,17 @@ from dataclasses import dataclass
 
 from ebft.errors import DataError
 from ebft.problems.answers import fenced_blocks, unwrapped
-from ebft.problems.problem import Problem, Record
+from ebft.problems.problem import Problem, Question, Record
 from ebft.sandbox.box import Limits, Sandbox
 from ebft.sandbox.other_languages import LANGUAGES, run_program
 from ebft.sandbox.python_tests import Outcome
 
 ALIASES = {"c++": "cpp", "javascript": "js", "typescript": "ts", "rust": "rs", "c#": "cs", "csharp": "cs"}
 ALIASES |= {"golang": "go", "go_test.go": "go"}  # the last is what the dataset calls it
+REQUEST = (
+    "Complete the following {title} function. Answer with the whole function and what it needs, without tests and "
+    "without a main program, in one {fence} code block.\n\n{fence}\n{head}\n```"
+)
 MOST = 3  # interpretations of an answer; each may be compiled, which takes seconds
 # What the tests close, of a completion that was cut at a stop token.
 CLOSING = {"cpp": "\n}\n", "rs": "\n}\n", "java": "\n    }\n}\n", "cs": "\n    }\n}\n"}
@@ -34,22 +38,8 @@ def language_code(name: str) -> str:
 
 @dataclass(frozen=True)
 class MultiPLEProblem(Problem):
-    head: str = ""
-    tests: str = ""
-    stop_tokens: tuple[str, ...] = ()
-    function: str = ""
-
-    def prompt(self, style: str = "raw") -> str:
-        if style == "raw":
-            return self.head
-        title, fence = LANGUAGES[self.language].title, f"```{self.language}"
-        return (
-            f"Complete the following {title} function. Answer with the whole function and what it needs, without tests "
-            f"and without a main program, in one {fence} code block.\n\n{fence}\n{self.head.strip()}\n```"
-        )
-
-    def stop_strings(self, style: str = "raw") -> tuple[str, ...]:
-        return self.stop_tokens if style == "raw" else ()
+    tests: str
+    function: str
 
     def run(self, answer: str, sandbox: Sandbox, limits: Limits) -> Outcome:
         return run_program(self.language, self.function, self.interpretations(answer), self.tests, sandbox, limits)
@@ -70,16 +60,16 @@ class MultiPLEProblem(Problem):
 
     def _before(self, *starts: str) -> list[str]:
         """The prompt's lines before the function that start so, without comments."""
-        lines = self.head.rstrip().split("\n")[:-1]
+        lines = self.raw.prompt.rstrip().split("\n")[:-1]
         return [line for line in lines if line.startswith(starts or "") and not line.lstrip().startswith("//")]
 
     def _continued(self, answer: str) -> list[Program]:
         """Prompt and completion: up to the first stop token, and, should it close its own brackets, as it is."""
-        if answer.strip().startswith(self.head.strip()):
-            answer = answer.strip()[len(self.head.strip()) :]
-        head = self.head if self.head.endswith("\n") or answer.startswith("\n") else self.head + "\n"
+        if answer.strip().startswith(self.raw.prompt.strip()):
+            answer = answer.strip()[len(self.raw.prompt.strip()) :]
+        head = self.raw.prompt if self.raw.prompt.endswith("\n") or answer.startswith("\n") else self.raw.prompt + "\n"
         # One that does not start a line, such as Go's `struct`, is for generation only: it would cut whole programs.
-        stops = [stop for stop in self.stop_tokens if stop.startswith("\n")]
+        stops = [stop for stop in self.raw.stop if stop.startswith("\n")]
         if self.language in CLOSING and not stops:
             stops = ["\n}"]
         padded = answer if answer.endswith("\n") else answer + "\n"  # the last bracket may have lost its line break
@@ -138,8 +128,10 @@ def multipl_e_problem(record: Record) -> MultiPLEProblem:
     function = re.search(r"(\w+)\s*\(", line)
     if function is None or not line.endswith("{"):
         raise DataError(f"{record.where}: the prompt does not end with the head of a function: {line.strip()[:100]!r}")
-    language, stops = language_code(record.text("language")), tuple(record.texts("stop_tokens"))
-    return MultiPLEProblem(name, language, head, record.text("tests"), stops, function[1])
+    language = language_code(record.text("language"))
+    raw = Question(head, tuple(record.texts("stop_tokens")))
+    chat = Question(REQUEST.format(title=LANGUAGES[language].title, fence=f"```{language}", head=head.strip()))
+    return MultiPLEProblem(name, language, raw, chat, record.text("tests"), function[1])
 
 
 def _go(code: str) -> str:

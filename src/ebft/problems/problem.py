@@ -1,7 +1,6 @@
 """A problem whose answers are programs, running answers to it, and the rows that problems and samples are made of.
 
-`prompt` and `stop_strings` are for whoever generates answers; `run_tests` and `run_many` run them. `python_problems.py`
-and `multipl_e.py` have the problems of each benchmark, `catalog.py` reads them.
+`python_problems.py` and `multipl_e.py` have the problems of each benchmark, `catalog.py` reads them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ebft.data.rows import read_rows
 from ebft.errors import DataError, SandboxError, kind_of
@@ -21,25 +20,20 @@ from ebft.sandbox.bubblewrap import Limits
 from ebft.sandbox.python_tests import ERROR, FAILED, Outcome
 
 
+class Question(NamedTuple):
+    prompt: str
+    stop: tuple[str, ...] = ()  # where the generation of an answer may stop
+    answer_start: str = ""  # what the answer begins with, which is given to the model
+
+
 @dataclass(frozen=True)
 class Problem:
-    """One problem. Subclasses say how to ask for an answer and how to check one."""
+    """One problem. Subclasses say how to check an answer."""
 
     task_id: str
-    language: str = "python"
-
-    def prompt(self, style: str = "raw") -> str:
-        """`raw`: text for a base model to continue. `chat`: the message of a user to a chat model."""
-        raise NotImplementedError
-
-    def stop_strings(self, style: str = "raw") -> tuple[str, ...]:
-        """Where the generation of an answer may stop."""
-        raise NotImplementedError
-
-    @property
-    def answer_start(self) -> str:
-        """What the answer in a chat begins with, which is given to the model."""
-        return ""
+    language: str
+    raw: Question  # text for a base model to continue
+    chat: Question  # the message of a user to a chat model
 
     def run(self, answer: str, sandbox: Sandbox, limits: Limits) -> Outcome:
         raise NotImplementedError
@@ -124,10 +118,10 @@ class Record:
 
     def texts(self, name: str) -> list[str]:
         """A list of strings; none if there is no such field."""
-        value = self.row.get(name)
-        if not isinstance(value, list | None) or not all(isinstance(item, str) for item in value or ()):
+        value = self.row.get(name) or []
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise DataError(f"{self.where}: the field {name!r} is not a list of strings")
-        return value or []
+        return value
 
 
 def read_records(source: str, split: str = "test") -> Iterator[Record]:

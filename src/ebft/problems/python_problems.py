@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ebft.errors import DataError
 from ebft.problems.answers import python_variants
-from ebft.problems.problem import Problem, Record
+from ebft.problems.problem import Problem, Question, Record
 from ebft.sandbox.box import Sandbox
 from ebft.sandbox.bubblewrap import Limits
 from ebft.sandbox.python_tests import Outcome, PythonTests, run_python
@@ -33,36 +33,17 @@ NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)  # the last 
 
 @dataclass(frozen=True)
 class PythonProblem(Problem):
-    """
-    Args:
-        raw_prompt: for a base model.
-        tests: all but the variants of an answer.
-        stops: of an answer to the raw prompt.
-        name: of the function that an answer defines.
-        head: of that function, which an answer may continue.
-        reference: a solution, if the dataset has one. It is never run.
-    """
-
-    raw_prompt: str = ""
-    tests: PythonTests = PythonTests((), "")
-    stops: tuple[str, ...] = ()
-    name: str | None = None
-    head: str = ""
-    reference: str = ""
-
-    def prompt(self, style: str = "raw") -> str:
-        return self.raw_prompt if style == "raw" else REQUEST.format(self.raw_prompt.strip())
-
-    def stop_strings(self, style: str = "raw") -> tuple[str, ...]:
-        return self.stops if style == "raw" else CHAT_STOPS
-
-    @property
-    def answer_start(self) -> str:
-        return ANSWER_START
+    tests: PythonTests  # all but the variants of an answer
+    name: str | None  # of the function that an answer defines
+    head: str  # of that function, which an answer may continue
 
     def run(self, answer: str, sandbox: Sandbox, limits: Limits) -> Outcome:
         variants = python_variants(self.head, answer, self.name)
         return run_python(sandbox, replace(self.tests, variants=variants), limits)
+
+
+def _chat(prompt: str) -> Question:
+    return Question(REQUEST.format(prompt.strip()), CHAT_STOPS, ANSWER_START)
 
 
 def humaneval_problem(record: Record) -> PythonProblem:
@@ -71,17 +52,11 @@ def humaneval_problem(record: Record) -> PythonProblem:
     with suppress(*NOT_PYTHON):  # of a prompt in prose
         classes = _definitions(ast.parse(head), ast.ClassDef)
     _parsed(source, "test", record)
-    tests = PythonTests(
-        (),
-        source,
-        names=() if name in classes else (name,),
-        classes=classes,
-        prompt=head,
-        sanitize=True,
-        check=name if re.search(r"^\s*(def check\b|check\s*=)", source, re.MULTILINE) else "",
-    )
-    reference = record.text("canonical_solution", "")
-    return PythonProblem(record.text("task_id"), "python", head, tests, HUMANEVAL_STOPS, name, head, reference)
+    names = () if name in classes else (name,)
+    check = name if re.search(r"^\s*(def check\b|check\s*=)", source, re.MULTILINE) else ""
+    tests = PythonTests((), source, names=names, classes=classes, prompt=head, check=check, sanitize=True)
+    raw = Question(head, HUMANEVAL_STOPS)
+    return PythonProblem(record.text("task_id"), "python", raw, _chat(head), tests, name, head)
 
 
 def mbpp_problem(record: Record) -> PythonProblem:
@@ -91,25 +66,18 @@ def mbpp_problem(record: Record) -> PythonProblem:
     if not asserts:
         raise DataError(f"{record.where}: test_list is empty; without tests everything would pass")
     setup = "\n".join([*record.texts("test_imports"), record.text("test_setup_code", "")])
-    reference = record.text("code", "")
     source = _parsed("\n".join([setup.replace("\r\n", "\n"), *asserts]), "test_list", record)
-    solution = _parsed(reference, "code", record)
+    solution = _parsed(record.text("code", ""), "code", record)  # it is never run
     functions, defined = _definitions(solution, ast.FunctionDef), _definitions(solution, ast.ClassDef)
-    names = _names_tests_use(source, {*functions, *defined})
-    modules = tuple(n for n in names if n in sys.stdlib_module_names and n not in functions)
-    called = tuple(n for n in names if n not in modules and n not in defined)
-    tests = PythonTests(
-        (),
-        "\n".join(asserts),
-        setup=setup,
-        names=called,
-        classes=tuple(n for n in names if n in defined),
-        modules=modules,
-        sanitize=True,
-    )
+    used = _names_tests_use(source, {*functions, *defined})
+    modules = tuple(name for name in used if name in sys.stdlib_module_names and name not in functions)
+    called = tuple(name for name in used if name not in modules and name not in defined)
+    classes = tuple(name for name in used if name in defined)
+    tests = PythonTests((), "\n".join(asserts), setup, called, classes, modules, sanitize=True)
     prompt = f'"""\n{text.strip()}\n{asserts[0].strip()}\n"""\n'
-    task_id, name = str(record.field("task_id")), called[0] if called else None
-    return PythonProblem(task_id, "python", prompt, tests, MBPP_STOPS, name, reference=reference)
+    name = called[0] if called else None
+    task_id = str(record.field("task_id"))
+    return PythonProblem(task_id, "python", Question(prompt, MBPP_STOPS), _chat(prompt), tests, name, "")
 
 
 def _names_tests_use(tests: ast.Module, defined_by_reference: set[str]) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from ebft.errors import ConfigError, DataError
 from ebft.problems.problem import Record, read_records
@@ -41,10 +40,8 @@ class Pair:
 def find_fields(source: str, split: str = "test", given: Sequence[str | None] = (None, None)) -> tuple[str, str]:
     """The fields of source and reference: those given; or known by their names; or, where a row has just two texts,
     such as `de` and `en`, the first and the second."""
-    record = next(read_records(source, split), None)
-    if record is None:
-        raise DataError(f"{source}: no rows")
-    fields = _fields(record)
+    record = _pair_of(next(read_records(source, split), Record(source, {})))
+    fields = record.row
     texts = [name for name, value in fields.items() if name not in ID_FIELDS and isinstance(value, str | list)]
     known = (SOURCE_FIELDS, TARGET_FIELDS)
     found = [name or next((n for n in names if n in fields), None) for name, names in zip(given, known, strict=True)]
@@ -52,10 +49,8 @@ def find_fields(source: str, split: str = "test", given: Sequence[str | None] = 
     found = [name or (left.pop(0) if left else None) for name in found]
     for name, names, option in zip(found, known, ("--source-field", "--target-field"), strict=True):
         if name not in fields:
-            raise DataError(
-                f"{record.where} has no field {name or names[0]!r}; it has {', '.join(map(repr, fields))}: name one "
-                f"with {option}"
-            )
+            has = ", ".join(map(repr, fields))
+            raise DataError(f"{record.where} has no field {name or names[0]!r}; it has {has}: name one with {option}")
     return str(found[0]), str(found[1])
 
 
@@ -63,8 +58,8 @@ def read_pairs(source: str, split: str, source_field: str, target_field: str, li
     """Sentences with their references, from a file, a folder or a hub name."""
     pairs: dict[str, Pair] = {}
     for number, record in enumerate(islice(read_records(source, split), limit), 1):
-        of_row = Record(record.where, _fields(record))
-        text, target = of_row.text(source_field), of_row.field(target_field)
+        row = _pair_of(record)
+        text, target = row.text(source_field), row.field(target_field)
         references = target if isinstance(target, list) and target else [target]
         if not all(isinstance(reference, str) for reference in references):
             raise DataError(f"{record.where}: references must be texts; got {target!r}")
@@ -75,9 +70,9 @@ def read_pairs(source: str, split: str, source_field: str, target_field: str, li
     return [*pairs.values()]
 
 
-def _fields(record: Record) -> dict[str, Any]:
+def _pair_of(record: Record) -> Record:
     inside = record.row.get("translation")
-    return inside if isinstance(inside, dict) else record.row
+    return Record(record.where, inside) if isinstance(inside, dict) else record
 
 
 def row_id(record: Record) -> str | None:
