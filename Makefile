@@ -14,7 +14,7 @@ help:
 	@echo "make test      set up, then lint, type checks and all tests that need no GPU"
 	@echo "make docs      the documentation site, into site/"
 	@echo "make wheel     build the wheel, check it, and run the quickstart from it in an empty environment"
-	@echo "make test-hard kills, full disks, fuzzing, attacks and a soak, for about an hour; not part of make test"
+	@echo "make test-hard kills, fuzzing and attacks, for about an hour; not part of make test"
 	@echo "make test-gpu  the tests of the GPU backends, on a machine with one"
 	@echo "make bench     one iteration against the reference implementation, on the CPU"
 	@echo "make clean     remove the virtual environment"
@@ -65,23 +65,19 @@ wheel:
 	empty/bin/ebft fetch smollm2-135m; \
 	empty/bin/ebft train --config quickstart --max_steps 2 --validation_sequences 4
 
-# Fewer are quicker: make test-hard TRIALS=10 INPUTS=1000 PLACES=5 HONEST=200 SAMPLES=1000. As root, the attacks on
+# Fewer are quicker: make test-hard TRIALS=10 INPUTS=1000 HONEST=200. As root, the attacks on
 # Python's tests run a second time as an ordinary user, with the system's Python, where that is new enough.
 TRIALS ?= 100
 INPUTS ?= 10000
-PLACES ?= 20
 PARENTS ?= 500
 HONEST ?= 2000
-SAMPLES ?= 50000
 test-hard: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hard.kills --each $(TRIALS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hard.disks --places $(PLACES)
 	$(BIN)/python -W ignore -m tests.hard.fuzz --inputs $(INPUTS)
 	$(BIN)/python -m tests.hard.parents --trials $(PARENTS)
 	$(BIN)/python -m tests.hard.attacks --honest $(HONEST)
 	$(BIN)/python -m tests.hard.honest
 	$(BIN)/pytest tests/sandbox/test_bubblewrap.py -k another_user -rs
-	$(BIN)/python -m tests.hard.soak --samples $(SAMPLES)
 
 # With the virtual environment if there is one, else with the python and torch that are installed.
 GPU_PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))

@@ -19,8 +19,7 @@ from ebft.errors import SandboxError
 from ebft.problems.problem import Attempt, Record, run_many
 from ebft.problems.python_problems import humaneval_problem
 from ebft.sandbox.bubblewrap import Limits
-from tests.sandbox.attacks.python import FLOODS, FORGERIES, PROBES
-from tests.sandbox.attacks.small_problem import HEAD, TESTS
+from tests.sandbox.attacks.python import FLOODS, FORGERIES, HEAD, PROBES, TESTS
 
 CHOSEN = PROBES | {name: FLOODS[name] for name in ("forks forever", "allocates in every child", "makes files forever")}
 CHOSEN |= {name: FORGERIES[name] for name in ("writes a result into every descriptor", "looks for the tests in files")}

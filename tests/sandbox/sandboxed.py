@@ -20,7 +20,7 @@ from ebft.sandbox.box import Sandbox, SandboxError
 from ebft.sandbox.bubblewrap import Limits
 from ebft.sandbox.other_languages import LANGUAGES
 from ebft.sandbox.python_tests import Outcome
-from tests.sandbox.attacks.small_problem import HEAD, TESTS
+from tests.sandbox.attacks.python import HEAD, TESTS
 
 SMALL = Limits(seconds=1.5, memory_mib=256, processes=16, disk_mib=16, output_kib=64)
 ADD = humaneval_problem(Record("own", {"task_id": "Own/0", "prompt": HEAD, "entry_point": "add", "test": TESTS}))

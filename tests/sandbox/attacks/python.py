@@ -5,6 +5,18 @@ FORGERIES try to pass without solving the problem. PROBES solve it only if somet
 them fails for the reason it is meant to. FLOODS try to use the machine up.
 """
 
+HEAD = 'def add(a, b):\n    """The sum of two numbers."""\n'
+TESTS = """
+def check(candidate):
+    assert candidate(2, 3) == 5
+    assert candidate(-1, 1) == 0
+    assert candidate("a", "b") == "ab"
+    assert abs(candidate(0.1, 0.2) - 0.3) < 1e-6
+    assert candidate([1], [2]) == [1, 2]
+    assert not candidate(0, 0)
+    assert candidate(1, 0)
+"""
+
 FORGERIES = {
     "exits before the tests": "import sys\nsys.exit(0)",
     "os._exit before the tests": "import os\nos._exit(0)",

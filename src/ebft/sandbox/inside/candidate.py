@@ -184,7 +184,6 @@ def main() -> None:
     sys.modules["program"] = module = types.ModuleType("program")
     server.namespace = module.__dict__
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # the module `site` would set them, and costs time
-    channel.receive()
     try:
         for code in choose(job["variants"], job["names"], job["sanitize"]):
             exec(code, server.namespace)

@@ -193,28 +193,24 @@ def run(job: dict[str, Any], channel: wire.Channel) -> dict[str, str]:
     namespace |= {name: StandIn(client, name) for name in job["names"]}
     namespace |= {name: StandIn(client, name, Instance) for name in job["classes"]}
     try:
-        channel.send({"start": True})
         defined = client.receive()
-    except wire.ProtocolError as error:
-        return {"status": "failed", "message": str(error)}
-    if "error" in defined:
-        return {"status": "failed", "message": describe(client.exception(defined["error"]))}
-    try:
+        if "error" in defined:
+            raise client.exception(defined["error"])
         exec(compile(job["setup"], SETUP, "exec", dont_inherit=True), namespace)
         exec(compile(job["tests"], TESTS, "exec", dont_inherit=True), namespace)
         if job["check"]:
             namespace["check"](namespace[job["check"]])
+        if client.ended is not None:  # a test that expects errors may have swallowed this one
+            raise ProgramEnded(client.ended)
     except BaseException as error:
         return {"status": "failed", "message": describe(error)}
-    if client.ended is not None:  # a test that expects errors may have swallowed this one
-        return {"status": "failed", "message": client.ended}
     if not client.calls:
         return {"status": "error", "message": "the tests never called the program"}
     return {"status": "passed", "message": ""}
 
 
 def describe(error: BaseException) -> str:
-    if isinstance(error, ProgramEnded):
+    if isinstance(error, (ProgramEnded, wire.ProtocolError)):
         return str(error) or "the program has ended"
     line = ""
     trace = error.__traceback__
@@ -228,9 +224,8 @@ def describe(error: BaseException) -> str:
 def main() -> None:
     job, channel = wire.begin()
     results = os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
     for standard in (1, 2):
-        os.dup2(null, standard)  # tests may print; only the result goes to our own process
+        os.dup2(0, standard)  # tests may print; only the result goes to our own process
     try:
         result = run(job, channel)
     except BaseException as error:

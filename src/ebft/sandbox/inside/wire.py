@@ -73,16 +73,15 @@ def from_json(data: bytes) -> Any:
 
 class Channel:
     def __init__(self, read: int, write: int) -> None:
-        self.read, self.write = read, write
+        self.reader, self.writer = os.fdopen(read, "rb"), os.fdopen(write, "wb")
 
     def send(self, message: Any) -> None:
         body = to_json(message)
         if len(body) > LONGEST:
             raise ProtocolError("a value is too large to send")
-        data = memoryview(len(body).to_bytes(4, "big") + body)
         try:
-            while data:
-                data = data[os.write(self.write, data) :]
+            self.writer.write(len(body).to_bytes(4, "big") + body)
+            self.writer.flush()
         except OSError:
             raise ProtocolError("the program has ended") from None
 
@@ -96,24 +95,19 @@ class Channel:
             raise ProtocolError("a malformed message") from None
 
     def _exactly(self, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            try:
-                chunk = os.read(self.read, min(count - len(data), 1 << 20))
-            except OSError:
-                chunk = b""
-            if not chunk:
-                raise ProtocolError("the program has ended")
-            data += chunk
-        return bytes(data)
+        data = self.reader.read(count)
+        if len(data) < count:
+            raise ProtocolError("the program has ended")
+        return data
 
 
 def begin() -> tuple[Any, Channel]:
-    """What our own process has to say, on standard input, and the pipes to the other side."""
+    """What our own process has to say, on standard input, which is /dev/null from then on, and the pipes to the other
+    side."""
     channel = Channel(int(sys.argv[1]), int(sys.argv[2]))
     with os.fdopen(0, "rb", closefd=False) as job_file:
         job = from_json(job_file.read())
-    null = os.open(os.devnull, os.O_RDONLY)
+    null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.close(null)
     return job, channel
