@@ -45,13 +45,13 @@ def main(arguments: list[str]) -> int:
 def _arm(kind: str, where: str) -> None:
     import torch
 
-    from ebft.train import checkpoints
+    from ebft.train import run_folder
     from ebft.train.trainer import EBFTTrainer
 
     if kind in ("write", "full"):
         _before_or_after(torch, "save", lambda _, file, *__: str(file).endswith(where), kind)
     elif kind == "mark":
-        _before_or_after(checkpoints, "mark_complete", lambda checkpoint: checkpoint.name == where, kind)
+        _before_or_after(run_folder, "mark_complete", lambda checkpoint: checkpoint.name == where, kind)
     else:
         methods = {"save": "_save_rng_state", "shards": "_save_optimizer_and_scheduler"}
         step, _, seconds = where.partition(":")
@@ -129,6 +129,14 @@ def metrics(output: Path) -> list[dict[str, Any]]:
         for entry in entries
         if "train_loss" not in entry
     ]
+
+
+def assert_the_same(output: Path, uninterrupted: Path) -> None:
+    """Bit for bit."""
+    expected, found = final_weights(uninterrupted), final_weights(output)
+    assert expected.keys() == found.keys()
+    assert [name for name, value in expected.items() if not found[name].equal(value)] == []
+    assert metrics(output) == metrics(uninterrupted)
 
 
 def steps(output: Path) -> list[int]:

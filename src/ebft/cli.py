@@ -84,18 +84,18 @@ def _run_failed(error: BaseException, folder: Path, processes: int | None = None
     if isinstance(error, ValueError | SandboxError):
         return _failed(error)
     from ebft.runtime.processes import lost_another
-    from ebft.train import checkpoints
+    from ebft.train import run_folder
 
     if lost_another(error):
         if os.environ.get(LAUNCHED):  # the launcher knows which process has died, and says so
             return PREEMPTED if isinstance(error, Preempted) else FAILED
         error = error if isinstance(error, Preempted) else ProcessKilled(f"lost another process: {error}")
-    if checkpoints.is_disk_full(error, folder):
-        checkpoints.remove_incomplete(folder)  # the half-written one only takes room
+    if run_folder.is_disk_full(error, folder):
+        run_folder.remove_incomplete(folder)  # the half-written one only takes room
         error = OSError(0, "the disk is full", getattr(error, "filename", None) or str(folder))
     code = _failed(error)
     if os.environ.get("LOCAL_RANK", "0") == "0" and (folder / "recipe.yaml").exists():
-        again, last = how_to_resume(folder, processes), checkpoints.last_checkpoint(folder)
+        again, last = how_to_resume(folder, processes), run_folder.last_checkpoint(folder)
         where = f"the last good checkpoint is {last}; continue with: {again}"
         if last is None:
             where = f"there is no checkpoint yet; one is made every save_steps; begin again with: {again}"
@@ -132,12 +132,12 @@ def _train(command: str, arguments: list[str]) -> int:
     recipe = load_recipe(None, unnamed | _values(options), command)
     show_messages(recipe.training.log_level)
     from ebft import fetch
-    from ebft.train import checkpoints
+    from ebft.train import run_folder
 
     check_datasets(recipe.given)
     fetch.check_models(recipe.given)
     output = Path(str(recipe.training.output_dir)).expanduser()
-    if not options.dry_run and (why := checkpoints.refusal(output, options.resume)) is not None:
+    if not options.dry_run and (why := run_folder.refusal(output, options.resume)) is not None:
         raise ConfigError(why)
     quiet_libraries()
     try:

@@ -9,7 +9,6 @@ import json
 import math
 import re
 import shlex
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from importlib.util import find_spec
@@ -203,15 +202,3 @@ def command(arguments: list[str]) -> int:
     else:
         _print_report(plan, options.tokens, options.output)
     return 0
-
-
-def cpu_seconds(flops: float, bf16: bool = False) -> float:
-    """What this machine's CPU takes at least: as long as for products of matrices, the best that training can do."""
-    import torch
-
-    matrix = torch.ones(1024, 1024, dtype=torch.bfloat16 if bf16 else torch.float32)
-    matrix @ matrix  # the first one sets threads up
-    began = time.perf_counter()
-    for _ in range(8):
-        matrix @ matrix
-    return flops * (time.perf_counter() - began) / (8 * 2.0 * len(matrix) ** 3)

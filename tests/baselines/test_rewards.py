@@ -52,10 +52,14 @@ class TestUnitTests:
         assert (reward.counts["programs"], reward.counts["from_cache"]) == (4, 3)
         assert reward.counts["raised"] == 0
 
-    def test_the_same_answer_to_another_problem_is_another_matter(self, tmp_path: Path) -> None:
+    def test_the_same_answer_to_another_problem_is_another_matter(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ebft.baselines.rewards.CACHED", 1)  # what is known when a batch begins may be forgotten
         (reward,) = made(tmp_path, "unit_tests")
         square = {**MBPP, "test_list": ["assert double(3) == 9"]}
-        assert reward.score([GOOD, GOOD, WRONG], [MBPP, square, square]) == [1.0, 0.0, 1.0]
+        for _ in range(2):
+            assert reward.score([GOOD, GOOD, WRONG], [MBPP, square, square]) == [1.0, 0.0, 1.0]
 
     def test_an_answer_that_hangs_costs_itself_a_zero(self, tmp_path: Path) -> None:
         (reward,) = made(tmp_path, "unit_tests", reward_timeout=1.0)
@@ -124,6 +128,9 @@ class TestOwn:
         assert reward.counts["raised"] == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert "no a, please" in line
+        (tmp_path / "own_exit.py").write_text("import sys\ndef leave(completion, row):\n    sys.exit(3)\n")
+        (reward,) = made(tmp_path, "own_exit:leave")
+        assert reward.score(["a", "b"], [{}] * 2) == [0.0, 0.0]
         (reward,) = made(tmp_path, "own_reward:nonsense")
         assert reward.score(["x", "y", "z"], [{}] * 3) == [0.0, 0.0, 2.0]
         assert reward.counts["raised"] == 2
@@ -155,20 +162,3 @@ class TestOwn:
         assert last["reward_counts/raised"] == 2 * 8
         assert last["rewards/own_reward.always/mean"] == 0.0
         assert last["reward"] == pytest.approx(2 * last["rewards/bleu/mean"])
-
-
-def test_a_reward_that_exits_costs_a_zero(tmp_path: Path, own_module: None) -> None:
-    (tmp_path / "own_exit.py").write_text("import sys\ndef leave(completion, row):\n    sys.exit(3)\n")
-    (reward,) = made(tmp_path, "own_exit:leave")
-    assert reward.score(["a", "b"], [{}] * 2) == [0.0, 0.0]
-    assert reward.counts["raised"] == 2
-
-
-@needs_sandbox
-def test_the_cache_may_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that is known when a batch begins keeps its score, though others push it out of the cache."""
-    monkeypatch.setattr("ebft.baselines.rewards.CACHED", 1)
-    (reward,) = made(tmp_path, "unit_tests")
-    assert reward.score([GOOD], [MBPP]) == [1.0]
-    assert reward.score([WRONG, GOOD], [MBPP] * 2) == [0.0, 1.0]
-    assert reward.counts["from_cache"] == 1

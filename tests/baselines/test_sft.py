@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -20,7 +19,7 @@ from ebft.data.row_format import encode
 from ebft.data.store import TokenStore
 from ebft.train import sequences as loading
 from ebft.train.sequences import Loaded
-from tests.baselines.runs import contents, metrics_of, results_of, run, write_recipe, write_rows
+from tests.baselines.runs import metrics_of, results_of, run, write_recipe, write_rows
 from tests.models import FAMILIES, tiny_model
 from tests.tiny_tokenizer import END, byte_tokenizer
 
@@ -57,34 +56,17 @@ def loss_of_documents_alone(model: Any, batch: dict[str, torch.Tensor]) -> float
 
 
 class TestMasks:
+    TURNS = (("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "so long"))
     FORMATS = (
-        ({"prompt": "What is 1+1? ", "completion": "It is 2."}, "It is 2." + END),
-        ({"text": "All of this counts."}, "All of this counts." + END),
-        (
-            {
-                "messages": [
-                    {"role": "user", "content": "hi"},
-                    {"role": "assistant", "content": "hello"},
-                    {"role": "user", "content": "bye"},
-                    {"role": "assistant", "content": "so long"},
-                ]
-            },
-            "hello</turn>so long</turn>" + END,
-        ),
+        {"prompt": "What is 1+1? ", "completion": "It is 2."},
+        {"text": "All of this counts."},
+        {"messages": [{"role": role, "content": content} for role, content in TURNS]},
     )
-
-    @pytest.mark.parametrize(("row", "expected"), FORMATS, ids=["prompt", "text", "messages"])
-    def test_answers_of_every_format(self, row: dict[str, Any], expected: str) -> None:
-        (found,) = sft.token_rows(sequences([row]), answer_only=True)
-        assert counted_text(found) == expected
-        (every,) = sft.token_rows(sequences([row]), answer_only=False)
-        assert every["labels"] == every["input_ids"] == found["input_ids"]
 
     @pytest.mark.parametrize("packing", [False, True])
     @pytest.mark.parametrize("length", [7, 16, 64])
     def test_labels_are_the_tokens_that_ebft_flags(self, packing: bool, length: int) -> None:
-        rows = [row for row, _ in self.FORMATS] * 3
-        dataset = sequences(rows, length, packing)
+        dataset = sequences([*self.FORMATS] * 3, length, packing)
         found = iter(sft.token_rows(dataset, answer_only=True))
         seen = 0
         for place in range(len(dataset)):
@@ -105,12 +87,7 @@ class TestMasks:
 
     @pytest.mark.parametrize(
         ("changes", "answer_only"),
-        [
-            ({"answer_only": True}, True),
-            ({}, False),
-            ({"loss_on_answers": True}, True),
-            ({"answer_only": True, "loss_on_answers": False}, False),
-        ],
+        [({"answer_only": True}, True), ({}, False), ({"answer_only": True, "loss_on_answers": False}, False)],
         ids=str,
     )
     def test_what_the_model_is_given(
@@ -157,22 +134,6 @@ class TestMasks:
             alone = torch.cat([model(part, use_cache=False).logits for part in ids.split(lengths, 1)], 1)
         torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
 
-    def test_what_is_minimised_on_packed_documents_is_what_validation_measures(
-        self, tiny: Path, sums: Path, tmp_path: Path
-    ) -> None:
-        settings = {"pack_training": True, "max_length": 48, "context_length": 48, "document_masks": True}
-        loaded = load(tmp_path, tiny, sums, **settings)
-        assert loaded.validation_set is not None
-        trainer = sft.build(loaded)
-        total = count = 0.0
-        for row in sft.token_rows(loaded.validation_set, answer_only=False, apart=True):
-            batch = trainer.data_collator([row])
-            targets = int((batch["labels"] != sft.IGNORED).sum())
-            with torch.no_grad():
-                total += trainer.compute_loss(trainer.model, batch).item() * targets
-            count += targets
-        assert trainer.evaluate()["eval_cross_entropy"] == pytest.approx(total / count, rel=1e-5)
-
     def test_documents_without_an_answer_within_reach(self) -> None:
         rows = [{"prompt": "a long prompt " * 4, "completion": "x"}, {"prompt": "p", "completion": "yes"}]
         (found,) = sft.token_rows(sequences(rows, 10), answer_only=True)
@@ -191,12 +152,14 @@ def log_likelihood(model: Any, tokenizer: Any, prompt: str, answer: str) -> floa
 
 
 @pytest.mark.pictures
-def test_a_run(tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Answers become likelier, and a run leaves what `ebft train` leaves."""
-    recipe = write_recipe(tmp_path, tiny, sums, answer_only=True, max_steps=30, eval_steps=15, save_steps=15)
-    output = tmp_path / "out"
+def test_a_run_and_a_resumed_one(tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Answers become likelier, a run leaves what `ebft train` leaves, and one that was stopped ends the same."""
+    recipe = write_recipe(tmp_path, tiny, sums, answer_only=True, max_steps=30, eval_steps=15, save_steps=15, gamma=0.1)
+    output, stopped = tmp_path / "out", tmp_path / "stopped"
     assert run("sft", recipe, output) == 0
-    assert "cross-entropy, answer tokens" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "cross-entropy, answer tokens" in printed.out
+    assert "note: gamma: used by EBFT training only" in printed.err
     tokenizer = AutoTokenizer.from_pretrained(output / "final")
     before, after = (AutoModelForCausalLM.from_pretrained(p) for p in (tiny, output / "final"))
     for prompt, answer in (("1+2=", "3, and that is all"), ("5+5=", "10, and that is all")):
@@ -213,69 +176,15 @@ def test_a_run(tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "answer_only: true" in card
     assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert not (output / "README.md").exists()
-    assert {p.name for p in output.glob("checkpoint-*/COMPLETE")} == {"COMPLETE"}
-    assert yaml.safe_load((output / "recipe.yaml").read_text())["answer_only"] is True
-
-
-def test_resuming_gives_the_run_that_was_not_stopped(tiny: Path, sums: Path, tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path, tiny, sums)
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert run("sft", recipe, whole) == 0
-    shutil.copytree(whole, stopped)
-    shutil.rmtree(stopped / "checkpoint-4")
+    shutil.copytree(output, stopped)
     shutil.rmtree(stopped / "final")
-    (stopped / "checkpoint-4").mkdir()  # cut off: without its mark
+    (stopped / "checkpoint-30" / "COMPLETE").unlink()  # cut off
     assert run("sft", recipe, stopped, "--resume") == 0
-    assert (whole / "final/model.safetensors").read_bytes() == (stopped / "final/model.safetensors").read_bytes()
+    weights = "final/model.safetensors"
+    assert (output / weights).read_bytes() == (stopped / weights).read_bytes()
     for name in ("spent/tokens", "spent/flops", "loss", "eval_cfm", "eval_cross_entropy"):
-        one, other = ([(e["step"], e[name]) for e in metrics_of(p) if name in e] for p in (whole, stopped))
+        one, other = ([(e["step"], e[name]) for e in metrics_of(p) if name in e] for p in (output, stopped))
         assert one == other, name
-    # A finished run is not trained any further.
-    before = contents(whole)
-    assert run("sft", recipe, whole, "--resume") == 0
-    assert contents(whole)["final/model.safetensors"] == before["final/model.safetensors"]
-    assert results_of(whole)["steps"] == 4
-
-
-def test_dry_run_writes_nothing(tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = write_recipe(tmp_path, tiny, sums, answer_only=True)
-    assert run("sft", recipe, tmp_path / "out", "--dry-run") == 0
-    printed = capsys.readouterr().out
-    assert "4 (8 an epoch)" in printed
-    assert "  prompt  '0+0='\n  answer  '0, and that is all<end>'" in printed
-    assert not (tmp_path / "out").exists()
-
-
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("arguments", "what"),
-        [
-            (["--max_length", "1"], "max_length=1 must be at least 2"),
-            (["--max_lenght", "8"], "did you mean '--max-length'?"),
-            (["--rewards", "bleu"], "unknown option '--rewards'"),
-            (["--feature_source", "average"], "cannot measure baselines"),
-            (["--model", "./nowhere"], "no such folder"),
-            (["--feature_layers", "99"], "layers=[99] must be fractions of the depth"),
-            (["--prompt_column", "question"], "is in none of the datasets"),
-        ],
-    )
-    def test_one_line_and_nothing_written(
-        self,
-        arguments: list[str],
-        what: str,
-        tiny: Path,
-        sums: Path,
-        tmp_path: Path,
-        capfd: pytest.CaptureFixture[str],
-    ) -> None:
-        recipe = write_recipe(tmp_path, tiny, sums)
-        capfd.readouterr()
-        assert run("sft", recipe, tmp_path / "out", *arguments) == 2
-        line = capfd.readouterr().err.splitlines()[-1]
-        assert line.startswith("ebft: ")
-        assert what in line
-        # transformers may have made the folder itself; anything in it would make the next try look like another run.
-        assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
 
 
 def test_an_adapter_is_trained_and_can_be_a_start(tiny: Path, sums: Path, tmp_path: Path) -> None:
@@ -294,67 +203,65 @@ def test_an_adapter_is_trained_and_can_be_a_start(tiny: Path, sums: Path, tmp_pa
 @pytest.mark.parametrize(
     "changes",
     [
-        {"bf16": True},
-        {"pack_training": True, "max_length": 40},
-        {"pack_training": True, "max_length": 40, "document_masks": True},
-        {"trl_options": {"loss_type": "dft"}},
-        {"lora": True, "bf16": True},
-        {"gradient_accumulation_steps": 2, "gradient_checkpointing": True},
-        {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}},
-        {"save_log_spaced": True, "document_masks": True},
+        {"bf16": True, "trl_options": {"loss_type": "dft"}},
+        {"lora": True, "bf16": True, "gradient_accumulation_steps": 2, "gradient_checkpointing": True},
+        {"pack_training": True, "document_masks": True, "save_log_spaced": True},
     ],
     ids=str,
 )
 def test_every_option_trains(tiny: Path, sums: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    recipe = write_recipe(tmp_path, tiny, sums, **{"max_steps": 2, "samples_every": 1, **changes})
+    schedule = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}
+    recipe = write_recipe(tmp_path, tiny, sums, **{"max_steps": 2, "samples_every": 1, **schedule, **changes})
     assert run("sft", recipe, tmp_path / "out") == 0
     results = results_of(tmp_path / "out")
     assert results["after"]["eval_cross_entropy"] != results["before"]["eval_cross_entropy"]
-    logged = [entry for entry in metrics_of(tmp_path / "out") if "loss" in entry]
-    assert len(logged) == 2
-    if "lr_scheduler_kwargs" in changes:
-        assert logged[-1]["learning_rate"] < logged[0]["learning_rate"]
-        assert logged[-1]["learning_rate"] >= 1e-4
-    if "save_log_spaced" in changes:
-        assert {p.parent.name for p in (tmp_path / "out").glob("*/COMPLETE")} == {"checkpoint-1", "checkpoint-2"}
+    first, last = [entry for entry in metrics_of(tmp_path / "out") if "loss" in entry]
+    assert first["learning_rate"] > last["learning_rate"] >= 1e-4
+    saved = {p.parent.name for p in (tmp_path / "out").glob("*/COMPLETE")}
+    assert saved == {"checkpoint-2", *(["checkpoint-1"] if "save_log_spaced" in changes else [])}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--max_length", 300], ["max_length=300 is longer than the model was made for"]),
-        (["--max_length", 300, "--document_masks", "true"], []),
-        (["--max_length", 48], []),
-    ],
-)
-def test_a_dry_run_says_what_is_odd_about_lengths(
-    tiny: Path, sums: Path, tmp_path: Path, capsys: Any, arguments: list[Any], said: list[str]
-) -> None:
-    recipe = write_recipe(tmp_path, tiny, sums, context_length=48, pack_training=True)
-    assert run("sft", recipe, tmp_path / "out", *arguments, "--dry-run") == 0
-    printed = capsys.readouterr()
-    assert all(words in printed.err for words in said)
-    assert ("longer than the model" in printed.err) == bool(said)
-
-
-@pytest.mark.parametrize("option", ["packing", "padding_free", "max_length", "paddng_free"])
-def test_a_dry_run_looks_at_the_options_of_trl(
-    tiny: Path, sums: Path, tmp_path: Path, capsys: Any, option: str
-) -> None:
-    recipe = write_recipe(tmp_path, tiny, sums, trl_options={option: True})
-    assert run("sft", recipe, tmp_path / "out", "--dry-run") == 2
-    (line,) = capsys.readouterr().err.splitlines()[-1:]
-    assert f"trl_options holds {option!r}" in line
-
-
-def test_what_is_left_out_is_said(tiny: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_dry_run_shows_rows_and_writes_nothing(tiny: Path, tmp_path: Path, capsys: Any) -> None:
     rows = [{"prompt": "a long prompt " * 4, "completion": "x"}, *({"prompt": "p", "completion": "yes"} for _ in "123")]
     recipe = write_recipe(tmp_path, tiny, write_rows(tmp_path / "rows.jsonl", rows), validation_split=0)
     arguments = ["--answer_only", "true", "--max_length", 10, "--eval_strategy", "no", "--dry-run"]
     assert run("sft", recipe, tmp_path / "out", *arguments) == 0
-    printed = capsys.readouterr().err
-    assert "note: 1 of 4 sequences are left out" in printed
+    printed = capsys.readouterr()
+    assert "note: 1 of 4 sequences are left out" in printed.err
     # A token a character, and one that ends each document: 4 * 14 + 1 + 1 of all 58 + 3 * 5.
-    assert f"max_length=10 cuts 1 documents, {48 / 73:.1%} of all tokens" in printed
-    assert run("sft", recipe, tmp_path / "out", *arguments, "--pack_training", "true", "--answer_only", "false") == 0
-    assert "cuts" not in capsys.readouterr().err
+    assert f"max_length=10 cuts 1 documents, {48 / 73:.1%} of all tokens" in printed.err
+    assert "4 (1 an epoch)" in printed.out
+    assert "  answer  'x<end>'" in printed.out
+    more = ["--pack_training", "true", "--answer_only", "false", "--max_length", 300]
+    assert run("sft", recipe, tmp_path / "out", *arguments, *more) == 0
+    printed = capsys.readouterr()
+    assert "max_length=300 is longer than the model was made for" in printed.err
+    assert "cuts" not in printed.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes", "what"),
+    [
+        (["--max_length", "1"], {}, "max_length=1 must be at least 2"),
+        (["--max_lenght", "8"], {}, "did you mean '--max-length'?"),
+        (["--rewards", "bleu"], {}, "unknown option '--rewards'"),
+        (["--feature_source", "average"], {}, "cannot measure baselines"),
+        (["--fsdp", "full_shard"], {}, "fsdp works with `ebft train` only"),
+        (["--feature_layers", "99"], {}, "layers=[99] must be fractions of the depth"),
+        (["--prompt_column", "question"], {}, "is in none of the datasets"),
+        (["--dry-run"], {"trl_options": {"packing": True}}, "trl_options holds 'packing', a setting of its own"),
+        (["--dry-run"], {"trl_options": {"loss_typ": "dft"}}, "did you mean 'loss_type'?"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_written(
+    arguments: list[str], changes: dict[str, Any], what: str, tiny: Path, sums: Path, tmp_path: Path, capfd: Any
+) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums, **changes)
+    capfd.readouterr()
+    assert run("sft", recipe, tmp_path / "out", *arguments) == 2
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert line.startswith("ebft: ")
+    assert what in line
+    # transformers may have made the folder itself; anything in it would make the next try look like another run.
+    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())

@@ -13,18 +13,11 @@ from transformers import AutoModelForCausalLM
 pytest.importorskip("trl")
 from ebft.baselines import sft, trl_trainers
 from ebft.config.recipe import load_recipe
-from ebft.errors import ConfigError
+from ebft.errors import ConfigError, TrainingDiverged
 from ebft.train.sequences import load
-from ebft.train.trainer import TrainingDiverged
 from tests.baselines.runs import metrics_of, results_of, run, write_recipe
 
 pytestmark = pytest.mark.usefixtures("offline")
-
-
-def test_settings_of_ebft_alone_are_named(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
-    recipe = write_recipe(tmp_path, tiny, sums, gamma=0.1, max_steps=1, eval_strategy="no", save_strategy="no")
-    assert run("sft", recipe, tmp_path / "out") == 0
-    assert "note: gamma: used by EBFT training only" in capsys.readouterr().err
 
 
 def test_evaluation_without_validation_data(tiny: Path, sums: Path, tmp_path: Path) -> None:
@@ -35,65 +28,45 @@ def test_evaluation_without_validation_data(tiny: Path, sums: Path, tmp_path: Pa
         trainer.evaluate()
 
 
+CALIBRATION = {"context_length": 32, "horizon": 4, "stride": 8, "answer_only": False, "rollouts": 2, "sequences": 3}
+CALIBRATION |= {"profile_lengths": [1, 4], "profile_stride": 8}
+
+
 def test_the_best_checkpoint_by_validation(tiny: Path, sums: Path, tmp_path: Path) -> None:
     """A learning rate that is far too high at the end: the best one is not the last, and it is the one that is left."""
-    recipe = write_recipe(
-        tmp_path, tiny, sums, max_steps=8, load_best_model_at_end=True, metric_for_best_model="cross_entropy"
-    )
-    output = tmp_path / "out"
+    tasks = {"eval_tasks": ["calibration"], "eval_task_options": {**CALIBRATION, "calibration_data": str(sums)}}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "cross_entropy"}
+    recipe, output = write_recipe(tmp_path, tiny, sums, max_steps=8, **best, **tasks), tmp_path / "out"
     schedule = ["--learning_rate", "3e-2", "--warmup_steps", "8"]  # grows from step to step
     assert run("sft", recipe, output, *schedule) == 0
-    seen = {e["step"]: e["eval_cross_entropy"] for e in metrics_of(output)[:-1] if "eval_cross_entropy" in e}
+    assert any("eval_calibration_cfm_at_4" in entry for entry in metrics_of(output)), "tasks run in training"
+    seen = {
+        e["step"]: e["eval_cross_entropy"]
+        for e in metrics_of(output)
+        if "model_step" not in e and "eval_cross_entropy" in e
+    }
     best = min((step for step in seen if step), key=lambda step: seen[step])
     assert results_of(output)["after"]["eval_cross_entropy"] == pytest.approx(seen[best], rel=1e-6)
     assert (output / f"checkpoint-{best}" / "COMPLETE").exists()
 
 
-def test_evaluation_tasks_run_while_training(tiny: Path, sums: Path, tmp_path: Path) -> None:
-    options = {
-        "calibration_data": str(sums),
-        "context_length": 32,
-        "horizon": 4,
-        "answer_only": False,
-        "stride": 8,
-        "rollouts": 2,
-        "sequences": 3,
-        "profile_lengths": [1, 4],
-        "profile_stride": 8,
-    }
-    recipe = write_recipe(
-        tmp_path, tiny, sums, max_steps=2, save_strategy="no", eval_tasks=["calibration"], eval_task_options=options
-    )
-    assert run("sft", recipe, tmp_path / "out") == 0
-    assert any("eval_calibration_cfm_at_4" in entry for entry in metrics_of(tmp_path / "out"))
-
-
-def test_a_loss_that_is_no_number_stops_the_run(
-    tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    broken = tmp_path / "broken"
-    model = AutoModelForCausalLM.from_pretrained(tiny)
-    with torch.no_grad():
-        model.lm_head.weight[0] = float("nan")
-    recipe = write_recipe(tmp_path, tiny, sums, validation_split=0, eval_strategy="no")
-    loaded = load(load_recipe(recipe, {"output_dir": str(broken)}, "sft"))
-    trainer = sft.build(replace(loaded, model=model))
-    with pytest.raises(TrainingDiverged, match="try a lower learning_rate"):
-        trainer.train()
-    assert not list(broken.glob("checkpoint-*"))
-
-
-def test_a_gradient_that_is_no_number_stops_the_run_though_the_loss_is_one(
-    tiny: Path, sums: Path, tmp_path: Path
+@pytest.mark.parametrize("broken", ["loss", "gradient"])
+def test_a_loss_or_gradient_that_is_no_number_stops_the_run(
+    broken: str, tiny: Path, sums: Path, tmp_path: Path
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny)
-    model.lm_head.weight.register_hook(lambda gradient: gradient * float("nan"))
-    recipe = write_recipe(tmp_path, tiny, sums, validation_split=0, eval_strategy="no")
-    loaded = load(load_recipe(recipe, {"output_dir": str(tmp_path / "out")}, "sft"))
+    if broken == "loss":
+        with torch.no_grad():
+            model.lm_head.weight[0] = float("nan")
+    else:
+        model.lm_head.weight.register_hook(lambda gradient: gradient * float("nan"))
+    file = write_recipe(tmp_path, tiny, sums, validation_split=0, eval_strategy="no", save_steps=1)
+    loaded = load(load_recipe(file, {"output_dir": str(tmp_path / "out")}, "sft"))
     torch.backends.cuda.enable_cudnn_sdp(True)  # another test may have left it off
     trainer = sft.build(replace(loaded, model=model))
-    with pytest.raises(TrainingDiverged, match="the gradient's norm is nan at step 1; try a lower learning_rate"):
+    with pytest.raises(TrainingDiverged, match=rf"the {broken}.* is nan at step 1; try a lower learning_rate"):
         trainer.train()
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
@@ -104,18 +77,6 @@ def test_divergence_stops_before_a_checkpoint_though_nothing_is_logged_yet(
     assert run("sft", recipe, tmp_path / "out", "--logging_steps", 100, "--save_steps", 3) == 1
     assert "try a lower learning_rate" in capsys.readouterr().err
     assert not list((tmp_path / "out").glob("checkpoint-*"))
-
-
-def test_options_that_trl_does_not_know(
-    tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for options, what in (
-        ({"loss_typ": "dft"}, "did you mean 'loss_type'?"),
-        ({"learning_rate": 1}, "a setting of its own"),
-    ):
-        recipe = write_recipe(tmp_path, tiny, sums, trl_options=options)
-        assert run("sft", recipe, tmp_path / "out") == 2
-        assert what in capsys.readouterr().err
 
 
 def test_without_trl(tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -144,14 +144,11 @@ class TestRun:
     def test_a_run_that_has_diverged_says_where_to_begin_anew(
         self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def check(trainer: EBFTTrainer, step: int) -> Callable[[float], None]:
-            def found(reward: float) -> None:
-                if step == 3:
-                    raise TrainingDiverged("the mean reward is 1e9 at step 3")
+        def check(trainer: EBFTTrainer, name: str, *_: Any) -> None:
+            if trainer.state.global_step == 2 and name == "mean reward":
+                raise TrainingDiverged("the mean reward is 1e9 at step 3")
 
-            return found
-
-        monkeypatch.setattr(EBFTTrainer, "_reward_check", check)
+        monkeypatch.setattr(EBFTTrainer, "stop_beyond", check)
         assert train(recipe, tmp_path / "out") == 1
         last = tmp_path / "out" / "checkpoint-2"
         assert capsys.readouterr().err.splitlines()[-2:] == [

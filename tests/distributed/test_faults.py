@@ -12,34 +12,24 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from torch.distributed.launcher.api import LaunchConfig
 from transformers import AutoModelForCausalLM
 
 from ebft.loading import Checkpoint
-from ebft.train.checkpoints import damage
+from ebft.train.run_folder import damage
 from tests import killed_runs
+from tests.baselines.runs import write_recipe
 from tests.distributed import group
-from tests.killed_runs import final_weights, metrics, start, steps
-from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
+from tests.killed_runs import assert_the_same, final_weights, start, steps
+from tests.tiny_tokenizer import END, byte_tokenizer
 
 STEPS = 6
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recipe(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("user")
-    save_tiny_model(home / "model", byte_tokenizer(pad=END))
-    rows = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}, that is all"} for a in range(8) for b in range(8)]
-    (home / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = dict(
-        model=str(home / "model"),
-        dataset=str(home / "data.jsonl"),
-        context_length=48,
-        answer_only=False,
-        horizon=4,
-        stride=4,
-        samples=3,
         gamma=0.1,
         feature_source="average",
         feature_decay=0.9,
@@ -47,16 +37,11 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
         gradient_accumulation_steps=2,
         learning_rate=1e-4,
         adam_epsilon=1e-4,
-        warmup_steps=0,
         max_steps=STEPS,
-        save_steps=2,
-        logging_steps=1,
+        eval_strategy="no",
         validation_split=6,
-        samples_every=2,
-        use_cpu=True,
     )
-    (home / "recipe.yaml").write_text(yaml.safe_dump(settings))
-    return home / "recipe.yaml"
+    return write_recipe(home, tiny, sums, **settings)
 
 
 def run(
@@ -148,10 +133,7 @@ def test_killed_and_resumed_gives_the_same_weights(
     assert done.codes == [0, 0], done.said
     assert "checkpoint-4 was cut off" in done.said[0]
     assert [said.count("resuming from") for said in done.said] == [1, 0]
-    found = final_weights(output)
-    for name, value in final_weights(uninterrupted).items():
-        assert torch.equal(found[name], value), name
-    assert metrics(output) == metrics(uninterrupted)
+    assert_the_same(output, uninterrupted)
 
 
 def test_resumed_on_another_number_of_processes(
@@ -204,23 +186,6 @@ def wait_for(started: subprocess.Popen[str], reached: Callable[[], bool]) -> Non
         time.sleep(0.1)
 
 
-def test_interrupting_the_launcher_stops_all(recipe: Path, tmp_path: Path) -> None:
-    output = tmp_path / "run"
-    started = start(recipe, output, "--launch", 2, "--max_steps", 100000)
-    try:
-        wait_for(started, lambda: (output / "checkpoint-2" / "COMPLETE").exists())
-        workers = children(started.pid)
-        assert len(workers) >= 2
-        started.send_signal(signal.SIGINT)
-        errors = started.communicate(timeout=60)[1]
-    finally:
-        started.kill()
-    assert started.returncode == 130, errors
-    assert errors.count("ebft: stopped") == 1, errors
-    assert "the last good checkpoint is" in errors
-    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
-
-
 def test_a_notice_to_one_process_stops_all_after_the_same_step(
     recipe: Path, how: list[str], uninterrupted: Path, tmp_path: Path
 ) -> None:
@@ -232,25 +197,32 @@ def test_a_notice_to_one_process_stops_all_after_the_same_step(
     assert not (output / "final").exists()
     done = run(2, recipe, output, "--resume", *how)
     assert done.codes == [0, 0], done.said
-    found = final_weights(output)
-    assert all(torch.equal(found[name], value) for name, value in final_weights(uninterrupted).items())
-    assert metrics(output) == metrics(uninterrupted)
+    assert_the_same(output, uninterrupted)
 
 
-def test_the_launcher_passes_a_notice_on(recipe: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sent", "code", "said"),
+    [(signal.SIGINT, 130, "ebft: stopped\n"), (signal.SIGUSR1, 75, "ebft: stopped by SIGUSR1\n")],
+)
+def test_what_the_launcher_is_told_stops_all(
+    sent: signal.Signals, code: int, said: str, recipe: Path, tmp_path: Path
+) -> None:
     output = tmp_path / "run"
-    started = start(recipe, output, "--launch", 2, "--max_steps", 100000, "--save_steps", 100000)
+    started = start(recipe, output, "--launch", 2, "--max_steps", 100000)
     try:
-        wait_for(started, lambda: (output / "metrics.jsonl").exists() and bool(steps(output)))
-        started.send_signal(signal.SIGUSR1)
+        wait_for(started, lambda: (output / "checkpoint-2" / "COMPLETE").exists())
+        workers = children(started.pid)
+        assert len(workers) >= 2
+        started.send_signal(sent)
         errors = started.communicate(timeout=60)[1]
     finally:
         started.kill()
-    assert started.returncode == 75, errors
-    assert errors.count("ebft: stopped by SIGUSR1\n") == 1, errors
-    [checkpoint] = output.glob("checkpoint-*")
-    assert damage(checkpoint) == []
+    assert started.returncode == code, errors
+    assert errors.count(said) == 1, errors
+    assert "the last good checkpoint is" in errors
     assert "Traceback" not in errors
+    assert all(damage(p) == [] for p in output.glob("checkpoint-*"))
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
 
 
 def children(pid: int) -> list[int]:

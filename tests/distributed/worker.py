@@ -15,13 +15,13 @@ from peft import LoraConfig
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from ebft import EBFTConfig, EBFTTrainer
-from ebft.data.packing import DocumentIndex, SequenceDataset
-from ebft.data.row_format import Document
-from ebft.data.store import TokenStore
+from ebft import EBFTTrainer
+from ebft.data.packing import SequenceDataset
 from ebft.runtime import processes, sharding
+from tests.train.small_runs import VOCABULARY, counting_text
+from tests.train.small_runs import config as settings
 
-T, VOCABULARY, PER_STEP = 32, 24, 8
+PER_STEP = 8
 
 # Settings that must not depend on the number of processes. 21 training sequences leave 5 for the last of 3 steps of an
 # epoch: 4 processes then have 2, 2, 1 and none.
@@ -80,15 +80,10 @@ def model(tied: bool, sharded: bool) -> PreTrainedModel:
 
 
 def text(documents: int, seed: int, packing: bool = True) -> SequenceDataset:
-    """Documents that count up by a step of their own, of different lengths, with an answer in each."""
+    """Documents of different lengths."""
     generator = torch.Generator().manual_seed(seed)
-    made = []
-    for _ in range(documents):
-        start, step, more = torch.randint(VOCABULARY, (3,), generator=generator).tolist()
-        length = 20 + more % 9
-        tokens = [(start + i * (1 + step % 3)) % VOCABULARY for i in range(length)]
-        made.append(Document(tokens, [i >= 10 for i in range(length)]))
-    return SequenceDataset(DocumentIndex.of(TokenStore.from_documents(made)), T, packing)
+    lengths = (20 + torch.randint(9, (documents,), generator=generator)).tolist()
+    return counting_text(documents, seed, lengths, packing)
 
 
 def sequences(count: int, seed: int, packing: bool) -> SequenceDataset:
@@ -106,29 +101,9 @@ def adapter() -> LoraConfig:
 
 
 def train(folder: Path, setting: str, accumulation: int, world: int, fsdp: str | None = None) -> dict[str, Any]:
-    changes = {"optim": "sgd", "learning_rate": 0.1, **SETTINGS[setting]}
-    given: dict[str, Any] = dict(
-        output_dir=str(folder),
-        use_cpu=True,
-        context_length=T,
-        answer_only=False,
-        horizon=4,
-        stride=4,
-        samples=3,
-        temperature=0.6,
-        per_device_train_batch_size=PER_STEP // accumulation // world,
-        gradient_accumulation_steps=accumulation,
-        per_device_eval_batch_size=3,
-        warmup_steps=0,
-        max_steps=4,
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-        samples_every=0,
-        max_grad_norm=0.5,
-        fsdp=fsdp,
-    )
-    config = EBFTConfig(**{**given, **changes})
+    sizes = {"per_device_train_batch_size": PER_STEP // accumulation // world, "per_device_eval_batch_size": 3}
+    given = {"samples": 3, "gradient_accumulation_steps": accumulation, "max_grad_norm": 0.5, "fsdp": fsdp, **sizes}
+    config = settings(folder, **{**given, "optim": "sgd", "learning_rate": 0.1, **SETTINGS[setting]})
     train_set, held_out = (sequences(n, seed, config.packing) for n, seed in ((21, 0), (7, 1)))
     lora = adapter() if setting == "lora" else None
     trainer = EBFTTrainer(model(setting == "tied", fsdp is not None), config, train_set, held_out, peft_config=lora)

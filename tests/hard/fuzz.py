@@ -27,7 +27,7 @@ from ebft.errors import ConfigError, DataError
 from ebft.evaluate.score_command import read_samples
 from ebft.evaluate.tasks import problem_sets
 from ebft.problems.catalog import BENCHMARKS, load_problems
-from ebft.train import checkpoints
+from ebft.train import run_folder
 from tests.problems.rows import HUMANEVAL, MBPP
 from tests.sandbox.multipl_e import checks_of, prompt_of
 
@@ -111,9 +111,9 @@ def parsers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], Any]]]
     checkpoint = folder / "checkpoint-2"
     checkpoint.mkdir()
     (checkpoint / "model").write_bytes(b"weights")
-    checkpoints.mark_complete(checkpoint)
-    mark = (checkpoint / checkpoints.MARK).read_bytes()
-    found["checkpoints' marks"] = ("checkpoint-2/COMPLETE", mark, lambda file: checkpoints.damage(file.parent))
+    run_folder.mark_complete(checkpoint)
+    mark = (checkpoint / run_folder.MARK).read_bytes()
+    found["checkpoints' marks"] = ("checkpoint-2/COMPLETE", mark, lambda file: run_folder.damage(file.parent))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,17 @@ def small_model(seed: int = 0) -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **sizes))
 
 
-def counting_text(documents: int = 64, seed: int = 0) -> SequenceDataset:
+def counting_text(
+    documents: int = 64, seed: int = 0, lengths: Sequence[int] | None = None, packing: bool = True
+) -> SequenceDataset:
     """Documents that count up by a step of their own, modulo the vocabulary: easy to learn, not at once."""
     generator = torch.Generator().manual_seed(seed)
     made = []
-    for _ in range(documents):
+    for length in lengths or [40] * documents:
         start, step = torch.randint(VOCABULARY, (2,), generator=generator).tolist()
-        tokens = [(start + i * (1 + step % 3)) % VOCABULARY for i in range(40)]
-        made.append(Document(tokens, [i >= 10 for i in range(40)]))
-    return SequenceDataset(DocumentIndex.of(TokenStore.from_documents(made)), T)
+        tokens = [(start + i * (1 + step % 3)) % VOCABULARY for i in range(length)]
+        made.append(Document(tokens, [i >= 10 for i in range(length)]))
+    return SequenceDataset(DocumentIndex.of(TokenStore.from_documents(made)), T, packing)
 
 
 def config(output: Path, **changes: Any) -> EBFTConfig:

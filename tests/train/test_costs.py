@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
 
 pytest.importorskip("trl")
 
-from transformers import AutoModelForCausalLM
-
-from ebft.train.costs import CostTracker, FlopCounter
+from ebft.train.callbacks import CostTracker
+from ebft.train.networks import FlopCounter
 from tests.baselines.all_trainers import make_trainers
 from tests.models import MIXTURES, tiny_model
 from tests.tiny_tokenizer import END, byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("offline")
-
-
-def flops_of(trainer: Any) -> FlopCounter:
-    return trainer.networks.flops if hasattr(trainer, "networks") else trainer.flops
 
 
 def parameters_without_embeddings(model: Any) -> int:
@@ -52,21 +52,18 @@ def test_what_is_counted(tiny: Path, sums: Path, tmp_path: Path) -> None:
     assert spent["sft"]["spent/flops"] == pytest.approx(6 * (n - head) * tokens + 6 * head * (tokens - 4))
 
     # RLVR: 64 answers, 4 to each of 16 prompts of 4 tokens ("1+2=").
-    log = made["rlvr"].state.log_history[0]
-    assert spent["rlvr"]["spent/tokens"] == 16 * 4
-    assert spent["rlvr"]["spent/generated_tokens"] == pytest.approx(64 * log["completions/mean_length"])
-    assert log["num_tokens"] == 64 * 4 + spent["rlvr"]["spent/generated_tokens"]
-    drawn = spent["rlvr"]["spent/generated_tokens"]
-    assert spent["rlvr"]["spent/flops"] == pytest.approx(8 * (n - head) * log["num_tokens"] + 8 * head * drawn)
+    log, counted = made["rlvr"].state.log_history[0], spent["rlvr"]
+    assert counted["spent/tokens"] == 16 * 4
+    drawn = counted["spent/generated_tokens"]
+    assert drawn == pytest.approx(64 * log["completions/mean_length"])
+    assert log["num_tokens"] == 64 * 4 + drawn
+    assert counted["spent/flops"] == pytest.approx(8 * (n - head) * log["num_tokens"] + 8 * head * drawn)
 
 
-# With a small vocabulary the layers are most of it, whatever gamma; with a large one the logits, which gamma asks for.
-@pytest.mark.parametrize(("vocabulary", "gamma"), [(260, 0.1), (3000, 0.0), (3000, 0.1)])
+# With a small vocabulary the layers are most of it, with a large one the logits.
+@pytest.mark.parametrize(("vocabulary", "gamma"), [(260, 0.1), (3000, 0.0)])
 def test_flops_are_what_torch_counts(sums: Path, tmp_path: Path, vocabulary: int, gamma: float) -> None:
     """Every matrix product of a whole run, as torch counts them; ours leave out attention's and SFT's padding."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
     tiny_model("qwen2", vocab_size=vocabulary, hidden_size=64, intermediate_size=256).save_pretrained(tmp_path / "m")
     byte_tokenizer(pad=END).save_pretrained(tmp_path / "m")
     changes = {"save_strategy": "no", "eval_strategy": "no", "gradient_accumulation_steps": 2, "samples_every": 0}
@@ -84,7 +81,7 @@ def test_flops_are_what_torch_counts(sums: Path, tmp_path: Path, vocabulary: int
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
             trainer.train()
         spent = trainer.costs.totals()
-        padding = (sum(sizes) - spent["spent/tokens"]) * flops_of(trainer).body * 3 if sizes else 0.0
+        padding = (sum(sizes) - spent["spent/tokens"]) * trainer.flops.body * 3 if sizes else 0.0
         ratio = (spent["spent/flops"] + padding) / counted.get_total_flops()
         assert 0.85 < ratio < 1.15, (name, ratio)  # the last token of a rollout is drawn, and read by nobody
 
@@ -92,9 +89,6 @@ def test_flops_are_what_torch_counts(sums: Path, tmp_path: Path, vocabulary: int
 @pytest.mark.parametrize("family", ["llama", *MIXTURES])
 def test_flops_of_a_mixture_are_what_torch_counts(family: str) -> None:
     """Products with weights in one pass, of the experts that the tokens go to. Ours count norms and biases as well."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
     model = tiny_model(family)
     model.set_experts_implementation("eager")  # torch does not count the products of stacked experts
     with FlopCounterMode(display=False) as counted:
@@ -117,21 +111,15 @@ def test_flops_leave_out_looked_up_embeddings_and_frozen_gradients() -> None:
 
 
 def test_seconds_leave_out_evaluation_and_saving(tmp_path: Path) -> None:
-    spent = CostTracker()
-
-    class State:
-        global_step = 0
-        is_world_process_zero = True
-
-    class Control:
-        should_evaluate = should_save = should_log = False
-
-    args = type("Args", (), {"output_dir": str(tmp_path)})
-    spent.on_train_begin(args, State, Control)
+    state = SimpleNamespace(global_step=0, is_world_process_zero=True)
+    control = SimpleNamespace(should_evaluate=False, should_save=False, should_log=False)
+    args = SimpleNamespace(output_dir=str(tmp_path))
+    spent = CostTracker(SimpleNamespace(args=args, state=state, control=control))
+    spent.on_train_begin()
     time.sleep(0.05)
-    spent.on_step_end(args, State, Control)
+    spent.on_step_end()
     time.sleep(0.2)
-    spent.on_evaluate(args, State, Control)
+    spent.on_evaluate()
     time.sleep(0.05)
-    spent.on_step_end(args, State, Control)
+    spent.on_step_end()
     assert 0.1 <= spent.totals()["spent/seconds"] < 0.2

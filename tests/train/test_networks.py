@@ -21,13 +21,6 @@ from tests.plain import places, plain_logits
 from tests.train.small_runs import VOCABULARY, config, counting_text, small_model, weights
 
 
-def test_a_quantised_model_is_not_sharded(tmp_path: Path) -> None:
-    model: Any = tiny_model("llama")
-    model.is_quantized = True
-    with pytest.raises(ConfigError, match="fsdp with a quantised model is not supported; load it in float32"):
-        EBFTTrainer(model, config(tmp_path, fsdp="full_shard"))
-
-
 def test_lora_uses_the_base_model_as_frozen_network_and_saves_an_adapter(tmp_path: Path) -> None:
     model = small_model()
     start = weights(model)
@@ -37,17 +30,10 @@ def test_lora_uses_the_base_model_as_frozen_network_and_saves_an_adapter(tmp_pat
     assert trainer.features.source == "adapter_off"
     assert trainer.networks.reference is None
     trainer.train()
-    assert all(
-        torch.equal(start[n.replace(".base_layer", "")], p) for n, p in model.named_parameters() if "lora" not in n
-    )
+    for name, value in model.named_parameters():
+        assert "lora" in name or torch.equal(start[name.replace(".base_layer", "")], value), name
     trainer.save_model(str(tmp_path / "adapter"))
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
-
-
-def test_dropout_is_turned_off(tmp_path: Path) -> None:
-    model = tiny_model("gpt2", vocab_size=VOCABULARY)
-    EBFTTrainer(model, config(tmp_path, max_steps=1), counting_text()).train()
-    assert all(m.p == 0 for m in model.modules() if isinstance(m, torch.nn.Dropout))
 
 
 def test_bf16_computes_on_a_copy_and_trains_float32_weights(tmp_path: Path) -> None:
@@ -57,7 +43,7 @@ def test_bf16_computes_on_a_copy_and_trains_float32_weights(tmp_path: Path) -> N
     args = config(tmp_path, bf16=True, gamma=0.1, learning_rate=1e-6, **sizes)
     trainer = EBFTTrainer(small_model(), args, counting_text(), counting_text(documents=8, seed=1))
     assert trainer.networks.working is not None
-    start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    start = weights(trainer.model)
     trainer.train()
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
     assert {p.dtype for p in trainer.networks.working.model.parameters()} == {torch.bfloat16}
@@ -118,10 +104,11 @@ def opt_with_dropout() -> PreTrainedModel:
     return OPTForCausalLM(OPTConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **sizes, **rates))
 
 
-def test_functional_dropout_is_turned_off(tmp_path: Path) -> None:
-    model = opt_with_dropout()
-    trainer = EBFTTrainer(model, config(tmp_path, max_steps=1), counting_text())
-    trainer.train()
+@pytest.mark.parametrize("make", [opt_with_dropout, lambda: tiny_model("gpt2", vocab_size=VOCABULARY)])
+def test_dropout_is_turned_off_in_modules_and_functions(tmp_path: Path, make: Any) -> None:
+    model = make()
+    EBFTTrainer(model, config(tmp_path), counting_text())
+    assert all(m.p == 0 for m in model.modules() if isinstance(m, torch.nn.Dropout))
     layout = StridedLayout(16, 3, 4, 2)
     packed = torch.randint(VOCABULARY, (2, layout.packed_length), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -151,6 +138,10 @@ def test_randomness_that_cannot_be_turned_off_is_refused(tmp_path: Path) -> None
     Networks(model, config(tmp_path, disable_dropout=False), None)  # what the user asks for
 
 
-def test_float16_weights_are_refused(tmp_path: Path) -> None:
+def test_weights_that_cannot_be_trained_or_sharded_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"weights are in float16, .*; load it in float32 or bfloat16"):
         EBFTTrainer(small_model().half(), config(tmp_path), counting_text())
+    model: Any = small_model()
+    model.is_quantized = True
+    with pytest.raises(ConfigError, match="fsdp with a quantised model is not supported; load it in float32"):
+        EBFTTrainer(model, config(tmp_path, fsdp="full_shard"))

@@ -18,26 +18,11 @@ from ebft.data.row_format import Document
 from ebft.data.store import TokenStore
 from ebft.errors import ConfigError
 from ebft.studies import compare
-from ebft.train import checkpoints
+from ebft.train import run_folder
 from ebft.train.run_folder import RunFolder
-from tests.baselines.runs import ROWS, contents, metrics_of, needs_trl, results_of, run, write_recipe
+from tests.baselines.runs import ROWS, metrics_of, results_of
 
 pytestmark = pytest.mark.usefixtures("offline")
-
-
-@needs_trl
-def test_the_folder_of_another_method(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
-    output = tmp_path / "out"
-    output.mkdir()
-    recipe = write_recipe(tmp_path, tiny, sums)
-    (output / "recipe.yaml").write_text(recipe.read_text())
-    (output / "results.json").write_text(json.dumps({"method": "sft"}))
-    before = contents(output)
-    assert run("train", recipe, output, "--resume") == 2
-    assert "holds a run of sft, not of ebft" in capsys.readouterr().err
-    assert run("sft", recipe, output) == 2
-    assert "already holds a run" in capsys.readouterr().err
-    assert contents(output) == before
 
 
 GIVEN = {"model": "m", "dataset": "d", "use_cpu": True, "per_device_train_batch_size": 2, "gamma": 0.1}
@@ -58,27 +43,21 @@ def used(tmp_path: Path) -> Path:
     folder(tmp_path / "out").describe_run(sequences("abc", "defg"))
     checkpoint = tmp_path / "out" / "checkpoint-2"
     checkpoint.mkdir()
-    checkpoints.mark_complete(checkpoint)
+    run_folder.mark_complete(checkpoint)
     return tmp_path / "out"
 
 
-def test_a_new_or_empty_folder_is_ours(tmp_path: Path) -> None:
+def test_a_folder_that_is_new_or_of_a_run_is_ours(used: Path, tmp_path: Path) -> None:
     assert folder(tmp_path / "new").claim(False, "ebft") is None
     (tmp_path / "empty").mkdir()
     for resume in (False, True):
         assert folder(tmp_path / "empty").claim(resume, "ebft") is None
-
-
-def test_what_is_in_a_folder_is_not_overwritten(used: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"or continue it with: ebft train --config {used}/recipe.yaml --resume"):
         folder(used).claim(False, "ebft")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").touch()
     with pytest.raises(ConfigError, match="not empty and holds no run"):
         folder(tmp_path / "thesis").claim(True, "ebft")
-
-
-def test_resuming_takes_the_last_complete_checkpoint(used: Path) -> None:
     (used / "checkpoint-4").mkdir()  # cut off
     assert folder(used).claim(True, "ebft") == used / "checkpoint-2"
     assert not (used / "checkpoint-4").exists()
@@ -109,11 +88,12 @@ def test_what_may_change_when_a_run_is_resumed(used: Path, changes: dict[str, An
         ({"dataset": ["d", "e"]}, r"dataset=\['d'\], not \['d', 'e'\]"),
         ({"per_device_train_batch_size": 4}, "holds a run of 2 sequences per step, not 4"),
         ({"fsdp": "full_shard"}, "checkpoint-2 holds a whole model; resume without fsdp"),
+        ({}, "holds a run of ebft, not of sft"),
     ],
 )
 def test_another_run_is_not_resumed(used: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        folder(used, **changes).claim(True, "ebft")
+        folder(used, **changes).claim(True, "ebft" if changes else "sft")
 
 
 def test_other_data_under_the_same_name(used: Path) -> None:
@@ -183,45 +163,40 @@ class TestBeforeAfter:
             processing_class=AutoTokenizer.from_pretrained(model),
         )
 
-    def test_two_runs_compare_in_pairs(self, tiny: Path, tmp_path: Path) -> None:
-        for name, rate in (("one", 1e-3), ("two", 1e-2)):
-            run = self.trainer(tiny, tmp_path / name, learning_rate=rate)
-            before = run.evaluate()
-            run.train()
-            after = run.evaluate()
+    def test_two_runs_compare_in_pairs_also_where_one_is_resumed(self, tiny: Path, tmp_path: Path) -> None:
+        one = self.trainer(tiny, tmp_path / "one", learning_rate=1e-3)
+        before = one.evaluate()
+        one.train()
+        after = one.evaluate()
+        two = self.trainer(tiny, tmp_path / "two", max_steps=1, save_steps=1, learning_rate=1e-2)
+        assert two.evaluate()["eval_cfm"] == before["eval_cfm"]
+        two.train()
+        two = self.trainer(tiny, tmp_path / "two", save_steps=1, learning_rate=1e-2)
+        two.train(resume_from_checkpoint=True)
+        two.evaluate()
+        for name in ("one", "two"):
             results = results_of(tmp_path / name)
             assert (results["method"], results["steps"]) == ("ebft", 2)
-            assert results["change"]["eval_cfm"] == pytest.approx(after["eval_cfm"] - before["eval_cfm"], rel=1e-4)
+            assert results["before"]["eval_cfm"] == before["eval_cfm"]
+        assert results_of(tmp_path / "one")["change"]["eval_cfm"] == pytest.approx(
+            after["eval_cfm"] - before["eval_cfm"], rel=1e-4
+        )
         found = compare.compare([str(tmp_path / "one"), str(tmp_path / "two")], str(tmp_path / "out"))
         assert found.notes == []
         assert any("last - last of one" in table.columns for table in found.tables)
         assert json.loads((tmp_path / "two" / "resolved.json").read_text())["learning_rate"] == 1e-2
 
     def test_evaluated_in_training_is_enough_and_other_data_do_not_count(self, tiny: Path, tmp_path: Path) -> None:
-        run = self.trainer(tiny, tmp_path / "run", eval_strategy="steps", eval_steps=2)
+        run = self.trainer(tiny, tmp_path / "run", eval_strategy="steps", eval_steps=1)
         run.evaluate(ROWS[8:16])
         assert not (tmp_path / "run" / "results.json").exists()
         run.train()
         run.evaluate(ROWS[8:16])
         after = results_of(tmp_path / "run")
-        (evaluated,) = [entry for entry in metrics_of(tmp_path / "run") if entry["step"] == 2 and "eval_cfm" in entry][
-            :1
-        ]
+        evaluated = next(e for e in metrics_of(tmp_path / "run") if e["step"] == 2 and "eval_cfm" in e)
         assert after["after"]["eval_cfm"] == evaluated["eval_cfm"]
         records = (tmp_path / "run" / "validation-after.jsonl").read_text().splitlines()
         assert len(records) == after["ruler"]["validation_sequences"]
-
-    def test_a_resumed_run_keeps_what_was_measured_before(self, tiny: Path, tmp_path: Path) -> None:
-        run = self.trainer(tiny, tmp_path / "run", max_steps=1, save_steps=1)
-        before = run.evaluate()
-        run.train()
-        again = self.trainer(tiny, tmp_path / "run", max_steps=2, save_steps=1)
-        again.train(resume_from_checkpoint=True)
-        again.evaluate()
-        results = results_of(tmp_path / "run")
-        assert results["steps"] == 2
-        assert results["before"]["eval_cfm"] == before["eval_cfm"]
-        assert "eval_cfm" in results["change"]
 
     def test_the_folder_of_a_run_by_the_command_is_left_alone(self, tiny: Path, tmp_path: Path) -> None:
         (tmp_path / "recipe.yaml").write_text("model: x\n")

@@ -11,11 +11,13 @@ from transformers import AutoModelForCausalLM
 
 from ebft import EBFTTrainer
 from ebft.data import packing
-from ebft.errors import ConfigError
-from ebft.train.trainer import TrainingDiverged
+from ebft.data.packing import DocumentIndex, SequenceDataset
+from ebft.data.row_format import Document
+from ebft.data.store import TokenStore
+from ebft.errors import ConfigError, DataError, TrainingDiverged
 from tests.models import tiny_model
 from tests.tiny_tokenizer import VOCABULARY, byte_tokenizer
-from tests.train.small_runs import config, counting_text, small_model, weights
+from tests.train.small_runs import T, config, counting_text, small_model, weights
 
 
 @pytest.fixture(scope="module")
@@ -24,24 +26,21 @@ def half_trained() -> dict[str, Tensor]:
     model, data = small_model(), counting_text()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(45):
-        rows = [data[(step * 8 + i) % len(data)]["input_ids"] for i in range(8)]
-        ids = torch.stack(rows)
+        ids = torch.stack([data[(step * 8 + i) % len(data)]["input_ids"] for i in range(8)])
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     return model.state_dict()
 
 
-@pytest.mark.parametrize(("gamma", "whitening"), [(0.0, "none"), (0.0, "reference"), (0.1, "reference")])
+@pytest.mark.parametrize(("gamma", "whitening"), [(0.0, "none"), (0.1, "reference")])
 def test_a_model_learns(tmp_path: Path, half_trained: dict[str, Tensor], gamma: float, whitening: str) -> None:
     """Feature-matching loss falls, with and without cross-entropy beside it; so does cross-entropy."""
     model = small_model()
     model.load_state_dict(half_trained)
     # 40 steps lower the loss by more than 7 standard errors.
-    args = config(
-        tmp_path, max_steps=40, gamma=gamma, whitening=whitening, learning_rate=5e-4, logging_steps=20, temperature=1.0
-    )
-    trainer = EBFTTrainer(model, args, counting_text(), counting_text(seed=1))
+    changes = dict(max_steps=40, gamma=gamma, whitening=whitening, learning_rate=5e-4, temperature=1.0)
+    trainer = EBFTTrainer(model, config(tmp_path, **changes), counting_text(), counting_text(seed=1))
     before = trainer.evaluate()
     trainer.train()
     after = trainer.evaluate()
@@ -49,14 +48,20 @@ def test_a_model_learns(tmp_path: Path, half_trained: dict[str, Tensor], gamma: 
     assert after["eval_cross_entropy"] < before["eval_cross_entropy"]
 
 
-def test_accumulated_micro_batches_equal_one_batch(tmp_path: Path) -> None:
+def test_accumulated_micro_batches_and_gradient_checkpointing_change_nothing(tmp_path: Path) -> None:
     results = []
-    for batch, accumulation, at_once in ((8, 1, None), (2, 4, None), (4, 2, 3)):
+    for batch, accumulation, at_once, checkpointing in (
+        (8, 1, None, False),
+        (8, 1, None, True),
+        (2, 4, None, False),
+        (4, 2, 3, False),
+    ):
         args = config(
-            tmp_path / f"{batch}-{at_once}",
+            tmp_path / f"{batch}-{at_once}-{checkpointing}",
             per_device_train_batch_size=batch,
             gradient_accumulation_steps=accumulation,
             rollout_batch_size=at_once,
+            gradient_checkpointing=checkpointing,
             gamma=0.1,
             document_masks=True,
             optim="sgd",  # Adam's first steps are signs of gradients, which rounding flips where they are near zero
@@ -75,35 +80,16 @@ def test_accumulated_micro_batches_equal_one_batch(tmp_path: Path) -> None:
                 assert mine[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradient_checkpointing_changes_nothing(tmp_path: Path, checkpointing: bool) -> None:
-    args = config(tmp_path / str(checkpointing), gradient_checkpointing=checkpointing, gamma=0.1, max_steps=2)
-    trainer = EBFTTrainer(small_model(), args, counting_text())
-    trainer.train()
-    plain = EBFTTrainer(small_model(), config(tmp_path / "plain", gamma=0.1, max_steps=2), counting_text())
-    plain.train()
-    for name, value in weights(plain.model).items():
-        torch.testing.assert_close(weights(trainer.model)[name], value, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_filled_up_batches_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulation: int) -> None:
+def test_filled_up_batches_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU a short last batch is filled up with rows of nothing."""
     found = []
     for fill in (False, True):
         monkeypatch.setattr(packing, "compiles_for_sizes", lambda _, fill=fill: fill)
-        args = config(
-            tmp_path / str(fill),
-            per_device_train_batch_size=4,
-            per_device_eval_batch_size=4,
-            gradient_accumulation_steps=accumulation,
-            num_train_epochs=2,
-            max_steps=-1,
-            gamma=0.1,
-        )
+        sizes = dict(per_device_train_batch_size=4, per_device_eval_batch_size=4, gradient_accumulation_steps=2)
+        args = config(tmp_path / str(fill), num_train_epochs=2, max_steps=-1, gamma=0.1, **sizes)
         trainer = EBFTTrainer(small_model(), args, counting_text(documents=11), counting_text(documents=5, seed=1))
-        sizes = {len(batch["input_ids"]) for batch in trainer.get_train_dataloader()}
-        assert (sizes == {4}) == fill, "otherwise the last one is short"
+        made = {len(batch["input_ids"]) for batch in trainer.get_train_dataloader()}
+        assert (made == {4}) == fill, "otherwise the last one is short"
         trainer.train()
         trainer.evaluate()
         assert trainer.evaluated is not None
@@ -111,9 +97,7 @@ def test_filled_up_batches_change_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         found.append((weights(trainer.model), trainer.evaluated.records, logged))
     (plain, records, logged), (filled, same_records, same_logged) = found
     assert logged == [pytest.approx(entry, rel=1e-4) for entry in same_logged]
-    assert len(records) == len(same_records)
-    for record, same in zip(records, same_records, strict=True):
-        assert record == pytest.approx(same, rel=1e-4)
+    assert records == [pytest.approx(record, rel=1e-4) for record in same_records]
     for name in plain:
         torch.testing.assert_close(filled[name], plain[name], rtol=1e-4, atol=1e-5)
 
@@ -124,19 +108,20 @@ def test_evaluation_repeats_and_does_not_disturb_training(tmp_path: Path) -> Non
     quiet.train()
     watched_args = config(tmp_path / "watched", eval_strategy="steps", eval_steps=1)
     watched = EBFTTrainer(small_model(), watched_args, counting_text(), held_out)
-    first, again = watched.evaluate(), watched.evaluate()
-    assert {k: v for k, v in first.items() if "runtime" not in k} == {
-        k: v for k, v in again.items() if "runtime" not in k
-    }
+    first, again = ({k: v for k, v in watched.evaluate().items() if "runtime" not in k} for _ in range(2))
+    assert first == again
     watched.train()
     for name, value in weights(quiet.model).items():
         assert torch.equal(weights(watched.model)[name], value), name
 
 
-def test_evaluation_equals_plain_cross_entropy(tmp_path: Path) -> None:
+def test_evaluation_equals_plain_cross_entropy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = small_model(), counting_text(seed=1)
     trainer = EBFTTrainer(model, config(tmp_path), counting_text(), data)
+    waited: list[bool] = []
+    monkeypatch.setattr(trainer.deferred_checks, "run", lambda wait=False: waited.append(wait))
     found = trainer.evaluate()
+    assert waited[0] is True, "on a GPU numbers of a model that has diverged arrive late"
     total, count, answers, answer_count = 0.0, 0, 0.0, 0
     with torch.no_grad():
         for row in range(len(data)):
@@ -153,17 +138,11 @@ def test_evaluation_equals_plain_cross_entropy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"anchors": "answer_start", "horizon": 12},
         {"anchors": "answer_start", "horizon": 12, "document_masks": True},
-        {"answer_only": True},
-        {"document_masks": True, "answer_only": True, "gamma": 0.1},
-        {"whitening": "both", "alpha": 0.5},
-        {"kl_weight": 0.1},
+        {"document_masks": True, "answer_only": True, "gamma": 0.1, "whitening": "both", "alpha": 0.5},
         {"feature_source": "random", "feature_pooling": "mean", "feature_normalize": "joint"},
-        {"feature_source": "average"},
-        {"feature_layers": [0, 0.5, 4]},
-        {"samples": 1, "eval_samples": 2},
-        {"save_log_spaced": True, "save_strategy": "steps", "save_steps": 3},
+        {"feature_source": "average", "feature_layers": [0, 0.5, 4], "samples": 1, "eval_samples": 2},
+        {"save_log_spaced": True, "save_strategy": "steps", "save_steps": 3, "kl_weight": 0.1},
     ],
     ids=str,
 )
@@ -175,8 +154,8 @@ def test_every_option_trains(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
     assert any(not torch.equal(start[name], value) for name, value in weights(trainer.model).items())
     assert trainer.evaluate()["eval_cfm"] > 0
-    if "save_log_spaced" in changes:
-        assert {p.name for p in tmp_path.glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-2"}
+    saved = {"checkpoint-1", "checkpoint-2"} if "save_log_spaced" in changes else set()
+    assert {p.name for p in tmp_path.glob("checkpoint-*")} == saved
 
 
 def test_kl_keeps_the_model_near_its_start(tmp_path: Path) -> None:
@@ -193,50 +172,54 @@ def test_kl_keeps_the_model_near_its_start(tmp_path: Path) -> None:
     assert moved[1] < moved[0] / 2
 
 
-def test_what_is_logged(tmp_path: Path) -> None:
-    args = config(tmp_path, gamma=0.1, eval_strategy="steps", eval_steps=2, samples_every=2)
-    EBFTTrainer(small_model(), args, counting_text(), counting_text(documents=8, seed=1)).train()
+LOGGED = """loss reward reward_std entropy num_tokens step_time grad_norm learning_rate ebft/alignment ebft/diversity
+ebft/distinct ebft/cfm ebft/cross_entropy ebft/policy_loss ebft/seconds_rollout ebft/seconds_features
+ebft/seconds_rewards ebft/seconds_update ebft/seconds_optimizer ebft/tokens_per_second"""
+
+
+def test_what_is_logged_and_left(tmp_path: Path) -> None:
+    args = config(tmp_path, gamma=0.1, eval_strategy="steps", eval_steps=2, samples_every=2, logging_steps=3)
+    trainer = EBFTTrainer(small_model(), args, counting_text(), counting_text(documents=8, seed=1))
+    trainer.train()
     entries = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     training = next(e for e in entries if "reward" in e)
-    for name in [
-        "loss",
-        "reward",
-        "reward_std",
-        "entropy",
-        "num_tokens",
-        "step_time",
-        "grad_norm",
-        "learning_rate",
-        "ebft/alignment",
-        "ebft/diversity",
-        "ebft/distinct",
-        "ebft/cfm",
-        "ebft/cross_entropy",
-        "ebft/policy_loss",
-        "ebft/seconds_rollout",
-        "ebft/seconds_features",
-        "ebft/seconds_rewards",
-        "ebft/seconds_update",
-        "ebft/tokens_per_second",
-    ]:
-        assert name in training, name
+    assert set(LOGGED.split()) <= training.keys()
     assert training["reward"] == pytest.approx(training["ebft/alignment"] - training["ebft/diversity"], abs=1e-6)
+    assert [e["step"] for e in entries if "reward" in e] == [3, 4], "the last step in any case"
     evaluation = next(e for e in entries if "eval_cfm" in e)
     for name in ("cross_entropy", "answer_cross_entropy", "cfm", "whitened_proxy"):
         assert evaluation[f"eval_{name}_se"] > 0
     table = (tmp_path / "samples" / "step-000002.md").read_text()
     assert "| truth |" in table
     assert table.count("| sample ") == 4 * 4
-
-
-def test_divergence_stops_with_what_to_try(tmp_path: Path) -> None:
-    trainer = EBFTTrainer(small_model(), config(tmp_path), counting_text())
+    trainer.save_model(str(tmp_path / "final"))  # an ordinary one
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
+    assert loaded.config._attn_implementation != "ebft"
+    ids = counting_text()[0]["input_ids"][None, :8]
     with torch.no_grad():
-        trainer.model.lm_head.weight[0].fill_(float("nan"))
-    with pytest.raises(TrainingDiverged, match=r"at step 1.*try a lower learning_rate"):
-        trainer.train()
-    with pytest.raises(TrainingDiverged, match="at step 1, beyond max_reward"):
-        EBFTTrainer(small_model(), config(tmp_path, max_reward=1e-6), counting_text()).train()
+        torch.testing.assert_close(loaded(ids).logits, trainer.model(ids).logits)
+    assert loaded.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0).shape == (1, 12)
+
+
+class TestDivergence:
+    def test_a_loss_or_reward_stops_with_what_to_try(self, tmp_path: Path) -> None:
+        trainer = EBFTTrainer(small_model(), config(tmp_path), counting_text())
+        with torch.no_grad():
+            trainer.model.lm_head.weight[0].fill_(float("nan"))
+        with pytest.raises(TrainingDiverged, match=r"at step 1.*try a lower learning_rate"):
+            trainer.train()
+        with pytest.raises(TrainingDiverged, match="at step 1, beyond max_reward=1e-06"):
+            EBFTTrainer(small_model(), config(tmp_path, max_reward=1e-6), counting_text()).train()
+
+    @pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
+    def test_a_gradient_stops_the_run_before_its_step(self, tmp_path: Path, max_grad_norm: float) -> None:
+        """The loss is a number at this step, so only the gradient tells."""
+        trainer = EBFTTrainer(small_model(), config(tmp_path, max_grad_norm=max_grad_norm), counting_text())
+        before = weights(trainer.model)
+        trainer.model.lm_head.weight.register_hook(lambda gradient: gradient * float("nan"))
+        with pytest.raises(TrainingDiverged, match="the gradient's norm is nan at step 1; try a lower learning_rate"):
+            trainer.train()
+        assert all(torch.equal(value, before[name]) for name, value in weights(trainer.model).items())
 
 
 def test_a_step_without_anchors_is_no_observation(tmp_path: Path) -> None:
@@ -265,45 +248,37 @@ def test_a_step_without_anchors_is_no_observation(tmp_path: Path) -> None:
         assert together[name] == pytest.approx(sum(values) / 3), name
 
 
-def test_the_final_model_is_an_ordinary_one(tmp_path: Path) -> None:
-    trainer = EBFTTrainer(small_model(), config(tmp_path), counting_text())
-    trainer.train()
-    trainer.save_model(str(tmp_path / "final"))
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
-    assert loaded.config._attn_implementation != "ebft"
-    ids = counting_text()[0]["input_ids"][None, :8]
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(ids).logits, trainer.model(ids).logits)
-    assert loaded.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0).shape == (1, 12)
+class TestRows:
+    """Rows of text, as a program gives them."""
 
+    def trainer(self, folder: Path, rows: list[dict[str, str]], held_out: Any = None, **settings: Any) -> EBFTTrainer:
+        model = tiny_model("llama", vocab_size=VOCABULARY, max_position_embeddings=16)
+        return EBFTTrainer(model, config(folder, **settings), rows, held_out, byte_tokenizer())
 
-def test_rows_of_text_need_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="processing_class"):
-        EBFTTrainer(small_model(), config(tmp_path), [{"text": "a"}])
-
-
-def test_lengths_that_are_often_not_meant_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rows, tokenizer = [{"text": "a text of many letters " * 4}] * 4, byte_tokenizer()
-    model = tiny_model("llama", vocab_size=VOCABULARY, max_position_embeddings=16)
-    settings = config(tmp_path, packing=False)
-    EBFTTrainer(model, settings, rows, processing_class=tokenizer)
-    assert f"context_length={settings.context_length} cuts 4 documents" in caplog.text
-    assert "longer than the model was made for; use context_length<=16" in caplog.text
-
-
-def test_ends_that_are_left_out_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rows, tokenizer = [{"text": "a text of many letters"}] * 4, byte_tokenizer()
-    for short_truths, noticed in (False, True), (True, False):
+    @pytest.mark.parametrize(
+        ("settings", "held_out", "said"),
+        [
+            ({"packing": False}, None, "context_length=32 cuts 4 documents"),
+            ({"packing": False}, None, "longer than the model was made for; use context_length<=16"),
+            ({"document_masks": True, "short_truths": False}, None, "feature matching teaches the model not to end"),
+            ({}, [3, 9], "1 of 2 validation rows are also in the training data"),
+        ],
+    )
+    def test_what_is_often_not_meant(
+        self, settings: dict[str, Any], held_out: Any, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        rows = [{"text": f"{number} is a text of many letters, too many"} for number in range(10)]
+        self.trainer(tmp_path, rows[:4], held_out and [rows[place] for place in held_out], **settings)
+        assert said in caplog.text
         caplog.clear()
-        settings = config(tmp_path, document_masks=True, short_truths=short_truths)
-        EBFTTrainer(tiny_model("llama", vocab_size=VOCABULARY), settings, rows, processing_class=tokenizer)
-        assert ("feature matching teaches the model not to end" in caplog.text) == noticed
+        good = {**settings, "context_length": 16, "packing": True, "short_truths": "document_masks" in settings or None}
+        self.trainer(tmp_path, rows[:4], held_out and rows[5:7], **good)
+        assert not caplog.messages
 
-
-def test_validation_rows_that_are_trained_on_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rows = [{"text": f"the row number {number} of a text"} for number in range(6)]
-    model, tokenizer = tiny_model("llama", vocab_size=VOCABULARY), byte_tokenizer()
-    for validation, noticed in (rows[4:], False), (rows[3:5], True):
-        caplog.clear()
-        EBFTTrainer(model, config(tmp_path), rows[:4], validation, tokenizer)
-        assert ("1 of 2 validation rows are also in the training data" in caplog.text) == noticed
+    def test_errors_name_what_is_wrong(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="processing_class"):
+            EBFTTrainer(small_model(), config(tmp_path), [{"text": "a"}])
+        # Its one document is shorter than a truth of 4 tokens.
+        short = SequenceDataset(DocumentIndex.of(TokenStore.from_documents([Document([1, 2, 3], [True] * 3)])), T)
+        with pytest.raises(DataError, match=r"^the validation data: no rollout can begin in the data: the longest"):
+            EBFTTrainer(small_model(), config(tmp_path), counting_text(), short)

@@ -18,7 +18,7 @@ import logging
 import math
 import os
 import sys
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -37,8 +37,7 @@ from ebft.sandbox.python_tests import ERROR, TIMEOUT
 
 logger = logging.getLogger(__name__)
 
-CACHED = 200_000  # scores kept; beyond, the oldest go
-
+CACHED = 200_000  # results kept
 COUNTS = ("raised", "timeouts", "sandbox_errors", "programs", "from_cache")
 
 
@@ -86,7 +85,7 @@ class UnitTests(RewardFunction):
         self.sandbox = Sandbox(unsafe=settings.unsafe_exec, limits=self.limits)
         cores = available_cores()
         self.workers = settings.reward_workers or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-        self._scores: OrderedDict[str, float] = OrderedDict()
+        self._passed: dict[str, bool] = {}
         try:
             self.sandbox.check()  # now, not after the first answers are drawn
         except SandboxError as error:
@@ -117,9 +116,9 @@ class UnitTests(RewardFunction):
         return mbpp_problem(Record(where, fields))
 
     def score(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
-        keys: list[str] = []
-        todo: dict[str, Attempt] = {}
-        scores: dict[str, float] = {}
+        keys, todo = list[str](), dict[str, Attempt]()
+        if len(self._passed) > CACHED:
+            self._passed.clear()
         for text, row in zip(texts, rows, strict=True):
             try:
                 problem = self._problem(row)
@@ -129,26 +128,23 @@ class UnitTests(RewardFunction):
                 continue
             key = hashlib.sha256(f"{problem!r}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()
             keys.append(key)
-            if key in self._scores:
-                scores[key] = self._scores[key]  # now: the cache may drop it before all answers have run
-            if key in scores or key in todo:
+            if key in self._passed or key in todo:
                 self.counts["from_cache"] += 1
             else:
                 todo[key] = Attempt(problem, text, key)
+        left = len(todo)
         try:
             for attempt, outcome in run_many(todo.values(), self.sandbox, self.limits, self.workers):
+                left -= 1
                 self.counts["programs"] += 1
                 self.counts["timeouts"] += outcome.status == TIMEOUT
                 self.counts["sandbox_errors"] += outcome.status == ERROR
-                scores[attempt.tag] = float(outcome.passed)
                 if outcome.status != ERROR:  # which is nobody's fault, and perhaps otherwise the next time
-                    self._scores[attempt.tag] = scores[attempt.tag]
-                    while len(self._scores) > CACHED:
-                        self._scores.popitem(last=False)
+                    self._passed[attempt.tag] = outcome.passed
         except SandboxError as error:  # nothing runs any more: the answers that are left get 0
             self.failed(error)
-            self.counts["sandbox_errors"] += sum(key not in scores for key in todo)
-        return [scores.get(key, 0.0) for key in keys]
+            self.counts["sandbox_errors"] += left
+        return [float(self._passed.get(key, False)) for key in keys]
 
 
 class Bleu(RewardFunction):
@@ -205,11 +201,6 @@ def make_rewards(settings: RLVRSettings, columns: dict[str, str], counts: Counte
         if name not in known and ":" not in name:
             raise ConfigError(f"rewards={name!r} is not unit_tests, bleu or module:function{nearest(name, known)}")
     return [known[n](counts, settings, columns) if n in known else Own(counts, n) for n in settings.rewards]
-
-
-def why_not_rewarded(rewards: Sequence[RewardFunction], row: Row, where: str) -> str | None:
-    """What one of the rewards misses in a row; None if all can score answers to it."""
-    return next((reason for reward in rewards if (reason := reward.unusable(row, where)) is not None), None)
 
 
 def as_tests(value: Any) -> list[str]:

@@ -11,17 +11,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState, TrainingArguments
+from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 
 from ebft.baselines import trl_trainers
-from ebft.baselines.rewards import COUNTS, RewardFunction, make_rewards, why_not_rewarded
+from ebft.baselines.rewards import COUNTS, RewardFunction, make_rewards
 from ebft.config.baselines import RLVRSettings
 from ebft.config.recipe import Recipe
 from ebft.data.packing import DocumentIndex
@@ -31,7 +30,7 @@ from ebft.errors import ConfigError, DataError, TrainingDiverged
 from ebft.loading import peft_config
 from ebft.runtime import processes
 from ebft.runtime.files import read_json, write_json
-from ebft.train.checkpoints import folder_at
+from ebft.train.callbacks import Callback
 from ebft.train.report import table_cell, write_page
 from ebft.train.run import TrainingMethod
 from ebft.train.sequences import Loaded, describe, warn
@@ -76,7 +75,7 @@ class Question:
     tokens: int
 
 
-class Judge(TrainerCallback):
+class Judge(Callback):
     """Hands answers to the reward functions, keeps the last ones for the table of samples, counts costs. What it counts
     is in checkpoints, so that a resumed run counts on.
 
@@ -84,24 +83,24 @@ class Judge(TrainerCallback):
     """
 
     def __init__(
-        self,
-        rewards: Sequence[RewardFunction],
-        questions: Sequence[Question],
-        answers_begin_with: str = "",
-        samples_every: int = 0,
+        self, rewards: Sequence[RewardFunction], questions: Sequence[Question], answers_begin_with: str = ""
     ) -> None:
-        self.rewards, self.questions, self.every = rewards, questions, samples_every
-        self.answers_begin_with = answers_begin_with
+        super().__init__(None)  # TRL's trainer is made of the reward functions
+        self.rewards, self.questions, self.answers_begin_with = rewards, questions, answers_begin_with
         self.counts: Counter[str] = rewards[0].counts
-        self.trainer: Any = None
         self.rows: list[int] = []  # of the last answers
         self.texts: list[str] = []
         self.scores: dict[str, list[float]] = {}
 
     def totals(self) -> dict[str, int]:
         """What was counted by all processes."""
-        counts = {name: torch.tensor(float(self.counts[name]), device=self.trainer.args.device) for name in COUNTS}
-        return {name: int(count) for name, count in processes.sum_over_processes(counts).items()}
+        return {name: int(count) for name, count in self._sums({name: self.counts[name] for name in COUNTS}).items()}
+
+    def _sums(self, counts: dict[str, int]) -> dict[str, float]:
+        """Over all processes."""
+        device = self.trainer.args.device
+        tensors = {name: torch.tensor(float(count), device=device) for name, count in counts.items()}
+        return {name: float(total) for name, total in processes.sum_over_processes(tensors).items()}
 
     def functions(self) -> list[Any]:
         """One for each reward, as TRL calls them."""
@@ -124,45 +123,41 @@ class Judge(TrainerCallback):
         frozen model; where answers are not used up in one step, or come from vLLM, for their log-probs when drawn."""
         counter, args = self.trainer.flops, self.trainer.args
         here = {"prompted": sum(self.questions[n].tokens for n in rows), "generated": sum(map(len, completion_ids))}
-        counts = {name: torch.tensor(float(count), device=args.device) for name, count in here.items()}
-        prompted, generated = (float(count) for count in processes.sum_over_processes(counts).values())
+        prompted, generated = self._sums(here).values()
         kept = args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) != 0
         kept = kept or (args.use_vllm and args.vllm_importance_sampling_correction)
-        # Logits are needed for answers only.
-        flops = counter.over(prompted + generated, generated)
+        flops = counter.over(prompted + generated, generated)  # logits are needed for answers only
         flops *= 1 + bool(args.beta) + kept + counter.update * args.num_iterations
         self.trainer.costs.add(tokens=prompted / args.num_generations, generated_tokens=generated, flops=flops)
 
-    def table(self, step: int) -> list[str]:
+    def table(self) -> list[str]:
         """A prompt, the answers drawn to it and their rewards."""
         first = self.rows[0]
         prompt = self.questions[first].prompt
         asked = prompt if isinstance(prompt, str) else "\n".join(str(turn.get("content")) for turn in prompt)
-        lines = [f"# Samples at step {step}", "", f"Prompt: {table_cell(asked[-PROMPT_CHARACTERS:])}", ""]
+        lines = [f"# Samples at step {self.step}", "", f"Prompt: {table_cell(asked[-PROMPT_CHARACTERS:])}", ""]
         lines += [f"| answer | {' | '.join(self.scores)} |", "|---" * (1 + len(self.scores)) + "|"]
         for number, text, *scores in zip(self.rows, self.texts, *self.scores.values(), strict=True):
             if number == first:
                 lines.append(f"| {table_cell(text)} | {' | '.join(f'{score:.3f}' for score in scores)} |")
         return [*lines, ""]
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
-        saved = read_json(folder_at(args.output_dir, state.global_step) / COUNTS_FILE)
-        if state.is_world_process_zero and saved is not None:
-            self.counts.update(saved)
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        state, sampler = self.trainer.state, self.trainer.sampler
+        if state.is_world_process_zero:
+            self.counts.update(read_json(self.checkpoint / COUNTS_FILE) or {})
         # TRL shuffles every epoch with what is left of one generator: those of finished epochs are drawn again.
-        sampler = self.trainer.sampler
         for _epoch in range(int((state.epoch or 0) + 1e-6)):
             torch.randperm(sampler.num_samples, generator=sampler.generator)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
-        due = self.every and (state.global_step % self.every == 0 or state.global_step == 1)
-        if due and self.rows and state.is_world_process_zero:
-            write_page(Path(str(args.output_dir)), state.global_step, self.table(state.global_step))
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        if self.samples_are_due and self.rows and self.trainer.state.is_world_process_zero:
+            write_page(self.output, self.step, self.table())
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
-        counts, folder = self.totals(), folder_at(args.output_dir, state.global_step)  # all processes take part
-        if state.is_world_process_zero and folder.exists():
-            write_json(folder / COUNTS_FILE, counts)
+    def on_save(self, *_: Any, **__: Any) -> None:
+        counts = self.totals()  # all processes take part
+        if self.writes_checkpoint:
+            write_json(self.checkpoint / COUNTS_FILE, counts)
 
 
 def text_of(completion: str | list[dict[str, Any]]) -> str:
@@ -172,7 +167,7 @@ def text_of(completion: str | list[dict[str, Any]]) -> str:
     return "".join(str(turn.get("content") or "") for turn in completion)
 
 
-def prompt_of(row: Row, row_format: RowFormat) -> Prompt:
+def prompt_of(row: Row, row_format: RowFormat, where: str = "the row") -> Prompt:
     """The prompt of a row: a text, or the messages before the last answer."""
     prompt = row_format.prompt_of(row)
     if isinstance(prompt, list) and prompt:
@@ -180,9 +175,8 @@ def prompt_of(row: Row, row_format: RowFormat) -> Prompt:
     if isinstance(prompt, str) and prompt:
         return prompt
     raise DataError(
-        f"rlvr needs a prompt in the column {row_format.prompt!r} or {row_format.messages!r}; the row has "
-        f"{', '.join(map(repr, row)) or 'none'}. Name yours with prompt_column or messages_column, or set "
-        "prompt_template"
+        f"{where} has no prompt in a column {row_format.prompt!r} or {row_format.messages!r}, which rlvr needs; it has "
+        f"{', '.join(map(repr, row)) or 'none'}. Name yours with prompt_column, messages_column or prompt_template"
     )
 
 
@@ -191,43 +185,36 @@ def load_questions(
 ) -> list[Question]:
     """The rows behind the documents of an index, in its order: the same split as everywhere else. Those that can be
     rewarded and whose prompts are not too long; says how many are left out, and why."""
-    settings = recipe.training
+    settings, data = recipe.training, recipe.data
     assert isinstance(settings, RLVRSettings)
     found: dict[int, Question] = {}
     left_out: Counter[str] = Counter()
-    for store, source in enumerate(recipe.data.dataset):
+    for store, source in enumerate(data.dataset):
         mine = (index.store == store).nonzero()[0]
         places = dict(zip(index.number[mine].tolist(), mine.tolist(), strict=True))
-        rows = itertools.islice(read_rows(source, recipe.data.dataset_split), recipe.data.limit_documents)
-        for number, row in enumerate(rows):
-            if number not in places:
-                continue
+        rows = enumerate(itertools.islice(read_rows(source, data.dataset_split), data.limit_documents))
+        for number, row in ((number, dict(row)) for number, row in rows if number in places):
             where = f"{source}: row {number + 1}"
-            try:
-                prompt = prompt_of(dict(row), recipe.data.row_format)
-            except DataError as error:
-                raise DataError(f"{where}: {error}") from None
-            if (reason := why_not_rewarded(rewards, row, where)) is not None:
-                left_out[reason] += 1
-            elif (length := _tokens(prompt, tokenizer)) > settings.max_prompt_tokens:
-                left_out[f"prompts longer than max_prompt_tokens={settings.max_prompt_tokens}"] += 1
+            prompt = prompt_of(row, data.row_format, where)
+            length = _tokens(prompt, tokenizer)
+            reason = next((why for reward in rewards if (why := reward.unusable(row, where))), None)
+            if reason is None and length > settings.max_prompt_tokens:
+                reason = f"prompts longer than max_prompt_tokens={settings.max_prompt_tokens}"
+            if reason is None:
+                found[places[number]] = Question(row, prompt, length)
             else:
-                found[places[number]] = Question(dict(row), prompt, length)
+                left_out[reason] += 1
     reason = next(iter(left_out), "there are none")
     if not found:
         raise DataError(f"none of the {len(index)} documents can be used: {reason}")
     if left_out:
         warn(f"{left_out.total()} of {len(index)} documents are left out; the first: {reason}")
-    if len({isinstance(question.prompt, str) for question in found.values()}) > 1:
-        raise DataError("some prompts are texts and some are messages; train on one kind at a time")
     return [found[place] for place in sorted(found)]
 
 
 def _tokens(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> int:
     if isinstance(prompt, str):
         return len(tokenizer(prompt)["input_ids"])
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise DataError("the tokenizer has no chat template, which 'messages' needs; use text prompts")
     text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -258,14 +245,11 @@ def _prepare(loaded: Loaded) -> tuple[Judge, GRPOConfig]:
             f"a step draws answers to {needed} prompts, but there are {len(questions)}; lower "
             "gradient_accumulation_steps or per_device_train_batch_size, or give more data"
         )
-    return Judge(rewards, questions, recipe.data.row_format.answers_begin_with, settings.samples_every), arguments
+    return Judge(rewards, questions, recipe.data.row_format.answers_begin_with), arguments
 
 
 def build(loaded: Loaded) -> MeasuredRLVR:
-    tokenizer = loaded.tokenizer
     judge, arguments = _prepare(loaded)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token  # what TRL would take; padding is masked by length
     texts = [question.prompt for question in judge.questions]
     prompts = Dataset.from_dict({"prompt": texts, "row": list(range(len(texts)))})
     trainer = MeasuredRLVR(
@@ -275,7 +259,7 @@ def build(loaded: Loaded) -> MeasuredRLVR:
         train_dataset=prompts,
         # Never looked at: `evaluate` validates as EBFT does. transformers wants one where evaluation is asked for.
         eval_dataset=None if loaded.validation_set is None else prompts.select([0]),
-        processing_class=tokenizer,
+        processing_class=trl_trainers.with_padding(loaded.tokenizer),
         peft_config=peft_config(loaded.recipe),
     )
     trainer.judge, judge.trainer = judge, trainer

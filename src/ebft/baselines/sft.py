@@ -21,8 +21,7 @@ from ebft.data.packing import PADDING, SequenceDataset
 from ebft.errors import DataError
 from ebft.loading import peft_config
 from ebft.runtime import processes
-from ebft.train.callbacks import Samples
-from ebft.train.costs import wide
+from ebft.train.callbacks import Samples, wide
 from ebft.train.run import TrainingMethod
 from ebft.train.sequences import Loaded, describe, look_at_cuts, look_at_positions, warn
 
@@ -56,20 +55,18 @@ def token_rows(dataset: SequenceDataset, answer_only: bool, apart: bool = False)
     """
     tokens, labels, lengths, parts = [], [], [], []
     for row in range(len(dataset)):
-        sequence = dataset[row]
-        documents = sequence["document_ids"].numpy()
-        real = documents != PADDING
-        ids = sequence["input_ids"].numpy()[real]
-        counted = sequence["answer_mask"].numpy()[real] if answer_only else np.ones(len(ids), bool)
-        begins = np.flatnonzero(np.diff(documents[real], prepend=PADDING)) if apart else np.zeros(1, int)
+        sequence = {name: value.numpy() for name, value in dataset[row].items()}
+        real = sequence["document_ids"] != PADDING
+        documents, ids = sequence["document_ids"][real], sequence["input_ids"][real]
+        counted = sequence["answer_mask"][real] if answer_only else np.ones(len(ids), bool)
+        begins = np.flatnonzero(np.diff(documents, prepend=PADDING)) if apart else np.zeros(1, int)
         predicted = counted.copy()
         predicted[begins] = False  # nothing predicts the first token
-        if not predicted.any():
-            continue
-        tokens.append(ids.astype(np.int32))
-        labels.append(np.where(predicted if apart else counted, ids, IGNORED).astype(np.int32))
-        lengths.append(len(ids))
-        parts.append(np.diff(begins, append=len(ids)))
+        if predicted.any():
+            tokens.append(ids.astype(np.int32))
+            labels.append(np.where(predicted if apart else counted, ids, IGNORED).astype(np.int32))
+            lengths.append(len(ids))
+            parts.append(np.diff(begins, append=len(ids)))
     if not tokens:
         raise DataError(
             "no token to train on: no answer lies within the first max_length tokens of a document; raise max_length, "
@@ -85,10 +82,13 @@ def token_rows(dataset: SequenceDataset, answer_only: bool, apart: bool = False)
     return Dataset(pyarrow.table(columns))
 
 
-def training_rows(loaded: Loaded) -> Dataset:
-    """The training documents in sequences of `max_length`, with notes on what is lost."""
+def _prepare(loaded: Loaded) -> tuple[Dataset, SFTConfig]:
+    """The training documents in sequences of `max_length`, with notes on what is lost, and TRL's arguments."""
     settings, given = loaded.recipe.training, loaded.train_set
     assert isinstance(settings, SFTSettings)
+    trl_trainers.check(loaded.recipe)
+    own = {"max_length": settings.max_length, "dataset_kwargs": {"skip_prepare_dataset": True}}
+    arguments = trl_trainers.trl_arguments(SFTConfig, settings, packing=False, padding_free=False, **own)
     sequences = SequenceDataset(given.index, settings.max_length, settings.pack_training, given.pad_token_id)
     apart = settings.pack_training and settings.document_masks
     rows = token_rows(sequences, settings.trains_on_answers, apart)
@@ -96,51 +96,37 @@ def training_rows(loaded: Loaded) -> Dataset:
     look_at_positions(loaded.model, sequences, "max_length", apart)
     if left_out := len(sequences) - len(rows):
         warn(f"{left_out} of {len(sequences)} sequences are left out: no token to train on within max_length")
-    return rows
-
-
-def _arguments(settings: SFTSettings) -> SFTConfig:
-    prepared = {"skip_prepare_dataset": True}
-    return trl_trainers.trl_arguments(
-        SFTConfig, settings, max_length=settings.max_length, packing=False, padding_free=False, dataset_kwargs=prepared
-    )
+    return rows, arguments
 
 
 def build(loaded: Loaded) -> MeasuredSFT:
-    recipe, tokenizer, validation_set = loaded.recipe, loaded.tokenizer, loaded.validation_set
-    settings = recipe.training
-    assert isinstance(settings, SFTSettings)
-    trl_trainers.check(recipe)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token  # what TRL would take; padding is masked by length
+    rows, arguments = _prepare(loaded)
+    tokenizer, validation_set = trl_trainers.with_padding(loaded.tokenizer), loaded.validation_set
     collator = None  # TRL's own
-    if settings.pack_training and settings.document_masks:
+    if "seq_lengths" in rows.column_names:
         collator = DataCollatorForLanguageModeling(tokenizer.pad_token_id, return_position_ids=True)
     trainer = MeasuredSFT(
         model=loaded.model,
-        args=_arguments(settings),
-        train_dataset=training_rows(loaded),
+        args=arguments,
+        train_dataset=rows,
         # Never looked at: `evaluate` validates as EBFT does. transformers wants one where evaluation is asked for.
         eval_dataset=None if validation_set is None else token_rows(validation_set, False),
         processing_class=tokenizer,
         data_collator=collator,
-        peft_config=peft_config(recipe),
+        peft_config=peft_config(loaded.recipe),
     )
-    trainer.complete(loaded, "sft", Samples(trainer, settings.samples_every))
+    trainer.complete(loaded, "sft", Samples(trainer))
     return trainer
 
 
 def plan(loaded: Loaded) -> list[str]:
-    settings = loaded.recipe.training
-    assert isinstance(settings, SFTSettings)
-    _arguments(settings)  # for its errors
-    rows = training_rows(loaded)
-    tokens, targets = (
-        sum(map(len, rows["input_ids"])),
-        sum(n != IGNORED for labels in rows["labels"] for n in labels[1:]),
+    rows, arguments = _prepare(loaded)
+    tokens = sum(map(len, rows["input_ids"]))
+    targets = sum(label != IGNORED for labels in rows["labels"] for label in labels[1:])
+    found = (
+        f"{len(rows):,} of at most {arguments.max_length} tokens; {tokens:,} tokens, {targets:,} of them with a loss"
     )
-    found = f"{len(rows):,} of at most {settings.max_length} tokens; {tokens:,} tokens, {targets:,} of them with a loss"
-    return describe(loaded, len(rows), settings.rows_per_step, {"training sequences": found})
+    return describe(loaded, len(rows), loaded.recipe.training.rows_per_step, {"training sequences": found})
 
 
 METHOD = TrainingMethod(

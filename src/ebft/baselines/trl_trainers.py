@@ -23,9 +23,8 @@ from ebft.loading import feature_network
 from ebft.model.backbone import evaluating, prepare_model
 from ebft.model.working_copy import copy_in_dtype
 from ebft.runtime import processes
-from ebft.train.callbacks import finite
-from ebft.train.costs import FlopCounter
 from ebft.train.measured import Measured
+from ebft.train.networks import FlopCounter
 from ebft.train.run import TrainingMethod
 from ebft.train.sequences import Loaded, warn
 
@@ -68,6 +67,13 @@ def trl_arguments(cls: type[Arguments], settings: SFTSettings | RLVRSettings, **
     return cls(**{**shared, **own, **settings.trl_options})
 
 
+def with_padding(tokenizer: Any) -> Any:
+    """A tokenizer without a pad token gets what TRL would take; padding is masked by length."""
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
 class Baseline(Measured):
     """Goes before a trainer of TRL in a class."""
 
@@ -85,22 +91,21 @@ class Baseline(Measured):
             raise ConfigError("eval_tasks needs validation data; set validation_split or validation_dataset")
         self.equip(method, *state)
 
+    @property
+    def autocasts(self) -> bool:
+        """An adapter's model computes with autocast; other models, as with EBFT, on a copy of the weights in bf16."""
+        return self.settings.bf16 and hasattr(self.model, "disable_adapter")
+
     def compute_model(self) -> Any:
-        """As EBFTTrainer computes: with bf16, on a copy of the weights in bf16. An adapter's model uses autocast."""
-        if not self.settings.bf16 or hasattr(self.model, "disable_adapter"):
-            return self.model
-        return copy_in_dtype(self.model, torch.bfloat16)[0]
+        copies = self.settings.bf16 and not self.autocasts
+        return copy_in_dtype(self.model, torch.bfloat16)[0] if copies else self.model
 
     def computing(self) -> AbstractContextManager[Any]:
-        enabled = self.settings.bf16 and hasattr(self.model, "disable_adapter")
-        return torch.autocast(self.settings.device.type, torch.bfloat16, enabled=enabled)
+        return torch.autocast(self.settings.device.type, torch.bfloat16, enabled=self.autocasts)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
-        self.deferred_checks.run()
-        # The sum, so that all processes stop or none does.
-        total = processes.sum_over_processes({"loss": loss.detach()})["loss"]
-        self.deferred_checks.add(total, finite("loss", self.state.global_step + 1, self.way_out))
+        self.stop_beyond("loss", processes.sum_over_processes({"loss": loss.detach()})["loss"])
         return loss
 
     @torch.no_grad()

@@ -111,14 +111,6 @@ def from_first(value: Any) -> Any:
     return holder[0]
 
 
-def same_on_all(value: Any) -> bool:
-    """Whether all processes have the same (anything that pickles); all of them get the same answer."""
-    values = [value] * count()
-    if count() > 1:
-        dist.all_gather_object(values, value)
-    return all(other == values[0] for other in values)
-
-
 def all_or_none(check: Callable[[], Any]) -> None:
     """Call `check` in all processes; a user's error that the first one meets, all of them raise."""
     error: ValueError | None = None

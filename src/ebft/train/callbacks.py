@@ -1,4 +1,8 @@
-"""What happens beside training, EBFT's or a baseline's: metrics, checkpoints, samples, tasks, progress, stopping."""
+"""What happens beside training: metrics, costs, checkpoints, samples, tasks, progress, stopping.
+
+The same for EBFT and the baselines. A callback looks at its trainer, which has what transformers hands around: `args`,
+`state` and `control`.
+"""
 
 from __future__ import annotations
 
@@ -6,124 +10,188 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.integrations import TensorBoardCallback
+from torch import Tensor, nn
+from transformers import TrainerCallback
 
 from ebft.config.evaluation import EvalOptions
-from ebft.errors import ConfigError, TrainingDiverged
+from ebft.errors import ConfigError
 from ebft.runtime import processes, sharding
-from ebft.runtime.files import json_ready, write_text
+from ebft.runtime.files import json_ready, read_json, read_jsonl, write_json, write_jsonl
 from ebft.runtime.messages import progress
-from ebft.train import checkpoints
-from ebft.train.checkpoints import folder_at
+from ebft.train import run_folder
 from ebft.train.report import write_samples
 
 logger = logging.getLogger(__name__)
 
-AVERAGE_FILE = "feature_average.safetensors"
+COSTS_FILE, AVERAGE_FILE = "spent.json", "feature_average.safetensors"  # in a checkpoint
 WITHOUT_WARM_UP = ("constant", "greedy", "reduce_lr_on_plateau")  # schedules
 # Options of `ebft eval` that training itself decides.
 _TAKEN = {"model", "tasks", "output", "compare", "feature_model", "backend", "dtype", "device", "overwrite"}
 
 
-def keep_tensorboard_here(trainer: Trainer) -> None:
-    """An evaluation before training would otherwise open the log in the working directory."""
-    for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
-            callback.logging_dir = str(Path(str(trainer.args.output_dir)) / "runs")
+class Callback(TrainerCallback):
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    @property
+    def step(self) -> int:
+        return int(self.trainer.state.global_step)
+
+    @property
+    def output(self) -> Path:
+        return Path(self.trainer.args.output_dir)
+
+    @property
+    def checkpoint(self) -> Path:
+        """Of this step, whether it is there or not."""
+        return self.output / f"checkpoint-{self.step}"
+
+    @property
+    def writes_checkpoint(self) -> bool:
+        return self.trainer.state.is_world_process_zero and self.checkpoint.exists()
+
+    @property
+    def samples_are_due(self) -> bool:
+        every = self.trainer.settings.samples_every
+        return bool(every) and (self.step % every == 0 or self.step == 1)
 
 
-class MetricsFile(TrainerCallback):
+class MetricsFile(Callback):
     """Every log entry as a line of `metrics.jsonl`. After a resume, lines beyond the checkpoint are dropped.
 
     What is measured after training with `load_best_model_at_end` is of the model of an earlier step: `model_step`.
     """
 
-    def __init__(self, output_dir: str) -> None:
-        self.file = Path(output_dir) / "metrics.jsonl"
-        self.of_model: dict[str, int | None] = {}
+    of_model: Mapping[str, int | None] = {}
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
-        self.of_model = {}
+    @property
+    def file(self) -> Path:
+        return self.output / "metrics.jsonl"
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.of_model, args, state = {}, self.trainer.args, self.trainer.state
         if not state.is_world_process_zero:
             return
         warm_up = args.get_warmup_steps(state.max_steps)  # whose first step has a rate of 0
         if warm_up >= max(state.max_steps, 1) and args.lr_scheduler_type not in WITHOUT_WARM_UP:
             logger.warning(f"warm-up takes all {state.max_steps} steps; set warmup_steps=0, or train for more steps")
-        if self.file.exists():  # the line that a killed run was writing has no end
-            lines = [line for line in self.file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-            write_text(self.file, "".join(line for line in lines if json.loads(line)["step"] <= state.global_step))
+        if self.file.exists():
+            write_jsonl(self.file, [entry for entry in read_jsonl(self.file) if entry["step"] <= self.step])
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, *_: Any, **__: Any) -> None:
         # A run shorter than `logging_steps` would leave no metrics at all.
-        if state.global_step >= state.max_steps and args.logging_strategy != "no":
-            control.should_log = True
+        if self.step >= self.trainer.state.max_steps and self.trainer.args.logging_strategy != "no":
+            self.trainer.control.should_log = True
 
-    def on_log(self, args: object, state: TrainerState, *_: object, logs: object = None, **__: object) -> None:
-        if state.is_world_process_zero and logs:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
+    def on_log(self, *_: Any, logs: Any = None, **__: Any) -> None:
+        if self.trainer.state.is_world_process_zero and logs:
+            self.output.mkdir(parents=True, exist_ok=True)
             with self.file.open("a") as file:
-                file.write(json.dumps({"step": state.global_step, **json_ready(logs), **self.of_model}) + "\n")
+                file.write(json.dumps({"step": self.step, **json_ready(logs), **self.of_model}) + "\n")
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
-        if args.load_best_model_at_end and state.best_model_checkpoint:
-            self.of_model = {"model_step": state.best_global_step}
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        if self.trainer.args.load_best_model_at_end and self.trainer.state.best_model_checkpoint:
+            self.of_model = {"model_step": self.trainer.state.best_global_step}
 
 
-class Checkpoints(TrainerCallback):
+class CostTracker(Callback):
+    """Seconds, tokens and FLOPs of training so far, evaluation and saving left out. Continues after a resume."""
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        self._counts: dict[str, float | Tensor] = dict.fromkeys(("seconds", "tokens", "generated_tokens", "flops"), 0.0)
+        self._mark = 0.0
+
+    def add(self, **counts: float | Tensor) -> None:
+        """Numbers, or tensors that may still be under way on a GPU: nothing waits for them here."""
+        for name, value in counts.items():
+            self._counts[name] = self._counts[name] + (wide(value.detach()) if isinstance(value, Tensor) else value)
+
+    def totals(self) -> dict[str, float]:
+        return {f"spent/{name}": float(value) for name, value in self._counts.items()}
+
+    def pause(self) -> None:
+        """What came since the end of the step was not training."""
+        self._mark = time.perf_counter()
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._counts.update(read_json(self.checkpoint / COSTS_FILE) or {})
+        self.pause()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        control = self.trainer.control
+        # Work that the GPU still has to do belongs to the step, not to the evaluation behind it.
+        if torch.cuda.is_available() and (control.should_evaluate or control.should_save or control.should_log):
+            torch.cuda.synchronize()
+        self._counts["seconds"] += time.perf_counter() - self._mark
+        self.pause()
+
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        self.pause()
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        if self.writes_checkpoint:
+            write_json(self.checkpoint / COSTS_FILE, {name: float(value) for name, value in self._counts.items()})
+        self.pause()
+
+
+def wide(count: Tensor) -> Tensor:
+    """Counts grow beyond what float32 can count; Apple's GPUs have nothing wider."""
+    return count.float() if count.device.type == "mps" else count.double()
+
+
+class Checkpoints(Callback):
     """Marks a checkpoint as complete after it is written, then deletes old ones; asks for log-spaced ones. Keeps the
     feature network of feature_source=average in it, and moves that network after the model."""
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer, self.log_spaced = trainer, trainer.settings.save_log_spaced
-        self.limit: int | None = None
+    limit: int | None = None
 
     @property
     def average(self) -> nn.Module | None:
         features = self.trainer.features
         return features.network if features is not None and features.source == "average" else None
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
         # The Trainer would delete old checkpoints before the new one is marked.
-        if args.save_total_limit is not None:
-            self.limit, args.save_total_limit = args.save_total_limit, None
-        folder, average = folder_at(args.output_dir, state.global_step), self.average
-        if average is not None and (folder / sharding.AVERAGE).exists():
-            sharding.load(folder / sharding.AVERAGE, average.state_dict())
-        elif average is not None and (folder / AVERAGE_FILE).exists():
-            average.load_state_dict(load_file(folder / AVERAGE_FILE))
+        if self.trainer.args.save_total_limit is not None:
+            self.limit, self.trainer.args.save_total_limit = self.trainer.args.save_total_limit, None
+        shards, file, average = self.checkpoint / sharding.AVERAGE, self.checkpoint / AVERAGE_FILE, self.average
+        if average is not None and shards.exists():
+            sharding.load(shards, average.state_dict())
+        elif average is not None and file.exists():
+            average.load_state_dict(load_file(file))
 
-    def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        control = self.trainer.control
         if self.average is not None:
             self.trainer.features.update_average(self.trainer.model)
-        if self.log_spaced and _is_power_of_two(state.global_step):
+        if self.trainer.settings.save_log_spaced and _is_power_of_two(self.step):
             control.should_save = True
-        if control.should_save or state.global_step >= state.max_steps:
+        if control.should_save or self.step >= self.trainer.state.max_steps:
             self.trainer.deferred_checks.run(wait=True)  # a model that has diverged is not worth keeping
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
-        folder, average = folder_at(args.output_dir, state.global_step), self.average
-        writes = state.is_world_process_zero and folder.exists()
+    def on_save(self, *_: Any, **__: Any) -> None:
+        average = self.average
         if average is not None and sharding.is_sharded(average):
-            sharding.save(folder / sharding.AVERAGE, average.state_dict())
-        elif average is not None and writes:
-            save_file(average.state_dict(), folder / AVERAGE_FILE)
+            sharding.save(self.checkpoint / sharding.AVERAGE, average.state_dict())
+        elif average is not None and self.writes_checkpoint:
+            save_file(average.state_dict(), self.checkpoint / AVERAGE_FILE)
         processes.barrier()  # the others have written their files too; if one has died, there will be no mark
-        if writes:
-            checkpoints.mark_complete(folder)
-            keep = {Path(state.best_model_checkpoint)} if state.best_model_checkpoint else set()
-            if self.log_spaced:
-                complete = checkpoints.complete_checkpoints(folder.parent)
-                keep |= {p for p in complete if _is_power_of_two(checkpoints.step_of(p))}
-            checkpoints.rotate(folder.parent, self.limit, keep)
+        if self.writes_checkpoint:
+            run_folder.mark_complete(self.checkpoint)
+            best = self.trainer.state.best_model_checkpoint
+            keep = {Path(best)} if best else set()
+            if self.trainer.settings.save_log_spaced:
+                complete = run_folder.complete_checkpoints(self.output)
+                keep |= {p for p in complete if _is_power_of_two(run_folder.step_of(p))}
+            run_folder.rotate(self.output, self.limit, keep)
             self.trainer.costs.pause()
 
 
@@ -131,33 +199,27 @@ def _is_power_of_two(step: int) -> bool:
     return step > 0 and step & (step - 1) == 0
 
 
-class Samples(TrainerCallback):
+class Samples(Callback):
     """A table of contexts, truths and completions, every `samples_every` steps, of the trainer's `example()`."""
 
-    def __init__(self, trainer: Any, every: int) -> None:
-        self.trainer, self.every = trainer, every
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
-        if self.every and (state.global_step % self.every == 0 or state.global_step == 1):
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        if self.samples_are_due:
             example = self.trainer.example()  # all processes take part
-            if example is not None and state.is_world_process_zero:
-                write_samples(Path(str(args.output_dir)), state.global_step, example, self.trainer.processing_class)
+            if example is not None and self.trainer.state.is_world_process_zero:
+                write_samples(self.output, self.step, example, self.trainer.processing_class)
 
 
-class OptimizerTime(TrainerCallback):
+class OptimizerTime(Callback):
     """The optimiser's step, timed beside the phases that the trainer times itself."""
 
-    def __init__(self, trainer: Any) -> None:
-        self.clock = trainer.clock
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.start = self.trainer.clock.mark()
 
-    def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
-        self.start = self.clock.mark()
-
-    def on_optimizer_step(self, *_: object, **__: object) -> None:
-        self.clock.add("optimizer", self.start)
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.trainer.clock.add("optimizer", self.start)
 
 
-class EvalTasks(TrainerCallback):
+class EvalTasks(Callback):
     """Tasks of `ebft eval` on the model as it is, every so many steps or at every evaluation. Numbers are logged as
     `eval_<task>_<metric>`, with `_se` beside each; generations are under `eval_tasks/step-000100/`.
 
@@ -165,125 +227,97 @@ class EvalTasks(TrainerCallback):
     problems are read when it is made, so that a mistake shows before the first step.
     """
 
-    def __init__(self, trainer: Any, tasks: Sequence[str], given: dict[str, Any], every: int | None = None) -> None:
+    def __init__(self, trainer: Any, settings: Any) -> None:
         from ebft.evaluate.tasks import problem_sets
 
+        super().__init__(trainer)
+        tasks, given, self.every = settings.eval_tasks, settings.eval_task_options, settings.eval_tasks_every
         if taken := _TAKEN & given.keys():
             raise ConfigError(f"eval_task_options holds {min(taken)!r}, which training decides itself; take it out")
-        self.trainer, self.every = trainer, every
         self.options = EvalOptions.from_values({**given, "tasks": list(tasks), "overwrite": True})
         self.sets = {task: problem_sets(task, self.options) for task in tasks}
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
-        if self.every is not None and state.global_step % self.every == 0:
-            self.trainer.log(self.run(args, state))
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        if self.every is not None and self.step % self.every == 0:
+            self.trainer.log(self._run())
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, *_: object, metrics: Any = None, **__: object
-    ) -> None:
+    def on_evaluate(self, *_: Any, metrics: Any = None, **__: Any) -> None:
         if self.every is None:
-            found = self.run(args, state)
+            found = self._run()
             self.trainer.log(dict(found))
             metrics.update(found)  # so that one of them can choose the best checkpoint
 
-    def run(self, args: TrainingArguments, state: TrainerState) -> dict[str, float]:
-        # The same numbers everywhere: they may choose the best checkpoint.
-        found = self._run(Path(str(args.output_dir)), state.global_step) if processes.rank() == 0 else {}
-        return processes.from_first(found)
-
-    def _run(self, output: Path, step: int) -> dict[str, float]:
+    def _run(self) -> dict[str, float]:
+        """The same numbers in all processes: they may choose the best checkpoint."""
         from ebft.evaluate.run_task import run_task
         from ebft.evaluate.subject import LoadedSubject
 
-        trainer, options = self.trainer, self.options
-        model, tokenizer = trainer.compute_model(), trainer.processing_class
-        subject = LoadedSubject(model, tokenizer, trainer.features, f"step {step}", options.batch_size)
         logs: dict[str, float] = {}
-        for task in options.tasks:
-            start = time.perf_counter()
-            with trainer.computing():
-                found = run_task(task, options, subject, output / "eval_tasks" / f"step-{step:06d}", self.sets[task])
-            for note in found.get("notes", ()):
-                logger.warning(f"{task} at step {step}: {note}")
-            points = {f"cfm_at_{point['length']}": point for point in found.get("profile", ())}
-            for name, entry in (found["metrics"] | points).items():
-                key = f"eval_{task}_{name}".replace(" ", "_")
-                logs[key] = math.nan if entry["value"] is None else entry["value"]
-                if entry["standard_error"] is not None:
-                    logs[f"{key}_se"] = entry["standard_error"]
-            logs[f"eval_{task}_runtime"] = time.perf_counter() - start
-        trainer.costs.pause()
-        return logs
+        if processes.rank() == 0:
+            trainer, options, name = self.trainer, self.options, f"step {self.step}"
+            model, folder = trainer.compute_model(), self.output / "eval_tasks" / f"step-{self.step:06d}"
+            subject = LoadedSubject(model, trainer.processing_class, trainer.features, name, options.batch_size)
+            for task in options.tasks:
+                start = time.perf_counter()
+                with trainer.computing():
+                    found = run_task(task, options, subject, folder, self.sets[task])
+                for note in found.get("notes", ()):
+                    logger.warning(f"{task} at {name}: {note}")
+                points = {f"cfm_at_{point['length']}": point for point in found.get("profile", ())}
+                for metric, entry in (found["metrics"] | points).items():
+                    key = f"eval_{task}_{metric}".replace(" ", "_")
+                    logs[key] = math.nan if entry["value"] is None else entry["value"]
+                    if entry["standard_error"] is not None:
+                        logs[f"{key}_se"] = entry["standard_error"]
+                logs[f"eval_{task}_runtime"] = time.perf_counter() - start
+            trainer.costs.pause()
+        return processes.from_first(logs)
 
 
-class EarlyStopping(TrainerCallback):
+class EarlyStopping(Callback):
     """Stops a run whose validation no longer gets better. It looks at the log, which checkpoints hold: transformers'
     own callback forgets what it has seen when a run resumes, or comes back with the patience of the checkpoint."""
 
-    def __init__(self, patience: int, threshold: float) -> None:
-        self.patience, self.threshold = patience, threshold
-
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        args, patience = self.trainer.args, self.trainer.settings.early_stopping_patience
         name = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
         sign = -1 if args.greater_is_better else 1
         best, since = math.inf, 0
-        for value in (sign * entry[name] for entry in state.log_history if name in entry):
-            best, since = (value, 0) if best - value > self.threshold else (best, since + 1)
-        if since >= self.patience:
-            control.should_training_stop = True
-            if state.is_world_process_zero:
-                logger.info(f"stopped at step {state.global_step}: no better {name} in {self.patience} evaluations")
+        for value in (sign * entry[name] for entry in self.trainer.state.log_history if name in entry):
+            is_better = best - value > self.trainer.settings.early_stopping_threshold
+            best, since = (value, 0) if is_better else (best, since + 1)
+        if since >= patience:
+            self.trainer.control.should_training_stop = True
+            if self.trainer.state.is_world_process_zero:
+                logger.info(f"stopped at step {self.step}: no better {name} in {patience} evaluations")
 
 
-class Progress(TrainerCallback):
-    """How far training is, as a bar or once a minute in a log file, and a short line for every log entry."""
+class Progress(Callback):
+    """How far training is, as a bar or once a minute in a log file, and a short line for every log entry.
 
-    def __init__(self, shown: Mapping[str, str], bar: bool) -> None:
-        self.shown, self.bar = shown, bar
-        self.open = ExitStack()
+    shown: metrics, by their short names.
+    """
+
+    def __init__(self, trainer: Any, shown: Mapping[str, str], bar: bool) -> None:
+        super().__init__(trainer)
+        self.shown, self.bar, self.open = shown, bar, ExitStack()
         self.advance: Callable[[int], object] = lambda steps: None
 
-    def on_train_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
-        if state.is_world_process_zero and self.bar:
-            steps = progress("training", state.max_steps, state.global_step, leave=False)
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        if self.trainer.state.is_world_process_zero and self.bar:
+            steps = progress("training", self.trainer.state.max_steps, self.step, leave=False)
             self.advance = self.open.enter_context(steps)
 
-    def on_step_end(self, *_: object, **__: object) -> None:
+    def on_step_end(self, *_: Any, **__: Any) -> None:
         self.advance(1)
 
-    def on_train_end(self, *_: object, **__: object) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         self.open.close()
 
-    def on_log(self, args: object, state: TrainerState, *_: object, logs: Any = None, **__: object) -> None:
+    def on_log(self, *_: Any, logs: Any = None, **__: Any) -> None:
         found = {short: logs[name] for name, short in self.shown.items() if name in logs}
         if "eval_cfm" in logs:
             evaluated = {k.removeprefix("eval_"): v for k, v in logs.items() if k.startswith("eval_")}
             found |= {k: v for k, v in evaluated.items() if not k.endswith(("_se", "runtime"))}
-        if found and state.is_world_process_zero:
-            logger.info(f"step {state.global_step}: " + ", ".join(f"{k} {float(v):.4g}" for k, v in found.items()))
-
-
-def finite(name: str, step: int, advice: str) -> Callable[[float], None]:
-    """A check for `DeferredChecks`."""
-
-    def check(value: float) -> None:
-        if not math.isfinite(value):
-            raise TrainingDiverged(f"the {name} is {value} at step {step}; {advice}")
-
-    return check
-
-
-def check_gradients(trainer: Any, advice: str) -> None:
-    """Look at the norm by which the Trainer clips: a gradient can be no number where the loss is fine. The norm is the
-    same in all processes, so that all of them stop or none does."""
-    if trainer.accelerator.scaler is not None:
-        return  # float16: a gradient too large for it is dropped, and the next one scaled down
-    clip = trainer.accelerator.clip_grad_norm_
-
-    def clip_and_check(*args: Any, **kwargs: Any) -> Any:
-        norm = clip(*args, **kwargs)
-        check = finite("gradient's norm", trainer.state.global_step + 1, advice)
-        trainer.deferred_checks.add(torch.as_tensor(norm), check)
-        return norm
-
-    trainer.accelerator.clip_grad_norm_ = clip_and_check
+        if found and self.trainer.state.is_world_process_zero:
+            logger.info(f"step {self.step}: " + ", ".join(f"{k} {float(v):.4g}" for k, v in found.items()))

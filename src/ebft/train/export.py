@@ -10,49 +10,35 @@ import logging
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ebft import fetch
+import torch
+from torch import Tensor
+
+from ebft import loading
 from ebft.config.settings import Parser
-from ebft.errors import ConfigError, first_line, nearest
+from ebft.errors import ConfigError, first_line
+from ebft.loading import DTYPES, Checkpoint
 from ebft.runtime.files import read_json, share_weights
 from ebft.runtime.messages import quiet_libraries
-from ebft.train import checkpoints
-
-if TYPE_CHECKING:  # they bring in torch
-    from torch import Tensor
-
-    from ebft.loading import Checkpoint
+from ebft.train import report, run_folder
 
 logger = logging.getLogger(__name__)
-DTYPES = ("float32", "bfloat16", "float16")
-
-
-def check(source: str, output: str, dtype: str) -> None:
-    """What can be wrong about an export: answered before torch is imported, which takes seconds."""
-    if dtype not in DTYPES:
-        raise ConfigError(f"--dtype {dtype} is not one of {', '.join(DTYPES)}{nearest(dtype, DTYPES)}")
-    folder = Path(output).expanduser()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--output {folder} is there already and not empty; choose another folder")
-    fetch.resolve(_inside_run(source))
 
 
 def export(source: str, output: str, dtype: str = "float32", trust_remote_code: bool = False) -> Path:
     """Write the model of `source` and its tokenizer to the folder `output`."""
-    check(source, output, dtype)
-    import torch
-
-    from ebft.loading import Checkpoint
-
-    folder, inside = Path(output).expanduser(), _inside_run(source)
-    if inside != source:
-        step = checkpoints.step_of(Path(inside))
+    folder, run, inside = Path(output).expanduser(), Path(source).expanduser(), source
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--output {folder} is there already and not empty; choose another folder")
+    last = run_folder.last_checkpoint(run)
+    if last is not None and (run / "recipe.yaml").is_file() and not (run / "final").is_dir():
+        inside, step = str(last), run_folder.step_of(last)
         logger.warning(f"{source} is not finished: this is its last checkpoint, after {step:,} steps")
     found = Checkpoint.find(inside)
     tokenizer = found.load_tokenizer(trust_remote_code)
     logger.info(f"loading {found.adapter or found.base}")
-    model = _load(found, trust_remote_code).to(getattr(torch, dtype))
+    model = _load(found, trust_remote_code).to(DTYPES[dtype])
     # Written beside its place and renamed, so that a folder by this name is complete.
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -69,47 +55,30 @@ def export(source: str, output: str, dtype: str = "float32", trust_remote_code: 
 
 def _write_card(model: Path, folder: Path, source: str, title: str) -> None:
     """The card of the run that made the model; that of a checkpoint or of a model from elsewhere says what is known."""
-    from ebft.train import report
-
-    recipe = model.parent / "recipe.yaml"
+    recipe, header = model.parent / "recipe.yaml", "library_name: transformers"
     if model.name == "final" and (model / "README.md").is_file():
-        text = (model / "README.md").read_text(encoding="utf-8")
-        text = text.replace("library_name: peft", "library_name: transformers")
+        text = (model / "README.md").read_text(encoding="utf-8").replace("library_name: peft", header)
         if (model / report.CURVES).is_file():
             shutil.copy(model / report.CURVES, folder)
     else:
         settings = recipe.read_text(encoding="utf-8") if recipe.is_file() else ""
-        text = report.card(title, f"Exported from `{source}`.", settings, ["library_name: transformers"])
+        text = report.card(title, f"Exported from `{source}`.", settings, [header])
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def _inside_run(source: str) -> str:
-    """Of a run without a final model, the last complete checkpoint."""
-    run = Path(source).expanduser()
-    if (run / "recipe.yaml").is_file() and not (run / "final").is_dir():
-        return str(checkpoints.last_checkpoint(run) or source)
-    return source
-
-
 def _load(found: Checkpoint, trust_remote_code: bool) -> Any:
-    import torch
-
-    from ebft import loading
-    from ebft.loading import load_pretrained
-
-    options: dict[str, Any] = {"dtype": torch.float32}
-    run = None if found.adapter is None else Path(found.adapter).resolve().parent
-    settings = (run and read_json(run / "resolved.json")) or {}
-    four_bit = settings.get("load_in_4bit", False)
-    if four_bit:  # made from the same numbers as in training; on the CPU, which has room for all of it in float32
-        dtype = torch.bfloat16 if settings.get("bf16") else torch.float32
-        options = {"dtype": dtype, **loading.four_bit(torch.device("cpu"))}
-    model = load_pretrained(found.base, trust_remote_code=trust_remote_code, **options)
     if found.adapter is None:
-        return model
-    if four_bit:
-        # The adapter has learnt to correct the 4-bit weights, so it is these that it is merged into, as they are.
+        return loading.load_pretrained(found.base, torch.float32, trust_remote_code)
+    settings = read_json(Path(found.adapter).resolve().parent / "resolved.json") or {}
+    if settings.get("load_in_4bit"):
+        # Made from the same numbers as in training; on the CPU, which has room for all of it in float32. The adapter
+        # has learnt to correct the 4-bit weights, so it is these that it is merged into, as they are.
+        dtype = torch.bfloat16 if settings.get("bf16") else torch.float32
+        four_bit = loading.four_bit(torch.device("cpu"))
+        model = loading.load_pretrained(found.base, dtype, trust_remote_code, **four_bit)
         model = model.dequantize(torch.float32).float()
+    else:
+        model = loading.load_pretrained(found.base, torch.float32, trust_remote_code)
     logger.info(f"merging the adapter into {found.base}")
     adapted = found.with_adapter(model).eval()
     try:
@@ -125,23 +94,20 @@ def _load(found: Checkpoint, trust_remote_code: bool) -> Any:
     return merged
 
 
+@torch.no_grad()
 def _probe(model: Any) -> Tensor:
     """Logits of a few tokens: some adapters cannot be merged exactly, and not all of them say so."""
-    import torch
-
     ids = torch.arange(8, device=model.device)[None] % model.get_input_embeddings().num_embeddings
-    with torch.no_grad():
-        return model(input_ids=ids, use_cache=False).logits
+    return model(input_ids=ids, use_cache=False).logits
 
 
 def command(arguments: list[str]) -> int:
     parser = Parser("export", "An ordinary model folder, with an adapter merged into its base.")
     parser.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="output folder of a run, checkpoint or adapter")
     parser.add_argument("--output", required=True, help="folder to write; must not be there yet")
-    parser.add_argument("--dtype", default="float32", help=f"{', '.join(DTYPES)} [float32]")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of the weights [float32]")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
     options = parser.parse_args(arguments)
-    check(options.source, options.output, options.dtype)
     quiet_libraries(bars=sys.stderr.isatty())
     print(export(options.source, options.output, options.dtype, options.trust_remote_code))
     return 0

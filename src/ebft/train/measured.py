@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback
+from transformers.integrations import TensorBoardCallback
 
 from ebft import validation
 from ebft.config.training import EBFTConfig
 from ebft.data.packing import SequenceDataset, evaluation_loader
-from ebft.errors import ConfigError
+from ebft.errors import ConfigError, TrainingDiverged
 from ebft.method.measures import Record, as_logged, differences, estimates
 from ebft.model.attention import avoid_cudnn_attention
 from ebft.model.backbone import evaluating
@@ -25,9 +26,7 @@ from ebft.runtime import processes, sharding
 from ebft.runtime.files import json_ready, read_json, read_jsonl, write_json, write_jsonl, write_text
 from ebft.runtime.timing import DeferredChecks
 from ebft.train import callbacks
-from ebft.train.checkpoints import RECIPE_FILE
-from ebft.train.costs import CostTracker
-from ebft.train.run_folder import RESOLVED_FILE, RESULTS_FILE
+from ebft.train.run_folder import RECIPE_FILE, RESOLVED_FILE, RESULTS_FILE
 
 
 class Measured(Trainer):
@@ -46,16 +45,17 @@ class Measured(Trainer):
     def equip(self, method: str, *state: TrainerCallback) -> None:
         """Give the trainer what all have, once it is made. `state` are callbacks that write something into checkpoints:
         before these are marked as complete."""
-        settings = self.settings
         avoid_cudnn_attention()
-        callbacks.keep_tensorboard_here(self)
-        self.costs, self.deferred_checks = CostTracker(), DeferredChecks()
-        callbacks.check_gradients(self, self.way_out)
+        for callback in self.callback_handler.callbacks:
+            # An evaluation before training would otherwise open the log in the working directory.
+            if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+                callback.logging_dir = f"{self.args.output_dir}/runs"
+        self.deferred_checks, self.costs = DeferredChecks(), callbacks.CostTracker(self)
+        self._check_gradients()
         self.before_after = BeforeAfter(self, method)
-        own = [callbacks.MetricsFile(str(settings.output_dir)), self.costs, *state, callbacks.Checkpoints(self)]
-        if settings.eval_tasks:
-            options, every = settings.eval_task_options, settings.eval_tasks_every
-            own.append(callbacks.EvalTasks(self, settings.eval_tasks, options, every))
+        own = [callbacks.MetricsFile(self), self.costs, *state, callbacks.Checkpoints(self)]
+        if self.settings.eval_tasks:
+            own.append(callbacks.EvalTasks(self, self.settings))
         for callback in (*own, self.before_after):
             self.add_callback(callback)
 
@@ -69,12 +69,6 @@ class Measured(Trainer):
 
     def as_sequences(self, dataset: Any) -> SequenceDataset | None:
         return dataset
-
-    def validation_identity(self) -> dict[str, Any]:
-        """What the numbers of `evaluate` depend on, beside the model."""
-        assert self.features is not None
-        assert self.held_out is not None
-        return validation.identity(self.settings, self.features, self.held_out)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
@@ -114,8 +108,32 @@ class Measured(Trainer):
             return [], None
         return super().get_batch_samples(epoch_iterator, num_batches, device)
 
+    def stop_beyond(self, name: str, value: Tensor, max_reward: float = math.inf) -> None:
+        """End the run if a number of this step is none, or beyond the limit, once it has arrived. It is the same in all
+        processes, so that all of them stop or none does."""
+        step = self.state.global_step + 1
 
-class BeforeAfter(TrainerCallback):
+        def check(found: float) -> None:
+            if not (math.isfinite(found) and abs(found) <= max_reward):
+                beyond = f", beyond max_reward={max_reward:g}" if math.isfinite(max_reward) else ""
+                raise TrainingDiverged(f"the {name} is {found:.3g} at step {step}{beyond}; {self.way_out}")
+
+        self.deferred_checks.add(value, check)
+
+    def _check_gradients(self) -> None:
+        """Look at the norm by which the Trainer clips: a gradient can be no number where the loss is fine."""
+        clip = self.accelerator.clip_grad_norm_
+
+        def clip_and_check(*args: Any, **kwargs: Any) -> Any:
+            norm = clip(*args, **kwargs)
+            self.stop_beyond("gradient's norm", torch.as_tensor(norm))
+            return norm
+
+        if self.accelerator.scaler is None:  # with float16 a gradient that is too large is dropped, and scaled down
+            self.accelerator.clip_grad_norm_ = clip_and_check
+
+
+class BeforeAfter(callbacks.Callback):
     """Keeps in results.json what the trainer's own evaluations find before and after training and the change between
     them, and beside it what they find for each sequence (validation-before.jsonl, validation-after.jsonl).
 
@@ -123,67 +141,72 @@ class BeforeAfter(TrainerCallback):
     may call `evaluate()`.
     """
 
-    by_command = trained = False
+    by_command = False
 
-    def __init__(self, trainer: Any, method: str = "ebft") -> None:
-        self.trainer, self.folder = trainer, Path(trainer.args.output_dir)
+    def __init__(self, trainer: Any, method: str) -> None:
+        super().__init__(trainer)
         self.results: dict[str, Any] = {"method": method}
-        self.before: list[Record] = []
+        self.records: dict[str, list[Record]] = {}
 
-    def take_over(self) -> None:
-        """What a run that is resumed has measured before training, if in the same way; all processes call it."""
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What the numbers of `evaluate` depend on, beside the model."""
+        return validation.identity(self.trainer.settings, self.trainer.features, self.trainer.held_out)
+
+    def take_over(self) -> bool:
+        """Whether a run that is resumed was measured before training, and in the same way; all processes call it."""
         found, records = processes.from_first(
-            (read_json(self.folder / RESULTS_FILE), read_jsonl(self.folder / "validation-before.jsonl"))
+            (read_json(self.output / RESULTS_FILE), read_jsonl(self.output / "validation-before.jsonl"))
         )
-        self.results["ruler"] = self.trainer.validation_identity()  # what the numbers depend on; the name is an old one
-        if found and records and found.get("ruler") == json_ready(self.results["ruler"]):
-            self.before = records
+        self.results["ruler"] = self.identity  # the name is an old one
+        if found and records and found.get("ruler") == json_ready(self.identity):
+            self.records["before"] = records
             self.results |= {name: found[name] for name in ("before", "answers") if name in found}
+        return "before" in self.results
 
-    def on_evaluate(self, args: object, state: TrainerState, *_: object, metrics: object = None, **__: object) -> None:
+    def on_evaluate(self, *_: Any, metrics: Any = None, **__: Any) -> None:
         evaluated = self.trainer.evaluated
         if evaluated is None or evaluated.metrics is not metrics:
             return  # of other data than the trainer's own
-        if "ruler" not in self.results:
-            self.results["ruler"] = self.trainer.validation_identity()
-        if not state.global_step:
-            self.before, self.results["before"] = evaluated.records, metrics
-            self.write("before", evaluated.records)
-        elif self.trained:
-            self._ended(state)
+        when = "after" if self.step else "before"
+        self.records[when] = evaluated.records
+        self.results |= {"ruler": self.identity, when: metrics}
+        if when == "after" and "before" in self.records:
+            self.results["change"] = as_logged(differences(self.records["after"], self.records["before"]))
+        if when == "before" or not (self.by_command or self.trainer.is_in_train):
+            self.write()
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
-        self.trained = False
-        if state.global_step and "before" not in self.results and self.trainer.held_out is not None:
+    def on_train_begin(self, args: Any, *_: Any, **__: Any) -> None:
+        if self.step and "before" not in self.results and self.trainer.held_out is not None:
             self.take_over()
-        for ended in ("after", "change", "steps", "spent"):  # of training that is continued
-            self.results.pop(ended, None)
-        if self.write() and not self.by_command:
+        self._drop("after", "change", "steps", "spent")  # of training that is continued
+        self.write()
+        if self.writes and not self.by_command:
             resolved = {"model": getattr(self.trainer.model.config, "_name_or_path", None), **args.to_dict()}
-            write_text(self.folder / RESOLVED_FILE, json.dumps(resolved, indent=1, default=str))
+            write_text(self.output / RESOLVED_FILE, json.dumps(resolved, indent=1, default=str))
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
-        self.trained = True
-        self._ended(state, of_this_model=not args.load_best_model_at_end)
-
-    def _ended(self, state: TrainerState, of_this_model: bool = True) -> None:
+    def on_train_end(self, args: Any, *_: Any, **__: Any) -> None:
+        evaluated = self.trainer.evaluated
+        if evaluated is None or evaluated.step != self.step or args.load_best_model_at_end:
+            self._drop("after", "change")  # they are of another model than the one that is left
         spent = {key.removeprefix("spent/"): value for key, value in self.trainer.costs.totals().items()}
-        self.results |= {"steps": state.global_step, "spent": spent}
-        evaluated, records = self.trainer.evaluated, []
-        if evaluated is not None and evaluated.step == state.global_step and of_this_model:
-            records, self.results["after"] = evaluated.records, evaluated.metrics
-            if self.before:
-                self.results["change"] = as_logged(differences(records, self.before))
-        self.write("after", records, results=not self.by_command)
+        self.results |= {"steps": self.step, "spent": spent}
+        if not self.by_command:
+            self.write()
 
-    def write(self, when: str = "", records: Sequence[Record] = (), results: bool = True) -> bool:
-        """Records before the results that they belong to. Returns whether this process writes, and not into the folder
-        of a run by a command."""
-        if processes.rank() != 0 or (not self.by_command and (self.folder / RECIPE_FILE).exists()):
-            return False
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if records:
-            write_jsonl(self.folder / f"validation-{when}.jsonl", records)
-        if results:
-            write_json(self.folder / RESULTS_FILE, json_ready(self.results))
-        return True
+    def _drop(self, *names: str) -> None:
+        self.results = {name: value for name, value in self.results.items() if name not in names}
+        self.records.pop("after", None)
+
+    @property
+    def writes(self) -> bool:
+        """The first process, and not into the folder of a run by a command."""
+        return processes.rank() == 0 and (self.by_command or not (self.output / RECIPE_FILE).exists())
+
+    def write(self) -> None:
+        """Records before the results that they belong to."""
+        if self.writes:
+            self.output.mkdir(parents=True, exist_ok=True)
+            for when, records in self.records.items():
+                write_jsonl(self.output / f"validation-{when}.jsonl", records)
+            write_json(self.output / RESULTS_FILE, json_ready(self.results))

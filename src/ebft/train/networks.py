@@ -1,4 +1,5 @@
-"""The networks of a run: the weights that compute, the frozen feature network, and the KL term's reference model.
+"""The networks of a run: the weights that compute, the frozen feature network, the KL term's reference model, and what
+a pass of them costs.
 
 All are made from the model as it is at the start. With bf16, full fine-tuning computes on a bf16 copy of the float32
 weights (`model.working_copy`). With `fsdp` every process keeps a part of each network (`runtime.sharding`), and shards
@@ -8,38 +9,50 @@ are gathered in bf16.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
 from ebft.loading import feature_network
 from ebft.model import backbone
-from ebft.model.backbone import base_model, compile_layers, decoder_layers, decoder_of
+from ebft.model.backbone import base_model, compile_layers, decoder_layers, decoder_of, idle_parameters, text_config
+from ebft.model.features import FeatureNetwork
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
 from ebft.runtime import processes, sharding
-from ebft.train.costs import FlopCounter
+
+Count = TypeVar("Count", float, Tensor)
 
 
 class Networks:
     def __init__(self, model: Any, args: EBFTConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.model, self.args = model, args
-        self.adapted = hasattr(model, "disable_adapter")
-        self.sharded = args.sharding is not None
+        self.adapted, self.sharded = hasattr(model, "disable_adapter"), args.sharding is not None
         if any(parameter.dtype == torch.float16 for parameter in model.parameters()):
             raise ConfigError(
                 "the model's weights are in float16, in which the small gradients of a mean over all tokens of a step "
                 "are lost; load it in float32 or bfloat16"
             )
         if self.sharded:
-            _check_shardable(model, args.device)
+            if getattr(model, "is_quantized", False):
+                raise ConfigError("fsdp with a quantised model is not supported; load it in float32 or bfloat16")
+            processes.join_alone(args.device)
         check = backbone.check_training_pass if args.disable_dropout else backbone.prepare_model
         processes.all_or_none(lambda: check(model))  # of a sharded model, not all may have the weights to look at
         backbone.check_tokens(decoder_of(model), args.context_length)
-        self.working = self._working_copy()
+        if args.bf16 and self.adapted:
+            # Under an adapter the base model does not train: it needs no float32 weights. Adapters are small: autocast.
+            for parameter in model.parameters():
+                if not parameter.requires_grad and parameter.is_floating_point():  # 4 bits stay 4 bits
+                    parameter.data = parameter.data.to(torch.bfloat16)
+        self.working: WorkingCopy | None = None
+        if args.bf16 and not self.adapted and not self.sharded and next(model.parameters()).dtype != torch.bfloat16:
+            self.working = WorkingCopy(model)
+            if args.gradient_checkpointing:
+                self.working.model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
         self.features = feature_network(model, args, tokenizer)
         self.flops = FlopCounter(model)
         # The frozen q of the KL term; with an adapter, it is the base model and nothing is copied.
@@ -49,20 +62,6 @@ class Networks:
             self.reference = copied.requires_grad_(False).eval()
         if self.sharded:
             self._shard()  # last: shards are not copied
-
-    def _working_copy(self) -> WorkingCopy | None:
-        args, model = self.args, self.model
-        if args.bf16 and self.adapted:
-            # Under an adapter the base model does not train: it needs no float32 weights. Adapters are small: autocast.
-            for parameter in model.parameters():
-                if not parameter.requires_grad and parameter.is_floating_point():  # 4 bits stay 4 bits
-                    parameter.data = parameter.data.to(torch.bfloat16)
-        if not args.bf16 or self.adapted or self.sharded or next(model.parameters()).dtype == torch.bfloat16:
-            return None
-        working = WorkingCopy(model)
-        if args.gradient_checkpointing:
-            working.model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
-        return working
 
     def _shard(self) -> None:
         """Each process keeps its part of the model and of the frozen networks."""
@@ -118,14 +117,6 @@ class Networks:
         return self.model, self.model.disable_adapter()
 
 
-def _check_shardable(model: Any, device: torch.device) -> None:
-    if getattr(model, "is_quantized", False):
-        raise ConfigError("fsdp with a quantised model is not supported; load it in float32 or bfloat16")
-    processes.join_alone(device)
-    if not processes.same_on_all([(name, p.shape, p.dtype) for name, p in model.named_parameters()]):
-        raise ConfigError("the processes have loaded different models, which cannot be sharded; load the same one")
-
-
 def disable_dropout(model: nn.Module) -> None:
     """Set dropout to 0 in modules that are dropout, and in those that keep its rate for a function that they call
     (`dropout`, `attention_dropout`, `layerdrop`, `resid_pdrop`, ...). `check_training_pass` finds what is left."""
@@ -135,3 +126,43 @@ def disable_dropout(model: nn.Module) -> None:
         for name, value in vars(module).items():
             if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
+
+
+class FlopCounter:
+    """FLOPs of a pass over one token: 2 for every parameter that is multiplied with, by the usual count. Of a mixture
+    of experts, those that a token goes to.
+
+    `body` is the decoder's part, `head` that of one row of logits: EBFT and GRPO need logits for some tokens only.
+    Not counted: padding, attention's products between tokens, the optimiser, evaluation, and what gradient
+    checkpointing computes again.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        base = base_model(model)
+        layers = decoder_layers(decoder_of(base))[1]
+        idle = idle_parameters(layers, text_config(base))
+        embeddings, head = backbone.input_embeddings(base), base.get_output_embeddings()
+        # Looking up an embedding multiplies nothing; a head that shares the matrix does.
+        looked_up = 0 if getattr(head, "weight", None) is embeddings else embeddings.numel()
+        self.head = 2.0 * sum(p.numel() for p in head.parameters())
+        self.body = 2.0 * (_count(model) - idle - looked_up) - self.head
+        # Backward costs as much for the inputs and once more for the weights; a frozen base has no second part.
+        frozen = any(not p.requires_grad for n, p in model.named_parameters() if "lora_" not in n)
+        self.update = 2.0 if frozen else 3.0  # in forward passes
+        self._per_layer = 2.0 * (_count(layers) - idle) / len(layers)
+
+    def over(self, tokens: Count, logits: Count) -> Count:
+        """FLOPs of a forward pass over so many tokens, with so many rows of logits."""
+        return tokens * self.body + logits * self.head
+
+    def of_features(self, network: FeatureNetwork) -> float:
+        """FLOPs of the frozen network for one token."""
+        if network.source in ("copy", "adapter_off", "average", "random"):
+            return self._per_layer * max(network.taps)
+        layers = decoder_layers(network.decoder)[1]
+        return 2.0 * (_count(layers) - idle_parameters(layers, text_config(network.decoder)))
+
+
+def _count(module: nn.Module) -> int:
+    """Parameters; of a matrix in 4 bits, two stand in every byte."""
+    return sum(p.numel() * (2 if hasattr(p, "quant_state") else 1) for p in module.parameters())

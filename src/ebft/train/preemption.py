@@ -10,30 +10,31 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer
 
 from ebft.errors import Preempted
 from ebft.runtime import processes
 from ebft.runtime.launch import NOTICES, not_mistaken, on_notice
-from ebft.train import checkpoints
+from ebft.train import run_folder
+from ebft.train.callbacks import Callback
 
 logger = logging.getLogger(__name__)
 
 
-class Preemption(TrainerCallback):
+class Preemption(Callback):
     """As the last callback of a trainer, it ends the run after the checkpoint that it has asked for."""
 
-    trainer: Any = None
     received: str | None = None
     at_once = True  # what was done so far is on disk, or not worth keeping
     _leaving = False
+
+    def __init__(self) -> None:
+        super().__init__(None)  # it listens before there is a trainer
 
     @contextmanager
     def listen(self) -> Iterator[None]:
@@ -64,37 +65,33 @@ class Preemption(TrainerCallback):
         self.trainer = trainer
         trainer.add_callback(self)
 
-    def on_train_begin(self, args: TrainingArguments, *_: object, **given: object) -> None:
+    def on_train_begin(self, *_: Any, train_dataloader: Any = None, **__: Any) -> None:
         self.at_once = False
-        self._flag = processes.SharedFlag(args.device)
-        loader: Any = given.get("train_dataloader")
-        loader = getattr(loader, "base_dataloader", loader)  # accelerate's is around the one that starts processes
+        self._flag = processes.SharedFlag(self.trainer.args.device)
+        loader = getattr(train_dataloader, "base_dataloader", train_dataloader)  # inside accelerate's
         if getattr(loader, "num_workers", 0):
-            loader.worker_init_fn = partial(_hear_nothing, loader.worker_init_fn)
+            loader.worker_init_fn = _hear_nothing
 
-    def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, *_: Any, **__: Any) -> None:
         if self._flag.exchange(self.received is not None):
-            if not self._leaving and state.is_world_process_zero:
+            if not self._leaving and self.trainer.state.is_world_process_zero:
                 who = self.received or "another process has been told to stop"
-                logger.info(f"{who}: saving a checkpoint after step {state.global_step}")
-            self._leaving = control.should_save = True
+                logger.info(f"{who}: saving a checkpoint after step {self.step}")
+            self._leaving = self.trainer.control.should_save = True
             self.trainer.deferred_checks.run(wait=True)  # as before every checkpoint
 
-    def on_save(self, *_: object, **__: object) -> None:
+    def on_save(self, *_: Any, **__: Any) -> None:
         if self._leaving:
             processes.barrier()  # the first one has marked the checkpoint
             raise self._stop()
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
-        last = checkpoints.last_checkpoint(Path(str(args.output_dir)))
-        self.at_once = last is not None and checkpoints.step_of(last) == state.global_step
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.at_once = (self.checkpoint / run_folder.MARK).exists()
         if self.at_once and self.received is not None and processes.count() == 1:
             raise self._stop()
 
 
-def _hear_nothing(before: Callable[[int], object] | None, worker: int) -> None:
+def _hear_nothing(worker: int) -> None:
     """In processes that load data: a signal to all processes of a job is not for them."""
     for number in (*NOTICES, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    if before is not None:
-        before(worker)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,26 +128,25 @@ def before_and_after(results: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def verdict(results: dict[str, Any]) -> list[str]:
     """What the paired changes are evidence of, in words: by Student's t, since sequences may be few."""
-    better, worse = (f"{word} by more than chance would explain (p < 0.05)" for word in ("better", "worse"))
-    found: dict[str, list[str]] = {better: [], worse: [], "no evidence of a change": []}
-    change, sequences = results.get("change", {}), (results.get("ruler") or {}).get("validation_sequences", 0)
-    with suppress(ImportError):  # training needs no more of scipy than this: the table stands without these words
-        from scipy.stats import t
+    from scipy.stats import t
 
-        for key, name in NAMES.items() if sequences > 1 else ():
-            value, error = change.get(f"eval_{key}"), change.get(f"eval_{key}_se")
-            if value is None or error is None or math.isnan(error):
-                continue
+    clearly = "by more than chance would explain (p < 0.05)"
+    better, worse, unclear = f"better {clearly}", f"worse {clearly}", "no evidence of a change"
+    found: dict[str, list[str]] = {better: [], worse: [], unclear: []}
+    change, sequences = results.get("change", {}), (results.get("ruler") or {}).get("validation_sequences", 0)
+    for key, name in NAMES.items() if sequences > 1 else ():
+        value, error = change.get(f"eval_{key}"), change.get(f"eval_{key}_se")
+        if value is not None and error is not None and not math.isnan(error):
             by_chance = 2 * t.sf(abs(value / error), sequences - 1) >= 0.05 if error else value == 0
             reading = better if (value < 0) == smaller_is_better(key) else worse
-            found["no evidence of a change" if by_chance else reading].append(name.partition(" (")[0])
+            found[unclear if by_chance else reading].append(name.partition(" (")[0])
     return [f"{reading}: {'; '.join(names)}" for reading, names in found.items() if names]
 
 
 def curves(run: Path) -> Path | None:
     """`curves.png`, one panel per metric, with standard errors where there are any."""
     entries = read_jsonl(run / "metrics.jsonl")
-    panels = [(name, points) for name in PANELS if (points := along_training(entries, name))]
+    panels = {name: points for name in PANELS if (points := along_training(entries, name))}
     if not panels:
         return None
     import matplotlib
@@ -156,12 +154,10 @@ def curves(run: Path) -> Path | None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.1 * rows), squeeze=False)
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
-    for axis, (name, points) in zip(axes.flat, panels, strict=False):
+    rows, columns = -(-len(panels) // 3), min(3, len(panels))
+    figure = plt.figure(figsize=(4.2 * columns, 3.1 * rows))
+    for place, (name, points) in enumerate(panels.items(), 1):
+        axis: Any = figure.add_subplot(rows, columns, place)
         values = [entry[name] for entry in points.values()]
         errors = [entry.get(f"{name}_se") or 0.0 for entry in points.values()]
         axis.errorbar(list(points), values, errors, marker="o" if len(points) < 20 else None, markersize=3)

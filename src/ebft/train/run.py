@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi
 from transformers import ProgressCallback
 from transformers.trainer_callback import PrinterCallback
 
@@ -17,13 +18,10 @@ from ebft import loading
 from ebft.config.recipe import Recipe, as_given
 from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError, first_line
-from ebft.loading import check_feature_model
-from ebft.plan import cpu_seconds
 from ebft.runtime import processes
 from ebft.runtime.files import share_weights
 from ebft.train import report
 from ebft.train.callbacks import EarlyStopping, EvalTasks, Progress
-from ebft.train.costs import FlopCounter
 from ebft.train.measured import Measured
 from ebft.train.preemption import Preemption
 from ebft.train.run_folder import FINAL, RunFolder, refusal
@@ -31,8 +29,6 @@ from ebft.train.sequences import Loaded, describe_ebft, load, prompt_kinds, trai
 from ebft.train.trainer import EBFTTrainer
 
 logger = logging.getLogger(__name__)
-
-LONG_ON_CPU = 3  # hours
 
 
 @dataclass(frozen=True)
@@ -66,14 +62,13 @@ def plan(recipe: Recipe, method: TrainingMethod = EBFT, resume: bool = False) ->
     """`--dry-run`: what a run would do, as lines to print; nothing in processes other than the first."""
     processes.start(recipe.training)
     loaded = load(recipe, method.needs_anchors)
-    _check_device(loaded, begins=False)
     if recipe.training.process_index != 0:
         return []
     if (why := refusal(RunFolder(recipe).path, resume)) is not None:
         warn(f"the run itself would be refused: {why}")
-    if tasks := recipe.training.eval_tasks:
-        EvalTasks(None, tasks, recipe.training.eval_task_options)
-    check_feature_model(recipe.training, loaded.tokenizer)  # which only a run builds
+    if recipe.training.eval_tasks:
+        EvalTasks(None, recipe.training)
+    loading.check_feature_model(recipe.training, loaded.tokenizer)  # which only a run builds
     return method.plan(loaded)
 
 
@@ -84,11 +79,11 @@ def train(recipe: Recipe, resume: bool = False, method: TrainingMethod = EBFT) -
     folder, preemption = RunFolder(recipe), Preemption()
     with preemption.listen(), folder.locked():
         checkpoint = folder.claim(resume, method.name)
-        repository = _make_repository(args)
+        if pushes := args.push_to_hub:
+            _make_repository(args)
         loaded = load(recipe, method.needs_anchors)
         if checkpoint is not None:
             folder.check_same_data(loaded.train_set)
-        _check_device(loaded, begins=True)
         trainer = _build(loaded, method)
         preemption.attach(trainer)
         if folder.is_first:
@@ -107,103 +102,71 @@ def train(recipe: Recipe, resume: bool = False, method: TrainingMethod = EBFT) -
                     shutil.copy(picture, final)  # for the model card, wherever the folder goes
                 report.write_card(final, folder.path.name, recipe, results, method.title)
         trainer.before_after.write()
-        if folder.is_first and repository is not None:
-            _upload(repository, folder.path / FINAL, args.hub_revision)
+        if folder.is_first and pushes:
+            _upload(args, folder.path / FINAL)
         return results if folder.is_first else {}
 
 
 def _build(loaded: Loaded, method: TrainingMethod) -> Measured:
     """The trainer, with ebft's own progress instead of transformers'."""
-    args = loaded.recipe.training
-    bar = not args.disable_tqdm or "disable_tqdm" not in loaded.recipe.given  # transformers hides it with its log level
+    recipe, args = loaded.recipe, loaded.recipe.training
+    if not torch.accelerator.is_available() and not as_given("use_cpu", recipe.given, recipe.command):
+        warn("no GPU was found: computing on the CPU (set use_cpu: true if this is intended)")
+    bar = not args.disable_tqdm or "disable_tqdm" not in recipe.given  # transformers hides it with its log level
     trainer = method.build(loaded)
     trainer.before_after.by_command = True
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     if args.early_stopping_patience is not None:
-        trainer.add_callback(EarlyStopping(args.early_stopping_patience, args.early_stopping_threshold))
-    trainer.add_callback(Progress(method.shown, bar))
+        trainer.add_callback(EarlyStopping(trainer))
+    trainer.add_callback(Progress(trainer, method.shown, bar))
     return trainer
 
 
 def _measure_and_train(trainer: Measured, checkpoint: Path | None) -> None:
     """Measure, train, measure. What a run that is resumed finds on disk is not measured again."""
-    settings, measured = trainer.settings, trainer.before_after
-    results, held_out, shown = measured.results, trainer.held_out, dict[str, list[str]]()
-    if held_out is not None:
-        measured.take_over()
-        if settings.show_prompts:
-            shown = report.held_out_prompts(held_out, trainer.processing_class, settings.show_prompts)
+    settings, measured, shown = trainer.settings, trainer.before_after, dict[str, list[str]]()
+    known = trainer.held_out is None or measured.take_over()
     measured.write()
-    if held_out is not None and "before" not in results:
+    if not known:
         # The model as it was loaded: also when the run resumes from a checkpoint that had no evaluation before it.
         # It draws no numbers that training would have drawn: a run that finds its results on disk skips it.
         with torch.random.fork_rng([settings.device] if settings.device.type == "cuda" else []):
             trainer.evaluate()
-    answers = results.pop("answers", {})
-    if shown:
-        known = answers.get("prompts") == shown["prompts"]
-        before = answers["before"] if known else report.answers_to(shown["prompts"], trainer)
-        results["answers"] = {**shown, "before": before}
+    answers = measured.results.pop("answers", {})
+    if trainer.held_out is not None and settings.show_prompts:
+        shown = report.held_out_prompts(trainer.held_out, trainer.processing_class, settings.show_prompts)
+        same = answers.get("prompts") == shown["prompts"]
+        before = answers["before"] if same else report.answers_to(shown["prompts"], trainer)
+        measured.results["answers"] = {**shown, "before": before}
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    if held_out is not None and "after" not in results:
+    if trainer.held_out is not None and "after" not in measured.results:
         trainer.evaluate()
     if shown:
-        results["answers"]["after"] = report.answers_to(shown["prompts"], trainer)
+        measured.results["answers"]["after"] = report.answers_to(shown["prompts"], trainer)
 
 
-def _check_device(loaded: Loaded, begins: bool) -> None:
-    """A run that would take long on a CPU begins there only if that was asked for."""
-    recipe, args = loaded.recipe, loaded.recipe.training
-    if torch.accelerator.is_available() or as_given("use_cpu", recipe.given, recipe.command):
-        return
-    steps = args.max_steps if args.max_steps > 0 else len(loaded.train_set) / args.rows_per_step * args.num_train_epochs
-    anchors = (args.context_length - args.horizon) // args.stride if args.anchors == "strided" else 1
-    packed = args.rows_per_step * (args.context_length + anchors * args.samples * args.horizon)
-    # Rollout one pass, features three quarters of one, update three.
-    flops = steps * packed * FlopCounter(loaded.model).over(1.0, 0.0) * (1 + 0.75 + 3)
-    hours = processes.from_first(cpu_seconds(flops, args.bf16)) / 3600  # so that all processes decide alike
-    if hours < LONG_ON_CPU or recipe.command != "train":
-        return warn("no GPU was found: computing on the CPU (set use_cpu: true if this is intended)")
-    how_long = f"{hours:,.0f} hours" if hours < 48 else f"{hours / 24:,.0f} days"
-    word = (
-        f"no GPU was found, and this machine's CPU would take at least {how_long}: too slow; use a GPU or a "
-        "smaller model (--config quickstart takes minutes), or go on all the same with --use_cpu true"
-    )
-    if begins:
-        raise ConfigError(word)
-    warn(word)
-
-
-def _make_repository(args: EBFTConfig) -> str | None:
+def _make_repository(args: EBFTConfig) -> None:
     """For `push_to_hub`: made before training, when a missing token costs nothing yet. What is uploaded is the final
     model; the Trainer would upload its whole output folder, with samples of the training text in it."""
-    if not args.push_to_hub:
-        return None
-    from huggingface_hub import HfApi
-
     args.push_to_hub = False  # from here on it is ours
     name = args.hub_model_id or Path(str(args.output_dir)).resolve().name
-    found: list[str] = []
 
     def make() -> None:
         try:
-            found.append(HfApi().create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id)
+            args.hub_model_id = HfApi().create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
         except Exception as error:  # the library raises many kinds, for networks, tokens and names
-            raise ConfigError(
-                f"push_to_hub=true: {name} cannot be made on the hub: {first_line(error)}; log in with `hf auth login`"
-            ) from None
+            why = f"push_to_hub=true: {name} cannot be made on the hub: {first_line(error)}"
+            raise ConfigError(f"{why}; log in with `hf auth login`") from None
 
     processes.all_or_none(make if args.process_index == 0 else bool)
-    return found[0] if found else None
 
 
-def _upload(repository: str, folder: Path, revision: str | None) -> None:
+def _upload(args: EBFTConfig, final: Path) -> None:
     """A run that has ended well does not fail over its upload."""
-    from huggingface_hub import HfApi
-
+    name = str(args.hub_model_id)
     try:
-        place = HfApi().upload_folder(repo_id=repository, folder_path=folder, revision=revision)
-        logger.info(f"uploaded: {getattr(place, 'commit_url', repository)}")
+        place = HfApi().upload_folder(repo_id=name, folder_path=final, revision=args.hub_revision)
+        logger.info(f"uploaded: {getattr(place, 'commit_url', name)}")
     except Exception as error:
-        logger.warning(f"not uploaded: {first_line(error)}; again by hand: hf upload {repository} {folder}")
+        logger.warning(f"not uploaded: {first_line(error)}; again by hand: hf upload {name} {final}")

@@ -1,12 +1,20 @@
-"""The output folder of a run: whose it is, what it holds, and whether a run may be resumed in it."""
+"""The output folder of a run: whose it is, what it holds, which of its checkpoints are sound, and whether a run may be
+resumed in it.
+
+A checkpoint counts once its mark is written, after everything else in it. The mark lists every file with its SHA-256:
+a run that continued from a file that was cut off or has changed since would be another run, without a word.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -19,16 +27,19 @@ from ebft.config.recipe import Recipe, as_given
 from ebft.data.packing import SequenceDataset
 from ebft.errors import ConfigError
 from ebft.runtime import processes, sharding
-from ebft.runtime.files import locked, read_json, write_json, write_text
-from ebft.train import checkpoints
-from ebft.train.checkpoints import LOCK_FILE, RECIPE_FILE, holds_run, refusal
+from ebft.runtime.files import locked, read_json, sha256_of, share_weights, write_json, write_text
+from ebft.runtime.launch import how_to_resume
 
 logger = logging.getLogger(__name__)
 
+RECIPE_FILE = "recipe.yaml"  # what was set, by file and flags
 RESOLVED_FILE = "resolved.json"  # every setting as the run had it
 DATA_FILE = "data.json"  # documents, tokens and checksums
 RESULTS_FILE = "results.json"  # validation before and after, the change, and what they depend on
 FINAL = "final"  # the trained model
+LOCK_FILE = "run.lock"  # while a process writes here
+MARK = "COMPLETE"  # of a checkpoint
+_AT_ONCE = 8  # files that are read side by side; hashing leaves Python's lock alone
 
 # What may change when a run is resumed: how long, and what it shows and keeps. How a model is sharded may change too;
 # whether it is, the checkpoint says.
@@ -50,12 +61,20 @@ def other_setting(run: Path, given: dict[str, Any], command: str, ignored: Seque
     return None
 
 
-def check_kind(checkpoint: Path, sharded: bool) -> None:
-    """Shards and whole models are not turned into each other on the way."""
-    found = (checkpoint / sharding.MODEL).is_dir()
-    if found != sharded:
-        holds, needs = ("shards", "with fsdp=full_shard") if found else ("a whole model", "without fsdp")
-        raise ConfigError(f"{checkpoint} holds {holds}; resume {needs}, as the run began, or choose another folder")
+def refusal(folder: Path, resume: bool) -> str | None:
+    """Why a run cannot begin in this folder; None if it can."""
+    if holds_run(folder):
+        known = (folder / RECIPE_FILE).exists()  # else a program has left its checkpoints here
+        way = f": {how_to_resume(folder)}" if known else " --resume"
+        held = f"output_dir={folder} already holds a run; choose another folder, or continue it with{way}"
+        return None if resume else held
+    if folder.is_dir() and any(file.name != LOCK_FILE for file in folder.iterdir()):
+        return f"output_dir={folder} is not empty and holds no run; choose another folder"
+    return None
+
+
+def holds_run(folder: Path) -> bool:
+    return (folder / RECIPE_FILE).exists() or bool(all_checkpoints(folder))
 
 
 class RunFolder:
@@ -93,33 +112,31 @@ class RunFolder:
             raise ConfigError(why)
         if not holds_run(self.path):
             return None
-        made_by = (read_json(self.path / RESULTS_FILE) or {}).get("method", "ebft")
-        if made_by != method:
-            raise ConfigError(f"output_dir={self.path} holds a run of {made_by}, not of {method}; choose another")
-        self._check_same_settings()
-        processes.all_or_none(lambda: checkpoints.clear_away(self.path) if self.is_first else None)
-        last = checkpoints.last_checkpoint(self.path)
-        if last is not None:
-            check_kind(last, self.training.sharding is not None)
+        self._check_same_run(method)
+        processes.all_or_none(lambda: clear_away(self.path) if self.is_first else None)
+        last = last_checkpoint(self.path)
+        # Shards and whole models are not turned into each other on the way.
+        if last is not None and (found := (last / sharding.MODEL).is_dir()) != (self.training.sharding is not None):
+            holds, needs = ("shards", "with fsdp=full_shard") if found else ("a whole model", "without fsdp")
+            raise ConfigError(f"{last} holds {holds}; resume {needs}, as the run began, or choose another folder")
         if self.is_first:
             logger.info(f"resuming from {last}" if last else "no complete checkpoint yet: starting from the beginning")
         return last
 
-    def _check_same_settings(self) -> None:
-        given, training = self.recipe.given, self.training
-        before = read_json(self.path / RESOLVED_FILE) or {}
-        old_batch, batch = before.get("sequences_per_step"), training.rows_per_step
-        if old_batch not in (None, batch):
-            raise ConfigError(
-                f"output_dir={self.path} holds a run of {old_batch} sequences per step, not {batch}; keep "
-                f"{' x '.join(BATCH)} x processes ({training.world_size} here) at {old_batch}, or choose another folder"
-            )
-        settled = BATCH if old_batch is not None else ()
-        if (why := other_setting(self.path, given, self.recipe.command, settled)) is not None:
-            raise ConfigError(f"output_dir={why}; resume with the same settings, or choose another folder")
+    def _check_same_run(self, method: str) -> None:
+        before, batch = read_json(self.path / RESOLVED_FILE) or {}, self.training.rows_per_step
+        made_by = (read_json(self.path / RESULTS_FILE) or {}).get("method", "ebft")
+        other = other_setting(self.path, self.recipe.given, self.recipe.command, BATCH)
+        if made_by != method:
+            other = f"{self.path} holds a run of {made_by}, not of {method}"
+        elif (old := before.get("sequences_per_step", batch)) != batch:
+            what = f"{' x '.join(BATCH)} x processes"
+            other = f"{self.path} holds a run of {old} sequences per step, not {batch} ({what})"
+        if other is not None:
+            raise ConfigError(f"output_dir={other}; resume with the same settings, or choose another folder")
         # What nobody gave stays as the run began: a default may have changed since.
-        for name in {f.name for f in fields(MethodConfig)} & before.keys() - given.keys():
-            setattr(training, name, before[name])
+        for name in {f.name for f in fields(MethodConfig)} & before.keys() - self.recipe.given.keys():
+            setattr(self.training, name, before[name])
 
     def check_same_data(self, train_set: SequenceDataset) -> None:
         """The same name may stand for other data by now; a run resumed with them would be neither run."""
@@ -150,3 +167,107 @@ class RunFolder:
 def _describe(train_set: SequenceDataset) -> dict[str, object]:
     checksums = [store.checksum() for store in train_set.index.stores]
     return {"documents": len(train_set.index), "tokens": train_set.total_tokens, "checksums": checksums}
+
+
+# ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def step_of(checkpoint: Path) -> int:
+    """-1 for other names."""
+    before, _, step = checkpoint.name.partition("checkpoint-")
+    return int(step) if step.isdecimal() and not before else -1
+
+
+def all_checkpoints(output_dir: Path) -> list[Path]:
+    """Complete or not, oldest first."""
+    return sorted((p for p in output_dir.glob("checkpoint-*") if step_of(p) >= 0), key=step_of)
+
+
+def complete_checkpoints(output_dir: Path) -> list[Path]:
+    return [p for p in all_checkpoints(output_dir) if (p / MARK).exists()]
+
+
+def last_checkpoint(output_dir: Path) -> Path | None:
+    return next(reversed(complete_checkpoints(output_dir)), None)
+
+
+def mark_complete(checkpoint: Path) -> None:
+    """Every file in the folder reaches the disk before the mark does."""
+    share_weights(checkpoint)
+    files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name != MARK]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        sums = zip(files, pool.map(_sync_and_hash, files), strict=True)
+        listed = {file.relative_to(checkpoint).as_posix(): {"sha256": sha256} for file, sha256 in sums}
+    write_json(checkpoint / MARK, {"files": listed})
+    _sync_and_hash(checkpoint / MARK)
+
+
+def _sync_and_hash(file: Path) -> str:
+    with file.open("rb") as content:
+        os.fsync(content.fileno())
+    return sha256_of(file)
+
+
+def damage(checkpoint: Path) -> list[str]:
+    """Which files of a complete checkpoint are missing or not what was written."""
+
+    def is_sound(name: str) -> bool:
+        try:
+            return sha256_of(checkpoint / name) == listed[name]["sha256"]
+        except (OSError, ValueError):  # also a name that no file can have
+            return False
+
+    try:
+        listed = dict(read_json(checkpoint / MARK)["files"])
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return [name for name, sound in zip(listed, pool.map(is_sound, listed), strict=True) if not sound]
+    except (TypeError, KeyError, ValueError):
+        return [MARK]
+
+
+def clear_away(output_dir: Path) -> None:
+    """Delete checkpoints that were cut off, and rename the newest ones that are damaged, up to the first sound one.
+
+    If none is sound, nothing is renamed and it is an error: to begin again from the start is nothing to do unasked.
+    """
+    for cut_off in remove_incomplete(output_dir):
+        logger.info(f"{cut_off.name} was cut off while it was written; it is not used")
+    damaged: dict[Path, str] = {}
+    for checkpoint in reversed(complete_checkpoints(output_dir)):
+        if not (wrong := damage(checkpoint)):
+            break
+        damaged[checkpoint] = f"{checkpoint.name} is damaged (missing or changed: {', '.join(wrong[:3])})"
+    else:
+        if damaged:
+            raise ConfigError(
+                f"output_dir={output_dir} has no checkpoint that is sound: {next(iter(damaged.values()))}; put a good "
+                "copy in its place, or choose another folder"
+            )
+    for checkpoint, what in damaged.items():
+        logger.warning(f"{what}; it is set aside, and the one before is used")
+        aside = checkpoint.with_name(f"damaged-{checkpoint.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        checkpoint.rename(aside)
+
+
+def remove_incomplete(output_dir: Path) -> list[Path]:
+    cut_off = [p for p in all_checkpoints(output_dir) if not (p / MARK).exists()]
+    for checkpoint in cut_off:
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    return cut_off
+
+
+def rotate(output_dir: Path, limit: int | None, keep: set[Path]) -> None:
+    """Delete the oldest complete checkpoints beyond `limit`, sparing those in `keep`."""
+    spare = {p.resolve() for p in keep}
+    for checkpoint in complete_checkpoints(output_dir)[: -limit if limit else 0]:
+        if checkpoint.resolve() not in spare:
+            shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def is_disk_full(error: BaseException, output_dir: Path) -> bool:
+    """Libraries report a full disk each in their own way; where the words are missing, the disk itself tells."""
+    if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
+        return True
+    folder = next(place for place in (output_dir.absolute(), *output_dir.absolute().parents) if place.exists())
+    return isinstance(error, RuntimeError | OSError) and shutil.disk_usage(folder).free < 16 * 2**20

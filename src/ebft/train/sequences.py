@@ -47,10 +47,8 @@ def load(recipe: Recipe, needs_anchors: bool = True) -> Loaded:
     """Data, tokenizer and model. EBFT needs an anchor somewhere in the training text; baselines do not."""
     data, asked = recipe.data, recipe.training.eval_strategy
     if asked != "no" and not data.validation_split and data.validation_dataset is None:
-        raise ConfigError(
-            f"eval_strategy={getattr(asked, 'value', asked)} needs validation data; set validation_split or "
-            "validation_dataset, or eval_strategy=no"
-        )
+        where = "set validation_split or validation_dataset, or eval_strategy=no"
+        raise ConfigError(f"eval_strategy={getattr(asked, 'value', asked)} needs validation data; {where}")
     tokenizer = load_tokenizer(recipe)
     check_tokenizer(tokenizer)
     with recipe.training.main_process_first():  # it tokenises; the others find the tokens in the cache
@@ -81,7 +79,7 @@ def load_data(
     if len(indices) > 1:
         index = mix(indices, data.dataset_weights or [len(i) for i in indices], data.split_seed)
     index, _ = index.without_test(data.test_split, data.split_seed)
-    validation_set, validation = None, None
+    validation: DocumentIndex | None = None
     if data.validation_dataset is not None:
         validation = tokenized(data.validation_dataset, data.validation_dataset_split)
     elif data.validation_split:
@@ -92,11 +90,12 @@ def load_data(
     if needs_anchors:
         check_sequences(train_set, training, end_token_ids(tokenizer, training.completions_end))
         look_at_cuts(train_set, "context_length")
-    if validation is not None:
-        validation_set = sequences(validation).first(data.validation_sequences)
-        if len(validation_set) < FEW:
-            warn(f"validation sequences: {len(validation_set)}; standard errors will be large")
-        look_at_copies(index, validation_set.index)
+    if validation is None:
+        return train_set, None
+    validation_set = sequences(validation).first(data.validation_sequences)
+    if len(validation_set) < FEW:
+        warn(f"validation sequences: {len(validation_set)}; standard errors will be large")
+    look_at_copies(index, validation_set.index)
     return train_set, validation_set
 
 
@@ -142,15 +141,11 @@ def look_at_answers(store: TokenStore, tokenizer: PreTrainedTokenizerBase, where
         raise DataError(
             "no row has an assistant turn; give answers the role 'assistant', or plain text in a column 'text'"
         )
-    empty, blank = list[int](), dict[bytes, bool]()
-    for place in np.flatnonzero((counts <= LONGEST_BLANK) & (counts < store.lengths)):
-        inside = slice(offsets[place], offsets[place + 1])
-        answer = np.asarray(store.tokens[inside])[np.asarray(store.answers[inside]) > 0]
-        if (key := answer.tobytes()) not in blank:
-            blank[key] = not str(tokenizer.decode(answer.tolist(), skip_special_tokens=True)).strip()
-        if blank[key]:
-            empty.append(int(place) + 1)
-    if empty:
+    places = np.flatnonzero((counts <= LONGEST_BLANK) & (counts < store.lengths))
+    inside = [slice(offsets[place], offsets[place + 1]) for place in places]
+    answers = [tuple(np.asarray(store.tokens[at])[np.asarray(store.answers[at]) > 0].tolist()) for at in inside]
+    blank = {ids for ids in set(answers) if not str(tokenizer.decode(list(ids), skip_special_tokens=True)).strip()}
+    if empty := [int(place) + 1 for place, ids in zip(places, answers, strict=True) if ids in blank]:
         warn(f"{where}{len(empty)} of {len(store)} rows have no answer, or an empty one (first: row {empty[0]})")
 
 
@@ -194,20 +189,19 @@ def trained_part(recipe: Recipe, index: DocumentIndex) -> str:
 
 def describe(loaded: Loaded, rows: int, per_step: int, lines: dict[str, str]) -> list[str]:
     """What `--dry-run` prints: the lines of a method, what is the same for all, and a document."""
-    recipe, config, index = loaded.recipe, loaded.recipe.training, loaded.train_set.index
-    steps = (
-        config.max_steps if config.max_steps > 0 else math.ceil(math.ceil(rows / per_step) * config.num_train_epochs)
-    )
+    model, config, train_set = loaded.recipe.model, loaded.recipe.training, loaded.train_set
+    epoch = math.ceil(rows / per_step)
+    steps = config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)
     lines = {
-        "model": f"{recipe.model.model}, {loaded.model.num_parameters():,} parameters in {recipe.model.model_dtype}",
-        "documents": f"{len(index):,} with {loaded.train_set.total_tokens:,} tokens",
+        "model": f"{model.model}, {loaded.model.num_parameters():,} parameters in {model.model_dtype}",
+        "documents": f"{len(train_set.index):,} with {train_set.total_tokens:,} tokens",
         **lines,
         "validation": "none" if loaded.validation_set is None else f"{len(loaded.validation_set):,} sequences",
-        "steps": f"{steps:,} ({math.ceil(rows / per_step):,} an epoch)",
+        "steps": f"{steps:,} ({epoch:,} an epoch)",
     }
     shown = [f"{name:<20}  {value}" for name, value in lines.items()]
     shown += ["", "The first document, as the model sees it:"]
-    store, inside = index.where(0)
+    store, inside = train_set.index.where(0)
     document = zip(store.tokens[inside].tolist(), store.answers[inside].tolist(), strict=True)
     for is_answer, part in islice(groupby(document, key=lambda token: token[1]), 8):
         text = repr(loaded.tokenizer.decode([token for token, _ in part]))
@@ -217,7 +211,7 @@ def describe(loaded: Loaded, rows: int, per_step: int, lines: dict[str, str]) ->
 
 def describe_ebft(loaded: Loaded) -> list[str]:
     """`ebft train --dry-run`."""
-    config, train_set = loaded.recipe.training, loaded.train_set
+    config, rows = loaded.recipe.training, len(loaded.train_set)
     rollouts = f"{config.samples} rollouts of {config.horizon} tokens from each anchor"
-    lines = {"training sequences": f"{len(train_set):,} of {config.context_length} tokens; {rollouts}"}
-    return describe(loaded, len(train_set), config.rows_per_step, lines)
+    lines = {"training sequences": f"{rows:,} of {config.context_length} tokens; {rollouts}"}
+    return describe(loaded, rows, config.rows_per_step, lines)

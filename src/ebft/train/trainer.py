@@ -12,16 +12,18 @@ holds only a part of the networks; to transformers and accelerate it still looks
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
+from transformers.trainer import SCHEDULER_NAME
 
 from ebft import fetch, loading
 from ebft.config.training import EBFTConfig
@@ -29,25 +31,22 @@ from ebft.data import packing
 from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token_ids, pad_token_id
 from ebft.data.row_format import check_tokenizer
 from ebft.data.store import tokenize_rows
-from ebft.errors import ConfigError, DataError, TrainingDiverged
+from ebft.errors import ConfigError, DataError
 from ebft.iteration import Window, check_sequences, loss_of, prepare_window
 from ebft.model.attention import resolve_backend
 from ebft.model.backbone import embedding_size, end_tokens_of
 from ebft.runtime import processes, sharding
 from ebft.runtime.timing import Clock
-from ebft.train.callbacks import OptimizerTime, Samples, finite
-from ebft.train.costs import wide
+from ebft.train.callbacks import OptimizerTime, Samples, wide
+from ebft.train.measured import Measured
 from ebft.train.networks import Networks, disable_dropout
 from ebft.train.sequences import ENDS_LEFT_OUT, look_at_answers, look_at_copies, look_at_cuts, look_at_positions, warn
-from ebft.train.sharded_trainer import ShardedTrainer
 
 # What a window says of itself also where nothing was rolled out.
 _OF_EVERY_STEP = ("ebft/anchors", "ebft/packed_tokens")
 
-logger = logging.getLogger(__name__)
 
-
-class EBFTTrainer(ShardedTrainer):
+class EBFTTrainer(Measured):
     """Fine-tune a causal language model with EBFT.
 
     Args:
@@ -62,6 +61,7 @@ class EBFTTrainer(ShardedTrainer):
     """
 
     args: EBFTConfig
+    lr_scheduler: Any
     way_out = "try a lower learning_rate, a gamma above 0, or whitening=reference, and look at the last samples"
 
     def __init__(
@@ -120,14 +120,24 @@ class EBFTTrainer(ShardedTrainer):
             # Of rows given in Python; who brings sequences has looked at them before.
             if eval_dataset is not None and eval_dataset is not given_validation:
                 look_at_copies(train_dataset.index, eval_dataset.index)
-        self.keep_unwrapped()
+        self._keep_unwrapped()
         # compute_loss divides by the counts of the whole window: the Trainer must not divide by the accumulation again.
         self.model_accepts_loss_kwargs = True
         if not self.sharded:
             self.networks = Networks(self.model, args, self.processing_class)
         self.networks.compile()
         self.features = self.networks.features
-        self.equip("ebft", Samples(self, args.samples_every), OptimizerTime(self))
+        self.equip("ebft", Samples(self), OptimizerTime(self))
+
+    def _keep_unwrapped(self) -> None:
+        """Have accelerate leave the model alone: it sees plain data parallelism, and ebft adds gradients up itself."""
+        if self.sharded:  # on its device already, and wants neither a wrapper nor autocast
+            self.accelerator.prepare_model = lambda model, *args, **kwargs: model
+            self.accelerator.clip_grad_norm_ = sharding.clip_gradients
+        elif self.args.world_size > 1:
+            # No wrapper: `runtime.processes` says why. accelerate still puts the model on its device.
+            self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
+            processes.copy_from_first(self.model)
 
     def compute_model(self) -> Any:
         return self.networks.compute_model()
@@ -153,11 +163,10 @@ class EBFTTrainer(ShardedTrainer):
         step, model, features = self.state.global_step, self.compute_model(), self.networks.features
         with self.computing():
             window = prepare_window(model, features, batches, self.args, step, self.end_token_ids, self.clock)
-        self.deferred_checks.run()
         self.deferred_checks.add(window.sequences, self._count_tokens)
-        self.deferred_checks.add(torch.as_tensor(window.metrics["reward"]), self._reward_check(step + 1))
+        self.stop_beyond("mean reward", torch.as_tensor(window.metrics["reward"]), self.args.max_reward)
         # Of a broken model all completions are the same, and nothing of them comes into the loss.
-        self.deferred_checks.add(torch.as_tensor(window.metrics["entropy"]), finite("entropy", step + 1, self.way_out))
+        self.stop_beyond("entropy", torch.as_tensor(window.metrics["entropy"]))
         for name, value in window.metrics.items():
             self._observed[name].append(value)
         self.window = window
@@ -193,13 +202,12 @@ class EBFTTrainer(ShardedTrainer):
         if self.window is None or not self.window.loss_sums:
             return
         totals = processes.sum_over_processes(self.window.loss_sums)
-        # The same number in all processes, so that all of them stop or none does.
-        self.deferred_checks.add(totals.pop("loss"), finite("loss", self.state.global_step + 1, self.way_out))
+        self.stop_beyond("loss", totals.pop("loss"))
         for name, value in totals.items():
             self._observed[name].append(value)
         self.window.loss_sums = {}
 
-    # ---- counts and checks -------------------------------------------------------------------------------------
+    # ---- counts ------------------------------------------------------------------------------------------------
 
     def _count_tokens(self, sequences: float) -> None:
         self.state.num_input_tokens_seen += int(sequences) * self.args.context_length
@@ -215,16 +223,6 @@ class EBFTTrainer(ShardedTrainer):
         total = total + computed["scored_tokens"] * flops.of_features(self.networks.features)
         total = total + flops.over(computed["trained_tokens"], rows) * (flops.update + bool(self.args.kl_weight))
         self.costs.add(tokens=window.tokens, generated_tokens=window.generated_tokens, flops=total)
-
-    def _reward_check(self, step: int) -> Callable[[float], None]:
-        def check(reward: float) -> None:
-            if not abs(reward) <= self.args.max_reward:  # also true for NaN
-                raise TrainingDiverged(
-                    f"the mean reward is {reward:.3g} at step {step}, beyond max_reward={self.args.max_reward:g}; try "
-                    "a lower learning_rate or whitening=reference, or raise max_reward"
-                )
-
-        return check
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self._observed:
@@ -268,3 +266,51 @@ class EBFTTrainer(ShardedTrainer):
         if found is not None:
             check_sequences(found, args, self.end_token_ids)
         return found
+
+    # ---- a sharded model: every process saves and loads its part of a checkpoint, whatever their number --------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """An ordinary model, put together by the first process; in a checkpoint, everybody's shards."""
+        if not self.sharded:
+            return super().save_model(output_dir, _internal_call)
+        folder = Path(output_dir or str(self.args.output_dir))
+        sharding.release(self.model)
+        if hasattr(self.model, "disable_adapter") or not _internal_call:
+            weights = sharding.gathered(self.model)
+            if self.args.should_save:
+                self._save(str(folder), state_dict=weights)
+        elif self.args.should_save:
+            folder.mkdir(parents=True, exist_ok=True)
+            for part in (self.model.config, self.model.generation_config, self.processing_class):
+                if part is not None:
+                    part.save_pretrained(folder)
+        if _internal_call:
+            sharding.save(folder / sharding.MODEL, sharding.weights(self.model))
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.sharded:
+            return super()._save_optimizer_and_scheduler(output_dir)
+        sharding.save(Path(output_dir) / sharding.OPTIMIZER, sharding.optimizer_state(self.model, self.optimizer))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not self.sharded:
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+        sharding.release(self.model)
+        sharding.load(Path(resume_from_checkpoint) / sharding.MODEL, sharding.weights(self.model))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self.sharded or checkpoint is None:
+            return super()._load_optimizer_and_scheduler(checkpoint)
+        folder = Path(checkpoint)
+        if (folder / sharding.OPTIMIZER).is_dir():  # not there with save_only_model
+            state = sharding.optimizer_state(self.model, self.optimizer)
+            sharding.load(folder / sharding.OPTIMIZER, state)
+            sharding.set_optimizer_state(self.model, self.optimizer, state)
+            self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))
+
+    def _load_best_model(self) -> None:
+        if not self.sharded:
+            return super()._load_best_model()
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
