@@ -1,5 +1,5 @@
 """Answers to the problems of a benchmark: side by side, with places given on as rows end, and batch after batch with
-transformers' `generate`, where all wait for the last row of a batch.
+the model's own cache, where all wait for the last row of a batch.
 
 Both draw with the same numbers (`same_answers`: rounding may turn a near-tie), in one run, after a warm-up.
 
@@ -13,12 +13,15 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from command_line import Parser, positive
-from ebft.evaluate.generation import Completion, GenerationSettings, TransformersGenerator
+from ebft.evaluate import generation
+from ebft.evaluate.generation import Completion, GenerationSettings, Made, TransformersGenerator
 from ebft.fetch import resolve
 from ebft.problems.catalog import load_problems
 from provenance import command_and_date, commit, device_name
@@ -74,7 +77,9 @@ def main() -> None:
 
 
 class BatchAfterBatch(TransformersGenerator):
-    _write = TransformersGenerator._write_batches
+    def stream(self, *given: Any) -> Made:
+        with patch.object(generation, "has_plain_cache", lambda base: False):
+            yield from super().stream(*given)
 
 
 def measured(

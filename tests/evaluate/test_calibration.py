@@ -18,7 +18,6 @@ from ebft.data.row_format import Document
 from ebft.data.store import TokenStore
 from ebft.evaluate.calibration import measure_sequences
 from ebft.iteration import make_layout
-from ebft.method.layout import StridedLayout
 from ebft.method.measures import estimates
 from ebft.method.sampling import sequence_seeds
 from ebft.model.features import FeatureNetwork
@@ -205,21 +204,6 @@ def test_estimates_are_means_over_contexts() -> None:
     broken = estimates([{**base, "log_probs": None, "contexts": 1, "cfm": None, "whitened_proxy": 0.1}] * 2)
     assert math.isnan(broken["cfm"].mean), "what a sequence with contexts gives, not a sequence to leave out"
     assert math.isnan(broken["cross_entropy"].mean)
-
-
-def test_lengths_cut_at_equal_shorter_rollouts() -> None:
-    """What `at_lengths` reads off long completions is what a layout of that horizon gives for their beginnings."""
-    network = FeatureNetwork(tiny_model("gpt2", seed=2))
-    ids = torch.randint(VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(0))
-    long, short = StridedLayout(20, 6, 5, 2), StridedLayout(20, 2, 5, 2)
-    completions = torch.randint(VOCABULARY, (2, long.num_anchors, 2, 6), generator=torch.Generator().manual_seed(1))
-    found = network.at_lengths(long.pack(ids, completions), long, [2, 6])
-    begun = torch.zeros(2, short.num_anchors, 2, 2, dtype=torch.long)
-    begun[:, : long.num_anchors] = completions[..., :2]
-    for mine, theirs in zip(found[0], network(short.pack(ids, begun), short), strict=True):
-        torch.testing.assert_close(mine, theirs[:, : long.num_anchors], atol=1e-5, rtol=1e-5)
-    for mine, theirs in zip(found[1], network(long.pack(ids, completions), long), strict=True):
-        torch.testing.assert_close(mine, theirs)
 
 
 @pytest.mark.parametrize("context", [2, 3, 24, 100, 192, 1024])

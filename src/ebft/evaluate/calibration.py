@@ -39,10 +39,6 @@ ENDS_NOT_MEASURED = (
     "anchors from which a text ends within a rollout are left out, so the feature-matching loss favours models that do "
     "not end; measure with --short-truths"
 )
-BEYOND_THE_GRID = (
-    f"the best temperature is at an edge of those measured, {TEMPERATURES[0]:g} to {TEMPERATURES[-1]:g}; the least "
-    "cross-entropy may lie beyond"
-)
 # Options of calibration that do not change the numbers of a sequence, or are told apart in another way.
 _NOT_OF_A_SEQUENCE = ("calibration_data", "calibration_split", "sequences", "feature_model", "calibration_batch_size")
 
@@ -76,8 +72,6 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
     entries = {name: _entry(name, estimate, counted) for name, estimate in estimates(counted).items()}
     points = {name for name in entries if name.startswith("cfm_at_") or "cross_entropy_temperature_" in name}
     lengths = [length for length in options.profile_lengths if f"cfm_at_{length}" in points]
-    best = {tokens: entries.get(f"{of}best_temperature", {}).get("value") for of, tokens in TOKENS.items()}
-    at_edge = [tokens for tokens, found in best.items() if found in (TEMPERATURES[0], TEMPERATURES[-1])]
     return {
         "metrics": {name: entries[name] for name in entries if name not in points | OF_ROLLOUTS.keys() | {"reward"}},
         "rollouts": {name: entries[name] for name in OF_ROLLOUTS if name in entries},
@@ -90,10 +84,7 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
         **{name: sum(r.get(name, 0) for r in counted) for name in ("tokens", "contexts", "profile_contexts")},
         "features": feature_space(subject.features, subject.feature_name),
         "text": text_checksum(dataset, rows),  # differences are between measurements of the same
-        "notes": [
-            *([ENDS_NOT_MEASURED] if config.leaves_ends_out else []),
-            *(f"cross-entropy, {tokens}: {BEYOND_THE_GRID}" for tokens in at_edge),
-        ],
+        "notes": [ENDS_NOT_MEASURED] if config.leaves_ends_out else [],
     }
 
 

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ebft import fetch
 from ebft.config import evaluation
 from ebft.config.evaluation import EvalOptions
 from ebft.config.settings import Parser
@@ -33,45 +32,31 @@ _NOT_OF_NUMBERS = ("workers", "calibration_batch_size", "score")  # what is scor
 
 def run(options: EvalOptions, command: Sequence[str]) -> tables.Rows:
     """Evaluate, or compare; returns the table."""
-    if not options.output:
-        raise ConfigError("no output folder: give --output")
+    for name in ("output",) if options.compare else ("output", "model", "tasks"):
+        if not getattr(options, name):
+            raise ConfigError(f"no {name}: give --{name}")
     output = Path(options.output).expanduser()
-    if output.is_file():
-        raise ConfigError(f"output={output} is a file; choose a folder")
     if options.compare:
-        if options.model or options.tasks:
-            raise ConfigError(
-                "--compare takes folders with results and evaluates nothing; leave --model and --tasks out"
-            )
         places = [Path(place).expanduser() for place in options.compare]
         folders = dict(zip(tables.labels(options.compare), places, strict=True))
         found = {label: tables.read_results(folder) for label, folder in folders.items()}
-        tables.check_same_space(found)
         with locked(output / LOCK_FILE):
             return present(found, folders, output)
-    if not options.model:
-        raise ConfigError("no model: give --model, a checkpoint folder, a hub name or an adapter folder")
-    for name in options.model:  # before anything is looked for on the hub
-        fetch.resolve(name)
-    if not options.tasks:
-        raise ConfigError("no task: give --tasks, such as --tasks calibration,humaneval")
-    # What can be wrong with data and settings shows before a model is loaded or a folder made.
+    from ebft.evaluate.subject import CheckpointSubject
+
+    quiet_libraries()
+    # What can be wrong with models, data and settings shows before a model is loaded or a folder made.
+    subjects = [CheckpointSubject(name, options) for name in options.model]
     sets = {task: problem_sets(task, options) for task in options.tasks}
     labels = tables.labels(options.model)
-    folders = {label: output / re.sub(r"[^\w.-]+", "-", label).strip("-.") for label in labels}
-    if len(labels) == 1:
-        folders = {labels[0]: output}
+    several = {label: output / re.sub(r"[^\w.-]+", "-", label).strip("-.") for label in labels}
+    folders = several if len(labels) > 1 else {labels[0]: output}
     with ExitStack() as held:
         for place in sorted({output, *folders.values()}):
             held.enter_context(locked(place / LOCK_FILE))
-        from ebft.evaluate.subject import CheckpointSubject
-
-        quiet_libraries()
-        subjects = [CheckpointSubject(name, options) for name in options.model]
         results = {}
         for (label, folder), subject in zip(folders.items(), subjects, strict=True):
-            if len(subjects) > 1:
-                logger.info(f"{label} -> {folder}")
+            logger.info(f"{label} -> {folder}")
             results[label] = _evaluate(options, sets, subject, folder, command)
             subject.unload()  # room for the next one
         return present(results, folders, output)

@@ -12,42 +12,38 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
 from transformers import TextStreamer
 
 from ebft.config.data import DataConfig
-from ebft.config.evaluation import settings_of_run
+from ebft.config.evaluation import EvalOptions, settings_of_run
 from ebft.config.settings import Parser, check, option, typed, types_of
-from ebft.data.row_format import ALPACA, Row, RowFormat, ends_with_space, fields_of, with_escapes
+from ebft.data.row_format import Row, RowFormat, fields_of, with_escapes
 from ebft.data.rows import TEXT_FILES, read_rows
 from ebft.errors import ConfigError, DataError
-from ebft.evaluate.generation import Completion, GenerationSettings, TransformersGenerator, chat_text
-from ebft.evaluate.subject import device_and_dtype
+from ebft.evaluate.generation import Completion, GenerationSettings, Generator, chat_text
+from ebft.evaluate.subject import CheckpointSubject
 from ebft.evaluate.tables import labels
-from ebft.loading import Checkpoint
 from ebft.runtime.files import write_jsonl
 from ebft.runtime.messages import printable, progress, quiet_libraries
 
 logger = logging.getLogger(__name__)
 
 Prompt = str | list[dict[str, str]]  # a text to continue, or the turns of a conversation
-LONGEST_SHOWN, BEGINNING = 240, 80  # characters of a prompt above its answers; the rest of it is its end
+SHOWN = 240  # characters of a prompt above its answers: its end, since many begin alike
 
 
 @dataclass
 class GenerateOptions:
     model: list[str] = option([], "folders of runs, models, hub names")
     file: str | None = option(None, "prompts in a file: a line each in .txt, else rows with prompt or messages")
-    prompt_column: str | None = option(None, "column of prompts; default: as in the model's run, else prompt")
-    prompt_template: str | None = option(
-        None, "prompts made of columns, or of one text: 'Q: {question}\\nA:'; default: as in the model's run"
-    )
-    prompt_separator: str | None = option(
-        None, "what follows a prompt without whitespace at its end: ' ' or '\\n'; default: as in the model's run"
-    )
+    prompt_column: str | None = option(None, "column of prompts; default: the run's, else prompt")
+    prompt_template: str | None = option(None, "prompts of columns: 'Q: {question}\\nA:'; default: the run's")
+    prompt_separator: str | None = option(None, "what follows prompts that end in no whitespace; default: the run's")
     limit: int | None = option(None, "use only the first N prompts of the file")
-    prompt_style: Literal["raw", "chat"] | None = option(
-        None, "raw: as given; chat: a user's turn by the tokenizer's template; default: as in the model's run, else raw"
-    )
+    prompt_style: Literal["raw", "chat"] | None = option(None, "raw: as given; chat: a user's turn; default: the run's")
     system_prompt: str | None = option(None, "what a chat begins with")
     max_new_tokens: int = option(128, "longest answer in tokens")
     temperature: float = option(0.6, "0 is greedy")
@@ -79,32 +75,32 @@ class PromptFormat:
     kind: str | None = None  # as `RowFormat.prompt_kind` has it; None: not known, or several
     rows: RowFormat = RowFormat()
 
-    def of_text(self, text: str) -> str:
-        """The prompt of what somebody typed, perhaps with the space that answers begin with."""
-        if self.rows.answers_begin_with and ends_with_space(text):
-            text = text.removesuffix(self.rows.answers_begin_with)
-        return self.of_row({self.rows.prompt: text})
+    @property
+    def columns(self) -> Sequence[str]:
+        """What a prompt is made of."""
+        if self.rows.prompt_template:
+            return fields_of(self.rows.prompt_template)
+        return ("instruction",) if self.kind == "alpaca" else (self.rows.prompt,)
+
+    def of_text(self, text: str) -> Any:
+        """The prompt of a text, put into the template if that takes one."""
+        if len(self.columns) == 1:
+            return self.rows.prompt_of({self.columns[0]: text})
+        return replace(self.rows, prompt_template=None).prompt_of({self.rows.prompt: text})
 
     def of_row(self, row: Row) -> Any:
-        """The prompt of a row like those of training, or of one with nothing but a prompt: this is put into the
-        template, if that takes one text."""
-        text = row.get(self.rows.prompt)
-        template = self.rows.prompt_template or (ALPACA if self.kind == "alpaca" else None)
-        names = fields_of(template or "")
-        if not isinstance(text, str) or all(name in row for name in names):
-            return self.rows.prompt_of(row)
-        row, template = ({names[0]: text}, template) if len(names) == 1 else ({self.rows.prompt: text}, None)
-        return replace(self.rows, prompt_template=template).prompt_of(row)
+        """The prompt of a row like those of training, or of one with nothing but a prompt."""
+        text, complete = row.get(self.rows.prompt), all(name in row for name in self.columns)
+        return self.of_text(text) if isinstance(text, str) and not complete else self.rows.prompt_of(row)
 
 
 def format_of_runs(models: Sequence[str]) -> PromptFormat:
     """How the runs behind these models made their prompts; as they are, if there are none or they differ."""
-    names = [f.name for f in fields(DataConfig) if f.name.startswith("prompt_") or f.name.endswith("_column")]
     found = set()
     for settings in (settings_of_run(Path(model).expanduser()) for model in models):
         if settings is not None:
             kinds = settings.get("prompt_kinds") or []
-            data = DataConfig(**{name: settings[name] for name in names if name in settings})
+            data = DataConfig(**{f.name: settings[f.name] for f in fields(DataConfig) if f.name in settings})
             found.add(PromptFormat(kinds[0] if len(kinds) == 1 else None, data.row_format))
     if len(found) > 1:
         logger.warning("the runs made their prompts in different ways, so prompts are given as they are")
@@ -123,26 +119,26 @@ def prompt_format(options: GenerateOptions) -> PromptFormat:
     return replace(of_run, rows=replace(of_run.rows, **given))
 
 
-def prompts_of_file(file: str, made: PromptFormat) -> list[Prompt]:
-    if Path(file).suffix in TEXT_FILES and Path(file).is_file():
-        found: list[Any] = [made.of_text(line) for line in Path(file).read_text("utf-8").splitlines() if line]
-    else:
-        found = [made.of_row(row) for row in read_rows(file)]
-    if prompts := [prompt for prompt in found if prompt]:
-        return prompts
-    raise DataError(f"{file}: no prompts; rows need {made.rows.prompt!r} or 'messages', or --prompt-column")
-
-
-def answer_prompts(options: GenerateOptions, typed_prompts: Sequence[str]) -> None:
-    """Prints what every model answers. What can be wrong with the prompts shows before a model is loaded."""
+def prompts_of(options: GenerateOptions, texts: Sequence[str]) -> list[Prompt]:
+    """Those that were typed and those of the file; conversations, if any of them is one."""
     made = prompt_format(options)
-    prompts: list[Prompt] = [made.of_text(text) for text in typed_prompts]
-    if options.file is not None:
-        prompts += prompts_of_file(options.file, made)[: options.limit]
+    prompts = [made.of_text(text) for text in texts]
+    if (file := options.file) is not None:
+        if Path(file).suffix in TEXT_FILES and Path(file).is_file():
+            found = [made.of_text(line) for line in Path(file).read_text("utf-8").splitlines() if line]
+        else:
+            found = [prompt for prompt in map(made.of_row, read_rows(file)) if prompt]
+        if not found:
+            raise DataError(f"{file}: no prompts; rows need {made.rows.prompt!r} or 'messages', or --prompt-column")
+        prompts += found[: options.limit]
     if options.prompt_style == "chat" or made.kind == "messages" or not all(isinstance(p, str) for p in prompts):
         prompts = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
-    if any(map(ends_with_space, prompts)):
-        logger.warning("a prompt ends with a space; most tokenizers make it part of the next word: leave it out")
+    return prompts
+
+
+def answer_prompts(options: GenerateOptions, texts: Sequence[str]) -> None:
+    """Prints what every model answers. What can be wrong with the prompts shows before a model is loaded."""
+    prompts = prompts_of(options, texts)
     answers = {}
     for label, name in zip(labels(options.model), options.model, strict=True):  # one in memory at a time
         with progress(label, len(prompts) * options.samples, leave=False) as advance:
@@ -167,23 +163,18 @@ def answer_prompts(options: GenerateOptions, typed_prompts: Sequence[str]) -> No
     for place, prompt in enumerate(prompts):
         if len(prompts) > 1:
             text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-            if len(text) > LONGEST_SHOWN:  # what tells prompts apart is mostly near the end, behind a template
-                text = f"{text[:BEGINNING].rstrip()} ... {text[BEGINNING - LONGEST_SHOWN :].lstrip()}"
-            print(f"\n> {printable(text)}")
+            print(f"\n> {'... ' * (len(text) > SHOWN)}{printable(text[-SHOWN:])}")
         show({label: [one.text for one in found[place]] for label, found in answers.items()})
 
 
-def load(name: str, options: GenerateOptions) -> TransformersGenerator:
+def load(name: str, options: GenerateOptions) -> Generator:
     quiet_libraries()
-    device, dtype = device_and_dtype(options.device, options.dtype)
-    checkpoint = Checkpoint.find(name)
-    tokenizer = checkpoint.load_tokenizer(options.trust_remote_code)
-    model = checkpoint.load(tokenizer, dtype, device, options.trust_remote_code)
-    return TransformersGenerator(model, tokenizer, options.batch_size)
+    same = {key: getattr(options, key) for key in ("device", "dtype", "batch_size", "trust_remote_code")}
+    return CheckpointSubject(name, EvalOptions(**same)).generator
 
 
 def answer(
-    generator: TransformersGenerator,
+    generator: Generator,
     prompts: Sequence[Prompt],
     settings: GenerationSettings,
     advance: Callable[[int], Any] = lambda made: None,
@@ -203,16 +194,10 @@ def chat(options: GenerateOptions) -> None:
     talks = {n: chats and getattr(s.tokenizer, "chat_template", None) is not None for n, s in speakers.items()}
     turns: dict[str, list[dict[str, str]]] = {label: [] for label in speakers}
     print("An empty line ends, /reset begins anew.", end=" ")
-    why = "Without a chat template" if chats else "Not trained on conversations" if made.kind else "As raw text"
-    print("" if all(talks.values()) else f"{why}, a model continues what you type, and remembers nothing.")
+    no_chat = "A model that is not for conversations continues what you type, and remembers nothing."
+    print("" if all(talks.values()) else no_chat)
     settings = replace(options.generation, too_long="truncate")  # a long chat loses its beginning
-    while True:
-        try:
-            said = input("\nyou> ").strip()
-        except (EOFError, KeyboardInterrupt):
-            said = ""
-        if not said:
-            return
+    while said := _typed():
         if said == "/reset":
             turns = {label: [] for label in speakers}
             continue
@@ -228,6 +213,13 @@ def chat(options: GenerateOptions) -> None:
             show(answers)
 
 
+def _typed() -> str:
+    try:
+        return input("\nyou> ").strip()
+    except (EOFError, KeyboardInterrupt):
+        return ""
+
+
 class LiveAnswer(TextStreamer):
     """An answer in the terminal while the model writes it."""
 
@@ -240,13 +232,8 @@ def show(answers: Mapping[str, Sequence[str]]) -> None:
     if len(answers) == 1:
         print("\n---\n".join(map(printable, next(iter(answers.values())))))
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_lines=True, expand=True)
-    for label in answers:
-        table.add_column(Text(printable(label)), ratio=1, overflow="fold")  # else long words are cut off
+    columns = [Column(Text(printable(label)), ratio=1, overflow="fold") for label in answers]
+    table = Table(*columns, show_lines=True, expand=True)
     for samples in zip(*answers.values(), strict=True):
         table.add_row(*(Text(printable(text)) for text in samples))
     Console(highlight=False).print(table)

@@ -5,10 +5,10 @@ Prompts are sorted by length and continued side by side with a key-value cache; 
 beside it: each token takes one uniform number, a hash of (seed, key, sample, step), and is found in the cumulative
 distribution (`ebft.method.sampling`). What remains of the others is rounding, which may turn a near-tie.
 
-A raw prompt that ends in whitespace is tokenized without it. Tokenizers that merge a line break with the indentation
+A raw prompt that ends in whitespace is tokenized without it: tokenizers that merge a line break with the indentation
 after it (those of GPT-2, StarCoder, SmolLM2 and others) would otherwise have cut in the middle of the next natural
-token, which the model can then no longer produce. The whitespace is put back afterwards: a completion continues the
-prompt as it was given (`Fitted.restore`).
+token, which the model could then no longer produce. The model writes the whitespace itself, and it is taken off again:
+a completion continues the prompt as it was given (`Fitted.shown`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from ebft.errors import ConfigError
-from ebft.evaluate.side_by_side import SideBySide, has_plain_cache, left_padded
-from ebft.method.sampling import check_sampling, sample_tokens, uniforms
+from ebft.evaluate.side_by_side import OneBatch, SideBySide, has_plain_cache
+from ebft.method.sampling import check_sampling, uniforms
 from ebft.model.attention import avoid_cudnn_attention
 from ebft.model.backbone import base_model, end_tokens_of, evaluating, text_config
 
@@ -60,7 +59,6 @@ class Completion(NamedTuple):
     prompt_truncated: bool = False
 
 
-Ended = Iterator[list["_Row"]]
 Made = Iterator[list[tuple[int, int, Completion]]]  # place of the prompt, sample, completion
 
 
@@ -72,30 +70,16 @@ class Fitted(NamedTuple):
     truncated: bool
     whitespace: str  # what the prompt ended in, and the tokens do not
 
-    def restore(self, text: str) -> str:
+    def shown(self, text: str) -> str:
         """The completion of the prompt as it was given, from what the model wrote after its tokens: without the
-        prompt's whitespace, which it wrote itself. A model that continues otherwise has its text kept whole."""
-        return text.removeprefix(self.whitespace)
-
-    def cut(self, text: str, stop: Sequence[str]) -> str | None:
-        """`restore`, and then the part before the first stop string; None if there is none.
-
-        Stop strings count from where the completion begins: a line break that belongs to the prompt ends nothing.
-        """
-        return None if self.before_start(text) else cut_at_stop(self.restore(text), stop)
-
-    def before_start(self, text: str) -> bool:
-        """Whether a text may still become the prompt's whitespace."""
-        return len(text) < len(self.whitespace) and self.whitespace.startswith(text)
-
-    def completion(self, text: str, finish: str, tokens: int, settings: GenerationSettings) -> Completion:
-        if finish == "length" and self.room < settings.max_new_tokens:
-            finish = "context"
-        return Completion(text, finish, tokens, self.truncated)
+        prompt's whitespace, which it writes itself. A model that continues otherwise has its text kept whole."""
+        return "" if self.whitespace.startswith(text) else text.removeprefix(self.whitespace)
 
 
 class Generator:
     """Completions of prompts. `context` is the most tokens that prompt and completion may have together, if known."""
+
+    streamer: Any = None  # of transformers: sees tokens as they come, where one completion is made at a time
 
     def __init__(self, tokenizer: Any, context: int | None) -> None:
         self.tokenizer, self.context = tokenizer, context
@@ -164,10 +148,11 @@ class TransformersGenerator(Generator):
     """
 
     def __init__(self, model: nn.Module, tokenizer: Any, batch_size: int | None = 8) -> None:
-        super().__init__(tokenizer, context_size(model, tokenizer))
+        limits = (getattr(text_config(model), "max_position_embeddings", 0), getattr(tokenizer, "model_max_length", 0))
+        known = (limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**9)  # "unknown" is 1e30
+        super().__init__(tokenizer, next(known, None))
         avoid_cudnn_attention()
         self.model, self.batch_size = model, batch_size
-        self.streamer: Any = None  # of transformers: sees tokens as they come, where one completion is made at a time
         own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.end_token_ids = {*own, *end_tokens_of(model)}
 
@@ -178,70 +163,25 @@ class TransformersGenerator(Generator):
         plain = has_plain_cache(base)
         longest = max((len(row.prompt.tokens) for row in waiting), default=0)
         batch_size = self.batch_size or (rows_that_fit(base, longest, settings.max_new_tokens) if plain else ROWS)
-        for ended in (self._write if plain else self._write_batches)(base, waiting, batch_size, settings):
-            yield [(row.place, row.sample, row.completion) for row in ended if row.completion is not None]
-
-    def _write(self, base: Any, waiting: deque[_Row], batch_size: int, settings: GenerationSettings) -> Ended:
-        """Rows as they end; those that wait take their places."""
+        texts = (SideBySide if plain else OneBatch)(base, settings.temperature, settings.top_p)
+        going_on = all if plain else any
         rows: list[_Row] = []
         staying: list[int] = []
-        texts = SideBySide(base, settings.temperature, settings.top_p)
         while waiting or staying:
             joining = [waiting.popleft() for _ in range(min(len(waiting), batch_size - len(staying)))]
             rows = [*(rows[place] for place in staying), *joining]
             with evaluating(self.model):
                 greedy = [row.greedy for row in joining]
                 texts.replace(staying, [row.prompt.tokens for row in joining], _uniforms(joining, settings), greedy)
-                while all(row.completion is None for row in rows):
+                while going_on(row.completion is None for row in rows):
                     # Decoding many rows after every token takes longer than a small model's step. And no row goes past
                     # the end of its room, where there may be no positions.
-                    steps = min(16, 1 + len(rows) // 16, *(row.room for row in rows))
+                    steps = min(16, 1 + len(rows) // 16, *(row.room for row in rows if row.completion is None))
                     drawn = torch.cat([texts.step() for _ in range(steps)], 1)
                     for row, tokens in zip(rows, drawn.tolist(), strict=True):
                         row.take(tokens)
             staying = [place for place, row in enumerate(rows) if row.completion is None]
-            yield [row for row in rows if row.completion is not None]
-
-    def _write_batches(self, base: Any, waiting: deque[_Row], batch_size: int, settings: GenerationSettings) -> Ended:
-        """A batch after another by transformers' own loop, for models that keep more than keys and values."""
-        while waiting:
-            rows = [waiting.popleft() for _ in range(min(len(waiting), batch_size))]
-            # Defaults of the model's own (a repetition penalty, a temperature) must not slip in, hence bare ones.
-            own_settings, base.generation_config = base.generation_config, GenerationConfig()
-            try:
-                with torch.no_grad(), evaluating(self.model):
-                    _write_batch(base, rows, settings)
-            finally:
-                base.generation_config = own_settings
-            yield rows
-
-
-def _write_batch(base: Any, rows: list[_Row], settings: GenerationSettings) -> None:
-    device = base.get_input_embeddings().weight.device
-    ids, mask = (each.to(device) for each in left_padded([row.prompt.tokens for row in rows]))
-    greedy = torch.tensor([[row.greedy] for row in rows], device=device)
-    uniform = _uniforms(rows, settings).to(device)
-
-    def choose(input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Leaves each row the token of its own uniform number; greedy search can only take that one."""
-        number = uniform[:, input_ids.shape[1] - ids.shape[1], None]
-        chosen = sample_tokens(scores.float(), number, settings.temperature, None, settings.top_p)
-        chosen = torch.where(greedy, scores.argmax(-1, keepdim=True), chosen)
-        for row, token in zip(rows, chosen.tolist(), strict=True):
-            row.take(token)
-        return torch.full_like(scores, float("-inf")).scatter(1, chosen, 0.0)
-
-    def ended(*_: Any, **__: Any) -> Tensor:
-        return torch.tensor([row.completion is not None for row in rows], device=device)
-
-    most = max(row.room for row in rows)
-    base.generate(
-        ids,
-        attention_mask=mask,
-        generation_config=GenerationConfig(max_new_tokens=most, do_sample=False, use_cache=True, pad_token_id=0),
-        logits_processor=LogitsProcessorList([choose]),
-        stopping_criteria=StoppingCriteriaList([ended]),
-    )
+            yield [(row.place, row.sample, row.completion) for row in rows if row.completion is not None]
 
 
 def rows_that_fit(base: Any, prompt: int, new: int) -> int:
@@ -250,7 +190,7 @@ def rows_that_fit(base: Any, prompt: int, new: int) -> int:
     device = base.get_input_embeddings().weight.device
     if device.type != "cuda":
         return ROWS
-    config, size = text_config(base), base.dtype.itemsize
+    config = text_config(base)
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -259,7 +199,7 @@ def rows_that_fit(base: Any, prompt: int, new: int) -> int:
     # the prompts holds. Logits in the model's precision, and a few times in float32 where they are sampled from.
     cached = 2 * width * (key_heads * (config.num_hidden_layers + 2) + 2 * heads)
     in_pass = 8 * config.hidden_size + 3 * inner
-    per_row = size * ((prompt + new) * cached + prompt * in_pass) + 20 * config.vocab_size
+    per_row = base.dtype.itemsize * ((prompt + new) * cached + prompt * in_pass) + 20 * config.vocab_size
     free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return max(1, min(MOST_ROWS, free // 2 // per_row))
 
@@ -270,8 +210,7 @@ class _Row:
     def __init__(
         self, of: TransformersGenerator, settings: GenerationSettings, prompt: Fitted, place: int, key: str, sample: int
     ) -> None:
-        self.tokenizer, self.ends, self.streamer = of.tokenizer, of.end_token_ids, of.streamer
-        self.settings, self.prompt = settings, prompt
+        self.of, self.settings, self.prompt = of, settings, prompt
         self.place, self.sample, self.greedy = place, sample, sample == GREEDY
         self.seed = prompt_seed(settings.seed, key)
         self.tokens: list[int] = []
@@ -290,32 +229,37 @@ class _Row:
         if self.completion is not None:
             return
         looked, tokens = len(self.tokens), tokens[: self.room]
-        end = next((place for place, token in enumerate(tokens) if token in self.ends), None)
+        end = next((place for place, token in enumerate(tokens) if token in self.of.end_token_ids), None)
         self.tokens += tokens[:end]
-        made = len(self.tokens)
-        if self.streamer is not None:
-            self.streamer.put(torch.tensor(self.tokens[looked:]))
-        if self._stops(looked, made):
-            made = next(length for length in range(looked + 1, made + 1) if self._stops(looked, length))
-            self._end(self.prompt.cut(self._text(made), self.settings.stop) or "", "stop", made)
-        elif end is not None or self.room == 0:
-            text = self.prompt.restore(self._text(made))
-            self._end(text, "length" if end is None else "end", made + (end is not None))
-
-    def _end(self, text: str, finish: str, tokens: int) -> None:
-        self.completion = self.prompt.completion(text, finish, tokens, self.settings)
-        if self.streamer is not None:
-            self.streamer.end()
-
-    def _text(self, length: int) -> str:
-        return continuation(self.tokenizer, self.prompt.tokens, self.tokens[:length])
+        length, finish = len(self.tokens), "end" if end is not None else "length" if self.room == 0 else ""
+        if self._stops(looked, length):
+            finish, length = "stop", next(n for n in range(looked + 1, length + 1) if self._stops(looked, n))
+        if streamer := self.of.streamer:
+            streamer.put(torch.tensor(self.tokens[looked:]))
+        if finish:
+            text = continuation(self.of.tokenizer, self.prompt.tokens, self.tokens[:length])
+            self.completion = completion_of(self.prompt, text, finish, length + (finish == "end"), self.settings)
+            if streamer:
+                streamer.end()
 
     def _stops(self, looked: int, length: int) -> bool:
         """Whether so many tokens show a stop string, which those that were looked at do not."""
         stop = self.settings.stop
         if stop and looked >= self.near:
-            return cut_at_stop(_decode(self.tokenizer, self.tokens[looked - self.near : length]), stop) is not None
-        return bool(stop) and self.prompt.cut(self._text(length), stop) is not None
+            text = _decode(self.of.tokenizer, self.tokens[looked - self.near : length])
+        else:
+            text = self.prompt.shown(continuation(self.of.tokenizer, self.prompt.tokens, self.tokens[:length]))
+        return any(string in text for string in stop)
+
+
+def completion_of(prompt: Fitted, written: str, finish: str, tokens: int, settings: GenerationSettings) -> Completion:
+    """What a model wrote after the prompt's tokens, up to the first stop string. These count from where the completion
+    begins: a line break that belongs to the prompt ends nothing."""
+    text = prompt.shown(written)
+    if finish == "length" and prompt.room < settings.max_new_tokens:
+        finish = "context"
+    first = min((place for place in map(text.find, settings.stop) if place >= 0), default=None)
+    return Completion(text[:first], "stop" if first is not None else finish, tokens, prompt.truncated)
 
 
 def _uniforms(rows: Sequence[_Row], settings: GenerationSettings) -> Tensor:
@@ -346,12 +290,6 @@ def chat_text(turns: list[dict[str, str]], tokenizer: Any, system_prompt: str | 
     return tokenizer.apply_chat_template([*system, *turns], tokenize=False, add_generation_prompt=True)
 
 
-def cut_at_stop(text: str, stop: Sequence[str]) -> str | None:
-    """The text before the first stop string; None if there is none."""
-    places = [place for place in map(text.find, stop) if place >= 0]
-    return text[: min(places)] if places else None
-
-
 def continuation(tokenizer: Any, prompt: list[int], tokens: list[int]) -> str:
     """The text of `tokens` after the prompt. Decoded alone, some tokenizers would lose the space they begin with."""
     before = prompt[-8:]
@@ -365,9 +303,3 @@ def _decode(tokenizer: Any, tokens: list[int]) -> str:
 
 def prompt_seed(seed: int, key: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}\0{key}".encode()).digest()[:8], "big") >> 2
-
-
-def context_size(model: nn.Module, tokenizer: Any) -> int | None:
-    """How many tokens the model has positions for; None if nothing says so."""
-    limits = (getattr(text_config(model), "max_position_embeddings", 0), getattr(tokenizer, "model_max_length", 0))
-    return next((n for n in limits if isinstance(n, int) and 0 < n < 10**9), None)  # transformers' "unknown" is 1e30

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -44,15 +44,11 @@ class SideBySide:
         self.base, self.temperature, self.top_p = base, temperature, top_p
         self.takes = inspect.signature(type(base).forward).parameters
         self.device = base.get_input_embeddings().weight.device
-        self._begin(0)
-
-    def _begin(self, steps: int) -> None:
-        """No rows."""
         self.cache = _empty_cache()
         self.mask = torch.zeros(0, 0, dtype=torch.long, device=self.device)  # [rows, columns], 0 where nothing is
-        self.last = self.made = self.mask.view(0, 1)  # the token that a step begins with, and how many were drawn
-        self.uniform = torch.zeros(0, steps, device=self.device)  # what each token is drawn by
-        self.greedy = torch.zeros(0, 1, dtype=torch.bool, device=self.device)
+        # Of each row: the token that a step begins with, how many were drawn, the uniform numbers that they are drawn
+        # by, and whether the likeliest are taken instead.
+        self.rows: list[Tensor] = []
 
     @torch.no_grad()
     def replace(
@@ -62,61 +58,84 @@ class SideBySide:
         that they may have; greedy ones take the likeliest. A prompt that several of them have is computed once."""
         places: dict[tuple[int, ...], int] = {}
         join = self._tensor([places.setdefault(tuple(prompt), len(places)) for prompt in prompts])
-        cache, mask = self._computed(list(places))
-        if not staying:
-            self._begin(uniform.shape[1])
-        stay = self._tensor(staying)
-        mask, used = mask[join], self.mask[stay]
-        used = used[:, int(used.any(0).long().argmax()) :] if staying else used  # without columns that no row needs
+        # All but the last token, which is left to the first step: all rows then begin alike.
+        ids, mask = self._padded([tokens[:-1] for tokens in places])
+        cache = _empty_cache()
+        if ids.numel():
+            self._forward(ids, mask, cache)
+        rows, stay = self._begun(prompts, uniform, greedy), self._tensor(staying)
+        if staying:
+            used = self.mask[stay]
+            used = used[:, int(used.any(0).long().argmax()) :]  # without columns that no row needs any more
+            rows = [torch.cat([mine[stay], theirs]) for mine, theirs in zip(self.rows, rows, strict=True)]
+        else:
+            self.cache, used = _empty_cache(), self.mask[:0, :0]
         width = max(used.shape[1], mask.shape[1])
         self.cache = _merged(self.cache, stay, used.shape[1], cache, join, width)
-        self.mask = torch.cat([pad(each, (width - each.shape[1], 0)) for each in (used, mask)])
+        self.mask = torch.cat([pad(each, (width - each.shape[1], 0)) for each in (used, mask[join])])
+        self.rows = rows
+
+    def _begun(self, prompts: Sequence[list[int]], uniform: Tensor, greedy: Sequence[bool]) -> list[Tensor]:
         last = self._tensor([prompt[-1] for prompt in prompts])[:, None]
-        self.last = torch.cat([self.last[stay], last])
-        self.made = torch.cat([self.made[stay], torch.zeros_like(last)])
-        self.uniform = torch.cat([self.uniform[stay], uniform.to(self.device)])
-        self.greedy = torch.cat([self.greedy[stay], self._tensor(greedy)[:, None].bool()])
+        return [last, torch.zeros_like(last), uniform.to(self.device), self._tensor(greedy)[:, None].bool()]
 
     def _tensor(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.long, device=self.device)
 
-    def _computed(self, prompts: Sequence[Sequence[int]]) -> tuple[DynamicCache, Tensor]:
-        """Keys and values of all but the last token, which is left to the first step: all rows then begin alike."""
-        ids, mask = (each.to(self.device) for each in left_padded([tokens[:-1] for tokens in prompts]))
-        cache = _empty_cache()
-        if ids.numel():
-            self._forward(ids, mask, cache)
-        return cache, mask
+    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Tokens [rows, longest] that end in the same column, and a mask with 1 where they are."""
+        longest = max(map(len, rows), default=0)
+        both = torch.zeros(2, len(rows), longest, dtype=torch.long)
+        for row, tokens in enumerate(rows):
+            both[:, row, longest - len(tokens) :] = torch.tensor([tokens, [1] * len(tokens)])
+        ids, mask = both.to(self.device)
+        return ids, mask
 
     @torch.no_grad()
     def step(self) -> Tensor:
         """The next token of every row, [rows, 1]."""
-        self.mask = torch.cat([self.mask, torch.ones_like(self.last)], 1)
-        logits = self._forward(self.last, self.mask, self.cache)[:, -1].to(self.device, torch.float32)
-        drawn = sample_tokens(logits, self.uniform.gather(1, self.made), self.temperature, None, self.top_p)
-        self.last = torch.where(self.greedy, logits.argmax(-1, keepdim=True), drawn)
-        self.made = self.made + 1
-        return self.last
+        last, made, uniform, greedy = self.rows
+        logits = self._logits(last)[:, -1].to(self.device, torch.float32)
+        drawn = sample_tokens(logits, uniform.gather(1, made), self.temperature, None, self.top_p)
+        drawn = torch.where(greedy, logits.argmax(-1, keepdim=True), drawn)
+        self.rows = [drawn, made + 1, uniform, greedy]
+        return drawn
+
+    def _logits(self, last: Tensor) -> Tensor:
+        self.mask = torch.cat([self.mask, torch.ones_like(last)], 1)
+        return self._forward(last, self.mask, self.cache)
 
     def _forward(self, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
         """Logits at the last of these tokens, where the model can make them there alone."""
-        given: dict[str, Any] = {}
-        if "position_ids" in self.takes:
-            given["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        if "logits_to_keep" in self.takes:
-            given["logits_to_keep"] = 1
         columns, tokens = mask.shape[1], ids.shape[1]
-        mask = pad(mask, (0, _seen(columns - tokens, tokens) - columns))
-        return self.base(ids, attention_mask=mask, past_key_values=cache, use_cache=True, **given).logits
+        mask_of_cache = pad(mask, (0, _seen(columns - tokens, tokens) - columns))
+        given = self._given(mask, tokens)
+        return self.base(ids, attention_mask=mask_of_cache, past_key_values=cache, use_cache=True, **given).logits
+
+    def _given(self, mask: Tensor, tokens: int) -> dict[str, Any]:
+        """What some models take beside the last of the masked tokens."""
+        given = {"logits_to_keep": 1, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens:]}
+        return {name: value for name, value in given.items() if name in self.takes}
 
 
-def left_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Tokens [rows, longest] that end in the same column, and a mask with 1 where they are."""
-    longest = max(map(len, rows), default=0)
-    both = torch.zeros(2, len(rows), longest, dtype=torch.long)
-    for row, tokens in enumerate(rows):
-        both[:, row, longest - len(tokens) :] = torch.tensor([tokens, [1] * len(tokens)])
-    return both[0], both[1]
+class OneBatch(SideBySide):
+    """For models that keep more than keys and values: rows do not join, and all go on until the last has ended."""
+
+    def replace(
+        self, staying: Sequence[int], prompts: Sequence[list[int]], uniform: Tensor, greedy: Sequence[bool]
+    ) -> None:
+        self.ids, self.mask = self._padded(prompts)
+        self.rows, self.kept = self._begun(prompts, uniform, greedy), dict[str, Any]()
+
+    def _logits(self, last: Tensor) -> Tensor:
+        first = not self.kept
+        if not first:
+            self.ids, self.mask = last, torch.cat([self.mask, torch.ones_like(last)], 1)
+        given = {**self._given(self.mask, self.ids.shape[1]), **self.kept, "is_first_iteration": first}
+        found = self.base.prepare_inputs_for_generation(self.ids, attention_mask=self.mask, use_cache=True, **given)
+        outputs = self.base(**{name: value for name, value in found.items() if name != "is_first_iteration"})
+        self.kept = {name: outputs[name] for name in ("past_key_values", "cache_params") if outputs.get(name)}
+        return outputs.logits
 
 
 class _Columns(DynamicLayer):
@@ -176,24 +195,21 @@ def _empty_cache() -> DynamicCache:
 def _merged(
     mine: DynamicCache, staying: Tensor, columns: int, theirs: DynamicCache, joining: Tensor, width: int
 ) -> DynamicCache:
-    """The last columns of the rows that stay, and the rows that join: all end in the same column. `mine` is given
-    up layer by layer: there may be no room for all of it twice."""
-    merged = _empty_cache()
-    old: list[Any] = mine.layers
-    new: list[Any] = theirs.layers
+    """The last columns of the rows that stay, and the rows that join: all end in the same column."""
+    merged, old, new = _empty_cache(), cast(list[Any], mine.layers), cast(list[Any], theirs.layers)
     for number in range(max(len(old), len(new))):
         buffers = []
         for name in ("keys", "values"):
-            like: Tensor = getattr((old or new)[number], name)
-            buffer = _buffer(like, len(staying) + len(joining), width + 1)
-            if old:
-                buffer[: len(staying), :, width - columns : width] = like[staying.to(like.device), :, -columns:]
-            if new:
-                joined: Tensor = getattr(new[number], name)
-                buffer[len(staying) :, :, width - joined.shape[2] : width] = joined[joining.to(joined.device)]
+            buffer = _buffer(getattr((old or new)[number], name), len(staying) + len(joining), width + 1)
+            of_rows = buffer.split([len(staying), len(joining)])
+            for layers, into, rows in ((old, of_rows[0], staying), (new, of_rows[1], joining)):
+                if layers:
+                    states = getattr(layers[number], name)
+                    kept = columns if layers is old else states.shape[2]
+                    into[:, :, width - kept : width] = states[rows.to(states.device), :, states.shape[2] - kept :]
             buffers.append(buffer)
         if old:
-            old[number] = None
+            old[number] = None  # there may be no room for all of it twice
         layer = _Columns()
         layer.hold(buffers, width)
         merged.layers.append(layer)

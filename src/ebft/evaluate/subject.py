@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from ebft.config.evaluation import EvalOptions
-from ebft.errors import ConfigError
+from ebft.errors import ConfigError, first_line
 from ebft.evaluate.generation import Generator, TransformersGenerator
 from ebft.loading import DTYPES, Checkpoint, other_feature_network, tap_settings
 from ebft.model.features import FeatureNetwork
@@ -17,17 +18,21 @@ from ebft.model.features import FeatureNetwork
 logger = logging.getLogger(__name__)
 
 
+@dataclass
 class LoadedSubject:
     """A model that is there already, in training. `identity` tells weights apart."""
 
+    model: Any
+    tokenizer: Any
+    features: FeatureNetwork
+    identity: Any
+    batch_size: int | None
     feature_name: str = "the training run's"
     feature_source: Any = feature_name
 
-    def __init__(
-        self, model: Any, tokenizer: Any, features: FeatureNetwork, identity: Any, batch_size: int | None
-    ) -> None:
-        self.model, self.tokenizer, self.features, self.identity = model, tokenizer, features, identity
-        self.generator: Generator = TransformersGenerator(model, tokenizer, batch_size)
+    @property
+    def generator(self) -> Generator:
+        return TransformersGenerator(self.model, self.tokenizer, self.batch_size)
 
 
 class CheckpointSubject:
@@ -89,10 +94,9 @@ Subject = LoadedSubject | CheckpointSubject
 
 def device_and_dtype(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
     """Where a model goes, by default a GPU if there is one, and its precision, by default bfloat16 there."""
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     try:
-        place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    except RuntimeError:
-        raise ConfigError(f"device={device!r} is not a device; use auto, cpu, cuda or cuda:1") from None
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device={device!r}: torch finds no CUDA device; use --device cpu")
+        place = torch.empty(0, device=chosen).device
+    except (RuntimeError, AssertionError) as error:  # no such device, or none on this machine
+        raise ConfigError(f"device={device!r}: {first_line(error)}") from None
     return place, DTYPES.get(dtype, torch.bfloat16 if place.type == "cuda" else torch.float32)

@@ -10,16 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ebft.errors import ConfigError, how_to_install
-from ebft.evaluate.generation import (
-    GREEDY,
-    Completion,
-    Fitted,
-    GenerationSettings,
-    Generator,
-    Made,
-    Wanted,
-    prompt_seed,
-)
+from ebft.evaluate.generation import GREEDY, GenerationSettings, Generator, Made, Wanted, completion_of, prompt_seed
 
 REQUESTS_AT_ONCE = 1024  # vLLM batches by itself; this is how often finished completions reach the disk
 
@@ -70,18 +61,12 @@ class VLLMGenerator(Generator):
             made = ask(order[start : start + REQUESTS_AT_ONCE], settings.stop)
             # vLLM does not know that a line break may belong to the prompt. Answers that it stopped there are made
             # again, the same ones by their seeds, without stop strings, and cut here.
-            early = [(p, s) for (p, s), m in made.items() if _stopped(m) and fitted[p].before_start(m.text)]
-            if early:
-                made |= ask(early, ())
-            yield [(p, s, _read(fitted[p], m, settings)) for (p, s), m in made.items()]
-
-
-def _stopped(made: Any) -> bool:
-    return isinstance(made.stop_reason, str)
-
-
-def _read(prompt: Fitted, made: Any, settings: GenerationSettings) -> Completion:
-    cut = prompt.cut(made.text, settings.stop)
-    finish = "length" if made.finish_reason == "length" else "stop" if _stopped(made) else "end"
-    text, finish = (prompt.restore(made.text), finish) if cut is None else (cut, "stop")
-    return prompt.completion(text, finish, len(made.token_ids), settings)
+            stopped = [pair for pair, one in made.items() if isinstance(one.stop_reason, str)]
+            early = [(p, s) for p, s in stopped if len(made[p, s].text) < len(fitted[p].whitespace)]
+            finishes = dict.fromkeys(made, "end") | dict.fromkeys(stopped, "stop")
+            made |= ask(early, ()) if early else {}
+            finishes |= {pair: "length" for pair, one in made.items() if one.finish_reason == "length"}
+            yield [
+                (p, s, completion_of(fitted[p], one.text, finishes[p, s], len(one.token_ids), settings))
+                for (p, s), one in made.items()
+            ]
