@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ebft.data.packing import DocumentIndex, SequenceDataset
-from ebft.data.store import tokenize_rows
+from ebft.data.packing import DocumentIndex, SequenceDataset, tokenize_rows
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
 from shapes import SIZES
 from step_settings import SEED, Settings

@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ebft.config.method import MethodConfig
-from ebft.data.packing import PADDING, DocumentIndex, SequenceDataset, collate, end_token_ids
+from ebft.data.packing import PADDING, DocumentIndex, SequenceDataset, TokenStore, collate, end_token_ids
 from ebft.data.row_format import Document, encode
-from ebft.data.store import TokenStore
 from ebft.iteration import check_sequences, make_layout, pack_to_score, roll_out, score
 from ebft.method.losses import LossTerms, ebft_loss
 from ebft.method.sampling import sequence_seeds

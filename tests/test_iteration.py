@@ -12,9 +12,8 @@ from torch import Tensor
 
 from ebft.config.method import MethodConfig
 from ebft.config.training import EBFTConfig
-from ebft.data.packing import PADDING, DocumentIndex, OnHost, SequenceDataset, collate
+from ebft.data.packing import PADDING, DocumentIndex, OnHost, SequenceDataset, TokenStore, collate
 from ebft.data.row_format import Document
-from ebft.data.store import TokenStore
 from ebft.errors import DataError
 from ebft.iteration import Rollouts, Scores, check_sequences, join, make_layout, prepare_window, score
 from ebft.method.cross_entropy import Reference

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebft.config.method import MethodConfig
-from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token_ids
+from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore, collate, end_token_ids
 from ebft.data.row_format import Document
-from ebft.data.store import TokenStore
 from ebft.errors import ConfigError, DataError
 from ebft.iteration import check_sequences, make_layout, pack_to_score, roll_out, score
 from ebft.method.layout import PackedLayout

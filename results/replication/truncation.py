@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from ebft.data.packing import DocumentIndex
-from ebft.data.store import tokenize_source
+from ebft.data.packing import DocumentIndex, tokenize_source
 from ebft.fetch import resolve
 
 

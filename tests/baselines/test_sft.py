@@ -14,9 +14,8 @@ pytest.importorskip("trl")
 
 from ebft.baselines import sft
 from ebft.config.recipe import load_recipe
-from ebft.data.packing import DocumentIndex, SequenceDataset
+from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore
 from ebft.data.row_format import encode
-from ebft.data.store import TokenStore
 from ebft.train import sequences as loading
 from ebft.train.sequences import Loaded
 from tests.baselines.runs import metrics_of, results_of, run, write_recipe, write_rows

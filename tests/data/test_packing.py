@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
-from ebft.data.packing import NOTHING, PADDING, DocumentIndex, SequenceDataset, Share, mix
+from ebft.data.packing import NOTHING, PADDING, DocumentIndex, SequenceDataset, Share, TokenStore, mix
 from ebft.data.row_format import Document
-from ebft.data.store import TokenStore
 from ebft.errors import DataError
 from ebft.runtime import processes
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ebft.data import store as store_module
+from ebft.data import packing as store_module
+from ebft.data.packing import TokenStore, tokenize_rows, tokenize_source
 from ebft.data.row_format import RowFormat, encode
-from ebft.data.store import TokenStore, tokenize_rows, tokenize_source
 from ebft.errors import DataError
 from tests.tiny_tokenizer import PAD, byte_tokenizer
 

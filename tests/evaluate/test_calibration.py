@@ -13,9 +13,8 @@ from torch import Tensor
 
 from ebft.config.evaluation import LENGTHS as USUAL
 from ebft.config.evaluation import EvalOptions
-from ebft.data.packing import DocumentIndex, SequenceDataset, collate
+from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore, collate
 from ebft.data.row_format import Document
-from ebft.data.store import TokenStore
 from ebft.evaluate.calibration import measure_sequences
 from ebft.iteration import make_layout
 from ebft.method.measures import estimates

@@ -11,9 +11,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from ebft import EBFTConfig
-from ebft.data.packing import DocumentIndex, SequenceDataset
+from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore
 from ebft.data.row_format import Document
-from ebft.data.store import TokenStore
 
 T, VOCABULARY = 32, 24
 

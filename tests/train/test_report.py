@@ -13,9 +13,8 @@ import yaml
 from torch import Tensor
 
 from ebft.config.recipe import load_recipe
-from ebft.data.packing import DocumentIndex, SequenceDataset
+from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore
 from ebft.data.row_format import encode
-from ebft.data.store import TokenStore
 from ebft.train import report
 from tests.tiny_tokenizer import byte_tokenizer
 

@@ -13,9 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ebft import EBFTConfig, EBFTTrainer
 from ebft.config.recipe import load_recipe
-from ebft.data.packing import DocumentIndex, SequenceDataset
+from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore
 from ebft.data.row_format import Document
-from ebft.data.store import TokenStore
 from ebft.errors import ConfigError
 from ebft.studies import compare
 from ebft.train import run_folder

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ebft.config.recipe import load_recipe
-from ebft.data.packing import DocumentIndex, SequenceDataset
-from ebft.data.store import tokenize_rows
+from ebft.data.packing import DocumentIndex, SequenceDataset, tokenize_rows
 from ebft.errors import DataError
 from ebft.train.sequences import load_data, look_at_positions, trained_part
 from tests.models import tiny_model

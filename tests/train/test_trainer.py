@@ -11,9 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from ebft import EBFTTrainer
 from ebft.data import packing
-from ebft.data.packing import DocumentIndex, SequenceDataset
+from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore
 from ebft.data.row_format import Document
-from ebft.data.store import TokenStore
 from ebft.errors import ConfigError, DataError, TrainingDiverged
 from tests.models import tiny_model
 from tests.tiny_tokenizer import VOCABULARY, byte_tokenizer

@@ -167,22 +167,18 @@ def fields_of(template: str) -> list[str]:
     """The columns that a template names."""
     try:
         found = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-    except ValueError as error:
-        raise ConfigError(f"prompt_template={template!r} cannot be read: {error}; write {{{{ for a brace") from None
-    for name in found:
-        if not name or name.isdecimal() or set(name) & set(".["):  # what Python would read in its own way
-            raise ConfigError(
-                f"prompt_template holds '{{{name}}}'; it takes names of columns in braces, and {{{{ for a brace"
-            )
+    except ValueError:
+        found = [""]
+    # What Python would read in its own way: {}, {0}, {a.b} and {a[0]}.
+    if any(not name or name.isdecimal() or set(name) & set(".[") for name in found):
+        raise ConfigError(f"prompt_template={template!r} takes names of columns in braces, and {{{{ for a brace")
     return found
 
 
 def _fill(template: str, row: Row) -> str:
-    names = fields_of(template)
-    for name in names:
-        if name not in row:
-            raise DataError(f"prompt_template names {name!r}, which is no column of the row; it has {_names(row)}")
-    return template.format_map({name: "" if row[name] is None else str(row[name]) for name in names})
+    if missing := [name for name in fields_of(template) if name not in row]:
+        raise DataError(f"prompt_template names {missing[0]!r}, which is no column of the row; it has {_names(row)}")
+    return template.format_map({name: "" if value is None else str(value) for name, value in row.items()})
 
 
 def _names(row: Row) -> str:
@@ -239,9 +235,9 @@ def _ended(document: Document, tokenizer: PreTrainedTokenizerBase) -> Document:
     """Exactly one end token at the end. Chat templates often put a line break behind theirs, which nobody needs."""
     end, tokens = tokenizer.eos_token_id, document.tokens
     if end in tokens[-3:]:
-        last = len(tokens) - 1 - tokens[::-1].index(end)
-        if last == len(tokens) - 1 or not str(tokenizer.decode(tokens[last + 1 :])).strip():
-            return Document(tokens[: last + 1], document.answers[: last + 1])
+        kept = len(tokens) - tokens[::-1].index(end)
+        if not str(tokenizer.decode(tokens[kept:])).strip():
+            return Document(tokens[:kept], document.answers[:kept])
     # The end of a prompt or of a user's turn is nothing the model has to say.
     return Document([*tokens, end], [*document.answers, document.ends_with_answer])
 

@@ -16,6 +16,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -209,9 +210,9 @@ def _toy_functions(split: str) -> Iterator[Row]:
             expression += f" {dict(plus='+', minus='-', times='*')[step]} {number}"
             is_sum = step != "times"
         bodies[words] = expression
-    names = list(TOY_SIZES)
-    first = sum(TOY_SIZES[name] for name in names[: names.index(split)])
-    for number, (words, expression) in enumerate(list(bodies.items())[first : first + TOY_SIZES[split]]):
+    drawn = iter(bodies.items())
+    parts = {name: list(islice(drawn, size)) for name, size in TOY_SIZES.items()}
+    for number, (words, expression) in enumerate(parts[split]):
         name = "fghpqr"[number % 6]
         checks = (f"    assert candidate({x}) == {eval(expression, {'x': x})}\n" for x in (-60, 0, 3, 60))
         yield {

@@ -21,9 +21,16 @@ from torch import Tensor, nn
 
 from ebft.config.evaluation import EvalOptions
 from ebft.config.method import MethodConfig
-from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token_ids, pad_token_id, to_device
+from ebft.data.packing import (
+    DocumentIndex,
+    SequenceDataset,
+    collate,
+    end_token_ids,
+    pad_token_id,
+    to_device,
+    tokenize_source,
+)
 from ebft.data.rows import contents
-from ebft.data.store import tokenize_source
 from ebft.evaluate.scoring import Scored
 from ebft.evaluate.subject import Subject
 from ebft.evaluate.tasks import ResumableRecords

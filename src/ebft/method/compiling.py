@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, wraps
 from types import FunctionType
 from typing import Any
 
 import torch
 import torch._functorch.config
-from torch import Tensor
 
 # Past torch's limit of shapes, 8 by default, a function silently runs uncompiled. One run meets a handful.
 _SHAPES = 512
@@ -80,12 +79,3 @@ def compiled(function: Callable[..., Any], kind: str = "") -> Callable[..., Any]
     own = FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
     own.__kwdefaults__ = function.__kwdefaults__
     return torch.compile(own, dynamic=False)
-
-
-def fused(function: Callable[..., Any], tensors: Sequence[Tensor], *constants: Any) -> Any:
-    """function(*tensors, *constants): on a GPU compiled, for any number of rows, which all tensors have in common."""
-    if not tensors[0].is_cuda:
-        return function(*tensors, *constants)
-    for tensor in tensors:
-        torch._dynamo.maybe_mark_dynamic(tensor, 0)
-    return compiled(function)(*tensors, *constants)

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ebft.method.compiling import fused
-from ebft.method.sampling import masses_by_block
+from ebft.method.sampling import fused, masses_by_block
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,14 @@ rest on that.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ebft.method.compiling import fused
+from ebft.method.compiling import compiled
 
 # 64-bit constants of the splitmix64 finaliser, written as the signed integers torch stores.
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -71,6 +74,15 @@ def sample_with_entropy(
     inverse = 1 / temperature
     highest, masses, entropy = fused(masses_by_block, [logits], inverse)
     return _choose(logits, inverse, uniform, highest, masses, rows), entropy
+
+
+def fused(function: Callable[..., Any], tensors: Sequence[Tensor], *constants: Any) -> Any:
+    """function(*tensors, *constants): on a GPU compiled, for any number of rows, which all tensors have in common."""
+    if not tensors[0].is_cuda:
+        return function(*tensors, *constants)
+    for tensor in tensors:
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    return compiled(function)(*tensors, *constants)
 
 
 def masses_by_block(logits: Tensor, inverse_temperature: float | None = None) -> tuple[Tensor, Tensor, Tensor]:

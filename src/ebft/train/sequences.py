@@ -12,10 +12,17 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ebft.config.recipe import Recipe
-from ebft.data.packing import DocumentIndex, SequenceDataset, end_token_ids, mix, pad_token_id
+from ebft.data.packing import (
+    DocumentIndex,
+    SequenceDataset,
+    TokenStore,
+    end_token_ids,
+    mix,
+    pad_token_id,
+    tokenize_source,
+)
 from ebft.data.row_format import Row, check_tokenizer, is_glued
 from ebft.data.rows import LOOKED_AT, read_rows
-from ebft.data.store import TokenStore, tokenize_source
 from ebft.errors import ConfigError, DataError
 from ebft.iteration import check_sequences
 from ebft.loading import load_model, load_tokenizer

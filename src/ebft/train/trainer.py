@@ -28,9 +28,8 @@ from transformers.trainer import SCHEDULER_NAME
 from ebft import fetch, loading
 from ebft.config.training import EBFTConfig
 from ebft.data import packing
-from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token_ids, pad_token_id
+from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token_ids, pad_token_id, tokenize_rows
 from ebft.data.row_format import check_tokenizer
-from ebft.data.store import tokenize_rows
 from ebft.errors import ConfigError, DataError
 from ebft.iteration import Window, check_sequences, loss_of, prepare_window
 from ebft.model.attention import resolve_backend
