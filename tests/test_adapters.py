@@ -13,6 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ebft import cli, loading
 from ebft.config.recipe import load_recipe
+from ebft.method.layout import StridedLayout
+from ebft.model.backbone import adapter_parameters
+from ebft.model.features import FeatureNetwork, weight_fingerprint
 from tests.baselines.runs import run, write_recipe
 from tests.models import tiny_model
 from tests.tiny_tokenizer import END, byte_tokenizer
@@ -63,10 +66,6 @@ def test_any_adapter_trains_and_its_export_is_the_same_model(kind: str, tiny: Pa
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_frozen_network_is_the_base_model(kind: str, tiny: Path, sums: Path, tmp_path: Path) -> None:
     """Whatever the adapter has learnt: same features, and the same mark as the base model's own features."""
-    from ebft.method.layout import StridedLayout
-    from ebft.model.backbone import adapter_parameters
-    from ebft.model.features import FeatureNetwork, weight_fingerprint
-
     given = load_recipe(write_recipe(tmp_path, tiny, sums, peft=KINDS[kind]), {"output_dir": str(tmp_path / "out")})
     base = FeatureNetwork(AutoModelForCausalLM.from_pretrained(tiny))
     adapted = loading.add_adapter(AutoModelForCausalLM.from_pretrained(tiny), loading.peft_config(given))
@@ -114,7 +113,7 @@ def test_a_saved_adapter_config_can_be_given_as_peft(tiny: Path, sums: Path, tmp
     ],
 )
 def test_what_is_wrong_with_an_adapter_is_said(
-    settings: Any, words: str, tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    settings: Any, words: str, tiny: Path, sums: Path, tmp_path: Path, capsys: Any
 ) -> None:
     recipe = write_recipe(tmp_path, tiny, sums, **settings)
     assert run("train", recipe, tmp_path / "out") == 2
@@ -123,12 +122,7 @@ def test_what_is_wrong_with_an_adapter_is_said(
 
 @pytest.mark.parametrize("package", ["peft", "bitsandbytes"])
 def test_a_missing_package_is_named_with_the_line_that_installs_it(
-    package: str,
-    tiny: Path,
-    sums: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    package: str, tiny: Path, sums: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "find_spec", lambda name: None if name == package else object())
     monkeypatch.setattr(loading, "check_four_bit", lambda *_: None)  # there is no GPU either
@@ -179,10 +173,8 @@ def test_an_adapter_is_resumed_after_a_stop(kind: str, tiny: Path, sums: Path, t
 
 
 def test_the_base_model_is_never_in_float32_with_bf16(tiny: Path, sums: Path, tmp_path: Path) -> None:
-    from ebft.loading import load_model
-
     recipe = write_recipe(tmp_path, tiny, sums, lora=True, bf16=True)
     given = load_recipe(recipe, {"output_dir": str(tmp_path / "out")})
-    assert {p.dtype for p in load_model(given).parameters()} == {torch.bfloat16}
-    adapted = loading.add_adapter(load_model(given), loading.peft_config(given))
+    assert {p.dtype for p in loading.load_model(given).parameters()} == {torch.bfloat16}
+    adapted = loading.add_adapter(loading.load_model(given), loading.peft_config(given))
     assert {p.dtype for p in adapted.parameters() if p.requires_grad} == {torch.float32}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from ebft.config.training import EBFTConfig
 from ebft.data.packing import PADDING, DocumentIndex, OnHost, SequenceDataset, TokenStore, collate
 from ebft.data.row_format import Document
 from ebft.errors import DataError
-from ebft.iteration import Rollouts, Scores, check_sequences, join, make_layout, prepare_window, score
+from ebft.iteration import Rollouts, check_sequences, make_layout, prepare_window, score
 from ebft.method.cross_entropy import Reference
 from ebft.method.losses import counted_tokens, ebft_loss
 from ebft.method.rewards import leave_one_out_advantages, token_groups
@@ -74,36 +73,6 @@ def test_shapes_do_not_depend_on_the_data_with_strided_anchors() -> None:
     assert len(shapes) == 1
 
 
-def test_anchors_at_answer_starts() -> None:
-    documents = torch.zeros(2, T, dtype=torch.long)
-    answers = torch.zeros(2, T, dtype=torch.bool)
-    answers[0, 5:9] = answers[0, 12:] = answers[1, 3:5] = answers[1, 20:] = True
-    layout = make_layout(on_host(documents, answers), method(anchors="answer_start", horizon=6), 2, None)
-    # The last answer of the second row may go on in another one, and fewer than 6 tokens of it are here.
-    assert layout.anchor_mask.tolist() == [[True, True], [True, False]]
-    assert layout.anchors[layout.anchor_mask].tolist() == [5, 12, 3]
-    assert layout.truth_lengths.tolist() == [[4, 6], [2, 0]]
-
-
-def some_scores(rows: int, first: int, with_optional: bool) -> Scores:
-    shapes, optional = {"cfm": (2,)}, ("cfm",)
-    made: dict[str, Any] = {}
-    for f in fields(Scores):
-        shape = (rows, *shapes.get(f.name, (2, 3)))
-        value = torch.arange(first, first + rows).view(-1, *[1] * (len(shape) - 1)).expand(shape)
-        made[f.name] = value if with_optional or f.name not in optional else None
-    return Scores(**made)
-
-
-@pytest.mark.parametrize("with_optional", [False, True])
-def test_joined_scores_are_those_of_the_parts_in_order(with_optional: bool) -> None:
-    joined = join([some_scores(2, 0, with_optional), some_scores(1, 2, with_optional)])
-    whole = some_scores(3, 0, with_optional)
-    for f in fields(Scores):
-        mine, expected = getattr(joined, f.name), getattr(whole, f.name)
-        assert (mine is None and expected is None) or torch.equal(mine, expected), f.name
-
-
 class TestWindow:
     @pytest.fixture(scope="class")
     def networks(self) -> tuple[Any, FeatureNetwork]:
@@ -117,9 +86,8 @@ class TestWindow:
             **{"context_length": T, "horizon": 3, "stride": 4, "answer_only": False, **changes},
         )
         data = dataset([10, 17, 9, 30, 24, 6])
-        rows, batches = iter(range(len(data))), []
-        for size in sizes:
-            batches.append(collate([data[next(rows)] for _ in range(size)]))
+        rows = iter(range(len(data)))
+        batches = [collate([data[next(rows)] for _ in range(size)]) for size in sizes]
         return prepare_window(*networks, batches, config, step=3, end_token_ids=ends)
 
     def by_sequence(self, micro_batches: list[dict[str, Any]]) -> dict[Any, Any]:
@@ -155,16 +123,11 @@ class TestWindow:
             assert whole.metrics.keys() == cut.metrics.keys()
             for name, value in whole.metrics.items():
                 assert float(cut.metrics[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
-            counted = sum(
-                int(counted_tokens(batch["layout"], len(batch["input_ids"]), batch["completion_lengths"]).sum())
-                for batch in cut.micro_batches
-            )
-            assert counted == int(cut.generated_tokens)
-            truth = sum(
-                int(batch["layout"].truth_mask.expand(n, -1)[:, 1:].sum())
-                for n, batch in zip(sizes, cut.micro_batches, strict=True)
-            )
-            assert truth == int(one["truth_tokens"])
+            counted, truth = 0, 0
+            for n, batch in zip(sizes, cut.micro_batches, strict=True):
+                counted += int(counted_tokens(batch["layout"], n, batch["completion_lengths"]).sum())
+                truth += int(batch["layout"].truth_mask.expand(n, -1)[:, 1:].sum())
+            assert (counted, truth) == (int(cut.generated_tokens), int(one["truth_tokens"]))
 
     def test_counts_and_means_by_hand(self, networks: Any, tmp_path: Path) -> None:
         found = self.window(networks, tmp_path, [4], None, alpha=0.5, whitening="none")
@@ -185,6 +148,10 @@ class TestWindow:
         expected = leave_one_out_advantages(example["alignment"][None], example["diversity"][None], 0.5)[0]
         torch.testing.assert_close(example["advantages"], expected)
         assert example["advantages"].tolist() in batch["advantages"].tolist()
+        cold = self.window(networks, tmp_path, [1], None, temperature=0.3)
+        shares = [len({tuple(c.tolist()) for c in anchor}) / len(anchor) for anchor in cold.example["completions"]]
+        assert float(cold.metrics["ebft/distinct"]) == pytest.approx(sum(shares) / len(shares))
+        assert sum(shares) < len(shares), "some are alike, or this shows nothing"
 
     @pytest.mark.parametrize("samples", [2, 4])
     @pytest.mark.parametrize("kl_weight", [0.0, 0.1])
@@ -193,12 +160,8 @@ class TestWindow:
         self, networks: Any, tmp_path: Path, ends: Tensor | None, kl_weight: float, samples: int
     ) -> None:
         model, _ = networks
-        changes = {
-            "document_masks": ends is not None,
-            "kl_weight": kl_weight,
-            "temperature": 0.3 if samples == 2 else 0.1,
-            "samples": samples,
-        }
+        changes = {"document_masks": ends is not None, "kl_weight": kl_weight, "samples": samples}
+        changes["temperature"] = 0.3 if samples == 2 else 0.1
         found = []
         for trees in (True, False):
             window = self.window(networks, tmp_path, [2, 2], ends, trees=trees, **changes)
@@ -230,25 +193,6 @@ class TestWindow:
         assert float(plain.metrics["ebft/shared"]) == 0 < float(window.metrics["ebft/shared"])
         assert int(window.computed["trained_tokens"]) < int(window.computed["scored_tokens"])
         assert int(window.computed["scored_tokens"]) < int(plain.computed["scored_tokens"])
-
-    def test_distinct_is_the_share_of_different_completions(self, networks: Any, tmp_path: Path) -> None:
-        found = self.window(networks, tmp_path, [1], None, temperature=0.3)
-        completions = found.example["completions"]
-        shares = [len({tuple(c.tolist()) for c in anchor}) / len(anchor) for anchor in completions]
-        assert float(found.metrics["ebft/distinct"]) == pytest.approx(sum(shares) / len(shares))
-        assert sum(shares) < len(shares), "some are alike, or this shows nothing"
-
-
-def test_parts_of_a_sum_over_the_window() -> None:
-    from ebft.iteration import Window
-
-    zero = torch.tensor(0)
-    window = Window([], zero, zero, zero, {}, {}, {})
-    for value in (1.0, 2.5):
-        window.add("loss", torch.tensor(value, requires_grad=True))
-    window.add("kl", torch.tensor(4.0))
-    assert {name: float(value) for name, value in window.loss_sums.items()} == {"loss": 3.5, "kl": 4.0}
-    assert not window.loss_sums["loss"].requires_grad
 
 
 class TestSequences:
