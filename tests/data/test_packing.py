@@ -1,17 +1,37 @@
+"""Documents on disk, which of them a dataset holds, and sequences against a plain concatenation."""
+
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from accelerate.data_loader import SeedableRandomSampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
-from ebft.data.packing import NOTHING, PADDING, DocumentIndex, SequenceDataset, Share, TokenStore, mix
-from ebft.data.row_format import Document
+from ebft.data import packing
+from ebft.data.packing import (
+    NOTHING,
+    PADDING,
+    DocumentIndex,
+    SequenceDataset,
+    Share,
+    TokenStore,
+    mix,
+    tokenize_rows,
+    tokenize_source,
+)
+from ebft.data.row_format import Document, RowFormat, encode
 from ebft.errors import DataError
 from ebft.runtime import processes
+from tests.tiny_tokenizer import PAD, byte_tokenizer
 
 PAD_TOKEN = 999
 documents_strategy = st.lists(
@@ -89,9 +109,9 @@ class TestSequences:
         found = zip(index.lengths.tolist(), index.answer_counts.tolist(), strict=True)
         assert dict(zip(numbers(index), found, strict=True)) == expected
 
-    @pytest.mark.parametrize("packing", [True, False])
-    def test_a_row_beyond_the_end_is_an_index_error(self, packing: bool) -> None:
-        dataset = SequenceDataset(numbered(4), 2, packing)
+    @pytest.mark.parametrize("packed", [True, False])
+    def test_a_row_beyond_the_end_is_an_index_error(self, packed: bool) -> None:
+        dataset = SequenceDataset(numbered(4), 2, packed)
         for row in (-2, len(dataset)):
             with pytest.raises(IndexError):
                 dataset[row]
@@ -101,22 +121,23 @@ class TestSequences:
         assert int(nothing["sequence_id"]) == NOTHING
 
 
-class TestSplit:
-    @given(st.integers(2, 60), st.floats(0.01, 0.99) | st.integers(1, 59), st.integers(0, 5))
-    @settings(max_examples=100, deadline=None)
-    def test_is_disjoint_covers_everything_and_depends_on_the_seed(
-        self, count: int, held_out: float, seed: int
-    ) -> None:
-        expected = int(held_out) if held_out >= 1 else max(1, round(held_out * count))
-        if expected >= count:
-            with pytest.raises(DataError, match="leaves no training documents"):
-                numbered(count).split(held_out, seed)
-            return
-        training, validation = numbered(count).split(held_out, seed)
-        assert len(validation) == expected
-        assert sorted(numbers(training) + numbers(validation)) == list(range(count))
-        again = numbered(count).split(held_out, seed)
-        assert [numbers(part) for part in again] == [numbers(training), numbers(validation)]
+@given(st.integers(2, 60), st.floats(0.01, 0.99) | st.integers(1, 59), st.integers(0, 5))
+@settings(max_examples=100, deadline=None)
+def test_a_split_is_disjoint_covers_everything_and_depends_on_the_seed(count: int, held_out: float, seed: int) -> None:
+    expected = int(held_out) if held_out >= 1 else max(1, round(held_out * count))
+    if expected >= count:
+        with pytest.raises(DataError, match="leaves no training documents"):
+            numbered(count).split(held_out, seed)
+        return
+    training, validation = numbered(count).split(held_out, seed)
+    assert len(validation) == expected
+    assert sorted(numbers(training) + numbers(validation)) == list(range(count))
+    again = numbered(count).split(held_out, seed)
+    assert [numbers(part) for part in again] == [numbers(training), numbers(validation)]
+    rest, test = numbered(count).without_test(held_out, seed)
+    assert test is not None
+    assert [numbers(rest), numbers(test)] == [numbers(training), numbers(validation)]
+    assert numbered(count).without_test(0, seed)[1] is None
 
 
 class TestMix:
@@ -156,19 +177,6 @@ class TestFirst:
         assert len(part.index) <= len(whole.index)
 
 
-def test_documents_for_testing_are_nobody_elses() -> None:
-    index = numbered(50)
-    rest, test = index.without_test(10, seed=3)
-    assert test is not None
-    train, validation = rest.split(5, seed=3)
-    parts = [set(part.number.tolist()) for part in (train, validation, test)]
-    assert [len(part) for part in parts] == [35, 5, 10]
-    assert set.union(*parts) == set(range(50))
-    assert index.without_test(0, seed=3) == (index, None)
-    with pytest.raises(DataError, match="test_split=50 leaves no"):
-        index.without_test(50, seed=3)
-
-
 @pytest.mark.parametrize(("full", "drop_last"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 12, 21])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
@@ -194,3 +202,115 @@ def test_an_epoch_has_every_row_once_on_all_processes_together(
         assert max(part.count(NOTHING) for part in together) - min(part.count(NOTHING) for part in together) <= 1
         found.append({row for part in together for row in part if row != NOTHING})
     assert found == [set(rows) for rows in expected]
+
+
+# ---- documents on disk ---------------------------------------------------------------------------------------
+
+ROWS = [{"text": text, "body": text.upper()} for text in ("one", "two", "three", "four", "five")]
+
+
+def write(file: Path, rows: list[dict[str, str]]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write(tmp_path / "rows.jsonl", ROWS)
+
+
+def texts(store: TokenStore) -> list[str]:
+    ends = zip(store.offsets[:-1], store.offsets[1:], strict=True)
+    return [byte_tokenizer().decode(store.tokens[begin : end - 1].tolist()) for begin, end in ends]
+
+
+def stores(cache: Path) -> list[Path]:
+    return sorted((cache / "tokens").iterdir()) if (cache / "tokens").exists() else []
+
+
+def test_a_store_holds_what_encode_gives_for_every_row(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    rows = [{"prompt": "a" * n, "completion": "b" * (7 - n)} for n in range(1, 7)]
+    documents = [encode(row, tokenizer) for row in rows]
+    for store in tokenize_source(str(write(tmp_path / "qa.jsonl", rows)), tokenizer), tokenize_rows(rows, tokenizer):
+        assert len(store) == len(rows)
+        assert store.lengths.tolist() == [len(d.tokens) for d in documents]
+        assert store.tokens.tolist() == [token for d in documents for token in d.tokens]
+        assert store.answers.astype(bool).tolist() == [answer for d in documents for answer in d.answers]
+        assert store.answer_counts.tolist() == [sum(d.answers) for d in documents]
+        assert isinstance(store.tokens, np.memmap)
+
+
+def test_limit_and_columns(file: Path) -> None:
+    assert texts(tokenize_source(str(file), byte_tokenizer(), limit=2)) == ["one", "two"]
+    named = tokenize_source(str(file), byte_tokenizer(), row_format=RowFormat(text="body"))
+    assert texts(named)[:2] == ["ONE", "TWO"]
+
+
+def test_the_key_changes_with_everything_the_tokens_depend_on(file: Path, cache: Path) -> None:
+    ways: list[tuple[Any, dict[str, Any]]] = [
+        (byte_tokenizer(), {}),
+        (byte_tokenizer(), {"limit": 2}),
+        (byte_tokenizer(), {"row_format": RowFormat(text="body")}),
+        (byte_tokenizer(), {"split": "validation"}),
+        (byte_tokenizer(extra_tokens=1), {}),
+        (byte_tokenizer(end=PAD), {}),
+        (byte_tokenizer(chat_template="{{ messages }}"), {}),
+    ]
+    for number, (chosen, options) in enumerate(ways, 1):
+        tokenize_source(str(file), chosen, **options)
+        assert len(stores(cache)) == number
+    made = [path.stat().st_ctime_ns for path in stores(cache)]
+    for chosen, options in [*ways, (byte_tokenizer(pad=PAD), {})]:  # padding does not matter
+        tokenize_source(str(file), chosen, **options)
+    assert [path.stat().st_ctime_ns for path in stores(cache)] == made, "nothing is tokenised again"
+    before = file.stat()
+    write(file, [{"text": "eno"}, *ROWS[1:]])
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))  # of the same size: only the time tells
+    assert texts(tokenize_source(str(file), byte_tokenizer()))[0] == "eno"
+
+
+def test_what_a_killed_process_left_is_not_taken_for_whole(
+    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(source: str, split: str) -> Iterator[dict[str, Any]]:
+        yield from ROWS[:3]
+        raise RuntimeError("killed")
+
+    for tidies_up in (True, False):  # an exception does, a kill does not
+        with monkeypatch.context() as patch:
+            patch.setattr(packing, "read_rows", broken)
+            if not tidies_up:
+                patch.setattr(packing.shutil, "rmtree", lambda *args, **kwargs: None)
+            with pytest.raises(RuntimeError):
+                tokenize_source(str(file), byte_tokenizer())
+        assert len(stores(cache)) == (not tidies_up)
+    assert texts(tokenize_source(str(file), byte_tokenizer())) == [row["text"] for row in ROWS]
+
+
+def test_a_second_process_that_was_first_is_accepted(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(source: str, split: str) -> Iterator[dict[str, Any]]:
+        patch.undo()
+        tokenize_source(str(file), byte_tokenizer())
+        yield from ROWS
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "read_rows", slow)
+        store = tokenize_source(str(file), byte_tokenizer())
+    assert texts(store) == [row["text"] for row in ROWS]
+    assert len(stores(cache)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl", '{"text": "a"}\n{"body": "b"}\n', "row 2: a row needs 'text'.*it has 'body'"),
+        ("a.jsonl", "\n \n", "no rows"),
+        ("a.csv", "text\n", "no rows"),
+    ],
+)
+def test_bad_rows_leave_nothing(tmp_path: Path, cache: Path, name: str, content: str, words: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=f"{name}: {words}"):
+        tokenize_source(str(tmp_path / name), byte_tokenizer())
+    assert not stores(cache)

@@ -102,31 +102,24 @@ CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 SHAREGPT = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
 
 
+PAIR = {"prompt": "a", "completion": "b"}
+
+
 @pytest.mark.parametrize(
     ("row", "standard", "names", "kind"),
     [
         ({"text": "a"}, {"text": "a"}, {}, "text"),
-        ({"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "b"}, {}, "prompt"),
-        (
-            {"question": "a", "answer": "b"},
-            {"prompt": "a", "completion": "b"},
-            dict(prompt="question", completion="answer"),
-            "prompt",
-        ),
+        (PAIR, PAIR, {}, "prompt"),
+        ({"question": "a", "answer": "b"}, PAIR, dict(prompt="question", completion="answer"), "prompt"),
         ({"text": "ab"}, {"text": "ab"}, dict(prompt="question", completion="reply"), "text"),  # of another dataset
         ({"conversations": SHAREGPT, "id": 1}, {"messages": CHAT}, {}, "messages"),
         (
-            {"prompt": SHAREGPT[:1], "completion": SHAREGPT[1:]},
-            {"prompt": CHAT[:1], "completion": CHAT[1:]},
+            dict(prompt=SHAREGPT[:1], completion=SHAREGPT[1:]),
+            dict(prompt=CHAT[:1], completion=CHAT[1:]),
             {},
             "messages",
         ),
-        (
-            {"prompt": "q", "chosen": "a", "rejected": "b"},
-            {"prompt": "q", "completion": "a"},
-            dict(completion="chosen"),
-            "prompt",
-        ),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, PAIR, dict(completion="chosen"), "prompt"),
     ],
     ids=str,
 )
@@ -170,29 +163,25 @@ def test_templates() -> None:
             DataConfig(prompt_template=wrong)
 
 
-class TestSeparator:
-    @pytest.mark.parametrize(
-        ("prompt", "completion", "joined"),
-        [("a", "b", "a\nb"), ("a ", "b", "a b"), ("a\n", "b", "a\nb"), ("a", " b", "a b"), ("", "b", "b")],
-    )
-    def test_comes_where_nothing_stands(self, prompt: str, completion: str, joined: str) -> None:
-        found = RowFormat(prompt_separator="\n").standard({"prompt": prompt, "completion": completion})
-        assert found["prompt"] + found["completion"] == joined
-        plain = RowFormat().standard({"prompt": prompt, "completion": completion})
-        assert plain == {"prompt": prompt, "completion": completion}
+@pytest.mark.parametrize(
+    ("prompt", "completion", "joined"),
+    [("a", "b", "a\nb"), ("a ", "b", "a b"), ("a\n", "b", "a\nb"), ("a", " b", "a b"), ("", "b", "b")],
+)
+def test_a_separator_comes_where_nothing_stands(prompt: str, completion: str, joined: str) -> None:
+    found = RowFormat(prompt_separator="\n").standard({"prompt": prompt, "completion": completion})
+    assert found["prompt"] + found["completion"] == joined
 
-    @pytest.mark.parametrize(
-        ("separator", "prompt", "completion"),
-        [("\n", "a\n", "b"), (" ", "a", " b"), ("  ", "a", "  b"), (" => ", "a =>", " b"), ("\n ", "a\n", " b")],
-    )
-    def test_its_spaces_begin_the_answer(self, separator: str, prompt: str, completion: str) -> None:
-        """In training, and so where a model is to answer."""
-        made = RowFormat(prompt_separator=separator)
-        assert made.standard({"prompt": "a", "completion": "b"}) == {"prompt": prompt, "completion": completion}
-        assert made.prompt_of({"prompt": "a"}) == prompt
 
-    def test_messages_are_not_glued(self) -> None:
-        assert not is_glued(CHAT[:1], CHAT[1:])
+@pytest.mark.parametrize(
+    ("separator", "prompt", "completion"),
+    [(None, "a", "b"), ("\n", "a\n", "b"), (" ", "a", " b"), ("  ", "a", "  b"), (" => ", "a =>", " b")],
+)
+def test_the_spaces_of_a_separator_begin_the_answer(separator: str | None, prompt: str, completion: str) -> None:
+    """In training, and so where a model is to answer."""
+    made = RowFormat(prompt_separator=separator)
+    assert made.standard(PAIR) == {"prompt": prompt, "completion": completion}
+    assert made.prompt_of({"prompt": "a"}) == prompt
+    assert not is_glued(CHAT[:1], CHAT[1:])
 
 
 REFUSING = "{{ raise_exception('roles must alternate') }}"
@@ -200,41 +189,25 @@ REFUSING = "{{ raise_exception('roles must alternate') }}"
 SHORTENING = "{% for m in messages %}{{ m.content if loop.last else '' }}{% endfor %}"
 
 
+NEEDED = r"needs 'text', 'prompt' and 'completion', or 'messages'; it has 'question'.*prompt_column"
+TEMPLATE = dict(prompt_template=QUESTION)
+
+
 @pytest.mark.parametrize(
     ("row", "names", "template", "words"),
     [
-        (
-            {"question": "a"},
-            {},
-            "",
-            r"needs 'text', 'prompt' and 'completion', or 'messages'; it has 'question'.*prompt_column",
-        ),
+        ({"question": "a"}, {}, "", NEEDED),
         ({"text": 3}, {}, "", "column 'text' holds a number, not text"),
         ({"prompt": "a", "answer": None}, dict(completion="answer"), "", r"column 'answer' is empty \(null\)"),
-        ({"completion": "b"}, dict(prompt_template=QUESTION), "", "names 'question', which is no column"),
-        (
-            {"question": "a", "reply": "b"},
-            dict(prompt_template=QUESTION),
-            "",
-            "needs 'completion' beside its prompt_template; it has",
-        ),
+        ({"completion": "b"}, TEMPLATE, "", "names 'question', which is no column"),
+        ({"question": "a", "reply": "b"}, TEMPLATE, "", "needs 'completion' beside its prompt_template; it has"),
         ({"messages": [{"content": "a"}]}, {}, "", "non-empty list"),
         ({"messages": turns("a")}, {}, None, "does not accept this conversation: .*chat_template is not set"),
         ({"messages": turns("a")}, {}, REFUSING, "does not accept this conversation: roles must alternate"),
         ({"messages": turns(*"abcd")}, {}, SHORTENING, "turn 1 differently inside a longer conversation"),
         # A column that was named and is not used would be a run on other text than was meant.
-        (
-            {"text": "a", "code": "x"},
-            dict(completion="code"),
-            "",
-            "completion_column='code' would not be used: 'text' would",
-        ),
-        (
-            {"question": "q", "body": "b", "completion": "c"},
-            dict(prompt="body", prompt_template=QUESTION),
-            "",
-            "prompt_column='body' would not be used",
-        ),
+        ({"text": "a", "code": "x"}, dict(completion="code"), "", "completion_column='code' would not be used: 'text'"),
+        ({"question": "q", "body": "b", "completion": "c"}, TEMPLATE | dict(prompt="body"), "", "prompt_column='body'"),
     ],
     ids=str,
 )
