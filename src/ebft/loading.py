@@ -4,6 +4,8 @@ of any kind that sits in the model's own layers, the base model is frozen and se
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +31,16 @@ ADAPTER_FILE = "adapter_config.json"
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf", f"{sharding.MODEL}/*.distcp")
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@contextmanager
+def _said(what: str) -> Iterator[None]:
+    """An error inside in one line: damaged files and odd settings end in errors of many kinds."""
+    try:
+        yield
+    except Exception as error:
+        kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
+        raise ConfigError(f"{what}: {kind}{first_line(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -76,30 +88,20 @@ class Checkpoint:
         _need("peft", f"model={self.name!r} is an adapter, which", "peft")
         from peft import PeftModel
 
-        try:
+        with _said(f"the adapter {self.adapter} does not fit {self.base}"):
             return PeftModel.from_pretrained(base, self.adapter)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise ConfigError(f"the adapter {self.adapter} does not fit {self.base}: {first_line(error)}") from None
 
 
 def load_pretrained(name: str, dtype: torch.dtype, trust_remote_code: bool = False, **options: Any) -> Any:
     """From a folder or a hub name, or from a checkpoint of a sharded run; `options` are for the former."""
     folder = Path(name).expanduser()
-    try:
+    with _said(f"model={name!r} cannot be loaded"):
         if not (folder / sharding.MODEL).is_dir():
             code = {"trust_remote_code": trust_remote_code}
             return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **code, **options)
         model = _model_like(name, dtype, trust_remote_code)
         sharding.load_whole(folder, model)
         return model
-    except Exception as error:  # damaged files end in errors of many kinds: of safetensors, torch, JSON, settings
-        raise ConfigError(f"model={name!r} cannot be loaded: {_what(error)}") from error
-
-
-def _what(error: Exception) -> str:
-    """The first line of an error; with its kind where the line alone says nothing."""
-    kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
-    return kind + first_line(error)
 
 
 def _model_like(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
@@ -118,10 +120,8 @@ def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
 
 
 def _tokenizer_of(setting: str, place: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    try:
+    with _said(f"the tokenizer of {setting} cannot be loaded"):
         return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-    except Exception as error:  # damaged files end in errors of many kinds
-        raise ConfigError(f"the tokenizer of {setting} cannot be loaded: {_what(error)}") from None
 
 
 def load_model(recipe: Recipe) -> Any:
@@ -179,10 +179,8 @@ def other_feature_network(
 ) -> FeatureNetwork:
     """Another checkpoint as the feature network of a model with the same vocabulary."""
     place, model_kwargs = fetch.resolve(name, "feature_model"), {"dtype": dtype, "trust_remote_code": trust_remote_code}
-    try:
+    with _said(f"feature_model={name!r} cannot be loaded"):
         return FeatureNetwork.from_pretrained(place, like, tokenizer, model_kwargs, **tap_settings(config))
-    except OSError as error:
-        raise ConfigError(f"feature_model={name!r} cannot be loaded: {first_line(error)}") from None
 
 
 def tap_settings(config: MethodConfig) -> dict[str, Any]:
@@ -201,10 +199,8 @@ def tap_settings(config: MethodConfig) -> dict[str, Any]:
 def _base_of(folder: Path, name: str) -> str:
     if not any((folder / file).exists() for file in ADAPTER_WEIGHTS):
         raise ConfigError(f"model={name!r}: the adapter folder has no {' or '.join(ADAPTER_WEIGHTS)}")
-    try:
+    with _said(f"model={name!r}: no base model by its {ADAPTER_FILE}"):
         base = fetch.resolve(json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))["base_model_name_or_path"])
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise ConfigError(f"model={name!r}: no base model by its {ADAPTER_FILE}: {_what(error)}") from None
     path = Path(base).expanduser()
     if not path.is_dir():
         return base
@@ -251,29 +247,23 @@ def peft_config(recipe: Recipe) -> PeftConfig | None:
         raise ConfigError(f"peft: peft_type={kind!r} is not known to peft{nearest(kind, kinds)}")
     if issubclass(kinds[kind], PromptLearningConfig):
         raise ConfigError(f"peft: peft_type={kind} adds tokens to the text, which packed sequences have no place for")
-    try:
+    with _said("peft"):
         return kinds[kind](**{"task_type": "CAUSAL_LM", **values})
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"peft: {error}") from None
 
 
 def _read_peft(place: str) -> dict[str, Any]:
     file = Path(place).expanduser()
     file = file / ADAPTER_FILE if file.is_dir() else file
-    try:
+    with _said(f"peft={place!r} is no {ADAPTER_FILE}, nor a folder with one"):
         return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, TypeError, ValueError) as error:
-        raise ConfigError(f"peft={place!r} is no {ADAPTER_FILE}, nor a folder with one: {first_line(error)}") from None
 
 
 def add_adapter(model: Any, config: PeftConfig) -> Any:
     """The model with a fresh adapter, whose weights are float32 whatever the base model's are."""
     from peft import get_peft_model
 
-    try:
+    with _said("the adapter does not fit the model"):
         adapted = get_peft_model(model, config)
-    except ValueError as error:  # modules that the model does not have, shapes that do not divide
-        raise ConfigError(f"the adapter does not fit the model: {error}") from None
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
