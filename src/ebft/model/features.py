@@ -90,20 +90,17 @@ class FeatureNetwork(nn.Module):
         self.taps = resolve_taps(layers, len(decoder_layers(decoder)[1]))
         self.pooling, self.normalize, self.source = pooling, normalize, source
         self.decay, self.autocast, self.backend = decay, autocast, backend
-        if source == "adapter_off" and not hasattr(model, "disable_adapter"):
-            raise ValueError("source='adapter_off' needs a peft model; use source='copy' for a plain one")
         if source == "random":
             dtype = dtype or next(decoder.parameters()).dtype
             decoder = random_like(decoder, seed)
         if source == "average":
             dtype = dtype or torch.float32  # a bf16 weight would not move at such small steps
         network = cut_decoder(decoder, max(self.taps))
-        # Weights that belong to somebody else stay out of this module's parameters, hence the lists.
-        self._adapted: list[Any] = [model] if source == "adapter_off" else []
-        self._network = [network]
         if source in ("copy", "average", "random"):
-            self.network = copy_in_dtype(network, dtype)[0].requires_grad_(False).eval()
-            self._network = [self.network]
+            network = self.network = copy_in_dtype(network, dtype)[0].requires_grad_(False).eval()
+        # Weights that belong to somebody else stay out of this module's parameters, hence the lists.
+        self._network = [network]
+        self._adapted: list[Any] = [model] if source == "adapter_off" else []
 
     @classmethod
     def from_pretrained(
@@ -179,15 +176,14 @@ class FeatureNetwork(nn.Module):
         with evaluating(network), adapter_off, precision, tapped_states(network, self.taps, places) as tapped:
             run_decoder(network, packed_ids, layout.position_ids, packed_pass)
 
-        def features_at(place: int) -> tuple[Tensor, Tensor]:
-            pooled = [tapped[tap][place] for tap in self.taps]
+        found = []
+        for pooled in zip(*(tapped[tap] for tap in self.taps), strict=True):
             if self.normalize == "per_layer":
                 features = torch.cat([F.normalize(x, dim=-1) for x in pooled], -1)
             else:
                 features = F.normalize(torch.cat(pooled, -1), dim=-1)
-            return features[:, : B * n].unflatten(1, (B, n)), features[:, B * n :]
-
-        return [features_at(place) for place in range(len(lengths))]
+            found.append((features[:, : B * n].unflatten(1, (B, n)), features[:, B * n :]))
+        return found
 
     def compile_layers(self) -> None:
         compile_layers(self.decoder)

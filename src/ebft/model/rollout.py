@@ -21,14 +21,7 @@ from ebft.method.cross_entropy import Head, rows_per_chunk
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import check_sampling, sample_with_entropy, uniforms
 from ebft.model.attention import ASK, CachedPass, Computed, ask, resolve_backend, rounded_up
-from ebft.model.backbone import (
-    check_fits,
-    decoder_of,
-    evaluating,
-    output_head,
-    prepare_model,
-    run_decoder,
-)
+from ebft.model.backbone import check_fits, decoder_of, evaluating, output_head, prepare_model, run_decoder
 from ebft.runtime.sharding import is_sharded
 
 Sampling = tuple[float, int | None, float | None]  # temperature, top_k, top_p
@@ -92,8 +85,8 @@ def draw(
     share: bool,
 ) -> Drawn:
     """`rollout`, with its entropies and the hidden states of the contexts."""
-    check_sampling(*sampling)
     base, b, device = prepare_model(model), len(input_ids), input_ids.device
+    check_sampling(*sampling)
     check_fits(decoder_of(base), layout, b)
     layout, backend = layout.to(device), resolve_backend(backend, device)
     seeds = torch.randint(2**62, (b,)) if seeds is None else seeds

@@ -9,7 +9,7 @@ optimiser's step the copy is refreshed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ class WorkingCopy:
         self.model, self._pairs = copy_in_dtype(trained, dtype)
         for parameter, copied in self._pairs:
             if copied.requires_grad:
-                copied.register_post_accumulate_grad_hook(_hand_over(parameter))
+                copied.register_post_accumulate_grad_hook(partial(_hand_over, parameter))
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -43,15 +43,11 @@ class WorkingCopy:
         torch._foreach_copy_([copied for _, copied in self._pairs], [parameter for parameter, _ in self._pairs])
 
 
-def _hand_over(trained: nn.Parameter) -> Callable[[Tensor], None]:
+def _hand_over(trained: nn.Parameter, copied: Tensor) -> None:
     """Move the gradient of a copy to its original."""
-
-    def hand_over(copied: Tensor) -> None:
-        gradient, copied.grad = copied.grad, None
-        assert gradient is not None
-        if trained.grad is None:
-            trained.grad = gradient.to(trained.dtype)
-        else:
-            trained.grad.add_(gradient)
-
-    return hand_over
+    gradient, copied.grad = copied.grad, None
+    assert gradient is not None
+    if trained.grad is None:
+        trained.grad = gradient.to(trained.dtype)
+    else:
+        trained.grad.add_(gradient)
