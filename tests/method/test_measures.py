@@ -12,14 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebft.method.measures import (
-    SumsAndCounts,
-    differences,
-    estimates,
-    paired_difference,
-    ratio_of_sums,
-    with_error,
-)
+from ebft.method.measures import SumsAndCounts, differences, estimates, paired_difference, ratio_of_sums, with_error
 
 SETTINGS = settings(max_examples=100, deadline=None)
 
@@ -91,24 +84,21 @@ def test_sequences_that_count_nothing_are_no_observations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "error", "shown"),
+    ("value", "error", "sign", "shown"),
     [
-        (1.23456, 0.01, "1.2346 ± 0.0100"),
-        (0.000123, 0.000034, "0.00012 ± 0.00003"),
-        (-0.1, 1e-17, "-0.1000 ± 0"),
-        (1.0, math.nan, "1.0000"),
-        (None, 0.1, ""),
+        (1.23456, 0.01, "", "1.2346 ± 0.0100"),
+        (0.000123, 0.000034, "", "0.00012 ± 0.00003"),
+        (-0.1, 1e-17, "", "-0.1000 ± 0"),
+        (1.0, math.nan, "", "1.0000"),
+        (None, 0.1, "", ""),
+        (0.0, 0.0, "", "0.0000 ± 0"),  # a value that is 0 is no difference
+        (0.5, 0.25, "+", "+0.5000 ± 0.2500"),
+        (0.0, 0.0, "+", "0"),  # nothing changed
+        (0.0, 0.5, "+", "+0.0000 ± 0.5000"),
     ],
 )
-def test_a_value_and_its_error(value: float | None, error: float | None, shown: str) -> None:
-    assert with_error(value, error) == shown
-
-
-def test_differences_show_their_sign() -> None:
-    assert with_error(0.5, 0.25, "+") == "+0.5000 ± 0.2500"
-    assert with_error(0.0, 0.0, "+") == "0", "nothing changed"
-    assert with_error(0.0, 0.5, "+") == "+0.0000 ± 0.5000"
-    assert with_error(0.0, 0.0) == "0.0000 ± 0", "a value that is 0 is no difference"
+def test_a_value_and_its_error(value: float | None, error: float | None, sign: Any, shown: str) -> None:
+    assert with_error(value, error, sign) == shown
 
 
 def record(sequence: int, contexts: int, cfm: float | None, **more: Any) -> dict[str, Any]:
