@@ -32,34 +32,23 @@ def warm(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @needs_trl
-class TestWarmStart:
+@pytest.mark.parametrize("command", ["train", "rlvr"])
+def test_a_run_begins_where_sft_ended(warm: Path, tiny: Path, sums: Path, tmp_path: Path, command: str) -> None:
     """`model: runs/sft`, and the frozen network from the warm start or from the base model."""
-
-    @pytest.mark.parametrize("command", ["train", "rlvr"])
-    def test_a_run_begins_where_sft_ended(
-        self, warm: Path, tiny: Path, sums: Path, tmp_path: Path, command: str
-    ) -> None:
-        recipe = write_recipe(tmp_path, warm, sums, max_steps=1, eval_strategy="no", save_strategy="no")
-        own = ["--rewards", "bleu", "--max_new_tokens", "2"] if command == "rlvr" else []
-        assert run(command, recipe, tmp_path / "own", *own) == 0
-        assert run(command, recipe, tmp_path / "base", *own, "--feature_model", tiny) == 0
-        sft_after = results_of(warm)["after"]
-        from_warm, from_base = (results_of(tmp_path / name) for name in ("own", "base"))
-        for name in ("eval_cross_entropy", "eval_answer_cross_entropy"):
-            assert from_warm["before"][name] == pytest.approx(sft_after[name], rel=1e-6)
-            assert from_base["before"][name] == from_warm["before"][name]
-        # Against the base model it is SFT's own measurement; against the warm start it is another.
-        assert from_base["before"]["eval_cfm"] == pytest.approx(sft_after["eval_cfm"], rel=1e-5)
-        assert from_base["ruler"] == results_of(warm)["ruler"]
-        assert abs(from_warm["before"]["eval_cfm"] - sft_after["eval_cfm"]) > 1e-4
-        assert from_warm["ruler"]["network"] != from_base["ruler"]["network"]
-
-    def test_a_run_that_is_not_finished(self, warm: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
-        unfinished = tmp_path / "unfinished"
-        unfinished.mkdir()
-        (unfinished / "recipe.yaml").write_text("model: x\n")
-        assert run("train", write_recipe(tmp_path, unfinished, sums), tmp_path / "out") == 2
-        assert "is a run without a final model yet" in capsys.readouterr().err
+    recipe = write_recipe(tmp_path, warm, sums, max_steps=1, eval_strategy="no", save_strategy="no")
+    own = ["--rewards", "bleu", "--max_new_tokens", "2"] if command == "rlvr" else []
+    assert run(command, recipe, tmp_path / "own", *own) == 0
+    assert run(command, recipe, tmp_path / "base", *own, "--feature_model", tiny) == 0
+    sft_after = results_of(warm)["after"]
+    from_warm, from_base = (results_of(tmp_path / name) for name in ("own", "base"))
+    for name in ("eval_cross_entropy", "eval_answer_cross_entropy"):
+        assert from_warm["before"][name] == pytest.approx(sft_after[name], rel=1e-6)
+        assert from_base["before"][name] == from_warm["before"][name]
+    # Against the base model it is SFT's own measurement; against the warm start it is another.
+    assert from_base["before"]["eval_cfm"] == pytest.approx(sft_after["eval_cfm"], rel=1e-5)
+    assert from_base["ruler"] == results_of(warm)["ruler"]
+    assert abs(from_warm["before"]["eval_cfm"] - sft_after["eval_cfm"]) > 1e-4
+    assert from_warm["ruler"]["network"] != from_base["ruler"]["network"]
 
 
 CPU = torch.device("cpu")
@@ -108,6 +97,7 @@ class TestCheckpoint:
         [
             ({}, r"has no config.json, so it is not a checkpoint$"),
             ({"config.json": "{}"}, r"has no weights"),
+            ({"recipe.yaml": "model: x"}, "is a run without a final model yet"),
             ({"final/config.json": "{}"}, "has no config.json.*; did you mean .*/final"),
             ({"adapter_config.json": "{}"}, "the adapter folder has no adapter_model.safetensors"),
             ({"adapter_config.json": "{", "adapter_model.bin": ""}, "no base model by its adapter_config.json"),
@@ -126,7 +116,7 @@ class TestCheckpoint:
         with pytest.raises(ConfigError, match=message):
             Checkpoint.find(str(folder))
 
-    def test_identity_changes_with_the_weights(self, tiny: Path, tmp_path: Path) -> None:
+    def test_weights_that_change_and_weights_that_are_damaged(self, tiny: Path, tmp_path: Path) -> None:
         copied = tmp_path / "copy"
         shutil.copytree(tiny, copied)
         before = Checkpoint.find(str(copied)).identity()
@@ -135,12 +125,9 @@ class TestCheckpoint:
         file = copied / "model.safetensors"
         os.utime(file, ns=(1, 1))
         assert Checkpoint.find(str(copied)).identity() != before
-
-    def test_damaged_weights_are_an_error_in_one_line(self, tiny: Path, tmp_path: Path) -> None:
-        shutil.copytree(tiny, tmp_path / "damaged")
-        (tmp_path / "damaged" / "model.safetensors").write_text("garbage")
-        found = Checkpoint.find(str(tmp_path / "damaged"))
-        with pytest.raises(ConfigError, match="damaged' cannot be loaded: ") as error:
+        file.write_text("garbage")
+        found = Checkpoint.find(str(copied))
+        with pytest.raises(ConfigError, match="copy' cannot be loaded: ") as error:
             found.load(found.load_tokenizer(), torch.float32, CPU)
         assert "\n" not in str(error.value)
 
