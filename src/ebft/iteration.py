@@ -73,11 +73,8 @@ def make_layout(
     lengths = None
     if not config.document_masks and bool(padding.any()):
         lengths = (~padding).sum(1)
-    given: dict[str, Any] = {
-        "document_ids": documents if config.document_masks else None,
-        "lengths": lengths,
-        "allow_empty": True,
-    }
+    given: dict[str, Any] = {"lengths": lengths, "allow_empty": True}
+    given["document_ids"] = documents if config.document_masks else None
     ends = torch.zeros_like(answers) if end_token_ids is None else torch.isin(on_host.input_ids, end_token_ids)
     if config.anchors == "answer_start":
         whole = whole_answers(answers, documents, ends, config.horizon)
