@@ -153,4 +153,4 @@ def test_errors_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         run(step, "--size tiny --horizon 300", monkeypatch)
     assert ended.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert "does not fit in sequences" in line
+    assert "use a smaller horizon or stride" in line
