@@ -202,7 +202,7 @@ TEMPLATE = dict(prompt_template=QUESTION)
         ({"completion": "b"}, TEMPLATE, "", "names 'question', which is no column"),
         ({"question": "a", "reply": "b"}, TEMPLATE, "", "needs 'completion' beside its prompt_template; it has"),
         ({"messages": [{"content": "a"}]}, {}, "", "non-empty list"),
-        ({"messages": turns("a")}, {}, None, "does not accept this conversation: .*chat_template is not set"),
+        ({"messages": turns("a")}, {}, None, "no chat template.*use 'prompt' and 'completion'"),
         ({"messages": turns("a")}, {}, REFUSING, "does not accept this conversation: roles must alternate"),
         ({"messages": turns(*"abcd")}, {}, SHORTENING, "turn 1 differently inside a longer conversation"),
         # A column that was named and is not used would be a run on other text than was meant.

@@ -256,11 +256,13 @@ def _from_messages(messages: Any, first_answer: int, tokenizer: PreTrainedTokeni
     """The whole conversation is rendered and tokenised once; answers are found as stretches of its text."""
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise DataError("'messages' must be a non-empty list of {'role': ..., 'content': ...}")
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise DataError("the tokenizer has no chat template, which 'messages' needs; use 'prompt' and 'completion'")
 
     def render(turns: list[Any], **options: Any) -> str:
         try:
             return str(tokenizer.apply_chat_template(turns, tokenize=False, **options))
-        except Exception as error:  # there is none, or it does not take a role or an order of turns
+        except Exception as error:  # a role or an order of turns that the template does not take
             raise DataError(f"the chat template does not accept this conversation: {first_line(error)}") from None
 
     whole = render(messages)
