@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -271,40 +272,24 @@ def test_anchors_equal_loops(
 @SETTINGS
 @given(problem=problems(answers=True))
 def test_anchors_at_answer_starts_equal_loops(problem: Problem) -> None:
-    expected: list[list[int]] = []
-    for row in range(problem.rows):
-        starts = []
-        for t in range(1, problem.T):
-            answer = [problem.in_answer(row, i) and not problem.padding(row, i) for i in (t - 1, t)]
-            if answer[1] and problem.same_document(row, t - 1, t) and not answer[0]:
-                starts.append(t)
-        expected.append(starts)
+    starts: list[list[int]] = [[] for _ in range(problem.rows)]
+    for row, t in itertools.product(range(problem.rows), range(1, problem.T)):
+        before, inside = (problem.in_answer(row, i) and not problem.padding(row, i) for i in (t - 1, t))
+        if inside and not before and problem.same_document(row, t - 1, t):
+            starts[row].append(t)
     arguments = problem.tensors()
-    answer_mask = arguments.pop("answer_mask")
-
-    def build(round_up: bool) -> PackedLayout:
-        return PackedLayout.at_answer_starts(answer_mask, problem.G, problem.n, round_up=round_up, **arguments)
-
-    def found_in(layout: PackedLayout) -> list[list[int]]:
-        anchors = by_row(layout.anchors, layout, problem.rows, 1)
-        valid = by_row(layout.anchor_mask, layout, problem.rows, 1)
-        return [[a for a, v in zip(*row, strict=True) if v] for row in zip(anchors, valid, strict=True)]
-
-    if not any(expected):
+    given_answers = (arguments.pop("answer_mask"), problem.G, problem.n)
+    if not any(starts):
         with pytest.raises(ValueError, match="no valid anchor"):
-            build(False)
+            PackedLayout.at_answer_starts(*given_answers, **arguments)
         return
-    layout, rounded = build(False), build(True)
-    found = found_in(layout)
-    assert found_in(rounded) == found
-    assert rounded.num_anchors in {1 << power for power in range(8)} | {problem.T}
-    assert layout.num_anchors <= rounded.num_anchors < 2 * layout.num_anchors
-    assert found == expected
-    # Rows with fewer answers have empty places.
-    anchors = by_row(layout.anchors, layout, problem.rows, 1)
-    valid = by_row(layout.anchor_mask, layout, problem.rows, 1)
-    places = [[a if v else 0 for a, v in zip(*row, strict=True)] for row in zip(anchors, valid, strict=True)]
-    check_against_loops(layout, problem, places, False, None)
+    for round_up in (False, True):
+        layout = PackedLayout.at_answer_starts(*given_answers, round_up=round_up, **arguments)
+        assert not round_up or layout.num_anchors in {1 << power for power in range(8)} | {problem.T}
+        both = zip(by_row(layout.anchors, layout, problem.rows, 1), by_row(layout.anchor_mask, layout, problem.rows, 1))
+        places = [[a if kept else 0 for a, kept in zip(*row, strict=True)] for row in both]  # 0: an empty place
+        assert [[a for a in row if a] for row in places] == starts
+        check_against_loops(layout, problem, places, False, None)
 
 
 @SETTINGS

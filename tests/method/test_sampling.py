@@ -51,16 +51,6 @@ def test_uniforms_are_chains_of_splitmix_hashes(
         assert float(found[i, b, j, g]) == ((key >> 41) + 0.5) / 2**23
 
 
-def test_no_key_takes_a_token_that_has_no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lowest and the highest number there are: with u = 0 the first token of the vocabulary came, at any odds."""
-    for bits in (0, -1):  # of the hash, all zeros or all ones
-        monkeypatch.setattr("ebft.method.sampling._mix", lambda key, bits=bits: torch.full_like(key, bits))
-        uniform = uniforms(torch.tensor([1]), torch.tensor([8]), 1, 1)[0, 0]
-        logits = torch.full((1, 300), -40.0)
-        logits[:, 130] = 0.0
-        assert sample_tokens(logits, uniform, 1.0).tolist() == [[130]]
-
-
 # ---- tokens ------------------------------------------------------------------------------------------------
 
 GRID = 4096
