@@ -286,8 +286,8 @@ def test_anchors_at_answer_starts_equal_loops(problem: Problem) -> None:
     for round_up in (False, True):
         layout = PackedLayout.at_answer_starts(*given_answers, round_up=round_up, **arguments)
         assert not round_up or layout.num_anchors in {1 << power for power in range(8)} | {problem.T}
-        both = zip(by_row(layout.anchors, layout, problem.rows, 1), by_row(layout.anchor_mask, layout, problem.rows, 1))
-        places = [[a if kept else 0 for a, kept in zip(*row, strict=True)] for row in both]  # 0: an empty place
+        anchors = torch.where(layout.anchor_mask, layout.anchors, 0)  # 0: an empty place
+        places = by_row(anchors, layout, problem.rows, 1)
         assert [[a for a in row if a] for row in places] == starts
         check_against_loops(layout, problem, places, False, None)
 
