@@ -118,6 +118,18 @@ def test_every_whitening_equals_the_feature_space_formula(
     assert diversity.tolist() == pytest.approx(expected_diversity, rel=1e-6, abs=1e-8)
 
 
+@pytest.mark.parametrize("whitening", MODES)
+def test_a_direction_of_a_thousandth_of_the_largest_counts(whitening: Whitening) -> None:
+    generated = torch.tensor([[1.0, 0, 0], [1.0, 1.5e-3, 0], [0.2, 0, 1.0]], dtype=torch.float64)
+    truth = random_features(2, 3)
+    found, expected = (
+        feature_matching_rewards(generated, truth, whitening),
+        in_feature_space(generated, truth, whitening),
+    )
+    for terms, other in zip(found, expected, strict=True):
+        assert terms.tolist() == pytest.approx(other, rel=1e-4, abs=1e-6)
+
+
 def test_contexts_of_a_batch_do_not_mix() -> None:
     generated, truth = random_features(0, 2, 3, 4, 7), random_features(1, 2, 3, 7)
     for whitening in MODES:
