@@ -82,21 +82,18 @@ def command_line(
     home = str(folder or BOX)
     variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": home, "TMPDIR": home}
     variables |= dict(command.environment)
-    limits, is_root = resource_limits(command.limits), os.geteuid() == 0
+    sandboxed, limits = folder is None, resource_limits(command.limits)
     job = {
-        "arguments": [word if folder is None else word.replace(BOX, home) for word in command.arguments],
+        "arguments": [word if sandboxed else word.replace(BOX, home) for word in command.arguments],
         "module": command.module,
         "gate": gate,
         "pipes": list(command.pipes),
-        "user": None,
+        "user": 2**30 + secrets.randbelow(2**30) if sandboxed and os.geteuid() == 0 else None,
         "limits": limits,
-        "filter": None,
-        "program": None,
+        "filter": seccomp.compile_filter(command.calls) if sandboxed else None,
+        "program": seccomp.PROGRAM if sandboxed and command.calls == seccomp.NATIVE else None,
     }
     if folder is None:
-        job["user"] = 2**30 + secrets.randbelow(2**30) if is_root else None
-        job["filter"] = seccomp.compile_filter(command.calls)
-        job["program"] = seccomp.PROGRAM if command.calls == seccomp.NATIVE else None
         words = options(command, variables, info, file_in_memory)
         # Through a file: the command line can be read inside, in /proc/1/cmdline.
         told = file_in_memory(b"".join(os.fsencode(word) + b"\0" for word in words))

@@ -21,7 +21,6 @@ from ebft.sandbox.box import Ending, Sandbox
 from ebft.sandbox.bubblewrap import Command, Limits
 
 PASSED, FAILED, TIMEOUT, ERROR = STATUSES = ("passed", "failed", "timeout", "error")
-PACKAGES = ("numpy",)  # of the standard library all, of other packages these, where they are installed
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class PythonTests:
 def run_python(sandbox: Sandbox, tests: PythonTests, limits: Limits) -> Outcome:
     """Runs the tests against the program. Only what the process with the tests writes decides."""
     sandbox.check()
-    folders, packages = _package_places()
+    folders, packages = _numpy()
     (to_program, from_tests), (to_tests, from_program) = os.pipe(), os.pipe()
 
     def command(module: str, job: dict[str, Any], *pipes: int) -> Command:
@@ -108,16 +107,12 @@ def one_line(message: str, longest: int = 300) -> str:
 
 
 @cache
-def _package_places() -> tuple[tuple[str, ...], list[str]]:
-    """The folders of further packages that are not visible anyway, and where to look for packages."""
-    folders: list[str] = []
-    places: list[str] = []
-    for package in PACKAGES:
-        found = importlib.util.find_spec(package)
-        if found is None or found.origin is None:
-            continue
-        home = Path(found.origin).parent
-        places.append(str(home.parent))
-        beside = [path for path in (home, home.parent / f"{package}.libs") if path.is_dir()]
-        folders += [str(path) for path in beside if not str(path).startswith((f"{sys.base_prefix}/", "/usr/"))]
-    return tuple(folders), places
+def _numpy() -> tuple[tuple[str, ...], list[str]]:
+    """Its folders, unless they are visible anyway, and where to look for it: of other packages than the standard
+    library, programs have this one, where it is installed."""
+    found = importlib.util.find_spec("numpy")
+    if found is None or found.origin is None:
+        return (), []
+    home = Path(found.origin).parent
+    beside = [str(folder) for folder in (home, home.with_name("numpy.libs")) if folder.is_dir()]
+    return tuple(path for path in beside if not path.startswith((f"{sys.base_prefix}/", "/usr/"))), [str(home.parent)]

@@ -17,6 +17,24 @@ def check(candidate):
     assert candidate(1, 0)
 """
 
+
+def _writes(data: str, returned: str = "None", first: int = 3) -> str:
+    """A program that writes the same into every descriptor."""
+    return f"""
+import os, json
+def frame(message):
+    body = json.dumps(message).encode()
+    return len(body).to_bytes(4, 'big') + body
+for descriptor in range({first}, 64):
+    try:
+        os.write(descriptor, {data})
+    except OSError:
+        pass
+def add(a, b):
+    return {returned}
+"""
+
+
 FORGERIES = {
     "exits before the tests": "import sys\nsys.exit(0)",
     "os._exit before the tests": "import os\nos._exit(0)",
@@ -150,51 +168,14 @@ with open('/proc/self/maps') as maps, open('/proc/self/mem', 'rb') as memory:
 def add(a, b):
     return a + b if found else None
 """,
-    "writes a result into every descriptor": """
-import os, json
-text = json.dumps({"status": "passed", "message": ""}).encode()
-for descriptor in range(64):
-    try:
-        os.write(descriptor, text)
-    except OSError:
-        pass
-def add(a, b):
-    return None
-""",
-    "answers before it is asked": """
-import os, json
-def frame(message):
-    body = json.dumps(message).encode()
-    return len(body).to_bytes(4, 'big') + body
-text = frame({"value": None}) + frame({"value": True}) * 50 + frame({"status": "passed", "message": ""})
-for descriptor in range(3, 64):
-    try:
-        os.write(descriptor, text)
-    except OSError:
-        pass
-def add(a, b):
-    return True
-""",
-    "sends garbage": """
-import os
-for descriptor in range(3, 64):
-    try:
-        os.write(descriptor, os.urandom(5000))
-    except OSError:
-        pass
-def add(a, b):
-    return None
-""",
-    "announces a message of four gigabytes": """
-import os
-for descriptor in range(3, 64):
-    try:
-        os.write(descriptor, b'\\xff' * 4)
-    except OSError:
-        pass
-def add(a, b):
-    return None
-""",
+    "writes a result into every descriptor": _writes(
+        "json.dumps({'status': 'passed', 'message': ''}).encode()", first=0
+    ),
+    "answers before it is asked": _writes(
+        "frame({'value': None}) + frame({'value': True}) * 50 + frame({'status': 'passed', 'message': ''})", "True"
+    ),
+    "sends garbage": _writes("os.urandom(5000)"),
+    "announces a message of four gigabytes": _writes("b'\\xff' * 4"),
     "sends messages of the wrong shape": """
 import os, json, itertools
 shapes = itertools.cycle([[], 1, "x", {"value": {"nothing": 1}}, {"error": 5}, {"error": [1, 2, 3]}, {"callback": -1},
