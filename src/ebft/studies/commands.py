@@ -54,7 +54,8 @@ def sweep(arguments: list[str]) -> int:
 
 def study(arguments: list[str]) -> int:
     kinds: dict[str, Callable[[list[str]], int]] = {"run": _study_run, "report": _report}
-    usage = "usage: ebft study run STUDY.yaml [options], or ebft study report DIR [--output DIR] [--paper]"
+    usage = "usage: ebft study run STUDY.yaml [--dry-run] [--jobs N] [--launcher slurm] [options]"
+    usage += "; or ebft study report DIR [--output DIR] [--paper]"
     if arguments[:1] in (["-h"], ["--help"]):
         print(usage)
         return 0

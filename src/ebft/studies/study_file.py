@@ -24,16 +24,8 @@ COMMANDS = {"ebft": "train", "sft": "sft", "rlvr": "rlvr"}  # the command of eac
 PAPER_TASKS = ("qa_code", "unstructured_code", "translation")
 # What may stand at the top of a file, and under the name of a method; and what each is if left out.
 _OF_BOTH: Settings = {"recipe": None, "settings": {}, "grid": {}, "seeds": [0], "choose_by": "cross_entropy"}
-_OF_STUDY: Settings = {
-    "name": "",
-    "output_dir": "",
-    "methods": {},
-    "search_seed": None,
-    "evaluation": {},
-    "paper": None,
-}
-_OF_STUDY |= _OF_BOTH
-_OF_METHOD = {**_OF_BOTH, "method": None, "after": None, "search": {}}
+_OF_STUDY = {**_OF_BOTH, "methods": {}, **dict.fromkeys(("name", "output_dir", "search_seed", "evaluation", "paper"))}
+_OF_METHOD = {**_OF_BOTH, "search": {}, **dict.fromkeys(("method", "after"))}
 _DECIDED = ("output_dir", "seed", "sweep")  # of every run by the study
 
 
@@ -103,7 +95,7 @@ def read_study(file: str | Path) -> Study:
         method = _keys(keys, {**_OF_METHOD, **of_all}, f"the method {name}")
         settings = {**shared, **_of_recipe(method, path), **given["settings"], **method["settings"]}
         rows += _rows(str(name), method, given, settings, rows)
-    tests = {} if given["evaluation"] is False else _evaluation(given["evaluation"], shared)
+    tests = {} if given["evaluation"] is False else _evaluation(given["evaluation"] or {}, shared)
     name, folder = str(given["name"] or path.stem), Path(str(given["output_dir"])).expanduser()
     return _checked(Study(name, folder, rows, tests, path.read_text(encoding="utf-8"), given["paper"]))
 
@@ -113,7 +105,7 @@ def _keys(values: Any, known: Settings, where: str) -> Settings:
     for name, value in typed(where, values or {}, dict).items():
         if name not in known:
             raise ConfigError(f"{where}: unknown key {name!r}; there is {', '.join(known)}{nearest(str(name), known)}")
-        if isinstance(known[name], dict) and value is not False:
+        if isinstance(known[name], dict):
             typed(f"{where}: {name}", value or {}, dict)
     return {**known, **{name: value for name, value in (values or {}).items() if value is not None}}
 
@@ -226,7 +218,7 @@ def _shown(value: Any) -> str:
 
 def _evaluation(given: Settings, shared: Settings) -> Settings:
     """The options of `ebft eval` for every final model. Calibration measures as validation does, on the test split."""
-    options = {"tasks": ["calibration"], **given}
+    options = {"tasks": ["calibration"], **typed("evaluation", given, dict)}
     if shared.get("use_cpu"):
         options.setdefault("device", "cpu")
     if "calibration" in options["tasks"]:
