@@ -132,13 +132,10 @@ def _train(command: str, arguments: list[str]) -> int:
     recipe = load_recipe(None, unnamed | _values(options), command)
     show_messages(recipe.training.log_level)
     from ebft import fetch
-    from ebft.train import run_folder
 
     check_datasets(recipe.given)
     fetch.check_models(recipe.given)
     output = Path(str(recipe.training.output_dir)).expanduser()
-    if not options.dry_run and (why := run_folder.refusal(output, options.resume)) is not None:
-        raise ConfigError(why)
     quiet_libraries()
     try:
         from ebft.runtime import processes

@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import Field, fields
+from dataclasses import fields
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -22,7 +22,7 @@ from ebft import fetch
 from ebft.config.data import DataConfig, ModelConfig, RunningConfig
 from ebft.config.method import MethodConfig
 from ebft.config.recipe import check_given, read_values
-from ebft.config.settings import Parser, default_of, option, types_of
+from ebft.config.settings import Parser, Setting, Values, default_of, option, types_of
 from ebft.errors import ConfigError, first_line
 from ebft.plan_memory import GIB, ROOM, Run, Shape
 from ebft.runtime.messages import duration, print_table
@@ -49,7 +49,7 @@ _DECIDED += ["gradient_checkpointing", "fsdp", "load_in_4bit"]
 _STANDING_IN = {"dataset": "my.jsonl", "output_dir": "runs/mine"}  # where they are not given: neither takes memory
 
 
-def known_settings() -> dict[str, Any]:
+def known_settings() -> Values:
     """The type of every setting of `ebft train`; of transformers' own, which are read from its source, any where memory
     does not depend on it."""
     source = Path(str(find_spec("transformers").origin)).with_name("training_args.py")  # type: ignore[union-attr]
@@ -58,15 +58,13 @@ def known_settings() -> dict[str, Any]:
     return {**dict.fromkeys(theirs, Any), **{name: type(value) for name, value in _THEIRS.items()}, **own}
 
 
-def make_plan(given: Mapping[str, Any], gpus: int, gpu_memory: float, gpu: str | None = None) -> dict[str, Any]:
+def make_plan(given: Mapping[str, object], gpus: int, gpu_memory: float, gpu: str | None = None) -> Values:
     """What `--json` prints. given: the settings of a recipe; gpu_memory: of each GPU, in GiB."""
     typed = check_given({**_STANDING_IN, **given}, known_settings(), "train")
     for section in _SECTIONS:  # which check their values
         section(**{name: typed[name] for name in types_of(section) if name in typed})
-    defaults: dict[str, Any] = {f.name: default_of(f) for section in _SECTIONS for f in fields(section)} | _THEIRS
+    defaults: Values = {f.name: default_of(f) for section in _SECTIONS for f in fields(section)} | _THEIRS
     values = defaults | typed
-    if min(values["gradient_accumulation_steps"], gpus) < 1:
-        raise ConfigError("gradient_accumulation_steps and --gpus must be at least 1")
 
     def fits(run: Run) -> bool:
         return run.peak() <= (1 - ROOM) * gpu_memory * GIB
@@ -133,17 +131,15 @@ def _shape_of(name: str, field: str) -> Shape:
         raise ConfigError(f"the config.json of {field}={name!r} cannot be read: {first_line(error)}") from None
 
 
-def _recipe_text(plan: dict[str, Any]) -> str:
+def _recipe_text(plan: Values) -> str:
     """The recommended recipe. What nobody gave and stands for the user's own is marked."""
-    if plan["settings"] is None:
-        raise ConfigError("nothing fits, so there is no recipe to write")
     own = "|".join(f"{name}: {re.escape(value)}" for name, value in _STANDING_IN.items())
     return re.sub(
         f"^({own})$", r"\1  # replace by yours", yaml.safe_dump(plan["settings"], sort_keys=False), flags=re.M
     )
 
 
-def _print_report(plan: dict[str, Any], tokens: float | None, file: str | None) -> None:
+def _print_report(plan: Values, tokens: float | None, file: str | None) -> None:
     total, gpus = plan["gpu_bytes"] / GIB, plan["gpus"]
     columns: dict[str, dict[str, float]] = {}
     active = "" if plan["active"] == plan["parameters"] else f" ({plan['active']:,} of them for a token)"
@@ -178,7 +174,7 @@ def command(arguments: list[str]) -> int:
     parser = Parser(
         "plan", "Whether a recipe fits on a GPU, the settings that would, and how long a step takes.", usage
     )
-    own: dict[str, Field[Any]] = {f.name: f for section in _SECTIONS for f in fields(section)}
+    own: dict[str, Setting] = {f.name: f for section in _SECTIONS for f in fields(section)}
     flags = {name: own[name] if name in own else option(None, "") for name in known_settings()}
     parser.add_settings("", flags.items(), hidden=flags)
     parser.add_argument("--config", metavar="F", help="a YAML file, or the name of a recipe that comes with ebft")
@@ -191,12 +187,11 @@ def command(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.gpu is None and options.gpu_memory is None:
         raise ConfigError(f"ebft plan needs --gpu, one of {', '.join(GPUS)}, or --gpu-memory with a number")
-    if options.output is not None and Path(options.output).exists():
-        raise ConfigError(f"--output writes a new file: {options.output} is there already")
     given = {**(read_values(options.config) if options.config else {}), **options.settings}
     plan = make_plan(given, options.gpus, options.gpu_memory or GPUS[options.gpu][0], options.gpu)
-    if options.output is not None:
-        Path(options.output).write_text(_recipe_text(plan), encoding="utf-8")
+    if options.output is not None and plan["settings"]:
+        with Path(options.output).open("x", encoding="utf-8") as file:  # a new one
+            file.write(_recipe_text(plan))
     if options.json:
         print(json.dumps(plan, indent=1))
     else:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ebft import EBFTTrainer, cli
 from ebft.errors import TrainingDiverged
-from tests.command_line.commands import ROWS, Finished, Refused, contents, write_rows
+from tests.command_line.commands import Finished, Refused, contents, write_rows
 from tests.tiny_tokenizer import byte_tokenizer, save_tiny_model
 
 
@@ -191,23 +191,21 @@ class TestRun:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_settings_that_do_not_fit(arguments: list[str], words: str, refused: Refused, tmp_path: Path) -> None:
-    # The folder itself may be made; a recipe in it would make the next try look like another run.
-    (tmp_path / "out").mkdir()
+    (tmp_path / "out").mkdir()  # which may be made; a recipe in it would make the next try look like another run
     assert words in refused(*arguments)
 
 
 @pytest.mark.parametrize(
-    ("files", "words"),
+    ("file", "words"),
     [
-        ({"checkpoint-5/model.safetensors": "precious"}, "already holds a run"),
-        ({"recipe.yaml": "model: another\n"}, "already holds a run; choose another folder, or continue it with: "),
-        ({"thesis.tex": "precious"}, "is not empty and holds no run"),
+        ("checkpoint-5/model.safetensors", "already holds a run"),
+        ("recipe.yaml", "already holds a run; choose another folder, or continue it with: "),
+        ("thesis.tex", "is not empty and holds no run"),
     ],
 )
-def test_folders_that_are_taken(files: dict[str, str], words: str, refused: Refused, tmp_path: Path) -> None:
-    for name, text in files.items():
-        (tmp_path / "used" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "used" / name).write_text(text)
+def test_folders_that_are_taken(file: str, words: str, refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "used" / file).parent.mkdir(parents=True)
+    (tmp_path / "used" / file).write_text("model: another\n")
     assert words in refused(output=tmp_path / "used")
 
 
@@ -228,51 +226,34 @@ def test_tokenizers_that_do_not_fit(
     assert words in refused("--tokenizer", tmp_path / "tokenizer", *data)
 
 
-def damaged_parquet(start: int, end: int) -> bytes:
+def cut_parquet() -> bytes:
     file = io.BytesIO()
     parquet.write_table(pyarrow.table({"text": ["some text of a row " * 9] * 999}), file)
-    content = bytearray(file.getvalue())
-    for place in range(*slice(start, end).indices(len(content))):
-        content[place] ^= 0x5A
-    return bytes(content)
+    return file.getvalue()[:-99] + b"Z" * 99
 
 
-DATA: dict[str, tuple[Callable[[], bytes], str]] = {
-    "empty.jsonl": (lambda: b"", "the file is empty"),
-    "blank.jsonl": (lambda: b"\n\n", "no rows"),
-    "cut.jsonl": (lambda: b'{"text": "a"}\n{"text": \n', "line 2 is not valid JSON"),
-    "columns.jsonl": (lambda: b'{"question": "a", "answer": "b"}\n', "it has 'question', 'answer'"),
-    "one.jsonl": (lambda: b'{"text": "a"}\n', "one document cannot be split; set validation_split=0"),
-    "deep.jsonl": (lambda: b'{"text": ' + b"[" * 100_000, ""),
-    "deep.json": (lambda: b"[" * 100_000, ""),
-    "text.jsonl": (lambda: b'{"text": "\xff\xfe"}\n', ""),
-    "text.json": (lambda: b'[{"text": "\xff\xfe"}]', ""),
-    "text.csv": (lambda: b"text\n\xff\xfe\n", ""),
-    "digits.jsonl": (lambda: b'{"text": ' + b"9" * 5000 + b"}\n", ""),
-    "content.parquet": (lambda: damaged_parquet(50, 400), ""),
-    "footer.parquet": (lambda: damaged_parquet(-200, -20), ""),
+DATA: dict[str, tuple[bytes, str]] = {
+    "empty.jsonl": (b"", "the file is empty"),
+    "cut.jsonl": (b'{"text": "a"}\n{"text": \n', "line 2 is not valid JSON"),
+    "columns.jsonl": (b'{"question": "a", "answer": "b"}\n', "it has 'question', 'answer'"),
+    "one.jsonl": (b'{"text": "a"}\n', "one document cannot be split; set validation_split=0"),
+    "short.jsonl": (b'{"text": "ab"}\n' * 20, "the longest document has 3 tokens"),
+    "deep.json": (b"[" * 100_000, "deep.json"),
+    "text.csv": (b"text\n\xff\xfe\n", "text.csv"),
+    "digits.jsonl": (b'{"text": ' + b"9" * 5000 + b"}\n", "digits.jsonl"),
+    "footer.parquet": (cut_parquet(), "footer.parquet"),
 }
 
 
 @pytest.mark.parametrize("name", DATA)
 def test_data_that_cannot_be_used(name: str, refused: Refused, tmp_path: Path) -> None:
     content, words = DATA[name]
-    (tmp_path / name).write_bytes(content())
-    line = refused("--dataset", tmp_path / name)
-    assert str(tmp_path / name) in line or name == "one.jsonl"
-    assert words in line
-
-
-def test_documents_shorter_than_one_anchor(refused: Refused, tmp_path: Path) -> None:
-    file = write_rows(tmp_path / "rows.jsonl", [{"text": "ab"}] * 20)
-    assert "the longest document has 3 tokens" in refused("--dataset", file, "--document_masks")
-    assert len(ROWS) > 20
+    (tmp_path / name).write_bytes(content)
+    assert words in refused("--dataset", tmp_path / name, "--document_masks")
 
 
 MODELS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "weights cut": ("model.safetensors", lambda content: content[: len(content) // 2]),
-    "weights' header": ("model.safetensors", lambda content: b"\xff" * 16 + content[16:]),
-    "tokenizer cut": ("tokenizer.json", lambda content: content[: len(content) // 2]),
     "another tokenizer": ("tokenizer.json", lambda _: b'{"version": "1.0", "model": {"type": "BPE", "vocab": 5}}'),
     "a list": ("tokenizer_config.json", lambda _: b"[]"),
     "deep settings": ("config.json", lambda _: b'{"a":' * 50_000),
@@ -288,7 +269,7 @@ def test_damaged_models(name: str, refused: Refused, model: Path, tmp_path: Path
     assert f"model='{tmp_path / 'broken'}' cannot be loaded: " in refused("--model", tmp_path / "broken")
 
 
-@pytest.mark.parametrize("template", ["{% for %}", "{{ x.y.z }}", "{{ messages + 1 }}"])
+@pytest.mark.parametrize("template", ["{% for %}", "{{ x.y.z }}"])
 def test_chat_templates_that_do_not_work(template: str, refused: Refused, model: Path, tmp_path: Path) -> None:
     shutil.copytree(model, tmp_path / "broken")
     (tmp_path / "broken" / "chat_template.jinja").write_text(template)

@@ -43,14 +43,6 @@ def test_levels_and_prefix(level: str, shown: int, capsys: pytest.CaptureFixture
     assert printed.out == ""
 
 
-def test_without_a_command_the_user_of_the_library_decides(caplog: pytest.LogCaptureFixture) -> None:
-    """No handler of ours, and messages reach the root logger's."""
-    logging.getLogger("ebft").propagate = True
-    with caplog.at_level(logging.INFO, logger="ebft"):
-        logger.info("for the user's own handlers")
-    assert "for the user's own handlers" in caplog.messages
-
-
 def test_in_a_log_file_a_line_a_minute(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ebft")
     now = [1000.0]

@@ -66,8 +66,3 @@ class RLVRSettings(EBFTConfig):
             if not 0 < (value := getattr(self, name)) <= longest:
                 raise ConfigError(f"{name}={value} must be above 0, and reward_timeout at most a day")
         super().__post_init__()
-        if self.rows_per_step % self.generations:
-            raise ConfigError(
-                f"{self.rows_per_step} answers per step (per_device_train_batch_size x gradient_accumulation_steps x "
-                f"processes) are not a multiple of generations={self.generations}"
-            )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
 from ebft.config.data import DataConfig, ModelConfig
-from ebft.config.settings import Parser, default_of, suggestion, typed, types_of
+from ebft.config.settings import Parser, Setting, Values, default_of, suggestion, typed, types_of
 from ebft.data.rows import check_source
 from ebft.errors import ConfigError, nearest
 
@@ -37,7 +37,7 @@ class Recipe:
     model: ModelConfig
     data: DataConfig
     training: EBFTConfig
-    given: dict[str, Any]  # what the user set, by file or flag
+    given: Values  # what the user set, by file or flag
     command: str = "train"
 
 
@@ -52,18 +52,18 @@ def sections(command: str = "train") -> tuple[type, ...]:
     return ModelConfig, DataConfig, {"train": EBFTConfig, "sft": SFTSettings, "rlvr": RLVRSettings}[command]
 
 
-def field_types(command: str = "train") -> dict[str, Any]:
+def field_types(command: str = "train") -> Values:
     return {name: kind for section in sections(command) for name, kind in types_of(section).items()}
 
 
-def as_given(name: str, values: Mapping[str, Any], command: str = "train") -> Any:
+def as_given(name: str, values: Mapping[str, object], command: str = "train") -> Any:
     """What a setting is with these values: the one given, as its type, or the default."""
     if name in values:
         return typed(name, values[name], field_types(command)[name])
     return next(default_of(f) for section in sections(command) for f in fields(section) if f.name == name)
 
 
-def groups(command: str = "train") -> dict[str, list[Field[Any]]]:
+def groups(command: str = "train") -> dict[str, list[Setting]]:
     """The settings of a command by titles for help and documentation: each where it is declared first."""
     model, data, training = sections(command)
     titles = {"ModelConfig": "The model", "DataConfig": "The data", "MethodConfig": "The method"}
@@ -94,7 +94,7 @@ def training_parser(command: str) -> Parser:
 # ---- values ----------------------------------------------------------------------------------------------------------
 
 
-def load_recipe(file: str | Path | None, overrides: Mapping[str, Any], command: str = "train") -> Recipe:
+def load_recipe(file: str | Path | None, overrides: Mapping[str, object], command: str = "train") -> Recipe:
     """Read a recipe, apply the flags, and build the three configurations, which check their values."""
     values = {**(read_values(file) if file is not None else {}), **overrides}
     if token := values.pop("hub_token", None):
@@ -106,7 +106,7 @@ def load_recipe(file: str | Path | None, overrides: Mapping[str, Any], command: 
     return Recipe(model, data, training, given, command)
 
 
-def check_given(values: Mapping[str, Any], types: Mapping[str, Any], command: str) -> dict[str, Any]:
+def check_given(values: Mapping[str, object], types: Values, command: str) -> Values:
     """The values as their types; all names are known, and what a run cannot do without is there."""
     if odd := [name for name in values if name not in types]:
         raise ConfigError(f"unknown setting {odd[0]!r} of `ebft {command}`{suggestion(str(odd[0]), types)}")
@@ -117,7 +117,7 @@ def check_given(values: Mapping[str, Any], types: Mapping[str, Any], command: st
     return given
 
 
-def check_datasets(values: Mapping[str, Any]) -> None:
+def check_datasets(values: Mapping[str, object]) -> None:
     """Data in local files are there, and those of the hub are in the cache, or the hub can be reached."""
     for name in ("dataset", "validation_dataset"):
         for source in typed(name, values.get(name) or [], list[str]):
@@ -137,7 +137,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_values(file: str | Path) -> dict[str, Any]:
+def read_values(file: str | Path) -> Values:
     """What stands in a recipe, a file or one of the package, unchecked."""
     path = find_recipe(file)
     try:

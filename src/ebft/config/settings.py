@@ -39,18 +39,20 @@ _ELSEWHERE = {
     "assistant_only_loss": "answer_only",
     "torch_dtype": "model_dtype dtype",
 }
+Setting = Field[Any]
+Values = dict[str, Any]  # of settings, by their names
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a mapping"}
 _YES_NO = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-def option(default: Any, help: str) -> Any:
+def option(default: object, help: str) -> Any:
     """A field of a dataclass of settings."""
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata={"help": help})
     return field(default=default, metadata={"help": help})
 
 
-def default_of(f: Field[Any]) -> Any:
+def default_of(f: Setting) -> Any:
     if f.default_factory is not MISSING:
         return f.default_factory()
     return None if f.default is MISSING else f.default
@@ -87,7 +89,7 @@ def suggestion(name: str, known: Collection[str]) -> str:
 # ---- values --------------------------------------------------------------------------------------------------------
 
 
-def typed(name: str, value: Any, kind: Any) -> Any:
+def typed(name: str, value: object, kind: Any) -> Any:
     """A value of YAML, or the text of a flag, as the type of its setting."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if {NoneType, Any} & {*kinds} and value in (None, "none", "None", "null"):
@@ -129,9 +131,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(f"ebft {command}", usage, description, allow_abbrev=False, formatter_class=_Help)
         self.set_defaults(settings={})
 
-    def add_settings(
-        self, title: str, settings: Iterable[tuple[str, Field[Any]]], hidden: Collection[str] = ()
-    ) -> None:
+    def add_settings(self, title: str, settings: Iterable[tuple[str, Setting]], hidden: Collection[str] = ()) -> None:
         """Flags for settings, by the names they go by here. What is hidden does not show in the help."""
         group = self.add_argument_group(title)
         for name, f in settings:

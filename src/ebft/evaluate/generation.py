@@ -14,6 +14,7 @@ a completion continues the prompt as it was given (`Fitted.shown`).
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -84,10 +85,10 @@ class Generator:
     def __init__(self, tokenizer: Any, context: int | None) -> None:
         self.tokenizer, self.context = tokenizer, context
 
+    @abstractmethod
     def stream(self, prompts: Sequence[str], settings: GenerationSettings, wanted: Wanted, keys: Sequence[str]) -> Made:
         """Completions for the wanted (prompt, sample) pairs, a few at a time. The sample `GREEDY` is drawn at
         temperature 0, whatever the settings say. keys: what tells the prompts' random numbers apart."""
-        raise NotImplementedError
 
     def generate(
         self, prompts: Sequence[str], settings: GenerationSettings, keys: Sequence[str] | None = None

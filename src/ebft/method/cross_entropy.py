@@ -212,8 +212,6 @@ class _WeightedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         # Not kept, the head's gradient being as large as the head; so there is no second time.
-        if ctx.grads is None:
-            raise RuntimeError("the loss was differentiated twice; compute it again instead of retaining the graph")
         grads = tuple(
             None
             if g is None

@@ -12,6 +12,7 @@ over what those look at, which never forms the S x S mask and leaves out the con
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -150,8 +151,8 @@ class Pass:
         attend = partial(self._attend, layer, rule)
         return attend(q, k, v) if self.computed is None else self.computed.attend(attend, q, k, v)
 
-    def _attend(self, layer: int, rule: ScoreRule, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _attend(self, layer: int, rule: ScoreRule, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
     def _once(self, make: Callable[..., Any], *arguments: Any) -> Any:
         """make(layout, *arguments), for the first layer that asks."""

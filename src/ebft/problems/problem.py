@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -35,8 +36,8 @@ class Problem:
     raw: Question  # text for a base model to continue
     chat: Question  # the message of a user to a chat model
 
-    def run(self, answer: str, sandbox: Sandbox, limits: Limits) -> Outcome:
-        raise NotImplementedError
+    @abstractmethod
+    def run(self, answer: str, sandbox: Sandbox, limits: Limits) -> Outcome: ...
 
     def unavailable(self) -> str | None:
         """Why answers cannot be run on this machine; None if they can."""

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,11 @@ def share_weights(folder: Path) -> None:
         file.chmod(0o666 & ~umask)
 
 
-def write_json(file: Path, value: Any, indent: int = 1) -> None:
+def write_json(file: Path, value: object, indent: int = 1) -> None:
     write_text(file, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 
 
-def write_jsonl(file: Path, rows: Any) -> None:
+def write_jsonl(file: Path, rows: Iterable[object]) -> None:
     write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -67,7 +67,7 @@ def sha256_of(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def json_ready(value: Any) -> Any:
+def json_ready(value: object) -> Any:
     """What JSON can hold: numbers instead of tensors, nothing instead of NaN and infinity."""
     if isinstance(value, dict):
         return {name: json_ready(part) for name, part in value.items()}

@@ -78,9 +78,8 @@ def not_mistaken(stop: Callable[[Exception], BaseException | None]) -> Iterator[
     try:
         yield
     except Exception as error:
-        if (meant := stop(error)) is not None:
-            raise meant from error
-        raise
+        meant = stop(error)
+        raise meant or error from (error if meant else error.__cause__)
 
 
 def _pass_on(number: int, frame: FrameType | None) -> None:

@@ -93,7 +93,7 @@ class _LogFile:
 @contextmanager
 def progress(
     title: str, total: int | None, done: int = 0, leave: bool = True, unit: str = "it"
-) -> Iterator[Callable[[int], Any]]:
+) -> Iterator[Callable[[int], object]]:
     """Yields a function that is called with the number of things done since its last call.
 
     Args:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from ebft.errors import ConfigError, Preempted
 from ebft.runtime.timing import Arriving
+
+Value = TypeVar("Value")
 
 
 def count() -> int:
@@ -103,7 +105,7 @@ def join_rows(values: dict[str, Tensor], device: torch.device) -> dict[str, Tens
     return {name: row.to(values[name].dtype) for name, row in zip(values, joined, strict=True)}
 
 
-def from_first(value: Any) -> Any:
+def from_first(value: Value) -> Value:
     """The first process's value (anything that pickles), on all of them."""
     holder = [value]
     if count() > 1:
@@ -111,7 +113,7 @@ def from_first(value: Any) -> Any:
     return holder[0]
 
 
-def all_or_none(check: Callable[[], Any]) -> None:
+def all_or_none(check: Callable[[], object]) -> None:
     """Call `check` in all processes; a user's error that the first one meets, all of them raise."""
     error: ValueError | None = None
     try:
