@@ -10,7 +10,8 @@ import pytest
 from ebft.config.evaluation import EvalOptions
 from ebft.evaluate.generation import Completion
 from ebft.evaluate.run_task import joined, run_task, with_prompt_style
-from ebft.evaluate.tasks import Asked, ProblemSet
+from ebft.evaluate.tasks import ProblemSet
+from ebft.problems.problem import Question
 
 
 def part(name: str, value: float, error: float | None) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def run(folder: Path, answers: list[Completion], language: str | None = None) ->
         assert file == folder / "set.greedy.scores.jsonl"
         return {"metrics": {"bleu": {"value": 30.0, "standard_error": 0.0, "count": len(answers)}}}
 
-    problems = ProblemSet("set", keys, {"raw": Asked(["English:"] * len(answers))}, 10, score, None, language)
+    problems = ProblemSet("set", keys, {"raw": [Question("English:")] * len(answers)}, 10, score, None, language)
     subject: Any = SimpleNamespace(identity="model", generator=SimpleNamespace(stream=stream))
     options = EvalOptions(samples=0, prompt_style="raw", score=language is None)
     return run_task("humaneval", options, subject, folder, [problems])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import signal
@@ -209,7 +208,6 @@ def test_translations(folder: Folder) -> None:
     found = folder.scored("translation", PARALLEL, rows)
     assert found["metrics"].keys() == {"bleu", "chrf", "sentence_bleu", "sentence_chrf", "empty", "cut"}
     assert found["metrics"]["bleu"]["standard_error"] > 0
-    assert found["counts"] == {"problems": 4, "samples": 4}
     sentences = read_jsonl(folder.path / OUTCOMES)
     assert [row["task_id"] for row in sentences] == ["1", "2", "3", "4"]
     assert sentences[0]["sentence_bleu"] == pytest.approx(100)
@@ -217,12 +215,6 @@ def test_translations(folder: Folder) -> None:
     several = folder.scored("translation", PARALLEL, rows)["metrics"]
     assert several["best_of_1_sentence_bleu"]["value"] < several["best_of_4_sentence_bleu"]["value"] < 100
     assert not {"best_of_16_bleu", "bleu"} & several.keys()
-    packed = folder.path / "packed.jsonl.gz"
-    packed.write_bytes(gzip.compress((folder.path / "problems.jsonl").read_bytes()))
-    assert folder.scored("translation", PARALLEL, rows, "--problems", str(packed))["metrics"] == several
-
-
-def test_translations_without_naming_fields(folder: Folder) -> None:
     found = folder.scored("translation", [{"en": "Hello there", "zh": "你好世界和平"}], [sample("1", "你好世界和平")])
     assert found["metrics"]["bleu"]["value"] == pytest.approx(100)
     assert "tok:zh" in found["signatures"]["bleu"]

@@ -27,6 +27,7 @@ def test_the_hub_is_asked_for_the_datasets_by_name(monkeypatch: pytest.MonkeyPat
         asked.append((name, configuration, split))
         return rows
 
+    monkeypatch.setattr("ebft.data.rows.hub_unreachable", lambda: None)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(Sandbox, "check", lambda self: None)
     sets = problem_sets("humaneval", EvalOptions(limit=2))

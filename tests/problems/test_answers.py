@@ -47,6 +47,15 @@ ANSWERS = {
     "quoted after prose": "Here it is:\n\n> " + FUNCTION.replace("\n", "\n> "),
     "quoted fence": "It is this:\n>\n" + f"> ```python\n{FUNCTION}```\n".replace("\n", "\n> "),
     "begin and done": f"[BEGIN]\n{FUNCTION}[DONE]",
+    # of a chat
+    "cut in an example": f"```python\n{FUNCTION}\n# Example\nprint(add(1,",
+    "wrong asserts of its own": f"```python\n{FUNCTION}\nassert add(1, 1) == 3\n```",
+    "asks for input": f"```python\n{FUNCTION}\nprint(add(int(input()), 1))\n```",
+    "continues an open block": f"from math import sqrt\n\n{FUNCTION}",
+    "continues and closes it": f"{FUNCTION}```\n",
+    "the head again and a helper": f"def plus(a, b):\n    return a + b\n\n\n{HEAD}    return plus(a, b)\n",
+    "cut in a second function": f"{FUNCTION}\n\ndef test():\n    x = [1,",
+    "a word before the fence": f"Here: ```python\n{FUNCTION}```",
 }
 
 
@@ -65,10 +74,15 @@ def test_answers_without_a_solution_fail(answer: str) -> None:
     assert run_tests(ADD, answer, limits=LONG).status == "failed"
 
 
-@pytest.mark.parametrize("piece", ["\n", " ", "```\n", "def add(", "\ndef ", "[BEGIN]", "x = ", "> ", "\ufeff"])
+PIECES = ("\n", " ", "```\n", "def add(", "\ndef ", "[BEGIN]", "x = ", "> ", "\ufeff", "for ", "a ", "if in ")
+
+
+@pytest.mark.parametrize("piece", PIECES)
 def test_reading_takes_linear_time(piece: str) -> None:
     started = time.process_time()
     python_variants(HEAD, piece * (40_000 // len(piece)), "add")
+    has_code(piece * (200_000 // len(piece)))
+    has_code(piece * (200_000 // len(piece)), "cpp")
     assert time.process_time() - started < 3
 
 
@@ -83,35 +97,11 @@ def test_blocks() -> None:
     assert fenced_blocks("code\n```\n") == ["code"]
 
 
-CHAT = {
-    "cut in an example": f"```python\n{FUNCTION}\n# Example\nprint(add(1,",
-    "wrong asserts of its own": f"```python\n{FUNCTION}\nassert add(1, 1) == 3\n```",
-    "asks for input": f"```python\n{FUNCTION}\nprint(add(int(input()), 1))\n```",
-    "continues an open block": f"from math import sqrt\n\n{FUNCTION}",
-    "continues and closes it": f"{FUNCTION}```\n",
-    "the head again and a helper": f"def plus(a, b):\n    return a + b\n\n\n{HEAD}    return plus(a, b)\n",
-    "cut in a second function": f"{FUNCTION}\n\ndef test():\n    x = [1,",
-    "a word before the fence": f"Here: ```python\n{FUNCTION}```",
-}
-
-
-@needs_sandbox
-@pytest.mark.parametrize("name", CHAT)
-def test_answers_of_a_chat_are_read(name: str) -> None:
-    outcome = run_tests(ADD, CHAT[name], limits=LONG)
-    assert outcome.passed, outcome
-
-
 @needs_sandbox
 def test_a_body_stays_the_answer_when_the_model_begins_anew() -> None:
     """Raw, and not stopped: the first function counts, as in other harnesses."""
     assert run_tests(ADD, f"{BODY}\ndef add(a, b):\n    return 0\n", limits=LONG).passed
     assert not run_tests(ADD, f"    return 0\n\n{FUNCTION}", limits=LONG).passed
-
-
-@pytest.mark.parametrize("answer", [*ANSWERS.values(), *CHAT.values()])
-def test_programs_are_code(answer: str) -> None:
-    assert has_code(answer)
 
 
 @pytest.mark.parametrize(
@@ -123,12 +113,7 @@ def test_prose_is_no_code(answer: str) -> None:
     assert not has_code(answer, "cpp")
 
 
-def test_code_of_other_languages() -> None:
+def test_programs_are_code() -> None:
+    assert all(map(has_code, ANSWERS.values()))
     assert has_code("```cpp\nint add(int a, int b) {\n    return a + b;\n}\n```", "cpp")
     assert has_code("  return a + b;\n", "js")
-
-
-def test_looking_for_code_is_linear() -> None:
-    for hostile in (" " * 200_000, "\n" * 200_000, "for " * 50_000, "a " * 100_000, "if in " * 30_000):
-        assert not has_code(hostile)
-        assert not has_code(hostile, "cpp")

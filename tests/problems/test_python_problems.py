@@ -109,10 +109,10 @@ def test_what_follows_the_function_does_not_count(answer: str, passes: bool) -> 
     assert outcome.passed == passes, outcome
 
 
-def test_mbpp_function_named_like_a_builtin() -> None:
-    row = {"task_id": 1, "text": "t", "code": "def sum(a, b):\n    return a", "test_list": ["assert sum(10, 15) == 6"]}
+@pytest.mark.parametrize("code", ["def sum(a, b):\n    return a", ""])
+def test_mbpp_function_named_like_a_builtin(code: str) -> None:
+    row = {"task_id": 1, "text": "t", "code": code, "test_list": ["assert sum(10, 15) == 6"]}
     assert mbpp_problem(Record("own", row)).tests.names == ("sum",)
-    assert mbpp_problem(Record("own", {**row, "code": ""})).tests.names == ("sum",)
 
 
 def test_prompts() -> None:
@@ -137,7 +137,6 @@ DEEP = "x = " + "-" * 100_000 + "1"
         (humaneval_problem, {"test": DEEP}, r"'test' is not valid Python .nested too deeply"),
         (humaneval_problem, {"prompt": 5}, "'prompt' is a number, not a string"),
         (mbpp_problem, {"test_list": []}, "test_list is empty"),
-        (mbpp_problem, {"test_list": [DEEP]}, "'test_list' is not valid Python .nested too deeply"),
         (mbpp_problem, {"code": DEEP}, "'code' is not valid Python .nested too deeply"),
     ],
 )

@@ -50,18 +50,18 @@ def with_prompt_style(options: EvalOptions, subject: Subject) -> EvalOptions:
 
 
 def _asked(problems: ProblemSet, options: EvalOptions) -> list[dict[str, str]]:
-    prompts = problems.asked[options.prompt_style].prompts
-    return [{"task_id": key, "prompt": text} for key, text in zip(problems.keys, prompts, strict=True)]
+    questions = zip(problems.keys, problems.asked[options.prompt_style], strict=True)
+    return [{"task_id": key, "prompt": question.prompt} for key, question in questions]
 
 
 def _decodings(problems: ProblemSet, options: EvalOptions) -> dict[str, GenerationSettings]:
-    asked = problems.asked[options.prompt_style]
+    questions = problems.asked[options.prompt_style]
     greedy = GenerationSettings(
         max_new_tokens=options.max_new_tokens or problems.max_new_tokens,
-        stop=asked.stop,
+        stop=tuple(dict.fromkeys(stop for question in questions for stop in question.stop)),
         prompt_style="chat" if options.prompt_style == "chat" else "raw",
         system_prompt=options.system_prompt,
-        answer_start=asked.answer_start,
+        answer_start=questions[0].answer_start,
         seed=options.seed,
         too_long=options.too_long,
     )
@@ -71,7 +71,7 @@ def _decodings(problems: ProblemSet, options: EvalOptions) -> dict[str, Generati
 
 def _generate(problems: ProblemSet, options: EvalOptions, subject: Subject, folder: Path) -> None:
     """Makes the completions that are not on disk yet, the greedy ones beside the samples."""
-    prompts, keys = problems.asked[options.prompt_style].prompts, problems.keys
+    prompts, keys = [question.prompt for question in problems.asked[options.prompt_style]], problems.keys
     decodings = _decodings(problems, options)
     records: dict[str, ResumableRecords] = {}
     wanted: list[tuple[int, int]] = []

@@ -40,7 +40,7 @@ HARNESS = 7  # one more whenever answers are read or run in another way, so that
 CUT_OFF = ("length", "context")  # of how a completion ended: there was no room for more
 KINDS = ("empty", "cut", "no_code")  # of answers that are none, each counted once, the first that it is
 
-Row = dict[str, Any]  # of a completion: task_id, sample (its number), completion, finish (how it ended, or "")
+Row = dict[str, Any]  # of a completion: task_id, sample (its number), completion, finish (how it ended, if known)
 Scored = dict[str, Any]  # {"metrics": {name: {"value", "standard_error", "count"}}, and further details}
 Metrics = dict[str, dict[str, Any]]
 
@@ -53,17 +53,17 @@ def score_programs(
     problems: Mapping[str, Problem],
     rows: Sequence[Row],
     sandbox: Sandbox,
-    outcomes_file: Path,
+    file: Path,
     ks: Sequence[int] = K,
     workers: int | None = None,
 ) -> Scored:
     """Runs answers to problems in one language and estimates pass@k over those that have some.
 
-    A line of `outcomes_file` is the outcome of a row; those that are there and still valid are kept. Of `ks`, those are
-    reported of which every problem has enough samples.
+    A line of the file is the outcome of a row; those that are there and still valid are kept. Of `ks`, those of which
+    every problem has enough samples are reported.
     """
     language, workers = next(iter(problems.values())).language, workers or available_cores()
-    outcomes = _outcomes(problems, rows, sandbox, workers, outcomes_file)
+    outcomes = _outcomes(problems, rows, sandbox, workers, file)
     passed: dict[str, list[bool]] = defaultdict(list)
     for outcome in outcomes:
         passed[outcome["task_id"]].append(outcome["passed"])

@@ -133,35 +133,32 @@ def draw(results: Mapping[str, Results], folder: Path) -> None:
     sharpness, temperatures = plt.subplots(figsize=(5.2, 3.8))
     seen: set[float] = set()
     for number, (label, found) in enumerate(results.items()):
-        entry = found["tasks"].get("calibration", {})
+        entry, color = found["tasks"].get("calibration", {}), f"C{number}"
         points = [(point["length"], point) for point in entry.get("profile", ())]
         seen |= {length for length, _ in points}
-        _curve(lengths, points, plot_label(label), "-", f"C{number}")
+        _curve(lengths, points, color, "-", plot_label(label))
         for (tokens, name), style in zip(TOKENS.items(), ("-", "--"), strict=True):
-            points = _at_temperatures(entry, tokens)
-            _curve(temperatures, points, f"{plot_label(label)}, {name}", style, f"C{number}")
+            _curve(temperatures, _at_temperatures(entry, tokens), color, style, f"{plot_label(label)}, {name}")
     if seen:
         over_lengths(lengths, seen)
     lengths.set_ylabel("conditional feature-matching loss")
     temperatures.set(xlabel="temperature", ylabel="cross-entropy (nats per token)")
+    temperatures.grid(alpha=0.3)
     for name, figure in (("profile", profile), ("temperatures", sharpness)):
         if figure.axes[0].lines:
-            figure.axes[0].grid(alpha=0.3)
             figure.axes[0].legend(fontsize=8)
             figure.tight_layout()
             figure.savefig(folder / f"{name}.png", dpi=150)
         plt.close(figure)
 
 
-def _curve(axis: Any, points: Sequence[tuple[float, Mapping[str, Any]]], label: str, style: str, color: str) -> None:
-    """With a band of one standard error."""
-    if points:
-        places, entries = zip(*points, strict=True)
-        values = [math.nan if entry["value"] is None else entry["value"] for entry in entries]
-        errors = [entry["standard_error"] or 0.0 for entry in entries]
-        lower, upper = ([v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1))
-        axis.plot(places, values, style, color=color, marker="o", markersize=3, label=label)
-        axis.fill_between(places, lower, upper, alpha=0.2, color=color)
+def _curve(axis: Any, points: Sequence[tuple[float, Mapping[str, Any]]], color: str, style: str, label: str) -> None:
+    """With bars of one standard error."""
+    known = [
+        (place, entry["value"], entry["standard_error"] or 0.0) for place, entry in points if entry["value"] is not None
+    ]
+    if known:
+        axis.errorbar(*zip(*known, strict=True), color=color, linestyle=style, marker="o", markersize=3, label=label)
 
 
 def over_lengths(axis: Any, lengths: Iterable[float]) -> None:

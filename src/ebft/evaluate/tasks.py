@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ebft.config.evaluation import EvalOptions
 from ebft.data.rows import check_source
@@ -17,6 +17,7 @@ from ebft.evaluate.scoring import Row, Scored, outcomes_file, score_programs
 from ebft.evaluate.translation_scores import TranslationScoring, score_translations
 from ebft.problems import translation
 from ebft.problems.catalog import load_problems
+from ebft.problems.problem import Question
 from ebft.runtime.files import read_json, read_jsonl, write_json, write_jsonl
 from ebft.sandbox.box import Limits, Sandbox
 
@@ -24,19 +25,11 @@ CODE_TOKENS, TRANSLATION_TOKENS = 512, 256  # new ones, by default
 TIMEOUT, MEMORY_MIB = 10.0, 1024  # of a program
 
 
-class Asked(NamedTuple):
-    """How the problems are put in one prompt style."""
-
-    prompts: Sequence[str]
-    stop: tuple[str, ...] = ()  # strings that end a completion
-    answer_start: str = ""  # what the answer in a chat begins with, which is given to the model
-
-
 @dataclass(frozen=True)
 class ProblemSet:
     name: str  # begins the names of its files
     keys: Sequence[str]  # one for each problem
-    asked: Mapping[str, Asked]  # by prompt style, raw and chat
+    asked: Mapping[str, Sequence[Question]]  # by prompt style, raw and chat
     max_new_tokens: int  # the default for its completions
     score: Callable[[Sequence[Row], Path, Sequence[int]], Scored]  # of completions, for these k; details to the file
     skipped: str | None = None  # why its answers cannot be scored on this machine
@@ -96,10 +89,7 @@ def _code_set(task: str, source: str, language: str | None, options: EvalOptions
     def score(rows: Sequence[Row], outcomes: Path, ks: Sequence[int]) -> Scored:
         return score_programs(by_key, rows, sandbox, outcomes, ks, options.workers)
 
-    asked = {}
-    for style, questions in (("raw", [p.raw for p in problems]), ("chat", [p.chat for p in problems])):
-        stop = tuple(dict.fromkeys(stop for question in questions for stop in question.stop))
-        asked[style] = Asked([question.prompt for question in questions], stop, questions[0].answer_start)
+    asked = {"raw": [problem.raw for problem in problems], "chat": [problem.chat for problem in problems]}
     name = task if language is None else f"{task}-{language}"
     return ProblemSet(name, [*by_key], asked, CODE_TOKENS, score, skipped, problems[0].language)
 
@@ -125,7 +115,7 @@ def _translation_set(options: EvalOptions) -> ProblemSet:
         write_jsonl(sentences, found.pop("sentences"))
         return found | {"counts": {"problems": len(pairs), "samples": len(rows)}, "settings": asdict(scoring)}
 
-    asked = {"raw": Asked(prompts, translation.STOP), "chat": Asked(prompts)}
+    asked = {"raw": [Question(prompt, translation.STOP) for prompt in prompts], "chat": [*map(Question, prompts)]}
     return ProblemSet("translation", [pair.key for pair in pairs], asked, TRANSLATION_TOKENS, score)
 
 
