@@ -28,15 +28,13 @@ LIGHT: dict[str, tuple[list[str], int, str]] = {
     "version": (["--version"], 0, ""),
     "unknown command": (["trian"], 2, "unknown command 'trian'; there is train, sft, rlvr, plan, "),
     "launch": (["train", "--launch", "two"], 2, "--launch takes the number of processes"),
-    "export without output": (["export", "no"], 2, "--output"),
-    "slip beside a missing option": (["export", "no", "--ouput", "o"], 2, "'--ouput'; did you mean '--output'?"),
     "eval option": (["eval", "--modle", "m"], 2, "did you mean '--model'?"),
     "eval task": (["eval", "--model", "m", "--tasks", "humanevl", "--output", "o"], 2, "did you mean 'humaneval'?"),
     "score option": (["score", "humaneval", "--problem", "f"], 2, "did you mean '--problems'"),
     "fetch unknown model": (["fetch", "smollm2-135"], 2, f"{', '.join(fetch.NAMES)}; did you mean 'smollm2-135m'?"),
     **{
         f"{command} --help": ([command, "--help"], 0, "")
-        for command in ("study", "compare", "export", "eval", "score", "fetch", "env")
+        for command in ("study", "compare", "eval", "score", "fetch", "env")
     },
 }
 

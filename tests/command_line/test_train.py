@@ -182,7 +182,6 @@ class TestRun:
         (["--dataset", "some/data"], "HF_HUB_OFFLINE is set"),
         (["--model", "./no-model"], "no such folder"),
         (["--model", "smollm2-135m"], "run `ebft fetch smollm2-135m` first"),
-        (["--feature_source", "adapter_off"], "adapter_off"),
         (["--feature_layers", "99"], "layer numbers up to 2"),
         (["--attention_backend", "flex"], "flex"),
         (["--feature_model", "./no-such-model"], "no-such-model"),

@@ -54,8 +54,8 @@ def test_groups_hold_every_option_once() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"tasks": "humanevl"}, "unknown task 'humanevl'; there is .*; did you mean 'humaneval'"),
-        ({"languages": ["jss"]}, "unknown language 'jss'; there is .*; did you mean 'js'"),
+        ({"tasks": "humanevl"}, "tasks='humanevl' is not one of .*; did you mean 'humaneval'"),
+        ({"languages": ["jss"]}, "languages='jss' is not one of .*; did you mean 'js'"),
         ({"promt_style": "raw"}, "unknown option 'promt_style' of an evaluation; did you mean 'prompt_style'"),
         ({"prompt_style": "plain"}, "prompt_style='plain' is not one of auto, raw, chat"),
         ({"limit": "few"}, "limit='few' is not a whole number"),

@@ -500,7 +500,7 @@ class TestCode:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tasks", "humanevl"], "unknown task 'humanevl'; there is calibration,"),
+        (["--tasks", "humanevl"], "tasks='humanevl' is not one of calibration,"),
         ([], "no tasks: give --tasks"),
         (["--tasks", "calibration"], "the task calibration needs --calibration-data"),
         (["--tasks", "translation"], "the task translation needs --translation-data"),

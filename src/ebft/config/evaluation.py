@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from ebft.config.data import TASKS, DataConfig
+from ebft.config.data import TASKS, DataConfig, Task
 from ebft.config.method import MethodConfig, settings_that_change
-from ebft.config.settings import check, option, suggestion, typed, types_of
-from ebft.errors import ConfigError, nearest
+from ebft.config.settings import Setting, check, option, suggestion, typed, types_of
+from ebft.errors import ConfigError
 from ebft.runtime.files import read_json
 
-LANGUAGES = ("cpp", "js", "ts", "rs", "cs", "go", "php", "java")
+Language = Literal["cpp", "js", "ts", "rs", "cs", "go", "php", "java"]
+LANGUAGES = get_args(Language)
 LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 # The groups of the options, in their order: the first option of each, and its title.
 GROUPS = {
@@ -49,7 +50,7 @@ HARMLESS = ("feature_model", "also_at_temperatures")
 @dataclass
 class EvalOptions:
     model: list[str] = option([], "checkpoint folder, hub name or LoRA adapter folder; several are compared")
-    tasks: list[str] = option([], f"one or more of {', '.join(TASKS)}")
+    tasks: list[Task] = option([], f"one or more of {', '.join(TASKS)}")
     output: str = option("", "folder for results.json, results.md, generations and plots")
     compare: list[str] = option([], "instead of evaluating: folders with results.json, for one table and one plot")
     like: str | None = option(None, "output folder of a run: its final model, and calibration as it validated")
@@ -71,7 +72,7 @@ class EvalOptions:
     humaneval: str = option("openai/openai_humaneval", "HumanEval: JSONL file or hub name")
     mbpp: str = option("google-research-datasets/mbpp:full", "MBPP: JSONL file or hub name")
     multipl_e: str = option("nuprl/MultiPL-E", "MultiPL-E: hub name, or a folder with humaneval-LANGUAGE.jsonl files")
-    languages: list[str] = option(list(LANGUAGES), "languages of MultiPL-E")
+    languages: list[Language] = option(list(LANGUAGES), "languages of MultiPL-E")
     workers: int | None = option(None, "programs run at once; default: one per core")
     timeout: float | None = option(None, "seconds a program may run; default: each task's own")
     score: bool = option(True, "run the programs; --no-score only generates, for `ebft score OUTPUT` elsewhere")
@@ -110,9 +111,6 @@ class EvalOptions:
     data: DataConfig = field(default_factory=DataConfig)
 
     def __post_init__(self) -> None:
-        for what, names, known in (("task", self.tasks, TASKS), ("language", self.languages, LANGUAGES)):
-            if odd := next((name for name in names if name not in known), ""):
-                raise ConfigError(f"unknown {what} {odd!r}; there is {', '.join(known)}{nearest(odd, known)}")
         if self.prompt_template is not None and self.tasks and "translation" not in self.tasks:
             raise ConfigError("prompt_template is translation's; calibration has --calibration-prompt-template")
         counts = ("limit", "sequences", "batch_size", "calibration_batch_size", "workers", "max_new_tokens")
@@ -150,7 +148,7 @@ class EvalOptions:
         return {name: getattr(owners[owner], f.name) for name, f, owner in options(*groups)}
 
 
-def options(*groups: str) -> Iterator[tuple[str, Field[Any], type]]:
+def options(*groups: str) -> Iterator[tuple[str, Setting, type]]:
     """The options of these groups, or all: the name, the field that declares it, and the class that this is of."""
     group, firsts = "", {first: name for name, (first, _) in GROUPS.items()}
     for f in fields(EvalOptions)[:-2]:  # without what holds the borrowed ones

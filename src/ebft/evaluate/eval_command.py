@@ -47,7 +47,7 @@ def run(options: EvalOptions, command: Sequence[str]) -> tables.Rows:
     quiet_libraries()
     # What can be wrong with models, data and settings shows before a model is loaded or a folder made.
     subjects = [CheckpointSubject(name, options) for name in options.model]
-    sets = {task: problem_sets(task, options) for task in options.tasks}
+    sets: dict[str, list[ProblemSet]] = {task: problem_sets(task, options) for task in options.tasks}
     labels = tables.labels(options.model)
     several = {label: output / re.sub(r"[^\w.-]+", "-", label).strip("-.") for label in labels}
     folders = several if len(labels) > 1 else {labels[0]: output}
