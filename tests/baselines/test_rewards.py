@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("trl")
 from ebft.baselines.rewards import as_tests, make_rewards
-from ebft.config.baselines import RLVRSettings
+from ebft.config.training import RLVRSettings
 from ebft.errors import ConfigError
 from ebft.runtime.messages import show_messages
 from tests.baselines.runs import metrics_of, run, write_recipe

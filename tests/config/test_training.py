@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from ebft import EBFTConfig
-from ebft.config.baselines import RLVRSettings, SFTSettings
 from ebft.config.data import DataConfig, ModelConfig
 from ebft.config.evaluation import EvalOptions
 from ebft.config.method import MethodConfig
-from ebft.config.training import Sharding
+from ebft.config.training import RLVRSettings, SFTSettings, Sharding
 from ebft.errors import ConfigError
 from ebft.runtime import processes
 

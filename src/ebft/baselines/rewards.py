@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ebft.config.baselines import RLVRSettings
+from ebft.config.training import RLVRSettings
 from ebft.data.row_format import Row
 from ebft.errors import ConfigError, DataError, SandboxError, nearest
 from ebft.evaluate.scoring import available_cores

@@ -21,8 +21,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from ebft.baselines import trl_trainers
 from ebft.baselines.rewards import COUNTS, RewardFunction, make_rewards
-from ebft.config.baselines import RLVRSettings
 from ebft.config.recipe import Recipe
+from ebft.config.training import RLVRSettings
 from ebft.data.packing import DocumentIndex
 from ebft.data.row_format import Row, RowFormat
 from ebft.data.rows import read_rows

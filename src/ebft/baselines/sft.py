@@ -16,7 +16,7 @@ from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from ebft.baselines import trl_trainers
-from ebft.config.baselines import SFTSettings
+from ebft.config.training import SFTSettings
 from ebft.data.packing import PADDING, SequenceDataset
 from ebft.errors import DataError
 from ebft.loading import peft_config

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainingArguments
 
-from ebft.config.baselines import RLVRSettings, SFTSettings
 from ebft.config.method import ONLY_EBFT
 from ebft.config.recipe import Recipe
+from ebft.config.training import RLVRSettings, SFTSettings
 from ebft.data.packing import collate, end_token_ids, to_device
 from ebft.errors import ConfigError, how_to_install, nearest
 from ebft.iteration import prepare_window

@@ -1,1 +1,1 @@
-"""Every setting, once: its type, default, help text and checks. Only `training` and `baselines` import transformers."""
+"""Every setting, once: its type, default, help text and checks. Only `training` imports transformers."""

@@ -46,8 +46,7 @@ class Recipe:
 
 def sections(command: str = "train") -> tuple[type, ...]:
     """The dataclasses of a command's settings. Importing transformers, which the last needs, takes seconds."""
-    from ebft.config.baselines import RLVRSettings, SFTSettings
-    from ebft.config.training import EBFTConfig
+    from ebft.config.training import EBFTConfig, RLVRSettings, SFTSettings
 
     return ModelConfig, DataConfig, {"train": EBFTConfig, "sft": SFTSettings, "rlvr": RLVRSettings}[command]
 
