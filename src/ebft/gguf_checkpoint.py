@@ -61,7 +61,7 @@ def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
                 jobs.append(
                     pool.submit(_write, rows, tensor.tensor_type, tensor.name, processor, weights, place, width)
                 )
-        tokenizer = _tokenizer(gguf, config, ends)
+        tokenizer = _tokenizer(reader, gguf, config, ends)
         tokenizer.save_pretrained(folder)
         with progress("converting", size, leave=False, unit="B") as advance:
             for job in as_completed(jobs):
@@ -106,15 +106,36 @@ def _write(data: Any, kind: int, name: str, processor: Any, weights: Path, place
         return file.write(np.ascontiguousarray(numbers if width == 4 else quantize(numbers, Kind.BF16)).data)
 
 
-def _tokenizer(gguf: Path, config: Any, ends: Sequence[str]) -> Any:
-    """As the original's, of which the file does not say everything."""
-    import transformers
-    from tokenizers import normalizers
+def _tokenizer(reader: Any, gguf: Path, config: Any, ends: Sequence[str]) -> Any:
+    """As the original's: a feature network is refused whose vocabulary is another.
 
-    begin = {"add_bos_token": True} if config.model_type == "gemma3_text" else {}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, **begin)
-    tokenizer.eos_token = ends[0]  # of SmolLM2, transformers 5.17 takes the token that begins a message
-    if config.model_type == "qwen2":
-        tokenizer.model_max_length = config.max_position_embeddings
-        tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    transformers 5.17 takes the token that begins a message of SmolLM2 for its end, and cuts most of Qwen's special
+    tokens to pieces; 5.22 does not normalise Qwen's texts, and gives words to unused places of its table.
+    """
+    import transformers
+    from gguf import TokenType
+
+    if config.model_type != "qwen2":
+        # Texts of Gemma begin with a token of their own, which is not in the file.
+        begin = {"add_bos_token": True} if config.model_type == "gemma3_text" else {}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, **begin)
+        tokenizer.eos_token = ends[0]
+        return tokenizer
+    words, kinds, merges = (
+        reader.fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "token_type", "merges")
+    )
+    made: Any = transformers.Qwen2Tokenizer
+    tokenizer = made(
+        vocab={word: number for number, word in enumerate(words) if kinds[number] != TokenType.UNUSED},
+        merges=[tuple(merge.split(" ")) for merge in merges],
+        eos_token=ends[0],
+        pad_token=words[config.pad_token_id],
+        unk_token=None,
+        model_max_length=config.max_position_embeddings,
+        chat_template=reader.fields["tokenizer.chat_template"].contents(),
+    )
+    for word, kind in zip(words, kinds, strict=True):
+        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED):
+            special = kind == TokenType.CONTROL
+            tokenizer.add_tokens(transformers.AddedToken(word, special=special, normalized=False), special)
     return tokenizer
