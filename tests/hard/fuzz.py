@@ -79,15 +79,8 @@ def parquet() -> bytes:
 
 def parsers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], Any]]]:
     """By name: a file name, a valid content, and what reads it."""
-    recipe = {
-        "model": "m",
-        "dataset": ["a", "b"],
-        "output_dir": "o",
-        "gamma": 0.1,
-        "horizon": 8,
-        "eval_tasks": ["mbpp"],
-    }
-    recipe["eval_task_options"] = {"limit": 20, "samples": 0}
+    recipe = {"model": "m", "dataset": ["a", "b"], "output_dir": "o", "gamma": 0.1, "horizon": 8}
+    recipe |= {"eval_tasks": ["mbpp"], "eval_task_options": {"limit": 20, "samples": 0}}
     own = {"name": "own", "language": "cpp", "stop_tokens": ["\n}"]}
     own |= {"prompt": prompt_of("cpp", "vowels"), "tests": checks_of("cpp", "vowels")}
     problems = {"humaneval": HUMANEVAL, "mbpp": MBPP, "multipl-e": own}
@@ -99,11 +92,8 @@ def parsers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], Any]]]
         "rows in Parquet": ("rows.parquet", parquet(), rows),
     }
     for name in BENCHMARKS:
-        found[f"problems of {name}"] = (
-            "problems.jsonl",
-            lines(problems[name]),
-            lambda f, n=name: load_problems(n, str(f)),
-        )
+        valid = lines(problems[name])
+        found[f"problems of {name}"] = ("problems.jsonl", valid, lambda f, n=name: load_problems(n, str(f)))
     (folder / "known.jsonl").write_bytes(lines(HUMANEVAL))
     [known] = problem_sets("humaneval", EvalOptions(humaneval=str(folder / "known.jsonl"), score=False))
     sample = {"task_id": HUMANEVAL["task_id"], "completion": "    return 1\n", "finish": "stop"}

@@ -84,19 +84,10 @@ class Home:
             settings["per_device_train_batch_size"] //= case.processes
         recipe = self.folder / f"{case.name}.yaml".replace(" ", "-")
         recipe.write_text(yaml.safe_dump({name: value for name, value in settings.items() if name != "output_dir"}))
+        common = ["--config", str(recipe), "--output_dir", str(output)]
         if case.command == "sweep":
-            return [
-                "sweep",
-                "--config",
-                str(recipe),
-                "--output_dir",
-                str(output),
-                "--set",
-                "gamma=0,0.1",
-                "--jobs",
-                "2",
-            ]
-        return [case.command, "--config", str(recipe), "--output_dir", str(output), "--resume"]
+            return ["sweep", *common, "--set", "gamma=0,0.1", "--jobs", "2"]
+        return [case.command, *common, "--resume"]
 
 
 def outcome(case: Case, output: Path) -> Any:
