@@ -13,7 +13,7 @@ flags = st.lists(st.booleans(), min_size=T, max_size=T)
 rows_of_flags = st.lists(flags, min_size=1, max_size=3)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(rows_of_flags, st.integers(1, 4), st.data())
 def test_whole_answers_equal_loops(answers: list[list[bool]], horizon: int, data: st.DataObject) -> None:
     documents = [sorted(data.draw(st.lists(st.integers(0, 2), min_size=T, max_size=T))) for _ in answers]
