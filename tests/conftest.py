@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from ebft.runtime.machine import hub_unreachable
 from tests.baselines.runs import ROWS, make_model, write_rows
+from tests.models import EXTRA_CONFIGS, FAMILIES
 
 PLACES = [
     pytest.param(("cpu", "sdpa"), id="cpu-sdpa"),
@@ -22,6 +23,11 @@ PLACES = [
 
 @pytest.fixture(params=PLACES)
 def device_and_backend(request: pytest.FixtureRequest) -> tuple[str, str]:
+    return request.param
+
+
+@pytest.fixture(params=(*FAMILIES, *EXTRA_CONFIGS))
+def family(request: pytest.FixtureRequest) -> str:
     return request.param
 
 

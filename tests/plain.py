@@ -10,6 +10,20 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ebft.method.layout import PackedLayout
+from tests.models import VOCABULARY
+
+
+def random_batch(layout: PackedLayout, seed: int = 0, rows: int = 2) -> tuple[Tensor, Tensor]:
+    """Contexts [b, T] and completions [b, B, n, G]."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(VOCABULARY, (rows, layout.context_length), generator=generator)
+    shape = (rows, layout.num_anchors, layout.samples, layout.horizon)
+    return ids, torch.randint(VOCABULARY, shape, generator=generator)
+
+
+def off(found: Tensor, expected: Tensor, smallest: float = 0.0) -> float:
+    """The largest difference, as a share of the largest number."""
+    return float((found - expected).detach().abs().max() / expected.detach().abs().max().clamp(min=smallest))
 
 
 def untouched(model: PreTrainedModel) -> PreTrainedModel:
@@ -48,16 +62,8 @@ def places(ids: Tensor, completions: Tensor, layout: PackedLayout, documents: Te
             context = ids[row, start:anchor]
             truth = ids[row, anchor : anchor + int(lengths[row, index])]
             for sample in range(n):
-                found.append(
-                    Place(
-                        row,
-                        sample,
-                        index,
-                        layout.completion_slots[index, sample],
-                        torch.cat([context, completions[row, index, sample]]),
-                        torch.cat([context, truth]),
-                    )
-                )
+                slots, own = layout.completion_slots[index, sample], completions[row, index, sample]
+                found.append(Place(row, sample, index, slots, torch.cat([context, own]), torch.cat([context, truth])))
     assert found
     return found
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.rollout import rollout
-from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
-from tests.plain import places, plain_hidden_states, plain_logits, untouched
+from tests.models import VOCABULARY, tiny_model
+from tests.plain import off, places, plain_hidden_states, plain_logits, random_batch, untouched
 
 T = 22
 DOCUMENTS = torch.tensor([[0] * 9 + [1] * 13, [4] * 3 + [7] * 15 + [-1] * 4])
@@ -31,40 +31,26 @@ def layouts() -> dict[str, tuple[PackedLayout, Tensor | None]]:
     }
 
 
-@pytest.fixture(params=(*FAMILIES, *EXTRA_CONFIGS))
-def family(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.mark.parametrize("case", list(layouts()))
 def test_packed_equals_plain(family: str, case: str, device_and_backend: tuple[str, str], tolerance: float) -> None:
     device, backend = device_and_backend
     layout, documents = layouts()[case]
     model = tiny_model(family).to(device)
     plain = untouched(model)
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(VOCABULARY, (2, T), generator=generator)
-    shape = (2, layout.num_anchors, layout.samples, layout.horizon)
-    completions = torch.randint(VOCABULARY, shape, generator=generator)
-    packed = layout.pack(ids, completions).to(device)
+    ids, completions = random_batch(layout, seed=1)
     with torch.no_grad():
-        hidden = packed_hidden_states(model, packed, layout, backend=backend)
+        hidden = packed_hidden_states(model, layout.pack(ids, completions).to(device), layout, backend=backend)
         log_probs = output_head(model).logits(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2]).log_softmax(-1)
     for place in places(ids, completions, layout, documents):
-        sequence = place.sequence.to(device)
-        expected = plain_hidden_states(plain, sequence)[-1][-layout.horizon :]
-        found = hidden[place.row, place.slots]
-        scale = expected.abs().max()
-        assert ((found - expected).abs().max() / scale) < tolerance
-        expected = plain_logits(plain, sequence).log_softmax(-1)[-layout.horizon :]
-        found = log_probs[place.row, place.slots]
-        assert (found - expected).abs().max() / expected.abs().max() < tolerance
+        sequence, at = place.sequence.to(device), (place.row, place.slots)
+        assert off(hidden[at], plain_hidden_states(plain, sequence)[-1][-layout.horizon :]) < tolerance
+        assert off(log_probs[at], plain_logits(plain, sequence).log_softmax(-1)[-layout.horizon :]) < tolerance
     own = torch.zeros(2, T, dtype=torch.long) if documents is None else documents.expand(2, -1)
     for row, document in itertools.product(range(2), own.unique().tolist()):
         inside = own[row] == document
         if document >= 0 and bool(inside.any()):
             expected = plain_hidden_states(plain, ids[row, inside].to(device))[-1]
-            assert (hidden[row, :T][inside] - expected).abs().max() / expected.abs().max() < tolerance
+            assert off(hidden[row, :T][inside], expected) < tolerance
 
 
 def test_gradients_equal_those_of_plain_sequences(family: str, device_and_backend: tuple[str, str]) -> None:
@@ -73,46 +59,44 @@ def test_gradients_equal_those_of_plain_sequences(family: str, device_and_backen
     layout, documents = layouts()["documents"]
     model = tiny_model(family).to(device)
     plain = untouched(model)
-    generator = torch.Generator().manual_seed(4)
-    ids = torch.randint(VOCABULARY, (2, T), generator=generator)
-    shape = (2, layout.num_anchors, layout.samples, layout.horizon)
-    completions = torch.randint(VOCABULARY, shape, generator=generator)
+    ids, completions = random_batch(layout, seed=4)
     hidden = packed_hidden_states(model, layout.pack(ids, completions).to(device), layout, backend=backend)
-    found_total = torch.zeros((), device=device)
-    expected_total = torch.zeros((), device=device)
+    totals = [torch.zeros((), device=device) for _ in range(2)]
     for place in places(ids, completions, layout, documents):
         targets = completions[place.row, place.anchor_index, place.sample].to(device)
         rows = torch.cat([layout.anchors[place.anchor_index][None] - 1, place.slots[:-1]])
-        log_probs = output_head(model).logits(hidden[place.row, rows]).log_softmax(-1)
-        found_total = found_total + log_probs.gather(1, targets[:, None]).sum()
-        logits = plain(input_ids=place.sequence[None].to(device), use_cache=False).logits[0]
-        log_probs = logits[-layout.horizon - 1 : -1].log_softmax(-1)
-        expected_total = expected_total + log_probs.gather(1, targets[:, None]).sum()
-    found_total.backward()
-    expected_total.backward()
-    for (name, mine), (_, other) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        of_packed = output_head(model).logits(hidden[place.row, rows])
+        of_plain = plain(input_ids=place.sequence[None].to(device), use_cache=False).logits[0, -layout.horizon - 1 : -1]
+        for number, logits in enumerate((of_packed, of_plain)):
+            totals[number] = totals[number] + logits.log_softmax(-1).gather(1, targets[:, None]).sum()
+    for total in totals:
+        total.backward()
+    for (name, mine), other in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert other.grad is not None, name
         assert mine.grad is not None, name
-        scale = other.grad.abs().max().clamp(min=1e-3)
-        assert (mine.grad - other.grad).abs().max() / scale < (1e-4 if device == "cpu" else 1e-3), name
+        assert off(mine.grad, other.grad, 1e-3) < (1e-4 if device == "cpu" else 1e-3), name
 
 
-def test_parts_of_completions_change_nothing(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    """The sdpa backend works through the tokens of completions a part at a time."""
+def test_parts_of_completions_and_chunks_of_anchors_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """The sdpa backend works through completions a part at a time, in the packed pass and in rollouts."""
     layout, _ = layouts()["documents"]
-    packed = torch.randint(VOCABULARY, (2, layout.packed_length), generator=torch.Generator().manual_seed(5))
+    ids, completions = random_batch(layout, seed=5)
     results = []
-    for tokens in (1000, 1, 7):
-        monkeypatch.setattr("ebft.model.attention.PART", tokens)
+    for part, scores in (1000, 2**30), (1, 1), (7, 2000):
+        monkeypatch.setattr("ebft.model.attention.PART", part)
+        monkeypatch.setattr("ebft.model.attention.CHUNK_SCORES", {"cpu": scores})
         model = tiny_model(family)
-        hidden = packed_hidden_states(model, packed, layout)
-        weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(9))
-        (hidden * weights).sum().backward()
-        results.append((hidden.detach(), [p.grad for p in model.parameters() if p.grad is not None]))
-    for hidden, gradients in results[1:]:
-        assert (hidden - results[0][0]).abs().max() < 1e-5 * results[0][0].abs().max()
-        for mine, other in zip(gradients, results[0][1], strict=True):
-            assert (mine - other).abs().max() <= 1e-4 * other.abs().max().clamp(min=1e-3)
+        drawn = rollout(model, ids, layout, seeds=torch.tensor([1, 2]))
+        hidden = packed_hidden_states(model, layout.pack(ids, completions), layout)
+        (hidden * torch.randn(hidden.shape, generator=torch.Generator().manual_seed(9))).sum().backward()
+        results.append((drawn, hidden, [p.grad for p in model.parameters() if p.grad is not None]))
+    for drawn, hidden, gradients in results[1:]:
+        assert torch.equal(drawn, results[0][0])
+        assert off(hidden, results[0][1]) < 1e-5
+        for mine, other in zip(gradients, results[0][2], strict=True):
+            assert off(mine, other, 1e-3) <= 1e-4
 
 
 def test_plain_calls_stay_as_they_were(family: str) -> None:
@@ -132,14 +116,3 @@ def test_plain_calls_stay_as_they_were(family: str) -> None:
     assert (found[real] - expected[real]).abs().max() < 1e-4 * expected.abs().max()
     greedy = dict(max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert torch.equal(model.generate(ids[:1], **greedy), plain.generate(ids[:1], **greedy))
-
-
-def test_chunks_of_anchors_change_no_rollout(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    layout, _ = layouts()["documents"]
-    ids = torch.randint(VOCABULARY, (2, T), generator=torch.Generator().manual_seed(5))
-    found = []
-    for budget in (2**30, 1, 2000):
-        monkeypatch.setattr("ebft.model.attention.CHUNK_SCORES", {"cpu": budget})
-        found.append(rollout(tiny_model(family), ids, layout, seeds=torch.tensor([1, 2])))
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])

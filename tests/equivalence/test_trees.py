@@ -13,28 +13,18 @@ from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.method.losses import ebft_loss
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
-from tests.equivalence.test_packed_is_plain import layouts
-from tests.models import EXTRA_CONFIGS, FAMILIES, VOCABULARY, tiny_model
-from tests.plain import places, plain_hidden_states, untouched
-
-T = 22
-
-
-@pytest.fixture(params=(*FAMILIES, *EXTRA_CONFIGS))
-def family(request: pytest.FixtureRequest) -> str:
-    return request.param
+from tests.equivalence.test_packed_is_plain import T, layouts
+from tests.models import tiny_model
+from tests.plain import off, places, plain_hidden_states, random_batch, untouched
 
 
 def a_batch(layout: PackedLayout, sharing: str) -> tuple[Tensor, Tensor]:
     """Contexts [2, T] and completions that agree with each other, or with the truth, for a while."""
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(VOCABULARY, (2, T), generator=generator)
-    shape = (2, layout.num_anchors, layout.samples, layout.horizon)
-    completions = torch.randint(VOCABULARY, shape, generator=generator)
+    ids, completions = random_batch(layout, seed=1)
     if sharing == "some":
         completions = completions % 2
     elif sharing == "all equal":
-        completions = completions[:, :, :1].expand(shape).contiguous()
+        completions = completions[:, :, :1].expand(completions.shape).contiguous()
     elif sharing == "none equal":
         completions[..., 0] = torch.arange(layout.samples)
     elif sharing == "the truth":  # each sample leaves it one token later than the one before
@@ -73,7 +63,7 @@ def test_a_tree_equals_plain_sequences(
         for place in places(ids, completions, layout, documents):
             expected = plain_hidden_states(plain, place.sequence.to(device))[-1][-layout.horizon :]
             found = hidden[place.row, tree.completion_slots[place.row, place.anchor_index, place.sample]]
-            assert (found - expected).abs().max() / expected.abs().max() < tolerance
+            assert off(found, expected) < tolerance
         for found, expected in zip(features(packed, tree), of_plain_layout, strict=True):
             assert (found - expected)[valid].abs().max() < tolerance
 
@@ -126,7 +116,7 @@ def test_loss_and_gradient_are_those_of_the_plain_layout(
     wanted &= torch.arange(layout.horizon, device=device) < lengths[..., None]
     assert (found.log_probs - expected.log_probs)[wanted].abs().max() < precise * 100 if bool(wanted.any()) else True
     for mine, other in zip(of_tree, gradients, strict=True):
-        assert (mine - other).abs().max() <= precise * 10 * other.abs().max().clamp(min=1e-3)
+        assert off(mine, other, 1e-3) <= precise * 10
 
 
 def test_places_without_a_token_need_not_be_computed() -> None:
@@ -134,14 +124,12 @@ def test_places_without_a_token_need_not_be_computed() -> None:
     model = tiny_model("llama")
     lengths = torch.tensor([T, T - 6])
     layout = StridedLayout(T, 4, 4, 3, document_ids=torch.where(torch.arange(T) < lengths[:, None], 0, -1))
-    generator = torch.Generator().manual_seed(5)
-    ids = torch.randint(VOCABULARY, (2, T), generator=generator)
-    completions = torch.randint(2, (2, layout.num_anchors, 3, 4), generator=generator)
+    ids, completions = a_batch(layout, "some")
     tree = layout.as_tree(completions)
     assert tree.has_token.sum(1).tolist() == (lengths + tree.has_token[:, T:].sum(1)).tolist()
     assert len(set(tree.has_token.sum(1).tolist())) == 2
     packed = tree.pack(ids, completions)
-    weights = torch.randn(2, tree.packed_length, 1, generator=generator) * tree.has_token[..., None]
+    weights = torch.randn(2, tree.packed_length, 1) * tree.has_token[..., None]
     found = []
     for whole in (True, False):
         model.zero_grad()
