@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ebft.method.cross_entropy import Reference
-from ebft.method.layout import PackedLayout, StridedLayout
+from ebft.method.layout import PackedLayout
 from ebft.method.losses import ebft_loss
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
@@ -74,7 +74,8 @@ def test_a_tree_equals_plain_sequences(
 def test_loss_and_gradient_are_those_of_the_plain_layout(
     family: str, sharing: str, kl_weight: float, device_and_backend: tuple[str, str]
 ) -> None:
-    """Of all that has weight: without last tokens, tokens after an end token, and anchors without advantages."""
+    """Of all that has weight: without last tokens, tokens after an end token, and anchors without advantages; places
+    without a token are not computed, behind small trees and short texts."""
     device, backend = device_and_backend
     layout, _ = layouts()["documents"]
     ids, completions = (x.to(device) for x in a_batch(layout, sharing))
@@ -93,7 +94,7 @@ def test_loss_and_gradient_are_those_of_the_plain_layout(
     def terms_and_gradients(layout: PackedLayout) -> tuple[Any, list[Tensor]]:
         model = tiny_model(family).to(device)
         packed = layout.pack(ids, completions)
-        hidden = packed_hidden_states(model, packed, layout, backend)
+        hidden = packed_hidden_states(model, packed, layout, backend, whole=False)
         reference = None
         if kl_weight:
             other = tiny_model(family, seed=1).to(device)
@@ -106,6 +107,7 @@ def test_loss_and_gradient_are_those_of_the_plain_layout(
 
     expected, gradients = terms_and_gradients(layout)
     found, of_tree = terms_and_gradients(tree)
+    assert not tree.has_token.all()
     precise = 1e-5 if device == "cpu" else 1e-4
     for name in ("loss", "policy", "cross_entropy", "kl"):
         mine, other = getattr(found, name), getattr(expected, name)
@@ -117,26 +119,3 @@ def test_loss_and_gradient_are_those_of_the_plain_layout(
     assert (found.log_probs - expected.log_probs)[wanted].abs().max() < precise * 100 if bool(wanted.any()) else True
     for mine, other in zip(of_tree, gradients, strict=True):
         assert off(mine, other, 1e-3) <= precise * 10
-
-
-def test_places_without_a_token_need_not_be_computed() -> None:
-    """Rows with trees of different sizes, one of them with padding behind its text: the same states and gradients."""
-    model = tiny_model("llama")
-    lengths = torch.tensor([T, T - 6])
-    layout = StridedLayout(T, 4, 4, 3, document_ids=torch.where(torch.arange(T) < lengths[:, None], 0, -1))
-    ids, completions = a_batch(layout, "some")
-    tree = layout.as_tree(completions)
-    assert tree.has_token.sum(1).tolist() == (lengths + tree.has_token[:, T:].sum(1)).tolist()
-    assert len(set(tree.has_token.sum(1).tolist())) == 2
-    packed = tree.pack(ids, completions)
-    weights = torch.randn(2, tree.packed_length, 1) * tree.has_token[..., None]
-    found = []
-    for whole in (True, False):
-        model.zero_grad()
-        hidden = packed_hidden_states(model, packed, tree, whole=whole)
-        (hidden * weights).sum().backward()
-        found.append((hidden[tree.has_token], [p.grad.clone() for p in model.parameters() if p.grad is not None]))
-    (states, gradients), (others, other_gradients) = found
-    torch.testing.assert_close(others, states, rtol=1e-5, atol=1e-5)
-    for gradient, other in zip(gradients, other_gradients, strict=True):
-        torch.testing.assert_close(other, gradient, rtol=1e-4, atol=1e-4)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ebft.method.anchors import whole_answers
 from ebft.method.layout import PackedLayout, StridedLayout
 
 SETTINGS = settings(max_examples=50, deadline=None)
@@ -73,32 +74,14 @@ class Problem:
     documents: list[list[int]] | None
     answers: list[list[bool]] | None
     lengths: list[int] | None
-
-    # Which of the per-row things are given once for all rows.
-    shared_documents: bool = False
-    shared_answers: bool = False
+    shared: tuple[str, ...]  # what is given once for all rows
 
     def tensors(self) -> dict[str, torch.Tensor | None]:
-        documents = None if self.documents is None else torch.tensor(self.documents)
-        answers = None if self.answers is None else torch.tensor(self.answers)
+        given = {"document_ids": self.documents, "answer_mask": self.answers, "lengths": self.lengths}
         return {
-            "document_ids": documents[0] if documents is not None and self.shared_documents else documents,
-            "answer_mask": answers[0] if answers is not None and self.shared_answers else answers,
-            "lengths": None if self.lengths is None else torch.tensor(self.lengths),
+            name: None if rows is None else torch.tensor(rows[0] if name in self.shared else rows)
+            for name, rows in given.items()
         }
-
-    def has_rows(self) -> bool:
-        return (
-            self.lengths is not None
-            or (self.documents is not None and not self.shared_documents)
-            or (self.answers is not None and not self.shared_answers)
-        )
-
-    def repeat(self, rows: int) -> None:
-        """More rows of a problem without rows."""
-        self.rows = rows
-        self.documents = None if self.documents is None else self.documents[:1] * rows
-        self.answers = None if self.answers is None else self.answers[:1] * rows
 
     def padding(self, row: int, t: int) -> bool:
         if self.lengths is not None and t >= self.lengths[row]:
@@ -166,23 +149,17 @@ def runs_of_ids(draw: st.DrawFn, T: int) -> list[int]:
 @st.composite
 def problems(draw: st.DrawFn, answers: bool | None = None) -> Problem:
     T, rows = draw(st.integers(2, 12)), draw(st.integers(1, 2))
-    problem = Problem(T, draw(st.integers(1, 4)), draw(st.integers(1, 2)), rows, None, None, None)
-    if draw(st.booleans()):
-        problem.shared_documents = draw(st.booleans())
-        problem.documents = [draw(runs_of_ids(T)) for _ in range(rows)]
-        if problem.shared_documents:
-            problem.documents = [problem.documents[0]] * rows
-    if draw(st.booleans()) if answers is None else answers:
-        problem.shared_answers = draw(st.booleans())
-        # Runs again, mostly answers, so that windows of several tokens fit into them.
-        problem.answers = [[i >= 0 for i in draw(runs_of_ids(T))] for _ in range(rows)]
-        if problem.shared_answers:
-            problem.answers = [problem.answers[0]] * rows
-    if draw(st.booleans()):
-        problem.lengths = [draw(st.integers(1, T)) for _ in range(rows)]
-    if not problem.has_rows():
-        problem.repeat(1)
-    return problem
+    shared = draw(st.lists(st.sampled_from(["document_ids", "answer_mask"])))
+
+    def ids(name: str) -> list[list[int]]:
+        return [draw(runs_of_ids(T))] * rows if name in shared else [draw(runs_of_ids(T)) for _ in range(rows)]
+
+    documents = ids("document_ids") if draw(st.booleans()) else None
+    # Runs again, mostly answers, so that windows of several tokens fit into them.
+    with_answers = draw(st.booleans()) if answers is None else answers
+    flags = [[i >= 0 for i in row] for row in ids("answer_mask")] if with_answers else None
+    lengths = [draw(st.integers(1, T)) for _ in range(rows)] if draw(st.booleans()) else None
+    return Problem(T, draw(st.integers(1, 4)), draw(st.integers(1, 2)), rows, documents, flags, lengths, tuple(shared))
 
 
 def by_row(value: torch.Tensor, layout: PackedLayout, rows: int, per_row_dims: int) -> list:
@@ -194,7 +171,8 @@ def by_row(value: torch.Tensor, layout: PackedLayout, rows: int, per_row_dims: i
 def check_against_loops(
     layout: PackedLayout, problem: Problem, anchors: list[list[int]], whole_truth: bool, window: int | None
 ) -> None:
-    """`anchors`: those that the layout should hold, per row, dropped ones included."""
+    """`anchors`: those that the layout should hold, per row, dropped ones included. A layout whose rows are alike, by
+    its own word, has one mask for all of them."""
     T, B, rows = problem.T, len(anchors[0]), problem.rows
     assert layout.num_anchors == B
     assert layout.packed_length == T + B * problem.n * problem.G
@@ -240,8 +218,6 @@ def check_against_loops(
 def test_anchors_equal_loops(
     problem: Problem, data: st.DataObject, whole_truth: bool, drop_unused: bool, kind: str, window: int | None
 ) -> None:
-    if kind == "per row" and not problem.has_rows():
-        problem.repeat(data.draw(st.integers(1, 3)))
     T, G, n, rows = problem.T, problem.G, problem.n, problem.rows
     count, stride = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
     one_row = st.lists(st.integers(-1, T + 1), min_size=count, max_size=count)
@@ -292,16 +268,23 @@ def test_anchors_at_answer_starts_equal_loops(problem: Problem) -> None:
         check_against_loops(layout, problem, places, False, None)
 
 
-@SETTINGS
-@given(problem=problems(), stride=st.integers(1, 3))
-@example(problem=Problem(8, 2, 1, 2, [[0] * 8] * 2, None, [5, 8], shared_documents=True), stride=2)
-def test_rows_alike_is_only_claimed_when_all_rows_see_the_same(problem: Problem, stride: int) -> None:
-    """Attention builds one mask for the whole batch where `rows_alike` is True."""
-    try:
-        layout = StridedLayout(problem.T, problem.G, stride, problem.n, **problem.tensors())
-    except ValueError:
-        return
-    if layout.rows_alike and layout.batch_size is not None:
-        rows, slots = torch.arange(layout.batch_size), torch.arange(layout.packed_length)
-        mask = layout.allowed(rows[:, None, None], slots[:, None], slots)
-        assert all(torch.equal(row, mask[0]) for row in mask)
+FLAGS = st.lists(st.booleans(), min_size=9, max_size=9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(FLAGS, min_size=1, max_size=3), st.integers(1, 4), st.data())
+def test_whole_answers_equal_loops(answers: list[list[bool]], horizon: int, data: st.DataObject) -> None:
+    documents = [sorted(data.draw(st.lists(st.integers(0, 2), min_size=9, max_size=9))) for _ in answers]
+    ends = [data.draw(FLAGS) for _ in answers]
+    found = whole_answers(torch.tensor(answers), torch.tensor(documents), torch.tensor(ends), horizon)
+    for row, (own, numbers, own_ends) in enumerate(zip(answers, documents, ends, strict=True)):
+        expected = [False] * 9
+        for first in range(1, 9):
+            if not own[first] or own[first - 1] or numbers[first] != numbers[first - 1]:
+                continue
+            stop = first + 1
+            while stop < 9 and own[stop] and numbers[stop] == numbers[first] and not own_ends[stop - 1]:
+                stop += 1
+            if stop < 9 or own_ends[stop - 1] or stop - first >= horizon:
+                expected[first:stop] = [True] * (stop - first)
+        assert found[row].tolist() == expected

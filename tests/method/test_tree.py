@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ebft.method.layout import PackedLayout, StridedLayout
 
-SETTINGS = settings(max_examples=60, deadline=None)
 T, G, S = 14, 3, 4
 
 
@@ -34,7 +33,7 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, PackedLayout]:
     return ids, completions, torch.where(left_out, -1, held), layout
 
 
-@SETTINGS
+@settings(max_examples=60, deadline=None)
 @given(batch=batches(), with_truth=st.booleans())
 def test_a_tree_holds_every_prefix_once(batch: tuple[Tensor, Tensor, Tensor, PackedLayout], with_truth: bool) -> None:
     ids, completions, held, layout = batch
@@ -85,28 +84,6 @@ def test_a_tree_holds_every_prefix_once(batch: tuple[Tensor, Tensor, Tensor, Pac
         assert mask[row, :, slot].nonzero()[:, 0].tolist() == [slot]
     plain = layout.attention_mask()
     assert torch.equal(mask[:, :T, :T], plain[..., :T, :T].expand(b, -1, -1)), "contexts see what they saw"
-
-
-@SETTINGS
-@given(batch=batches())
-def test_parts_of_a_tree(batch: tuple[Tensor, Tensor, Tensor, PackedLayout]) -> None:
-    """Rows of a layout with trees, selected, moved, or given more room, are the trees of those rows."""
-    ids, completions, held, layout = batch
-    whole = layout.tree_of(completions, ids, held)
-    row = torch.tensor([completions.shape[0] - 1])
-    room = int(whole.counts.max()) + 2
-    alone = layout.select_rows(row).as_tree(completions[row], ids[row], held[row])
-    both = layout.with_tree(whole, room, whole.predicting.tolist()).select_rows(row)
-    part = layout.select_rows(row).with_tree(whole.select(row), room, whole.predicting[row].tolist())
-    for found in (both, part, part.to("cpu")):
-        assert torch.equal(found.completion_slots, alone.completion_slots)
-        size = alone.packed_length
-        assert torch.equal(found.attention_mask()[:, :size, :size], alone.attention_mask())
-        assert torch.equal(found.pack(ids[row], completions[row])[:, :size], alone.pack(ids[row], completions[row]))
-        kept = found.completions(found.pack(ids[row], completions[row]))
-        in_anchor = torch.where(layout.anchor_mask.expand(len(ids), -1)[row][..., None], held[row], 0)
-        in_tree = torch.arange(G) < in_anchor[..., None]
-        assert torch.equal(kept[in_tree], completions[row][in_tree])
 
 
 def test_a_short_truth_shares_no_more_than_it_has() -> None:
