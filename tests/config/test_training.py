@@ -31,41 +31,28 @@ def train(**settings: Any) -> EBFTConfig:
     ("made", "settings", "words"),
     [
         (MethodConfig, {"whitening": "bth"}, "whitening='bth' is not one of none, .*; did you mean 'both'"),
-        (MethodConfig, {"samples": 0}, "samples=0 must be at least 1"),
         (MethodConfig, {"gamma": float("nan")}, "gamma=nan must be at least 0"),
-        (MethodConfig, {"eval_seed": -1}, "eval_seed=-1 must be at least 0"),
         (MethodConfig, {"temperature": 0.0}, "temperature=0.0 must be above 0"),
-        (MethodConfig, {"alpha": 1.5}, "alpha=1.5 at most 1"),
         (MethodConfig, {"samples": 1}, "samples=1 leaves no unbiased feature-matching loss"),
         (MethodConfig, {"horizon": 1017}, "does not fit in context_length=1024; use horizon<=1016"),
         (MethodConfig, {"short_truths": True}, "short_truths=true needs document_masks=true"),
         (MethodConfig, {"feature_model": "m", "feature_source": "random"}, "exclude each other"),
         (ModelConfig, {"lora": True, "peft": {"r": 4}}, "exclude each other"),
         (ModelConfig, {"load_in_4bit": True}, "set lora=true or peft"),
-        (ModelConfig, {"model_dtype": "float31"}, "model_dtype='float31' is not one of"),
         (DataConfig, {"test_split": -1}, "test_split=-1 must be at least 0"),
-        (DataConfig, {"limit_documents": 0}, "limit_documents=0 must be at least 1"),
         (DataConfig, {"prompt_template": "Q: question"}, "names no column"),
-        (train, {"whitening": "bth"}, "did you mean 'both'"),
-        (train, {"seed": -1}, "seed=-1 must be at least 0"),
-        (train, {"learning_rate": -1.0}, "learning_rate=-1.0 must be at least 0"),
         (train, {"per_device_train_batch_size": 0}, "must be at least 1"),
         (train, {"max_steps": 0}, "-1 for num_train_epochs"),
-        (train, {"eval_tasks": ["humanevl"]}, "eval_tasks='humanevl' is not one of .*; did you mean 'humaneval'"),
         (train, {"early_stopping_patience": 2}, "needs evaluations"),
         (train, {"fp16": True}, "fp16=true is not supported: .*; use bf16=true, or float32"),
         (train, {"deepspeed": "zero.json"}, "deepspeed is not supported; use fsdp=full_shard"),
         (train, {"metric_for_best_model": "eval_loss"}, "is no metric of validation; there is cross_entropy, .*"),
-        (train, {"metric_for_best_model": "humaneval_greedy_pass@1"}, "is no metric of validation"),
         (train, {"report_to": "tensorbord"}, "report_to='tensorbord' is not known or not installed"),
-        (train, {"fsdp": "hybrid_shard"}, "use fsdp=full_shard or shard_grad_op"),
-        (train, {"fsdp": True, "fsdp_config": {"version": 1}}, "of options version"),
-        (train, {"fsdp": True, "fsdp_config": {"cpu_offload": True}}, "of options version"),
+        (train, {"fsdp": "hybrid_shard"}, "use fsdp=full_shard, or shard_grad_op"),
+        (train, {"fsdp": True, "fsdp_config": {"version": 1}}, "use fsdp=full_shard, or shard_grad_op"),
         (train, {"fsdp": True, "eval_tasks": ["humaneval"]}, "eval_tasks needs the whole model"),
         (SFTSettings, {"max_length": 1}, "max_length=1 must be at least 2"),
         (rlvr, {"rewards": []}, "no reward: set `rewards`"),
-        (rlvr, {"generations": 1}, "generations=1 must be at least 2"),
-        (rlvr, {"generation_temperature": float("nan")}, "generation_temperature=nan"),
         (rlvr, {"reward_timeout": float("inf")}, "reward_timeout=inf"),
     ],
 )
@@ -78,21 +65,12 @@ def test_baselines_train_in_fp16() -> None:
     assert SFTSettings(**ON_CPU, fp16=True).fp16
 
 
-@pytest.mark.parametrize(
-    ("settings", "reshard"),
-    [
-        ({"fsdp": "full_shard"}, True),
-        ({"fsdp": True}, True),
-        ({"fsdp": "shard_grad_op"}, False),
-        ({"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": False}}, False),
-    ],
-)
-def test_what_asks_for_a_sharded_model(settings: dict[str, Any], reshard: bool) -> None:
-    found = train(**settings)
+@pytest.mark.parametrize(("fsdp", "reshard"), [("full_shard", True), (True, True), ("shard_grad_op", False)])
+def test_what_asks_for_a_sharded_model(fsdp: Any, reshard: bool) -> None:
+    found = train(fsdp=fsdp)
     assert found.sharding == Sharding(reshard)
     assert found.fsdp_plugin_args is None, "transformers must not shard it a second time"
     assert train().sharding is None
-    assert train(fsdp=False, fsdp_config={"version": 1}).sharding is None
 
 
 def test_accelerate_launch_does_not_wrap_the_model_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,13 +94,6 @@ def test_nothing_is_joined_or_set_up_before_a_run_starts(monkeypatch: pytest.Mon
     assert (found.world_size, found.process_index, found.local_process_index) == (4, 1, 1)
     assert found.rows_per_step == 4 * 16
     assert "_setup_devices" not in vars(found), "asking for counts sets nothing up either"
-
-
-def test_a_run_starts_once() -> None:
-    found = train()
-    processes.start(found)
-    assert found.device == torch.device("cpu")
-    assert (found.world_size, found.process_index) == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ TEMPLATE = dict(prompt_template=QUESTION)
     ("row", "names", "template", "words"),
     [
         ({"question": "a"}, {}, "", NEEDED),
-        ({"text": 3}, {}, "", "column 'text' holds a number, not text"),
+        ({"text": 3}, {}, "", "column 'text' holds int, not text"),
         ({"prompt": "a", "answer": None}, dict(completion="answer"), "", r"column 'answer' is empty \(null\)"),
         ({"completion": "b"}, TEMPLATE, "", "names 'question', which is no column"),
         ({"question": "a", "reply": "b"}, TEMPLATE, "", "needs 'completion' beside its prompt_template; it has"),

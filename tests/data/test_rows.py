@@ -98,7 +98,7 @@ def test_modules_of_a_program_are_no_splits(tmp_path: Path) -> None:
         ("rows.jsonl", '{"text": "a"}\n\n{"text": "b"\n', "line 3 is not valid JSON"),
         ("rows.jsonl", json.dumps({"data": [{"text": "a"}]}, indent=1), "line 1 is not valid JSON.*a list of rows"),
         ("rows.json", '[\n{"text": "a"},\n{"text": b}\n]', "the file is not valid JSON .*line 3"),
-        ("rows.jsonl", '{"text": "a"}\n3', "line 2 holds a number, not an object"),
+        ("rows.jsonl", '{"text": "a"}\n3', "line 2 holds int, not an object"),
         *((f"rows.{kind}", '[{"text": "café"}]'.encode("latin1"), "UTF-8") for kind in ("jsonl", "csv", "json")),
         ("rows.parquet", "no parquet", "not a parquet file"),
         ("rows.txt", "café".encode("latin1"), "not UTF-8 text"),

@@ -148,8 +148,8 @@ BAD: dict[str, tuple[list[Any], list[str], str]] = {
     "no samples": ([], ["humaneval"], "samples.jsonl: the file is empty"),
     "unknown problem": ([sample("Own/7", "x")], ["humaneval"], "row 1: there is no problem 'Own/7'"),
     "no completion": ([SAMPLES[0], sample("Own/0", None)], ["humaneval"], "row 2 has no field 'completion'"),
-    "completion is a list": ([sample("Own/0", ["x"])], ["humaneval"], "'completion' is a list, not a string"),
-    "not an object": (["text"], ["humaneval"], "line 1 holds a string, not an object"),
+    "completion is a list": ([sample("Own/0", ["x"])], ["humaneval"], "'completion' is list, not a string"),
+    "not an object": (["text"], ["humaneval"], "line 1 holds str, not an object"),
     "timeout": (SAMPLES, ["humaneval", "--timeout", "0"], "--timeout 0.0 must be"),
     "no file": (SAMPLES, ["humaneval", "--problems", "no.jsonl"], "no.jsonl: no such file"),
     "overwritten": (

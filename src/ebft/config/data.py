@@ -110,7 +110,6 @@ class RunningConfig:
     logging_nan_inf_filter: bool = option(False, "hide NaN losses in logs; EBFT stops at them")
     remove_unused_columns: bool = option(False, "EBFT needs all columns of its datasets")
     fsdp: str | bool | None = option(None, "FSDP2: full_shard, or shard_grad_op, which keeps weights until backward")
-    fsdp_config: dict[str, Any] | str | None = option(None, "options of fsdp: version (2) and reshard_after_forward")
     ddp_timeout: int = option(1800, "seconds after which a process gives up on another one that does not answer")
 
     def __post_init__(self) -> None:

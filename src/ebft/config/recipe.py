@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from inspect import get_annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,15 +22,11 @@ if TYPE_CHECKING:
 RECIPES = Path(__file__).parents[1] / "recipes"
 TRAINING = ("train", "sft", "rlvr")  # the commands that train
 UNNAMED = "unnamed"  # stands for the output folder of what writes nothing
-REQUIRED = {
-    "model": "a folder or hub name, or smollm2-135m after `ebft fetch smollm2-135m`",
-    "dataset": "a file, a folder, a hub name or a built-in such as stdlib-functions",
-    "output_dir": "a folder",
-}
+REQUIRED = {"model": "a folder or hub name, or smollm2-135m after `ebft fetch smollm2-135m`"}
+REQUIRED |= {"dataset": "a file, a folder, a hub name or a built-in such as stdlib-functions", "output_dir": "a folder"}
 # Of transformers' settings, those that most runs set: the others do not show in the help.
-_COMMON = """output_dir gradient_accumulation_steps max_steps max_grad_norm bf16 gradient_checkpointing log_level
-    eval_strategy eval_steps save_strategy save_steps load_best_model_at_end metric_for_best_model
-    seed use_cpu""".split()  # noqa: SIM905
+_COMMON = """output_dir gradient_accumulation_steps max_steps max_grad_norm bf16 gradient_checkpointing log_level seed
+    eval_strategy eval_steps save_strategy save_steps load_best_model_at_end metric_for_best_model use_cpu"""
 
 
 @dataclass
@@ -64,15 +61,14 @@ def as_given(name: str, values: Mapping[str, object], command: str = "train") ->
 
 def groups(command: str = "train") -> dict[str, list[Setting]]:
     """The settings of a command by titles for help and documentation: each where it is declared first."""
-    model, data, training = sections(command)
     titles = {"ModelConfig": "The model", "DataConfig": "The data", "MethodConfig": "The method"}
     titles |= {"RunningConfig": "Running", "TrainingArguments": "Settings of transformers' TrainingArguments"}
-    left = {f.name: f for section in (model, data, training) for f in fields(section) if f.init}
-    owners = [owner for owner in (model, data, *training.__mro__[:-1]) if left.keys() & owner.__annotations__.keys()]
-    return {
-        titles.get(owner.__name__, "The baseline"): [left.pop(name) for name in owner.__annotations__ if name in left]
-        for owner in owners
-    }
+    left = {f.name: f for section in sections(command) for f in fields(section) if f.init}
+    found: dict[str, list[Setting]] = {}
+    for owner in (owner for section in sections(command) for owner in section.__mro__[:-1]):
+        if own := [left.pop(name) for name in get_annotations(owner) if name in left]:
+            found[titles.get(owner.__name__, "The baseline")] = own
+    return found
 
 
 def training_parser(command: str) -> Parser:
@@ -82,7 +78,7 @@ def training_parser(command: str) -> Parser:
     parser = Parser(command, text, usage)
     parser.add_argument("--config", metavar="F", help="a YAML file, or the name of a recipe that comes with ebft")
     for title, settings in groups(command).items():
-        hidden = [f.name for f in settings if "transformers" in title and f.name not in _COMMON]
+        hidden = [f.name for f in settings if "transformers" in title and f.name not in _COMMON.split()]
         parser.add_settings(title, [(f.name, f) for f in settings], hidden)
     parser.add_argument("--resume", action="store_true", help="resume from the last complete checkpoint in output_dir")
     parser.add_argument("--dry-run", action="store_true", help="load the data, print the plan and an example, and stop")
@@ -153,10 +149,7 @@ def shipped_names() -> list[str]:
 def find_recipe(name: str | Path, kind: Literal["recipe", "study"] = "recipe") -> Path:
     """The file of a recipe or study: a path, or else the name of one in the package."""
     path, names = Path(name).expanduser(), shipped_names()
-    if path.is_file():
-        return path
-    if str(name) in names:
-        return RECIPES / f"{name}.yaml"
-    close = [found for found in names if found.rpartition("/")[2] == path.stem]
-    near = f"; did you mean {' or '.join(map(repr, close))}?" if close else nearest(str(name), names)
-    raise ConfigError(f"{name}: no such {kind}: neither a file nor one that comes with ebft{near}")
+    if not path.is_file() and str(name) not in names:
+        near = nearest(str(name), names)
+        raise ConfigError(f"{name}: no such {kind}: neither a file nor one that comes with ebft{near}")
+    return path if path.is_file() else RECIPES / f"{name}.yaml"

@@ -48,7 +48,7 @@ _YES_NO = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0
 def option(default: object, help: str) -> Any:
     """A field of a dataclass of settings."""
     if isinstance(default, list | dict):
-        return field(default_factory=lambda: type(default)(default), metadata={"help": help})
+        return field(default_factory=default.copy, metadata={"help": help})
     return field(default=default, metadata={"help": help})
 
 
@@ -80,9 +80,9 @@ def check(settings: object, cls: type, **smallest: float) -> None:
 
 def suggestion(name: str, known: Collection[str]) -> str:
     """The end of an error message about an unknown name: what it is called here, or is spelt like."""
-    plain, flag = name.lstrip("-").replace("-", "_"), name.startswith("-")
-    ours = [f"--{word.replace('_', '-')}" if flag else word for word in _ELSEWHERE.get(plain, "").split()]
-    found = [word for word in ours if word in known]
+    ours = _ELSEWHERE.get(name.lstrip("-").replace("-", "_"), "")
+    ours = " ".join("--" + word.replace("_", "-") for word in ours.split()) if name.startswith("-") else ours
+    found = [word for word in ours.split() if word in known]
     return f"; here it is called {found[0]!r}" if found else nearest(name, known)
 
 
@@ -135,14 +135,14 @@ class Parser(argparse.ArgumentParser):
         """Flags for settings, by the names they go by here. What is hidden does not show in the help."""
         group = self.add_argument_group(title)
         for name, f in settings:
-            default, flags = default_of(f), [f"--{name.replace('_', '-')}"]
-            if isinstance(default, bool):
-                flags.append(f"--no-{flags[0][2:]}")
-            text = " ".join(str(f.metadata.get("help", "")).split()).replace("%", "%%")
+            default, flag = default_of(f), name.replace("_", "-")
+            flags = [f"--{flag}", f"--no-{flag}"] if isinstance(default, bool) else [f"--{flag}"]
+            text = str(f.metadata.get("help", "")).replace("%", "%%")
             if default not in (None, "", False, [], {}) and "default:" not in text:
                 text += f" [{', '.join(map(str, default)) if isinstance(default, list) else default}]"
             shown = argparse.SUPPRESS if name in hidden else text
-            group.add_argument(*flags, dest=name, nargs="*", action=_Given, const=isinstance(default, list), help=shown)
+            is_list = isinstance(default, list)
+            group.add_argument(*flags, dest=name, nargs="*", action=_Given, const=is_list, help=shown)
 
     def parse_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
         """The options; `settings` holds those of `add_settings` that were given."""
@@ -150,11 +150,11 @@ class Parser(argparse.ArgumentParser):
         if "--log-level" not in known:  # in training it is a setting
             self.add_argument("--log-level", default="info", choices=LEVELS, help="what is said on the way [info]")
         words = [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), word) for word in args]
-        for given, flag in zip(args, (word.partition("=")[0] for word in words), strict=True):
-            if flag.startswith("--") and flag not in known:
-                raise ConfigError(f"unknown option {given.partition('=')[0]!r}{suggestion(flag, known)}")
-        options = super().parse_args(words, namespace)
-        show_messages(vars(options).pop("log_level", "info"))
+        options, unknown = self.parse_known_args(words, namespace)
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            raise ConfigError(f"unknown option {name!r}{suggestion(name, known)}")
+        show_messages(options.__dict__.pop("log_level", "info"))
         return options
 
     def error(self, message: str) -> NoReturn:
@@ -164,18 +164,17 @@ class Parser(argparse.ArgumentParser):
 class _Given(argparse.Action):
     """`--name value`; several values are a list, none means true, `--no-name` false. Of lists, the next adds to it."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(self, parser: object, namespace: Any, values: Any, option_string: str | None = None) -> None:
         given = values[0] if len(values) == 1 else values or True
         if self.const and values:
             # Runs of a study have commas in their names: a place that is there is one value.
             parts = [[value] if os.path.exists(value) else value.split(",") for value in values]
             given = [*namespace.settings.get(self.dest, []), *(part for some in parts for part in some)]
-        off = self.option_strings.index(option_string or "") == 1
+        off = option_string in self.option_strings[1:]
         namespace.settings = {**namespace.settings, self.dest: False if off else given}
 
 
 class _Help(argparse.HelpFormatter):
-    def _format_action_invocation(self, action: argparse.Action) -> str:
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         """Without brackets for the values of a setting."""
-        shown = ", ".join(action.option_strings)
-        return shown if isinstance(action, _Given) else super()._format_action_invocation(action)
+        return "" if isinstance(action, _Given) else super()._format_args(action, default_metavar)

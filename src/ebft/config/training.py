@@ -78,19 +78,15 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignor
         training starts, after the frozen network was copied and the first evaluation was made."""
         if self.fsdp in (None, False, "", "false"):
             return None
-        options = {"version": 2, "reshard_after_forward": self.fsdp != "shard_grad_op"}
-        given = self.fsdp_config if isinstance(self.fsdp_config, dict) else {"file": self.fsdp_config}
-        given = {name: value for name, value in given.items() if value is not None}
-        fits = given.keys() <= options.keys() and given.get("version", 2) == 2
-        if not fits or self.fsdp not in (True, "true", "full_shard", "shard_grad_op"):
+        if self.fsdp_config or self.fsdp not in (True, "true", "full_shard", "shard_grad_op"):
             raise ConfigError(
-                f"fsdp={self.fsdp!r} with fsdp_config={self.fsdp_config!r} is not supported; use fsdp=full_shard or "
-                "shard_grad_op, and of options version (2) and reshard_after_forward"
+                f"fsdp={self.fsdp!r} with fsdp_config={self.fsdp_config!r} is not supported; use fsdp=full_shard, or "
+                "shard_grad_op, which keeps weights until the backward pass"
             )
         for name in ("eval_tasks", "show_prompts"):
             if getattr(self, name):
                 raise ConfigError(f"{name} needs the whole model in one process; leave it out with fsdp")
-        return Sharding(bool((options | given)["reshard_after_forward"]))
+        return Sharding(reshard_after_forward=self.fsdp != "shard_grad_op")
 
     def _choose_the_best(self) -> None:
         """By which metric, and in which direction: transformers would look for it after the first evaluation."""

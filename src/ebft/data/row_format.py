@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ebft.errors import ConfigError, DataError, first_line, kind_of
+from ebft.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -226,7 +226,7 @@ def encode(row: Row, tokenizer: PreTrainedTokenizerBase, row_format: RowFormat =
 
 def _text(value: Any, column: str) -> str:
     if not isinstance(value, str):
-        found = "is empty (null)" if value is None else f"holds {kind_of(value)}, not text"
+        found = "is empty (null)" if value is None else f"holds {type(value).__name__}, not text"
         raise DataError(f"column {column!r} {found}")
     return value
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.data.row_format import Row
-from ebft.errors import DataError, HubUnreachable, first_line, kind_of, nearest
+from ebft.errors import DataError, HubUnreachable, first_line, nearest
 from ebft.runtime.files import sha256_of
 from ebft.runtime.machine import hub_unreachable
 
@@ -135,7 +135,7 @@ def _read_json(file: Path) -> Iterator[Row]:
                 raise DataError(f"{where} is not valid JSON in UTF-8 {hint}") from None
             for row in found if whole else [found]:
                 if not isinstance(row, dict):
-                    raise DataError(f"{where} holds {kind_of(row)}, not an object with fields")
+                    raise DataError(f"{where} holds {type(row).__name__}, not an object with fields")
                 yield row
 
 

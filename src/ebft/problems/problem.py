@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ebft.data.rows import read_rows
-from ebft.errors import DataError, SandboxError, kind_of
+from ebft.errors import DataError, SandboxError
 from ebft.problems.answers import LONGEST
 from ebft.sandbox.box import Sandbox
 from ebft.sandbox.bubblewrap import Limits
@@ -114,7 +114,7 @@ class Record:
     def text(self, name: str, default: str | None = None) -> str:
         value = self.field(name) if default is None else self.row.get(name, default)
         if not isinstance(value, str):
-            raise DataError(f"{self.where}: the field {name!r} is {kind_of(value)}, not a string")
+            raise DataError(f"{self.where}: the field {name!r} is {type(value).__name__}, not a string")
         return value
 
     def texts(self, name: str) -> list[str]:
