@@ -1,14 +1,12 @@
 """All hostile answers beside honest ones: nothing hostile passes, and no honest verdict changes because of a neighbour.
 
-    python -m tests.hard.attacks --honest 2000 --workers 2
+    python -m tests.hard.attacks --honest 2000 --workers 2 [--python-only]
 
 Run it as root and as an ordinary user.
 """
 
 from __future__ import annotations
 
-import argparse
-import itertools
 import os
 import sys
 import time
@@ -16,6 +14,7 @@ from collections import Counter
 
 from ebft.problems.problem import Attempt, run_many
 from ebft.sandbox.box import Limits
+from tests.hard import options
 from tests.hard.honest import ANSWERS
 from tests.sandbox.attacks import others
 from tests.sandbox.attacks.python import FLOODS, FORGERIES, PROBES
@@ -23,38 +22,27 @@ from tests.sandbox.multipl_e import own_problem
 from tests.sandbox.sandboxed import ADD
 
 LIMITS = Limits(seconds=20.0, memory_mib=512, processes=32, disk_mib=16, output_kib=64)
-RIGHT = [f"    x{n} = a\n    return x{n} + b\n" for n in range(50)]
-WRONG = [f"    x{n} = a\n    return x{n} - b\n" for n in range(10)]
 
 
 def main() -> int:
-    options = argparse.ArgumentParser()
-    options.add_argument("--honest", type=int, default=2000)
-    options.add_argument("--workers", type=int, default=2)
-    options.add_argument("--python-only", action="store_true", help="without the languages of MultiPL-E")
-    given = options.parse_args()
+    given = options(honest=2000, workers=2, python_only=False)
     hostile = [Attempt(ADD, code, (name, False)) for name, code in (FORGERIES | PROBES | FLOODS).items()]
-    if not given.python_only:
-        for language, attacks in others.ATTACKS.items():
-            problem = own_problem(language)
-            if (missing := problem.unavailable()) is not None:
-                print(f"{language}: not run: {missing}")
-                continue
-            hostile += [Attempt(problem, code, (f"{language}: {name}", False)) for name, code in attacks.items()]
-            hostile += [
-                Attempt(problem, code, (f"{language}: right", True)) for code in ANSWERS[language]["join_numbers"][:1]
-            ]
-    answers = itertools.cycle([(code, True) for code in RIGHT] + [(code, False) for code in WRONG])
-    honest = [Attempt(ADD, code, ("honest", right)) for code, right in itertools.islice(answers, given.honest)]
+    for language, attacks in others.ATTACKS.items() if not given.python_only else ():
+        problem, right = own_problem(language), ANSWERS[language]["join_numbers"][0]
+        if (missing := problem.unavailable()) is not None:
+            print(f"{language}: not run: {missing}")
+            continue
+        hostile += [Attempt(problem, code, (f"{language}: {name}", False)) for name, code in attacks.items()]
+        hostile.append(Attempt(problem, right, (f"{language}: right", True)))
     mixed: list[Attempt] = []
-    every = max(1, len(honest) // max(1, len(hostile)))
-    for place, attempt in enumerate(honest):
-        mixed.append(attempt)
-        if place % every == 0 and hostile:
+    every = max(1, given.honest // len(hostile))
+    for n in range(given.honest):  # one in six is wrong
+        mixed.append(Attempt(ADD, f"    x{n % 60} = a\n    return x{n % 60} {'-' if n % 6 == 5 else '+'} b\n"))
+        mixed[-1].tag = ("honest", n % 6 != 5)
+        if n % every == 0 and hostile:
             mixed.append(hostile.pop())
-    mixed += hostile
     started, counts, wrong = time.monotonic(), Counter[str](), 0
-    for attempt, outcome in run_many(mixed, limits=LIMITS, workers=given.workers):
+    for attempt, outcome in run_many([*mixed, *hostile], limits=LIMITS, workers=given.workers):
         name, right = attempt.tag
         counts["honest" if name == "honest" else "hostile" if not right else "right in other languages"] += 1
         if outcome.passed != right:

@@ -5,19 +5,21 @@ python -m tests.hard.fuzz --inputs 10000 --seed 0
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import random
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import yaml
 
 from ebft.config.evaluation import EvalOptions
@@ -28,6 +30,7 @@ from ebft.evaluate.score_command import read_samples
 from ebft.evaluate.tasks import problem_sets
 from ebft.problems.catalog import BENCHMARKS, load_problems
 from ebft.train import run_folder
+from tests.hard import options
 from tests.problems.rows import HUMANEVAL, MBPP
 from tests.sandbox.multipl_e import checks_of, prompt_of
 
@@ -67,13 +70,9 @@ def lines(*rows: dict[str, Any]) -> bytes:
 
 
 def parquet() -> bytes:
-    import pyarrow
-    import pyarrow.parquet
-
     file = io.BytesIO()
-    pyarrow.parquet.write_table(
-        pyarrow.table({"text": [f"row {n} " * 9 for n in range(50)], "n": list(range(50))}), file
-    )
+    table = pyarrow.table({"text": [f"row {n} " * 9 for n in range(50)], "n": list(range(50))})
+    pyarrow.parquet.write_table(table, file)
     return file.getvalue()
 
 
@@ -84,8 +83,12 @@ def parsers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], Any]]]
     own = {"name": "own", "language": "cpp", "stop_tokens": ["\n}"]}
     own |= {"prompt": prompt_of("cpp", "vowels"), "tests": checks_of("cpp", "vowels")}
     problems = {"humaneval": HUMANEVAL, "mbpp": MBPP, "multipl-e": own}
+
+    def rows(file: Path) -> None:
+        deque(read_rows(str(file)), maxlen=0)
+
     found: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
-        "recipes": ("recipe.yaml", yaml.safe_dump(recipe).encode(), load),
+        "recipes": ("recipe.yaml", yaml.safe_dump(recipe).encode(), lambda file: load_recipe(file, {"use_cpu": True})),
         "rows in JSONL": ("rows.jsonl", lines({"prompt": "1+1=", "completion": "2"}, {"text": "é"}), rows),
         "rows in JSON": ("rows.json", json.dumps([{"text": "a"}, {"text": "b"}]).encode(), rows),
         "rows in CSV": ("rows.csv", b'text,n\n"a, ""b""",1\nc,2\n', rows),
@@ -105,15 +108,6 @@ def parsers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], Any]]]
     mark = (checkpoint / run_folder.MARK).read_bytes()
     found["checkpoints' marks"] = ("checkpoint-2/COMPLETE", mark, lambda file: run_folder.damage(file.parent))
     return found
-
-
-def load(file: Path) -> None:
-    load_recipe(file, {"use_cpu": True})
-
-
-def rows(file: Path) -> None:
-    for _ in read_rows(str(file)):
-        pass
 
 
 def fuzz(name: str, inputs: int, seed: int) -> tuple[bool, str]:
@@ -140,11 +134,7 @@ def fuzz(name: str, inputs: int, seed: int) -> tuple[bool, str]:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser()
-    options.add_argument("--inputs", type=int, default=10_000, help="for every parser")
-    options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--at-once", type=int, default=2, help="parsers side by side")
-    given = options.parse_args()
+    given = options(inputs=10_000, seed=0, at_once=2)  # for every parser; parsers side by side
     names = list(parsers(Path(tempfile.mkdtemp())))
     with ProcessPoolExecutor(given.at_once) as pool:
         for passed, line in pool.map(fuzz, names, repeat(given.inputs), repeat(given.seed)):

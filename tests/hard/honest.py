@@ -9,13 +9,13 @@ SHAPES are programs that are right and written in a way that a harness may stumb
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections import Counter
 
 from ebft.problems.problem import Attempt, run_many
 from ebft.sandbox.box import Limits
+from tests.hard import options
 from tests.sandbox.multipl_e import own_problem
 
 ANSWERS: dict[str, dict[str, list[str]]] = {
@@ -384,10 +384,7 @@ def attempts(language: str) -> list[Attempt]:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser()
-    options.add_argument("--languages", default=",".join(ANSWERS))
-    options.add_argument("--workers", type=int, default=2)
-    given = options.parse_args()
+    given = options(languages=",".join(ANSWERS), workers=2)
     counts: dict[str, Counter[bool]] = {}
     print("| language | pass | of |\n|---|---|---|")
     for language in given.languages.split(","):

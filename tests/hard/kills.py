@@ -8,7 +8,6 @@ alone: the same weights, bit for bit, the same metrics; of `eval` and `score` ev
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -21,13 +20,13 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.baselines.runs import ROWS, make_model, write_rows
+from tests.hard import options
 from tests.problems.rows import HUMANEVAL
 
 SETTINGS: dict[str, Any] = {
@@ -42,17 +41,7 @@ TRAINING = ("train", "sft", "rlvr")
 SAMPLES = 40
 
 
-@dataclass(frozen=True)
-class Case:
-    command: str
-    processes: int = 1
-
-    @property
-    def name(self) -> str:
-        return f"{self.command} on {self.processes}" if self.processes > 1 else self.command
-
-
-CASES = [Case("train"), Case("train", 2), Case("sft"), Case("rlvr"), Case("eval"), Case("score"), Case("sweep")]
+CASES = ["train", "train on 2", "sft", "rlvr", "eval", "score", "sweep"]
 # The points of a sweep are runs of `train` whose processes import everything anew: it has every second turn.
 TURNS = [*CASES, *CASES[:-1]]
 
@@ -69,42 +58,39 @@ class Home:
         self.problems = write_rows(folder / "problems.jsonl", [HUMANEVAL])
         self.samples = write_rows(folder / "samples.jsonl", samples)
 
-    def arguments(self, case: Case, output: Path) -> list[str]:
-        if case.command == "score":
+    def arguments(self, case: str, output: Path) -> list[str]:
+        command = case.split()[0]
+        if command == "score":
             given = ["--problems", self.problems, "--samples", self.samples, "--output", output / "scores.json"]
             return ["score", "humaneval", *map(str, given)]
-        if case.command == "eval":
+        if command == "eval":
             given = ["--model", self.model, "--tasks", "humaneval", "--humaneval", self.problems, "--output", output]
             more = ["--samples", 24, "--max-new-tokens", 4, "--batch-size", 2, "--no-greedy", "--prompt-style", "raw"]
             return ["eval", *map(str, [*given, *more])]
-        settings = {**SETTINGS, "model": str(self.model), "dataset": str(self.rows), "output_dir": str(output)}
-        if case.command == "rlvr":
-            settings |= RLVR
-        if case.processes > 1:
-            settings["per_device_train_batch_size"] //= case.processes
-        recipe = self.folder / f"{case.name}.yaml".replace(" ", "-")
-        recipe.write_text(yaml.safe_dump({name: value for name, value in settings.items() if name != "output_dir"}))
+        settings = {**SETTINGS, "model": str(self.model), "dataset": str(self.rows)}
+        settings |= RLVR if command == "rlvr" else {}
+        settings["per_device_train_batch_size"] //= processes_of(case)
+        recipe = self.folder / f"{case}.yaml".replace(" ", "-")
+        recipe.write_text(yaml.safe_dump(settings))
         common = ["--config", str(recipe), "--output_dir", str(output)]
-        if case.command == "sweep":
-            return ["sweep", *common, "--set", "gamma=0,0.1", "--jobs", "2"]
-        return [case.command, *common, "--resume"]
+        more = ["--set", "gamma=0,0.1", "--jobs", "2"] if command == "sweep" else ["--resume"]
+        return [command, *common, *more]
 
 
-def outcome(case: Case, output: Path) -> Any:
+def processes_of(case: str) -> int:
+    return 2 if case.endswith("2") else 1
+
+
+def outcome(case: str, output: Path) -> Any:
     """What must not depend on how often a run was ended."""
-    if case.command == "score":
-        rows = [json.loads(line) for line in (output / "scores.samples.jsonl").read_text().splitlines()]
-        assert len(rows) == SAMPLES, f"{len(rows)} outcomes"
-        assert max(Counter(row["sample"] for row in rows).values()) == 1, "an outcome is there twice"
-        return sorted((row["sample"], row["status"], row["key"]) for row in rows)
-    if case.command == "eval":
-        [file] = output.rglob("humaneval.samples.jsonl")
+    if case in ("score", "eval"):
+        [file] = output.rglob("*.samples.jsonl")
         rows = [json.loads(line) for line in file.read_text().splitlines()]
-        assert len(rows) == 24, f"{len(rows)} completions"
-        assert max(Counter(row["sample"] for row in rows).values()) == 1, "a completion is there twice"
-        return sorted((row["sample"], row["completion"]) for row in rows)
-    runs = [output] if case.command in TRAINING else sorted(path.parent for path in output.glob("*/final"))
-    assert len(runs) == (2 if case.command == "sweep" else 1)
+        assert len(rows) == (SAMPLES if case == "score" else 24), f"{len(rows)} rows"
+        assert max(Counter(row["sample"] for row in rows).values()) == 1, "an outcome or a completion is there twice"
+        return sorted([row["sample"], row.get("completion"), row.get("status"), row.get("key")] for row in rows)
+    runs = sorted(path.parent for path in output.glob("*/final")) if case == "sweep" else [output]
+    assert len(runs) == (2 if case == "sweep" else 1)
     return [((run / "final" / "model.safetensors").read_bytes(), metrics(run)) for run in runs]
 
 
@@ -131,24 +117,19 @@ def _child(environment: dict[str, str], log: Path, arguments: list[str]) -> None
     sys.exit(cli.main(arguments))
 
 
-def processes() -> Any:
-    context = multiprocessing.get_context("forkserver")
+def start(case: str, arguments: list[str], home: Home, log: Path) -> list[Any]:
+    context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.hard.preload"])
-    return context
-
-
-def start(case: Case, arguments: list[str], home: Home, log: Path) -> list[Any]:
-    context = processes()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    group = []
-    for rank in range(case.processes):
+    group, size = [], processes_of(case)
+    for rank in range(size):
         environment = {"EBFT_CACHE": str(home.folder / "cache"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        if case.processes > 1:
-            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank)}
-            environment |= {"WORLD_SIZE": str(case.processes), "LOCAL_RANK": str(rank)}
-            environment["LOCAL_WORLD_SIZE"] = str(case.processes)
+        if size > 1:
+            ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            environment |= {name: str(value) for name, value in ranks.items()}
         group.append(context.Process(target=_child, args=(environment, log, arguments)))
         group[-1].start()
     return group
@@ -166,7 +147,7 @@ def wait(group: list[Any], seconds: float, log: Path) -> list[int]:
     return [process.exitcode for process in group]
 
 
-def trial(case: Case, number: signal.Signals, moment: float, home: Home, expected: Any) -> bool:
+def trial(case: str, number: signal.Signals, moment: float, home: Home, expected: Any) -> bool:
     """Whether the run was still at work when the signal came."""
     output = Path(tempfile.mkdtemp(dir=home.folder)) / "run"
     log = output.with_name("log")
@@ -174,10 +155,10 @@ def trial(case: Case, number: signal.Signals, moment: float, home: Home, expecte
     arguments = home.arguments(case, output)
     group = start(case, arguments, home, log)
     time.sleep(moment)
-    for process in group if number == signal.SIGTERM or case.command == "sweep" else group[-1:]:
+    for process in group if number == signal.SIGTERM or case == "sweep" else group[-1:]:
         if process.is_alive():
             os.kill(process.pid, number)
-    if number == signal.SIGKILL and case.processes > 1:
+    if number == signal.SIGKILL and len(group) > 1:
         # The rest waits for it, for minutes if it had not joined yet. A launcher would end them, and so do we.
         group[0].join(20)
         for process in group:
@@ -188,49 +169,40 @@ def trial(case: Case, number: signal.Signals, moment: float, home: Home, expecte
         assert "Traceback" not in log.read_text(), log.read_text()[-2000:]
     assert set(wait(start(case, arguments, home, log), 240, log)) == {0}, log.read_text()[-3000:]
     found = outcome(case, output)
-    assert found == expected, f"{case.name} ended by {number.name} after {moment:.2f} s is not the same; see {output}"
+    assert found == expected, f"{case} ended by {number.name} after {moment:.2f} s is not the same; see {output}"
     shutil.rmtree(output.parent)
     return any(ended)
 
 
 def main() -> int:
-    options = argparse.ArgumentParser()
-    options.add_argument("--each", type=int, default=100, help="trials for each of the two signals")
-    options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--at-once", type=int, default=2, help="trials side by side")
-    given = options.parse_args()
+    given = options(each=100, seed=0, at_once=2)  # trials for each of the two signals, and how many side by side
     draw = random.Random(given.seed)
     home = Home(Path(tempfile.mkdtemp(prefix="ebft-kills-")))
     lengths, expected = {}, {}
-    first = processes().Process(target=int)  # it takes as long as all imports, which belong to no case
-    first.start()
-    first.join()
-    for case in CASES:
-        output = home.folder / "alone" / case.name.replace(" ", "-")
-        output.parent.mkdir(exist_ok=True)
-        begin = time.monotonic()
-        log = output.with_suffix(".log")
+    for case in [CASES[0], *CASES]:  # once more than needed: the first takes as long as all imports
+        output = Path(tempfile.mkdtemp(dir=home.folder)) / "alone"
+        begin, log = time.monotonic(), output.with_suffix(".log")
         assert set(wait(start(case, home.arguments(case, output), home, log), 240, log)) == {0}, log.read_text()[-3000:]
         lengths[case], expected[case] = time.monotonic() - begin, outcome(case, output)
+    trials = [
+        (TURNS[place % len(TURNS)], number, draw.random())
+        for place in range(given.each)
+        for number in (signal.SIGKILL, signal.SIGTERM)
+    ]
     counts: Counter[tuple[str, str, bool]] = Counter()
-    trials: list[tuple[Case, signal.Signals, float]] = []
-    for place in range(given.each):
-        case = TURNS[place % len(TURNS)]
-        for number in (signal.SIGKILL, signal.SIGTERM):
-            trials.append((case, number, draw.uniform(0.0, lengths[case])))
     with ThreadPoolExecutor(given.at_once) as pool:
-        running = [pool.submit(trial, c, number, moment, home, expected[c]) for c, number, moment in trials]
+        running = [pool.submit(trial, c, n, moment * lengths[c], home, expected[c]) for c, n, moment in trials]
         try:
             for place, ((case, number, _), one) in enumerate(zip(trials, running, strict=True), 1):
-                counts[case.name, number.name, one.result()] += 1
+                counts[case, number.name, one.result()] += 1
                 print(f"\r{place} of {len(trials)}", end="", file=sys.stderr, flush=True)
         finally:
             pool.shutdown(cancel_futures=True)  # after a failure, no further ones
     print(file=sys.stderr)
     for case in CASES:
-        told = {n: (counts[case.name, n, True], counts[case.name, n, False]) for n in ("SIGKILL", "SIGTERM")}
+        told = {n: (counts[case, n, True], counts[case, n, False]) for n in ("SIGKILL", "SIGTERM")}
         text = ", ".join(f"{name} {sum(pair)} times ({pair[0]} of them before its end)" for name, pair in told.items())
-        print(f"{case.name}: {text}: the same result every time")
+        print(f"{case}: {text}: the same result every time")
     shutil.rmtree(home.folder)
     return 0
 

@@ -2,6 +2,7 @@
 
     python -m tests.hard.mutants [--only TEXT] [--list]
 
+`--only`: faults whose text or tests hold this; `--list` says where each stands and runs nothing.
 A fault is found by its text, in whatever file of src/ebft it stands by now, and made in a copy; the tests that catch it
 run on the copy, and once without any fault. Printed are faults that no test catches, and those whose text is gone or is
 there more than once: then the line has moved on, and its entry in `mutants.txt` needs the new text or goes.
@@ -9,10 +10,10 @@ there more than once: then the line has moved on, and its entry in `mutants.txt`
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -20,24 +21,20 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from tests.hard import options
+
 SOURCE = Path(__file__).parents[2] / "src"
 TABLE = Path(__file__).with_suffix(".txt")
 # What is imported once; each fault has a process of its own that begins with these.
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "pytest", "hypothesis", "numpy", "yaml", "matplotlib")
-SURVIVED, GONE, NO_TESTS = "SURVIVED", "the text is gone", "the tests are gone"
+GONE = "the text is gone"
 
 
 def mutants() -> list[tuple[str, str, str]]:
     """Of each fault the old text, the new one, and the tests that catch it."""
-    found, tests, old = [], "", ""
-    for line in TABLE.read_text(encoding="utf-8").splitlines():
-        if line.startswith("["):
-            tests = line[1:-1]
-        elif line.startswith("- "):
-            old = line[2:]
-        elif line.startswith("+ "):
-            found.append((old, line[2:], tests))
-    return found
+    sections = [section.partition("]") for section in TABLE.read_text(encoding="utf-8").split("\n[")[1:]]
+    pairs = re.compile(r"^- (.*)\n\+ (.*)$", re.MULTILINE)
+    return [(old, new, tests) for tests, _, entries in sections for old, new in pairs.findall(entries)]
 
 
 def place_of(old: str) -> list[Path]:
@@ -54,46 +51,36 @@ def outcome(old: str, new: str, tests: str) -> str | None:
         without = code_of(chosen)
         if without == 0 and code_of(chosen, found[0], old, new) == 1:
             return None
-    return SURVIVED if without == 0 else f"{NO_TESTS} or fail without it (pytest ends with {without})"
+    return "SURVIVED" if without == 0 else f"the tests are gone or fail without it (pytest ends with {without})"
 
 
 @cache
 def code_of(tests: str, file: Path | None = None, old: str = "", new: str = "") -> int:
-    """How the tests end on a copy of src, with a fault in a file."""
+    """pytest's exit code, in a process that imports ebft from a copy of src, with a fault in a file."""
     with tempfile.TemporaryDirectory() as place:
         copy = Path(place) / "src"
         shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
         if file is not None:
             changed = copy / file.relative_to(SOURCE)
             changed.write_text(changed.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
-        return run(copy, tests)
+        if (child := os.fork()) == 0:
+            code = 3
+            with contextlib.suppress(BaseException), open(copy.parent / "log", "w") as log:
+                for stream in (1, 2):
+                    os.dup2(log.fileno(), stream)
+                os.environ["PYTHONPATH"] = str(copy)
+                sys.path.insert(0, str(copy))
+                pytest = importlib.import_module("pytest")
+                code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *shlex.split(tests)]))
+                import ebft
 
-
-def run(source: Path, tests: str) -> int:
-    """pytest's exit code, in a process that imports ebft from `source`."""
-    child = os.fork()
-    if child == 0:
-        log = os.open(source.parent / "log", os.O_CREAT | os.O_WRONLY)
-        for stream in (1, 2):
-            os.dup2(log, stream)
-        code = 3
-        with contextlib.suppress(BaseException):
-            os.environ["PYTHONPATH"] = str(source)
-            sys.path.insert(0, str(source))
-            pytest = importlib.import_module("pytest")
-            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *shlex.split(tests)]))
-            import ebft
-
-            code = code if str(source) in ebft.__file__ else 3
-        os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                code = code if str(copy) in ebft.__file__ else 3
+            os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--only", default="", help="faults whose text or tests hold this")
-    options.add_argument("--list", action="store_true", help="say where each stands, run nothing")
-    given = options.parse_args()
+    given = options(only="", list=False)
     chosen = [mutant for mutant in mutants() if given.only in " ".join(mutant)]
     if given.list:
         for old, _, _ in chosen:

@@ -5,7 +5,6 @@ python -m tests.hard.parents --trials 500
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -13,14 +12,12 @@ import sys
 import time
 
 from ebft.sandbox.box import Command, Limits, Sandbox
+from tests.hard import options
 from tests.sandbox.sandboxed import gone, processes_of
 
 
 def main() -> int:
-    options = argparse.ArgumentParser()
-    options.add_argument("--trials", type=int, default=500)
-    options.add_argument("--seed", type=int, default=0)
-    given = options.parse_args()
+    given = options(trials=500, seed=0)
     sandbox, draw = Sandbox(), random.Random(given.seed)
     sandbox.check()
     started = time.monotonic()

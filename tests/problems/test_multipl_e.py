@@ -9,7 +9,7 @@ import pytest
 from ebft.errors import DataError
 from ebft.problems.multipl_e import MOST, language_code, multipl_e_problem
 from ebft.problems.problem import Record
-from tests.sandbox.multipl_e import STOPS, checks_of, own_problem, prompt_of
+from tests.sandbox.multipl_e import FORMS, checks_of, own_problem, prompt_of
 
 
 def first(language: str, answer: str) -> str:
@@ -64,7 +64,7 @@ PIECES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("language", STOPS)
+@pytest.mark.parametrize("language", FORMS)
 def test_reading_takes_linear_time(language: str) -> None:
     """Twice as long may take twice as long; a quadratic pattern needs minutes for one of these."""
     for piece in PIECES:

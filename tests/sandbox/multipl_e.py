@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from ebft.problems.multipl_e import MultiPLEProblem, multipl_e_problem
 from ebft.problems.problem import Record
@@ -25,32 +25,99 @@ PROBLEMS: dict[str, tuple[dict[str, str], str, Cases]] = {
     "matrix_sum": ({"rows": "[[int]]"}, "int", [([[[1, 2], [3]]], 6), ([[]], 0), ([[[]]], 0)]),
     "vowels": ({"text": "str"}, "int", [(["Hello World"], 3), (["xyz"], 0), (["AEIOU"], 5)]),
 }
-# The names of types (int, float, str, bool, list, map, missing) in each language.
-TYPES = {
-    "cpp": "long;float;std::string;bool;std::vector<{}>;std::map<std::string,{}>;std::optional<{}>",
-    "rs": "isize;f64;String;bool;Vec<{}>;HashMap<String, {}>;Option<{}>",
-    "go": "int;float64;string;bool;[]{};map[string]{};interface{{}}",
-    "java": "long;float;String;boolean;ArrayList<{}>;HashMap<String,{}>;Optional<{}>",
-    "cs": "long;float;string;bool;List<{}>;Dictionary<string,{}>;Nullable<{}>",
-    "ts": "number;number;string;boolean;{}[];{{[key: string]: {}}};{} | undefined",
-    "js": ";;;;;;",
-    "php": ";;;;;;",
-}
+
+
+class Form(NamedTuple):
+    """How MultiPL-E writes a problem in a language, with its many brackets and casts."""
+
+    types: str  # int; float; str; bool; list; map; missing
+    stops: list[str]
+    prompt: str
+    check: str  # of one case
+    tests: str
+    parameter: str = "{kind} {name}"
+    int_ends: str = ""
+    float_ends: str = ""
+    text: str = "{}"
+    items: str = "[{}]"
+    empty: str = ""  # a list, where that is written in another way
+    typed: bool = False  # items have casts, and arguments are in brackets
+    pair: str = "{}: {}"
+    pairs: str = "{{{}}}"
+    some: str = "{}"
+    none: str = "undefined"
+
+
+NODE = "const assert = require('node:assert');\n\n\nfunction test() {{\n  let candidate = {called};\n{checks}\n}}\n\ntest();"
+GO = (
+    "func Test{title}(t *testing.T) {{\n  candidate := {called}\n\ttype test struct {{\n\t\tactual   interface{{}}\n"
+    "\t\texpected interface{{}}\n\t}}\n   tests := []test{{\n{checks}\n   }}\n\n\tfor i, tc := range tests {{\n"
+    '\t\tt.Run(fmt.Sprintf("test num % d", i), func(t *testing.T) {{\n'
+    '\t\t\tif fmt.Sprintf("%v", tc.actual) != fmt.Sprintf("%v", tc.expected) {{\n'
+    "\t\t\t\tt.Errorf(\"expected '%s', got '%s'\", tc.expected, tc.actual)\n\t\t\t}}\n\t\t}})\n\t}}\n}}\n"
+)
+FORMS = {
+    "cpp": Form(
+        "long;float;std::string;bool;std::vector<{}>;std::map<std::string,{}>;std::optional<{}>", ["\n}"],
+        "#include<assert.h>\n#include<bits/stdc++.h>\n// {words}: see the tests.\n{returns} {called}({parameters}) {{\n",
+        "    assert(candidate{call} == ({right}));",
+        "}}\nint main() {{\n    auto candidate = {called};\n{checks}\n}}\n",
+        float_ends="f", text="({})", items="({type}({{{}}}))", typed=True,
+        pair="{{{}, {}}}", pairs="({type}({{{}}}))", none="std::nullopt",
+    ),
+    "rs": Form(
+        "isize;f64;String;bool;Vec<{}>;HashMap<String, {}>;Option<{}>", ["\n}"],
+        "use std::collections::HashMap;\n\n/// {words}: see the tests.\nfn {called}({parameters}) -> {returns} {{\n",
+        "    assert_eq!(candidate{call}, {right});",
+        "}}\n\nfn main() {{\n    let candidate = {called};\n{checks}\n}}\n",
+        "{name}: {kind}", text="String::from({})", items="vec![{}]", empty="Vec::<{inner}>::new()",
+        pair="({}, {})", pairs="HashMap::from([{}])", some="Some({})", none="None",
+    ),
+    "go": Form(
+        "int;float64;string;bool;[]{};map[string]{};interface{{}}", ["\nfunc", "struct", "\n// "],
+        'package {name}_test\n\nimport (\n    "testing"\n    "fmt"\n)\n\n// {words}: see the tests.\nfunc {called}({parameters}) {returns} {{\n',
+        "     {{ actual: candidate{call}, expected: {right} }},", GO,
+        "{name} {kind}", items="{type}{{{}}}", pairs="{type}{{{}}}", none="nil",
+    ),
+    "java": Form(
+        "long;float;String;boolean;ArrayList<{}>;HashMap<String,{}>;Optional<{}>", ["\n    }\n"],
+        "import java.util.*;\nimport java.lang.reflect.*;\nimport org.javatuples.*;\nimport java.util.stream.*;\n"
+        "class Problem {{\n    // {words}: see the tests.\n    public static {returns} {called}({parameters}) {{\n",
+        "    assert({called}{call}{equal});",
+        "    }}\n    public static void main(String[] args) {{\n{checks}\n    }}\n\n}}\n",
+        int_ends="l", float_ends="f", text="({})", items="(new {type}(Arrays.asList({})))", typed=True,
+        pair="{}, {}", pairs="(new {type}(Map.of({})))", some="Optional.of({})", none="Optional.empty()",
+    ),
+    "cs": Form(
+        "long;float;string;bool;List<{}>;Dictionary<string,{}>;Nullable<{}>", ["\n    }\n"],
+        "using System;\nusing System.Diagnostics;\nusing System.Collections.Generic;\nusing System.Linq;\nusing System.Text;\n"
+        "class Problem {{\n    // {words}: see the tests.\n    public static {returns} {called}({parameters}) {{\n",
+        "    Debug.Assert({called}{call}{equal});",
+        "    }}\n    public static void Main(string[] args) {{\n{checks}\n    }}\n\n}}\n",
+        int_ends="L", float_ends="f", text="({})", items="(new {type}(new {inner}[]{{{}}}))", empty="(new {type}())", typed=True,
+        pair="{{{}, {}}}", pairs="(new {type}(){{{}}})", none="null",
+    ),
+    "js": Form(
+        ";;;;;;", ["\nfunction ", "\n/*", "\n//", "\nconsole.log"], "//{name}\nfunction {called}({parameters}){{\n",
+        "  assert.deepEqual(candidate{call},{right});", NODE, "{name}",
+    ),
+    "ts": Form(
+        "number;number;string;boolean;{}[];{{[key: string]: {}}};{} | undefined", ["\nfunction ", "\n/*", "\n//", "\nclass"],
+        "//{name}\nfunction {called}({parameters}): {returns} {{\n",
+        "  assert.deepEqual(candidate{call},{right});", f"declare var require: any;\n{NODE}", "{name}: {kind}",
+    ),
+    "php": Form(
+        ";;;;;;", ["\nfunction", "\n?>", "\n//", "\n#"], "<?php\n// {words}: see the tests.\nfunction {called}({parameters}) {{\n",
+        '    if (candidate{call} !== {right}) {{ throw new Exception("Test failed!"); }}',
+        "function candidate(...$args) {{\n    return {called}(...$args);\n}}\n\nfunction test(): void {{\n{checks}\n}}\n\ntest();",
+        "${name}", pair="{} => {}", pairs="array({})", none="null",
+    ),
+}  # fmt: skip
 BOXED = {"long": "Long", "float": "Float", "boolean": "Boolean"}
-STOPS = {
-    "cpp": ["\n}"],
-    "rs": ["\n}"],
-    "go": ["\nfunc", "struct", "\n// "],
-    "java": ["\n    }\n"],
-    "cs": ["\n    }\n"],
-    "js": ["\nfunction ", "\n/*", "\n//", "\nconsole.log"],
-    "ts": ["\nfunction ", "\n/*", "\n//", "\nclass"],
-    "php": ["\nfunction", "\n?>", "\n//", "\n#"],
-}
 
 
 def type_in(language: str, kind: str) -> str:
-    names = TYPES[language].split(";")
+    names = FORMS[language].types.split(";")
     if kind in ("int", "float", "str", "bool"):
         return names[("int", "float", "str", "bool").index(kind)]
     inner = type_in(language, kind[:-1] if kind.endswith("?") else kind[1:-1])
@@ -59,45 +126,19 @@ def type_in(language: str, kind: str) -> str:
 
 
 def literal(language: str, kind: str, value: Any) -> str:
-    """As MultiPL-E writes values, with its many brackets and casts."""
+    form = FORMS[language]
     if kind.endswith("?"):
-        none = {"cpp": "std::nullopt", "rs": "None", "go": "nil", "java": "Optional.empty()", "js": "undefined"}
-        if value is None:
-            return none.get(language, "undefined" if language == "ts" else "null")
-        inner = literal(language, kind[:-1], value)
-        return {"rs": f"Some({inner})", "java": f"Optional.of({inner})"}.get(language, inner)
-    name = type_in(language, kind)
-    if isinstance(value, list):
-        inner = type_in(language, kind[1:-1])
-        items = [literal(language, kind[1:-1], item) for item in value]
-        if language in ("cpp", "java", "cs"):
-            cast = BOXED.get(inner, inner) if language == "java" and inner not in BOXED else inner
-            items = [f"({cast}){item}" for item in items]
-        all_of = ", ".join(items)
-        return {
-            "cpp": f"({name}({{{all_of}}}))",
-            "rs": f"vec![{all_of}]" if items else f"Vec::<{inner}>::new()",
-            "go": f"{name}{{{all_of}}}",
-            "java": f"(new {name}(Arrays.asList({all_of})))",
-            "cs": f"(new {name}(new {inner}[]{{{all_of}}}))" if items else f"(new {name}())",
-        }.get(language, f"[{all_of}]")
-    if isinstance(value, dict):
-        pairs = [(literal(language, "str", k), literal(language, kind[1:-1], v)) for k, v in value.items()]
-        return {
-            "cpp": f"({name}({{{', '.join(f'{{{k}, {v}}}' for k, v in pairs)}}}))",
-            "rs": f"HashMap::from([{', '.join(f'({k}, {v})' for k, v in pairs)}])",
-            "go": f"{name}{{{', '.join(f'{k}: {v}' for k, v in pairs)}}}",
-            "java": f"(new {name}(Map.of({', '.join(f'{k}, {v}' for k, v in pairs)})))",
-            "cs": f"(new {name}(){{{', '.join(f'{{{k}, {v}}}' for k, v in pairs)}}})",
-            "php": f"array({', '.join(f'{k} => {v}' for k, v in pairs)})",
-        }.get(language, f"{{{', '.join(f'{k}: {v}' for k, v in pairs)}}}")
-    text = json.dumps(value)
-    if isinstance(value, str):
-        return (
-            f"String::from({text})" if language == "rs" else f"({text})" if language in ("cpp", "java", "cs") else text
-        )
-    suffix = {"java": {"int": "l", "float": "f"}, "cs": {"int": "L", "float": "f"}, "cpp": {"float": "f"}}
-    return text + suffix.get(language, {}).get(kind, "")
+        return form.none if value is None else form.some.format(literal(language, kind[:-1], value))
+    if isinstance(value, (list, dict)):
+        names = {"type": type_in(language, kind), "inner": type_in(language, kind[1:-1])}
+        items = [literal(language, kind[1:-1], item) for item in (value if isinstance(value, list) else value.values())]
+        if isinstance(value, dict):
+            keys = [literal(language, "str", key) for key in value]
+            return form.pairs.format(", ".join(map(form.pair.format, keys, items)), **names)
+        items = [f"({names['inner']}){item}" if form.typed else item for item in items]
+        return (form.items if items else form.empty or form.items).format(", ".join(items), **names)
+    ends = {"int": form.int_ends, "float": form.float_ends}.get(kind, "")
+    return (form.text if kind == "str" else "{}").format(json.dumps(value)) + ends
 
 
 def function_name(language: str, name: str) -> str:
@@ -107,68 +148,26 @@ def function_name(language: str, name: str) -> str:
 
 
 def prompt_of(language: str, name: str) -> str:
-    parameters, result, _ = PROBLEMS[name]
-    kinds = {parameter: type_in(language, kind) for parameter, kind in parameters.items()}
-    called, returns = function_name(language, name), type_in(language, result)
-    first = ", ".join(f"{kind} {parameter}" for parameter, kind in kinds.items())
-    after = ", ".join(f"{parameter}: {kind}" for parameter, kind in kinds.items())
-    go = ", ".join(f"{parameter} {kind}" for parameter, kind in kinds.items())
-    comment = f"// {name.replace('_', ' ')}: see the tests."
-    return {
-        "cpp": f"#include<assert.h>\n#include<bits/stdc++.h>\n{comment}\n{returns} {called}({first}) {{\n",
-        "rs": f"use std::collections::HashMap;\n\n/{comment}\nfn {called}({after}) -> {returns} {{\n",
-        "go": f'package {name}_test\n\nimport (\n    "testing"\n    "fmt"\n)\n\n{comment}\nfunc {called}({go}) {returns} {{\n',
-        "java": "import java.util.*;\nimport java.lang.reflect.*;\nimport org.javatuples.*;\nimport java.util.stream.*;\n"
-        f"class Problem {{\n    {comment}\n    public static {returns} {called}({first}) {{\n",
-        "cs": "using System;\nusing System.Diagnostics;\nusing System.Collections.Generic;\nusing System.Linq;\nusing System.Text;\n"
-        f"class Problem {{\n    {comment}\n    public static {returns} {called}({first}) {{\n",
-        "js": f"//{name}\nfunction {called}({', '.join(parameters)}){{\n",
-        "ts": f"//{name}\nfunction {called}({after}): {returns} {{\n",
-        "php": f"<?php\n{comment}\nfunction {called}({', '.join(f'${parameter}' for parameter in parameters)}) {{\n",
-    }[language]
+    form, (kinds, result, _) = FORMS[language], PROBLEMS[name]
+    parameters = [form.parameter.format(name=n, kind=type_in(language, kind)) for n, kind in kinds.items()]
+    words = {"name": name, "words": name.replace("_", " "), "called": function_name(language, name)}
+    return form.prompt.format(**words, returns=type_in(language, result), parameters=", ".join(parameters))
 
 
 def checks_of(language: str, name: str) -> str:
-    parameters, result, cases = PROBLEMS[name]
-    called, lines = function_name(language, name), []
+    form, (kinds, result, cases) = FORMS[language], PROBLEMS[name]
+    called, checks = function_name(language, name), []
+    method = {"java": "equals", "cs": "SequenceEqual" if result[0] == "[" else "Equals"}.get(language)
     for arguments, expected in cases:
-        given = [literal(language, k, v) for k, v in zip(parameters.values(), arguments, strict=True)]
-        brackets = language in ("cpp", "java", "cs")
-        call = f"({', '.join(f'({g})' if brackets else g for g in given)})"
+        given = [literal(language, k, v) for k, v in zip(kinds.values(), arguments, strict=True)]
+        call = f"({', '.join(f'({g})' if form.typed else g for g in given)})"
         right = literal(language, result, expected)
-        equal = f" == ({right})" if result in ("int", "float", "bool") else f".equals(({right}))"
-        if language == "cs" and equal.startswith(".e"):
-            equal = f".{'SequenceEqual' if result[0] == '[' else 'Equals'}(({right}))"
-        lines.append(
-            {
-                "cpp": f"    assert(candidate{call} == ({right}));",
-                "rs": f"    assert_eq!(candidate{call}, {right});",
-                "go": f"     {{ actual: candidate{call}, expected: {right} }},",
-                "java": f"    assert({called}{call}{equal});",
-                "cs": f"    Debug.Assert({called}{call}{equal});",
-                "php": f'    if (candidate{call} !== {right}) {{ throw new Exception("Test failed!"); }}',
-            }.get(language, f"  assert.deepEqual(candidate{call},{right});")
-        )
-    body = "\n".join(lines)
-    js = f"const assert = require('node:assert');\n\n\nfunction test() {{\n  let candidate = {called};\n{body}\n}}\n\ntest();"
-    return {
-        "cpp": f"}}\nint main() {{\n    auto candidate = {called};\n{body}\n}}\n",
-        "rs": f"}}\n\nfn main() {{\n    let candidate = {called};\n{body}\n}}\n",
-        "go": f"func Test{name.title()}(t *testing.T) {{\n  candidate := {called}\n\ttype test struct {{\n\t\tactual   interface{{}}\n"
-        f"\t\texpected interface{{}}\n\t}}\n   tests := []test{{\n{body}\n   }}\n\n\tfor i, tc := range tests {{\n"
-        '\t\tt.Run(fmt.Sprintf("test num % d", i), func(t *testing.T) {\n'
-        '\t\t\tif fmt.Sprintf("%v", tc.actual) != fmt.Sprintf("%v", tc.expected) {\n'
-        "\t\t\t\tt.Errorf(\"expected '%s', got '%s'\", tc.expected, tc.actual)\n\t\t\t}\n\t\t})\n\t}\n}\n",
-        "java": f"    }}\n    public static void main(String[] args) {{\n{body}\n    }}\n\n}}\n",
-        "cs": f"    }}\n    public static void Main(string[] args) {{\n{body}\n    }}\n\n}}\n",
-        "ts": f"declare var require: any;\n{js}",
-        "js": js,
-        "php": f"function candidate(...$args) {{\n    return {called}(...$args);\n}}\n\nfunction test(): void {{\n{body}\n}}\n\ntest();",
-    }[language]
+        equal = f" == ({right})" if result in ("int", "float", "bool") else f".{method}(({right}))"
+        checks.append(form.check.format(called=called, call=call, right=right, equal=equal))
+    return form.tests.format(title=name.title(), called=called, checks="\n".join(checks))
 
 
 def own_problem(language: str, name: str = "join_numbers") -> MultiPLEProblem:
-    row = {"name": f"own_{language}_{name}", "language": language, "stop_tokens": STOPS[language]}
-    return multipl_e_problem(
-        Record("own", row | {"prompt": prompt_of(language, name), "tests": checks_of(language, name)})
-    )
+    row = {"name": f"own_{language}_{name}", "language": language, "stop_tokens": FORMS[language].stops}
+    row |= {"prompt": prompt_of(language, name), "tests": checks_of(language, name)}
+    return multipl_e_problem(Record("own", row))

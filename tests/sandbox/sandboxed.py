@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ebft.problems.problem import Record
+from ebft.problems.problem import Attempt, Record, run_many
 from ebft.problems.python_problems import humaneval_problem
 from ebft.sandbox.box import Sandbox, SandboxError
 from ebft.sandbox.bubblewrap import Limits
@@ -23,6 +19,7 @@ from ebft.sandbox.python_tests import Outcome
 from tests.sandbox.attacks.python import HEAD, TESTS
 
 SMALL = Limits(seconds=1.5, memory_mib=256, processes=16, disk_mib=16, output_kib=64)
+LONG = Limits(seconds=30.0)
 ADD = humaneval_problem(Record("own", {"task_id": "Own/0", "prompt": HEAD, "entry_point": "add", "test": TESTS}))
 
 
@@ -43,39 +40,10 @@ def needs_language(name: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(missing is not None, reason=missing or "")
 
 
-Background = dict[str, "Future[tuple[Outcome, float]]"]
-
-
-def in_background(request: pytest.FixtureRequest, run: Callable[[dict[str, Any]], Outcome]) -> Iterator[Background]:
-    """Runs what the chosen tests of a module will look at, two at a time; by the name of the test."""
-
-    def timed(parameters: dict[str, Any]) -> tuple[Outcome, float]:
-        started = time.monotonic()
-        return run(parameters), time.monotonic() - started
-
-    with ThreadPoolExecutor(2) as pool:
-        yield {
-            item.name: pool.submit(timed, item.callspec.params)
-            for item in request.session.items
-            if isinstance(item, pytest.Function) and item.module is request.module and "background" in item.fixturenames
-        }
-        pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def many_files(number: int) -> Iterator[None]:
-    """As in a process that trains."""
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY and most < 2 * number:
-        pytest.skip("nobody may open that many files here")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, 2 * number), most))
-    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(number)]
-    try:
-        yield
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+def not_passed(attempts: Iterable[Attempt], limits: Limits = LONG) -> dict[str, Outcome]:
+    """Of answers, run two at a time, those that did not pass, by their tags."""
+    found = run_many(attempts, limits=limits, workers=2)
+    return {str(attempt.tag): outcome for attempt, outcome in found if not outcome.passed}
 
 
 def processes_of(marker: str) -> list[int]:
@@ -94,11 +62,11 @@ def processes_of(marker: str) -> list[int]:
 
 def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.02)
-    return False
+    return True
 
 
 def gone(marker: str) -> bool:

@@ -12,9 +12,7 @@ This file knows nothing about tests; whether a program is right is decided in `p
 from __future__ import annotations
 
 import compileall
-import json
 import os
-import select
 import selectors
 import shutil
 import signal
@@ -61,10 +59,10 @@ class Finished:
 class RunningCommand:
     """A command in a box of its own, of which nothing is left after `end`.
 
-    The first process inside reports that it is there and waits for an answer, so that the program starts when its box
-    is complete, and only if we are still there. It ends when our end of the connection closes, and with it the kernel
-    ends everything in the sandbox. (`--die-with-parent` is not enough: a bubblewrap that dies while it starts leaves a
-    process behind that waits for it forever.)
+    The first process inside reports that it is there and waits for an answer, so that the program starts only if we
+    are still there. It ends when our end of the connection closes, and with it the kernel ends everything in the
+    sandbox. (`--die-with-parent` is not enough: a bubblewrap that dies while it starts leaves a process behind that
+    waits for it forever.)
     """
 
     def __init__(self, command: Command, stdout: int, stderr: int, unsafe: bool) -> None:
@@ -76,9 +74,7 @@ class RunningCommand:
             ours, theirs = socket.socketpair()
             box.enter_context(ours)
             handed_over.enter_context(theirs)
-            # bubblewrap says here which process it started. It would die of writing into a pipe that nobody reads.
-            info = box.enter_context(os.fdopen(os.memfd_create("info"), "rb"))
-            passed = [*command.pipes, theirs.fileno(), info.fileno()]
+            passed = [*command.pipes, theirs.fileno()]
 
             def file_in_memory(content: bytes) -> int:
                 passed.append(sealed_file(content))
@@ -86,9 +82,9 @@ class RunningCommand:
                 return passed[-1]
 
             folder = Path(box.enter_context(tempfile.TemporaryDirectory(prefix="ebft-"))) if unsafe else None
-            line, variables = command_line(command, theirs.fileno(), info.fileno(), file_in_memory, folder)
+            line, variables = command_line(command, theirs.fileno(), file_in_memory, folder)
             self.process = subprocess.Popen(
-                line,
+                line if self.group is None else self.group.starting(line),
                 stdin=file_in_memory(command.stdin),
                 stdout=stdout,
                 stderr=stderr,
@@ -97,18 +93,14 @@ class RunningCommand:
                 pass_fds=passed,
                 start_new_session=True,  # Ctrl-C is for us: a program that it ended would be taken for a wrong one
             )
+            box.callback(_wait_until_closed, ours)
             box.callback(self.process.wait)
             box.callback(self.kill)
             handed_over.close()
             ours.settimeout(60)
             # No byte: bubblewrap could not start, and whoever waits for the program will see that.
             if ours.recv(1):
-                with suppress(ProcessLookupError):  # somebody has killed it already
-                    if not unsafe:
-                        first = json.loads(os.pread(info.fileno(), 4096, 0))["child-pid"]
-                        box.callback(_end_process, os.pidfd_open(first))
-                        if self.group is not None:
-                            self.group.add(first)
+                with suppress(BrokenPipeError):  # somebody has killed it already
                     ours.send(b"\n")
             self.end = box.pop_all().close  # also ends what has outlived bubblewrap
 
@@ -124,14 +116,12 @@ class RunningCommand:
         return self.group is not None and self.group.ran_out_of_memory
 
 
-def _end_process(handle: int) -> None:
-    """Kills the first process inside, with which everything ends, and waits until it is gone."""
-    with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
-    ended = select.poll()  # not `select.select`, which knows only numbers below 1024
-    ended.register(handle, select.POLLIN)
-    ended.poll(60_000)
-    os.close(handle)
+def _wait_until_closed(gate: socket.socket) -> None:
+    """For the end of the first process inside, which has the other end of the connection."""
+    with suppress(OSError):
+        gate.shutdown(socket.SHUT_WR)
+        while gate.recv(1):
+            pass
 
 
 @dataclass(eq=False)
@@ -149,11 +139,6 @@ class Sandbox:
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False, repr=False)
     _running: WeakSet[RunningCommand] = field(default_factory=WeakSet, init=False, repr=False)
     _stopped: bool = field(default=False, init=False, repr=False)
-
-    @property
-    def control_groups(self) -> bool:
-        """Whether every program gets one."""
-        return not self.unsafe and groups_home() is not None
 
     def stop(self) -> None:
         """Ends everything that runs in it, from any thread, and lets nothing start any more."""
@@ -237,8 +222,7 @@ def monitor(
 
     The other processes run beside it and count for the memory. Returns one of `Ending` and what each pipe carried.
     """
-    now = time.monotonic()
-    deadline, next_check = now + limits.seconds, now + MEMORY_EVERY
+    deadline = time.monotonic() + limits.seconds
     read: dict[int, bytearray] = {pipe: bytearray() for pipe in pipes}
     room, roots = limits.output_kib * 1024, [process.pid for process in processes]
     ending, handle = Ending.EXITED, os.pidfd_open(roots[0])
@@ -247,19 +231,16 @@ def monitor(
             for descriptor in (*pipes, handle):
                 selector.register(descriptor, selectors.EVENT_READ)
             while selector.get_map() and ending == Ending.EXITED:
-                now = time.monotonic()
-                late = now >= deadline
-                if now >= next_check:
-                    next_check = now + MEMORY_EVERY
-                    if memory_of(roots) > limits.memory_mib * 2**20:
-                        ending = Ending.MEMORY
-                        break
-                for key, _ in selector.select(max(0.0, min(deadline, next_check) - now)):
+                left = deadline - time.monotonic()
+                if memory_of(roots) > limits.memory_mib * 2**20:
+                    ending = Ending.MEMORY
+                    break
+                for key, _ in selector.select(max(0.0, min(left, MEMORY_EVERY))):
                     if key.fd != handle and (chunk := os.read(key.fd, PIPE)):
                         read[key.fd] += chunk
                     else:  # ended, or closed
                         selector.unregister(key.fd)
-                if late and selector.get_map():
+                if left <= 0 and selector.get_map():
                     # Only after a last read: we may have been held up, and not the program.
                     ending = Ending.TIMEOUT
                 elif sum(map(len, read.values())) > room:

@@ -69,13 +69,12 @@ def bubblewrap_version() -> str:
 
 
 def command_line(
-    command: Command, gate: int, info: int, file_in_memory: Callable[[bytes], int], folder: Path | None = None
+    command: Command, gate: int, file_in_memory: Callable[[bytes], int], folder: Path | None = None
 ) -> tuple[list[str], dict[str, str]]:
     """What starts a program in a sandbox, and its environment.
 
     Args:
         gate: the connection over which the first process inside (`inside/init.py`) asks whether it may begin.
-        info: a file into which bubblewrap writes which process that is.
         file_in_memory: makes a descriptor that all of them can read.
         folder: stands for the box without a sandbox: only resource limits, as far as they go there.
     """
@@ -94,7 +93,7 @@ def command_line(
         "program": seccomp.PROGRAM if sandboxed and command.calls == seccomp.NATIVE else None,
     }
     if folder is None:
-        words = options(command, variables, info, file_in_memory)
+        words = options(command, variables, file_in_memory)
         # Through a file: the command line can be read inside, in /proc/1/cmdline.
         told = file_in_memory(b"".join(os.fsencode(word) + b"\0" for word in words))
         line, scripts = [shutil.which("bwrap") or "bwrap", "--args", str(told), "--"], INSIDE_MOUNT
@@ -110,9 +109,7 @@ def command_line(
     return [*line, *PYTHON, "-c", start, str(file_in_memory(marshal.dumps(job)))], variables
 
 
-def options(
-    command: Command, variables: Mapping[str, str], info: int, file_in_memory: Callable[[bytes], int]
-) -> list[str]:
+def options(command: Command, variables: Mapping[str, str], file_in_memory: Callable[[bytes], int]) -> list[str]:
     """Those of bubblewrap."""
     line = ["--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL", "--hostname", "box"]
     if os.geteuid() == 0:
@@ -130,7 +127,7 @@ def options(
     for name, content in command.files.items():
         line += ["--perms", "0111" if command.executable else "0444"]
         line += ["--file", str(file_in_memory(content)), f"{BOX}/{name}"]
-    return [*line, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", BOX, "--info-fd", str(info)]
+    return [*line, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", BOX]
 
 
 @cache

@@ -34,15 +34,16 @@ class Group:
             # Files in the sandbox are in memory, and count.
             self._write("memory.max", (limits.memory_mib + limits.disk_mib + BESIDE) * 2**20)
             self._write("memory.oom.group", 1)  # all of it ends, not what the kernel happens to choose
-            self._write("pids.max", limits.processes + 1)  # and our first process
+            self._write("pids.max", limits.processes + 2)  # and bubblewrap, and our first process
             with suppress(FileNotFoundError, PermissionError):  # a kernel without swap has no such file
                 self._write("memory.swap.max", 0)
         except BaseException:
             self.end()
             raise
 
-    def add(self, process: int) -> None:
-        self._write("cgroup.procs", process)
+    def starting(self, line: list[str]) -> list[str]:
+        """A command line that starts in the group."""
+        return ["sh", "-c", 'echo 0 > "$0" && exec "$@"', str(self.path / "cgroup.procs"), *line]
 
     @property
     def ran_out_of_memory(self) -> bool:

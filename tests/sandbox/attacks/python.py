@@ -18,9 +18,8 @@ def check(candidate):
 """
 
 
-def _writes(data: str, returned: str = "None", first: int = 3) -> str:
-    """A program that writes the same into every descriptor."""
-    return f"""
+# A program that writes the same into every descriptor.
+_WRITES = """
 import os, json
 def frame(message):
     body = json.dumps(message).encode()
@@ -35,6 +34,16 @@ def add(a, b):
 """
 
 
+def _writes(data: str, returned: str = "None", first: int = 3) -> str:
+    return _WRITES.format(data=data, returned=returned, first=first)
+
+
+def _returns(value: str, base: str = "object", **methods: object) -> str:
+    """A program that returns an object whose special methods return what is said here."""
+    body = [f"    def __{name}__(self, *a): return {said}" for name, said in methods.items()]
+    return "\n".join([f"class X({base}):", *body, "def add(a, b):", f"    return {value}"])
+
+
 FORGERIES = {
     "exits before the tests": "import sys\nsys.exit(0)",
     "os._exit before the tests": "import os\nos._exit(0)",
@@ -43,54 +52,13 @@ FORGERIES = {
     "raises KeyboardInterrupt": "def add(a, b):\n    raise KeyboardInterrupt",
     "raises AssertionError": "def add(a, b):\n    raise AssertionError",
     "exits at the second call": "import os\nn = 0\ndef add(a, b):\n    global n\n    n += 1\n    return 5 if n == 1 else os._exit(0)",
-    "equals everything": """
-class Same:
-    def __eq__(self, other): return True
-    def __ne__(self, other): return False
-    def __hash__(self): return 0
-    def __bool__(self): return True
-def add(a, b):
-    return Same()
-""",
-    "an int that equals everything": """
-class Same(int):
-    def __eq__(self, other): return True
-    def __ne__(self, other): return False
-    def __sub__(self, other): return 0
-    def __rsub__(self, other): return 0
-    def __abs__(self): return 0
-    __hash__ = int.__hash__
-def add(a, b):
-    return Same(12345)
-""",
-    "a float that is near everything": """
-class Near(float):
-    def __eq__(self, other): return True
-    def __sub__(self, other): return 0.0
-    def __rsub__(self, other): return 0.0
-    def __abs__(self): return 0.0
-    def __lt__(self, other): return True
-    __hash__ = float.__hash__
-def add(a, b):
-    return Near(0)
-""",
-    "answers every question about itself": """
-class Yes:
-    def __getattr__(self, name): return lambda *a, **k: True
-    def __eq__(self, other): return True
-    def __sub__(self, other): return 0
-    def __rsub__(self, other): return 0
-    def __abs__(self): return 0
-    def __lt__(self, other): return True
-    def __float__(self): return 0.0
-    def __iter__(self): return iter(())
-    def __contains__(self, item): return True
-    def __call__(self, *a): return True
-    def __next__(self): return True
-    def __reduce__(self): return (print, ())
-def add(a, b):
-    return Yes()
-""",
+    "equals everything": _returns("X()", eq=True, ne=False, hash=0, bool=True),
+    "an int that equals everything": _returns("X(12345)", "int", eq=True, ne=False, hash=0, sub=0, rsub=0, abs=0),
+    "a float that is near everything": _returns("X(0)", "float", eq=True, hash=0, lt=True, sub=0.0, rsub=0.0, abs=0.0),
+    "answers every question about itself": _returns(
+        "X()", getattr="lambda *a, **k: True", eq=True, sub=0, rsub=0, abs=0, lt=True, float=0.0, iter="iter(())",
+        contains=True, call=True, next=True, reduce="(print, ())",
+    ),
     "patches what serves it": """
 import sys, types, builtins
 for module in list(sys.modules.values()):
@@ -206,13 +174,13 @@ def add(a, b):
     "brackets without end": "(" * 50000,
     "minus signs without end": "def add(a, b): return " + "-" * 100000 + "1",
     "half a surrogate": "def add(a, b):\n    return '\ud800'",
-}
+}  # fmt: skip
 
-# {ok} is True only if something worked that must not.
+# `ok` is True only if something worked that must not.
 _PROBE = """
 ok = False
 try:
-{attempt}
+    {}
 except BaseException as error:
     pass
 def add(a, b):
@@ -220,102 +188,60 @@ def add(a, b):
 """
 
 
-def _probe(attempt: str) -> str:
-    return _PROBE.format(attempt="\n".join("    " + line for line in attempt.strip().split("\n")))
+def probe(attempt: str) -> str:
+    return _PROBE.format(attempt.strip().replace("\n", "\n    "))
 
 
 PROBES = {
-    "writes outside its folder": _probe("""
-import os
-for place in ('/', '/usr', '/etc', '/ebft', '/dev', '/proc', '/lib', '/bin', '/var', '/home', '/root'):
-    try:
-        open(os.path.join(place, 'written'), 'w').close()
-        ok = True
-    except OSError:
-        pass
-"""),
-    "changes a program of the host": _probe("import os\nos.chmod('/usr/bin/env', 0o777)\nok = True"),
-    "opens a socket": _probe("import socket\nsocket.socket()\nok = True"),
-    "opens a socket of the machine": _probe("import socket\nsocket.socket(socket.AF_UNIX)\nok = True"),
-    "connects by name": _probe("import socket\nsocket.create_connection(('localhost', 22), 1)\nok = True"),
-    "sees a network": _probe("ok = len(open('/proc/net/dev').read().splitlines()) > 3"),
-    "sees the environment": _probe(
-        "import os\nok = 'EBFT_CANARY' in os.environ or b'CANARY' in open('/proc/self/environ', 'rb').read()"
-    ),
-    "sees other processes": _probe("""
-import os
-# bubblewrap's first process and this one
-ok = len([name for name in os.listdir('/proc') if name.isdigit()]) > 2
-"""),
-    "sees the users of the host": _probe("ok = bool(open('/etc/passwd').read())"),
-    "sees a home folder": _probe("import os\nok = any(os.listdir('/home')) or any(os.listdir('/root'))"),
-    "kills its parent": _probe(
-        "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos.kill(1, signal.SIGKILL)\nimport time\ntime.sleep(0.1)\nopen('/proc/1/comm')"
-    ),
-    "kills everyone": _probe("import os, signal\nos.kill(-1, signal.SIGKILL)"),
-    "stops itself": _probe("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)"),
-    "traces a process": _probe("import ctypes\nok = ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0"),
-    "makes a user namespace": _probe("import ctypes\nok = ctypes.CDLL(None).unshare(0x10000000) == 0"),
-    "mounts": _probe("import ctypes\nok = ctypes.CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0"),
-    "memory outside the limits": _probe("import os\nos.memfd_create('x')\nok = True"),
-    "becomes root": _probe("import os\nos.setuid(0)\nok = True"),
-    "raises its limits": _probe("import resource as r\nr.setrlimit(r.RLIMIT_NPROC, (10**6, 10**6))\nok = True"),
-    "writes into the first process": _probe("open('/proc/1/mem', 'r+b').close()\nok = True"),
-    "maps the first process": _probe("ok = bool(open('/proc/1/maps').read())"),
-    "enters the first process": _probe("import os\nok = bool(os.listdir('/proc/1/fd'))"),
-    "asks for asynchronous I/O": _probe(
+    "writes outside its folder": probe("import subprocess as s\nok = any(s.run(['touch', f'{place}/written']).returncode == 0 for place in '/ /usr /etc /ebft /dev /proc /lib /bin /var /home /root'.split())"),
+    "changes a program of the host": probe("import os\nos.chmod('/usr/bin/env', 0o777)\nok = True"),
+    "opens a socket": probe("import socket\nsocket.socket()\nok = True"),
+    "opens a socket of the machine": probe("import socket\nsocket.socket(socket.AF_UNIX)\nok = True"),
+    "connects by name": probe("import socket\nsocket.create_connection(('localhost', 22), 1)\nok = True"),
+    "sees a network": probe("ok = len(open('/proc/net/dev').read().splitlines()) > 3"),
+    "sees the environment": probe("import os\nok = 'EBFT_CANARY' in os.environ or b'CANARY' in open('/proc/self/environ', 'rb').read()"),
+    "sees other processes": probe("import os\nok = len([name for name in os.listdir('/proc') if name.isdigit()]) > 2"),
+    "sees the users of the host": probe("ok = bool(open('/etc/passwd').read())"),
+    "sees a home folder": probe("import os\nok = any(os.listdir('/home')) or any(os.listdir('/root'))"),
+    "kills its parent": probe("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos.kill(1, signal.SIGKILL)\nimport time\ntime.sleep(0.1)\nopen('/proc/1/comm')"),
+    "kills everyone": probe("import os, signal\nos.kill(-1, signal.SIGKILL)"),
+    "stops itself": probe("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)"),
+    "traces a process": probe("import ctypes\nok = ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0"),
+    "makes a user namespace": probe("import ctypes\nok = ctypes.CDLL(None).unshare(0x10000000) == 0"),
+    "mounts": probe("import ctypes\nok = ctypes.CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0"),
+    "memory outside the limits": probe("import os\nos.memfd_create('x')\nok = True"),
+    "becomes root": probe("import os\nos.setuid(0)\nok = True"),
+    "raises its limits": probe("import resource as r\nr.setrlimit(r.RLIMIT_NPROC, (10**6, 10**6))\nok = True"),
+    "writes into the first process": probe("open('/proc/1/mem', 'r+b').close()\nok = True"),
+    "maps the first process": probe("ok = bool(open('/proc/1/maps').read())"),
+    "enters the first process": probe("import os\nok = bool(os.listdir('/proc/1/fd'))"),
+    "asks for asynchronous I/O": probe(
         "import ctypes\nnumber = {'x86_64': 206, 'aarch64': 0}[__import__('platform').machine()]\n"
         "context = ctypes.c_ulong()\nok = ctypes.CDLL(None).syscall(number, 65000, ctypes.byref(context)) == 0"
     ),
-    "large socket buffers": _probe(
-        "import socket\na, b = socket.socketpair()\na.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 24)\nok = True"
-    ),
-    "passes descriptors on": _probe(
-        "import socket\na, b = socket.socketpair()\nsocket.send_fds(a, [b'x'], [0])\nok = True"
-    ),
-    "locks without end": _probe(
-        "import fcntl, os\nf = open('/box/locked', 'w')\nfcntl.lockf(f, fcntl.LOCK_EX, 1, 0)\nok = True"
-    ),
-    "has more open files than it may": _probe("import os\nfor _ in range(100):\n    os.dup(1)\nok = True"),
-    "changes the filter of the first process": _probe("open('/proc/1/oom_score_adj', 'w').write('0')\nok = True"),
-    "leaves a process behind": _probe("""
-import os, signal
+    "large socket buffers": probe("import socket\na, b = socket.socketpair()\na.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 24)\nok = True"),
+    "passes descriptors on": probe("import socket\na, b = socket.socketpair()\nsocket.send_fds(a, [b'x'], [0])\nok = True"),
+    "locks without end": probe("import fcntl, os\nf = open('/box/locked', 'w')\nfcntl.lockf(f, fcntl.LOCK_EX, 1, 0)\nok = True"),
+    "has more open files than it may": probe("import os\nfor _ in range(100):\n    os.dup(1)\nok = True"),
+    "changes the filter of the first process": probe("open('/proc/1/oom_score_adj', 'w').write('0')\nok = True"),
+    "ends the first process by a signal": probe("""
+import os, time
 for number in range(1, 65):
     try:
         os.kill(1, number)
     except OSError:
         pass
-import time
 time.sleep(0.2)
 ok = not os.path.exists('/proc/1/stat')
 """),
-    "reads the memory of the first process": _probe("open('/proc/1/mem', 'rb').close()\nok = True"),
-    "reads the command of the first process": _probe("ok = b'evaluate' in open('/proc/1/cmdline', 'rb').read()"),
-    "has more processes than it may": _probe("""
-import os, time
-children = 0
-while children < 200:
-    if os.fork() == 0:
-        time.sleep(5)
-        os._exit(0)
-    children += 1
-ok = True
-"""),
-    "has more memory than it may": _probe("x = bytearray(3 << 30)\nok = True"),
-    "has more disk than it may": _probe("""
-for n in range(100):
-    with open(f'/box/{n}', 'wb') as file:
-        file.write(bytes(1 << 22))
-ok = True
-"""),
-    "has more disk than it may, elsewhere": _probe("""
-for place in ('/tmp', '/dev/shm'):
-    for n in range(100):
-        with open(f'{place}/{n}', 'wb') as file:
-            file.write(bytes(1 << 22))
-ok = True
-"""),
-}
+    "reads the memory of the first process": probe("open('/proc/1/mem', 'rb').close()\nok = True"),
+    "reads the command of the first process": probe("ok = b'evaluate' in open('/proc/1/cmdline', 'rb').read()"),
+    "has more processes than it may": probe("import os, time\nfor _ in range(200):\n    if os.fork() == 0:\n        time.sleep(5), os._exit(0)\nok = True"),
+    "has more memory than it may": probe("x = bytearray(3 << 30)\nok = True"),
+}  # fmt: skip
+for _place in ("/box", "/tmp", "/dev/shm"):
+    _many = f"for n in range(100):\n    open(f'{_place}/{{n}}', 'wb').write(bytes(1 << 22))\nok = True"
+    PROBES[f"has more disk than it may in {_place}"] = probe(_many)
 
 FLOODS = {
     "prints forever": "while True:\n    print('x' * 10000)",
