@@ -1,5 +1,5 @@
-"""Answers to the problems of a benchmark: side by side, with places given on as rows end, and batch after batch with
-the model's own cache, where all wait for the last row of a batch.
+"""Answers to the problems of a benchmark: side by side, with places given on as rows end, and batch after batch, where
+no row joins before the last one of a batch has ended.
 
 Both draw with the same numbers (`same_answers`: rounding may turn a near-tie), in one run, after a warm-up.
 
@@ -14,13 +14,11 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from command_line import Parser, positive
-from ebft.evaluate import generation
 from ebft.evaluate.generation import Completion, GenerationSettings, Made, TransformersGenerator
 from ebft.fetch import resolve
 from ebft.problems.catalog import load_problems
@@ -77,9 +75,11 @@ def main() -> None:
 
 
 class BatchAfterBatch(TransformersGenerator):
-    def stream(self, *given: Any) -> Made:
-        with patch.object(generation, "has_plain_cache", lambda base: False):
-            yield from super().stream(*given)
+    def stream(self, prompts: Any, settings: Any, wanted: Any, keys: Any) -> Made:
+        _, order = self.fit_all(prompts, settings, wanted, keys)
+        size = self.batch_size or len(order)
+        for start in range(0, len(order), size):
+            yield from super().stream(prompts, settings, order[start : start + size], keys)
 
 
 def measured(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ import pytest
 import torch
 
 from ebft import cli
-from ebft.data.row_format import ALPACA, ALPACA_WITH_INPUT, RowFormat
-from ebft.evaluate.generate_command import LiveAnswer, PromptFormat, format_of_runs, show
+from ebft.data.row_format import ALPACA, ALPACA_WITH_INPUT
+from ebft.evaluate.generate_command import LiveAnswer, PromptFormat, show
 from ebft.evaluate.generation import Completion, GenerationSettings, TransformersGenerator
 from ebft.loading import Checkpoint
+from ebft.runtime.files import read_jsonl
 from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
 
-FINE = Completion("fine", "end", 2)
 CHAT = "<user>hi</turn><assistant>"
 
 
@@ -36,9 +37,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The prompts that models are given; all answers are fine."""
     found: list[str] = []
 
-    def complete(self: Any, prompts: list[str], *_: Any, **__: Any) -> list[list[Completion]]:
+    def complete(self: Any, prompts: list[str], *_: Any) -> list[list[Completion]]:
         found.extend(prompts)
-        return [[FINE] for _ in prompts]
+        return [[Completion("fine", "end", 2)] for _ in prompts]
 
     monkeypatch.setattr(TransformersGenerator, "complete", complete)
     return found
@@ -53,10 +54,6 @@ def texts_of(folder: Path, prompts: list[str], **settings: Any) -> list[list[str
     tokenizer = found.load_tokenizer()
     generator = TransformersGenerator(found.load(tokenizer, torch.float32, torch.device("cpu")), tokenizer)
     return generator.generate(prompts, GenerationSettings(**{"max_new_tokens": 6, "temperature": 0.6, **settings}))
-
-
-def rows_of(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def said(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
@@ -87,7 +84,7 @@ def test_several_models_beside_each_other(
     assert "> a" in printed
     heading = next(line for line in printed.splitlines() if "one" in line)
     assert heading.index("one") < heading.index("two")
-    found = rows_of(output)
+    found = read_jsonl(output)
     assert [(row["prompt"], row["model"], row["sample"]) for row in found] == [
         (prompt, name, sample) for prompt in "ab" for name in ("one", "two") for sample in (0, 1)
     ]
@@ -99,20 +96,6 @@ def test_several_models_beside_each_other(
     assert (shown.count("x"), shown.count("y")) == (100, 100), "long words are cut off"
 
 
-def test_a_prompt_that_leaves_no_room(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    short, output = shutil.copytree(model, tmp_path / "short"), tmp_path / "answers.jsonl"
-    config = json.loads((short / "config.json").read_text())
-    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
-    flags = (short, "--prompt", "2+2=", "--prompt", "one " * 99, "--output", output)
-    assert generate(*flags) == 2
-    assert "prompt 1 has " in capsys.readouterr().err
-    assert generate(*flags, "--too-long", "truncate") == 0
-    printed = capsys.readouterr()
-    assert "1 of 2 answers are to prompts without their beginning" in printed.err
-    assert f"> ... {'one ' * 60}\n" in printed.out
-    assert rows_of(output)[1]["prompt"] == "one " * 99, "shortened only on the screen"
-
-
 @pytest.mark.parametrize(
     ("settings", "flags", "expected"),
     [
@@ -120,7 +103,6 @@ def test_a_prompt_that_leaves_no_room(model: Path, tmp_path: Path, capsys: pytes
         ({"prompt_kinds": ["prompt"], "prompt_separator": "\n"}, ["--prompt-style", "raw"], "hi"),
         ({"prompt_kinds": ["prompt"], "prompt_separator": "\n"}, ["--prompt-separator", " =\\n"], "hi =\n"),
         ({"prompt_kinds": ["prompt"], "prompt_template": "Q: {q}\nA:", "prompt_separator": " "}, [], "Q: hi\nA:"),
-        ({"prompt_kinds": ["prompt"], "prompt_template": "{a} {b}"}, [], "hi"),
         ({"prompt_kinds": ["alpaca"]}, [], ALPACA.format(instruction="hi")),
         ({"prompt_kinds": ["messages"]}, [], CHAT),
         ({"prompt_kinds": ["messages", "prompt"]}, [], "hi"),
@@ -135,41 +117,27 @@ def test_prompts_are_made_as_in_the_run(
     assert seen == [expected]
 
 
-def test_prompts_of_typed_texts_and_of_rows(tmp_path: Path) -> None:
-    made = PromptFormat("prompt", RowFormat(prompt_separator="\n"))
-    assert [made.of_text(text) for text in ("Answer:", "def f(a):\n    ")] == ["Answer:\n", "def f(a):\n    "]
-    made = PromptFormat("prompt", RowFormat(prompt_template="Q: {q}\nA:", prompt_separator=" "))
-    assert made.of_row({"q": "one", "completion": "two"}) == made.of_row({"prompt": "one"}) == "Q: one\nA:"
-    alpaca, both = PromptFormat("alpaca"), {"instruction": "add", "input": "1 2"}
-    assert alpaca.of_row(both) == ALPACA_WITH_INPUT.format(**both)
-    assert alpaca.of_row({"prompt": "add"}) == alpaca.of_row({"instruction": "add"}) == alpaca.of_text("add")
-    for kind in ("messages", "text"):
-        (tmp_path / kind).mkdir()
-        (tmp_path / kind / "resolved.json").write_text(json.dumps({"prompt_kinds": [kind]}))
-    assert format_of_runs(["base", str(tmp_path / "messages")]).kind == "messages"
-    assert format_of_runs([str(tmp_path / "messages"), str(tmp_path / "text")]) == PromptFormat(), "they differ"
-
-
-def test_rows_of_messages_are_rendered_and_texts_beside_them_are_turns(
-    model: Path, tmp_path: Path, seen: list[str]
-) -> None:
+def test_rows_of_a_file_are_read_as_training_reads_them(model: Path, tmp_path: Path, seen: list[str]) -> None:
+    both, rows = {"instruction": "add", "input": "1 2"}, tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({**both, "output": "an answer that is not shown"}) + "\n")
+    given = Namespace(prompt_style=None, prompt_template=None, prompt_separator=None, prompt_column=None)
+    assert PromptFormat.chosen(given, ["base"]).of_file(str(rows), None) == [ALPACA_WITH_INPUT.format(**both)]
+    # Conversations are rendered, and texts beside them are turns.
     turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "an answer that is not shown"}]
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"conversations": turns}) + "\n")
-    assert generate(model, "--file", tmp_path / "rows.jsonl", "--prompt", "hi") == 0
+    rows.write_text(json.dumps({"conversations": turns}) + "\n")
+    assert generate(model, "--file", rows, "--prompt", "hi") == 0
     assert seen == [CHAT] * 2
 
 
 def test_a_chat_remembers_unless_the_model_was_not_trained_on_any(
-    model: Path, tmp_path: Path, seen: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path, tmp_path: Path, seen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said(monkeypatch, "hi", "again", "/reset", "hi")
+    said(monkeypatch, "hi", "again")
     assert generate(model) == 0
-    assert seen == [CHAT, f"{CHAT}fine</turn><user>again</turn><assistant>", CHAT]
-    assert "remembers nothing" not in capsys.readouterr().out
+    assert seen == [CHAT, f"{CHAT}fine</turn><user>again</turn><assistant>"]
     said(monkeypatch, "hi", "again")
     assert generate(of_run(model, tmp_path / "run", prompt_kinds=["prompt"], prompt_separator="\n")) == 0
-    assert seen[3:] == ["hi\n", "again\n"], "although its tokenizer has a chat template"
-    assert "remembers nothing" in capsys.readouterr().out
+    assert seen[2:] == ["hi\n", "again\n"], "although its tokenizer has a chat template"
 
 
 def test_a_chat_shows_tokens_as_they_come_and_two_models_beside_each_other(
@@ -180,11 +148,11 @@ def test_a_chat_shows_tokens_as_they_come_and_two_models_beside_each_other(
     monkeypatch.setattr(
         LiveAnswer, "on_finalized_text", lambda *given, **end: early.append(given[1]) or shown(*given, **end)
     )
-    said(monkeypatch, "hi", "hi")
+    said(monkeypatch, "hi")
     assert generate(model, "--max-new-tokens", "20") == 0
     [[expected]] = texts_of(model, ["hi"], max_new_tokens=20, prompt_style="chat")
     assert cli.printable(expected) + "\n" in capsys.readouterr().out
-    assert len(early) > 20, "not token after token"
+    assert len(early) > 10, "not token after token"
     said(monkeypatch, "hi")
     monkeypatch.setattr(LiveAnswer, "put", lambda *args: pytest.fail("shown too early"))
     assert generate(model, base_model) == 0

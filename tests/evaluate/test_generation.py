@@ -11,7 +11,7 @@ import torch
 
 from ebft.errors import ConfigError
 from ebft.evaluate import generation
-from ebft.evaluate.generation import Completion, GenerationSettings, TransformersGenerator, continuation, prompt_seed
+from ebft.evaluate.generation import Completion, GenerationSettings, TransformersGenerator, prompt_seed
 from ebft.method.sampling import truncate, uniforms
 from ebft.model.backbone import prepare_model, text_config
 from tests.models import tiny_model
@@ -73,10 +73,7 @@ def test_results_depend_on_seed_and_key_but_not_on_batch_order_or_neighbours() -
     assert generator.generate(["one", "one"], replace(SAMPLED, seed=6)) != twice
 
 
-@pytest.mark.parametrize("side_by_side", [True, False])
-def test_greedy_answers_beside_samples_are_as_alone(side_by_side: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not side_by_side:
-        monkeypatch.setattr(generation, "has_plain_cache", lambda base: False)
+def test_greedy_answers_beside_samples_are_as_alone() -> None:
     generator = TransformersGenerator(model_of(), byte_tokenizer(), 5)
     wanted = [(place, sample) for place in range(len(PROMPTS)) for sample in (generation.GREEDY, 0, 1, 2)]
     batches = generator.stream(PROMPTS, SAMPLED, wanted, ["0", "1", "2", "3"])
@@ -200,17 +197,6 @@ def test_the_model_is_left_as_it_was() -> None:
     assert text_config(model)._attn_implementation == "ebft"
 
 
-def test_an_adapter_takes_part() -> None:
-    from peft import LoraConfig, get_peft_model
-
-    model, tokenizer = model_of(), byte_tokenizer()
-    plain = TransformersGenerator(model, tokenizer).generate(PROMPTS, GREEDY)
-    adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
-    with_adapter = TransformersGenerator(adapted, tokenizer).generate(PROMPTS, GREEDY)
-    assert with_adapter != plain
-    assert TransformersGenerator(adapted.merge_and_unload(), tokenizer).generate(PROMPTS, GREEDY) == with_adapter
-
-
 def test_chat_style_wraps_the_prompt() -> None:
     generator = TransformersGenerator(model_of(), byte_tokenizer())
     chat = GenerationSettings(prompt_style="chat", system_prompt="be brief", answer_start="Sure:\n")
@@ -219,12 +205,3 @@ def test_chat_style_wraps_the_prompt() -> None:
     expected = "<system>be brief</turn><user>hi\n</turn><assistant>Sure:\n"
     assert fitted.tokens == generator.fit(expected, "0", replace(GREEDY, prompt_style="rendered")).tokens
     assert fitted.tokens == byte_tokenizer()(expected)["input_ids"]
-
-
-def test_a_leading_space_survives_tokenizers_that_drop_it() -> None:
-    class Dropping:
-        def decode(self, tokens: list[str], **_: Any) -> str:
-            return "".join(tokens).removeprefix(" ")
-
-    assert continuation(Dropping(), [" def", ":"], [" ", "  return"]) == "   return"
-    assert continuation(Dropping(), [], [" a"]) == "a"

@@ -9,26 +9,21 @@ import pytest
 
 from ebft.config.evaluation import EvalOptions
 from ebft.evaluate.generation import Completion
-from ebft.evaluate.run_task import joined, run_task, with_prompt_style
+from ebft.evaluate.run_task import run_task, with_prompt_style
+from ebft.evaluate.scoring import over_sets
 from ebft.evaluate.tasks import ProblemSet
 from ebft.problems.problem import Question
 
 
-def part(name: str, value: float, error: float | None) -> dict[str, Any]:
-    metrics = {"pass@1": {"value": value, "standard_error": error, "count": 10}}
-    return {"name": name, "metrics": metrics, "problems": 10, "notes": [f"a note on {name}"]}
-
-
 def test_languages_are_averaged_and_kept() -> None:
-    skipped = {"name": "go", "metrics": {}, "problems": 10, "notes": ["go is skipped"], "skipped": "no compiler"}
-    found = joined([part("cpp", 0.5, 0.3), skipped, part("js", 0.7, 0.4)])
-    mean = found["metrics"]["pass@1"]
+    def part(name: str, value: float, error: float | None) -> dict[str, Any]:
+        return {"name": name, "metrics": {"pass@1": {"value": value, "standard_error": error, "count": 10}}}
+
+    found = over_sets([part("cpp", 0.5, 0.3), part("js", 0.7, 0.4)])
+    mean = found["pass@1"]
     assert (mean["value"], mean["standard_error"], mean["count"]) == (pytest.approx(0.6), pytest.approx(0.25), 20)
-    assert found["metrics"]["js pass@1"]["value"] == 0.7
-    assert found["problems"] == 20, "a skipped language has no answers"
-    assert [p["name"] for p in found["parts"]] == ["cpp", "js", "go"]
-    assert len(found["notes"]) == 3
-    assert joined([part("cpp", 0.5, None), part("js", 0.7, 0.4)])["metrics"]["pass@1"]["standard_error"] is None
+    assert found["js pass@1"]["value"] == 0.7
+    assert over_sets([part("cpp", 0.5, None), part("js", 0.7, 0.4)])["pass@1"]["standard_error"] is None
 
 
 GOOD, EMPTY = Completion("def f(x):\n    return x\n", "stop", 3), Completion(" \n", "end", 1)

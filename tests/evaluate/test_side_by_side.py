@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import MambaConfig, MambaForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers import MambaConfig, MambaForCausalLM
 
+from ebft.errors import ConfigError
 from ebft.evaluate.generation import GenerationSettings, TransformersGenerator
-from ebft.evaluate.side_by_side import SideBySide, has_plain_cache
+from ebft.evaluate.side_by_side import SideBySide
 from ebft.model.backbone import text_config
-from tests.evaluate.test_generation import by_hand, model_of
+from tests.evaluate.test_generation import model_of
 from tests.models import CONFIGS, EXTRA_CONFIGS, MIXTURES, tiny_model
 from tests.plain import untouched
 from tests.tiny_tokenizer import END, VOCABULARY, byte_tokenizer
@@ -56,7 +57,6 @@ class Busy:
 @pytest.mark.parametrize("family", [*CONFIGS, *EXTRA_CONFIGS, *MIXTURES])
 def test_rows_that_leave_and_join_are_continued_as_each_alone(family: str) -> None:
     model = tiny_model(family)
-    assert has_plain_cache(model)
     a, b, c = [5, 9, 3, 7, 2, 8, 1, 4], [11], [6, 2, 30]
     busy = Busy(model)
     busy.go([], [a, b], 4)
@@ -141,37 +141,10 @@ def test_samples_of_a_prompt_share_its_computation() -> None:
     assert max(rows for rows, _ in seen) == 16
 
 
-def mamba() -> Any:
-    return MambaForCausalLM(MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=4))
-
-
-def hybrid() -> Any:
-    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 32) | dict.fromkeys(("num_hidden_layers",), 2)
-    sizes |= dict(num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=2, num_experts_per_tok=1)
-    sizes |= dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8)
-    sizes |= dict(moe_intermediate_size=16, shared_expert_intermediate_size=16)
-    layers = ["linear_attention", "full_attention"]
-    return Qwen3NextForCausalLM(Qwen3NextConfig(vocab_size=VOCABULARY, layer_types=layers, **sizes))
-
-
-@pytest.mark.parametrize("made", [mamba, hybrid])
-@pytest.mark.parametrize("stop", [(), tuple("abcdefgh")], ids=["free", "stops"])
-def test_other_models_go_batch_by_batch(made: Any, stop: tuple[str, ...]) -> None:
-    torch.manual_seed(0)
-    model, tokenizer = made().eval(), byte_tokenizer(pad=END)
-    assert not has_plain_cache(model)
-    asked = GenerationSettings(max_new_tokens=12, temperature=HOT, samples=3, seed=5, stop=stop)
-    prompts = ["hello world", "a", "the longest of them"]
-    found = TransformersGenerator(model, tokenizer, batch_size=4).complete(prompts, asked)
-    for place, prompt in enumerate(prompts):
-        for sample, completion in enumerate(found[place]):
-            text = by_hand(model, tokenizer, prompt, asked, str(place), sample)
-            places = [at for at in map(text.find, stop) if at >= 0]
-            assert completion.text == (text[: min(places)] if places else text)
-            assert (completion.finish == "stop") == bool(places)
-
-
-def test_layers_that_share_keys_are_not_plain() -> None:
-    model = model_of()
-    text_config(model).num_kv_shared_layers = 2
-    assert not has_plain_cache(model)
+def test_models_that_keep_more_than_keys_and_values_are_refused() -> None:
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=4))
+    shared = model_of()
+    text_config(shared).num_kv_shared_layers = 2
+    for model in (mamba, shared):
+        with pytest.raises(ConfigError, match="keeps more than keys and values"):
+            TransformersGenerator(model, byte_tokenizer()).generate(["a"], GenerationSettings())

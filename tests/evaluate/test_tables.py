@@ -1,13 +1,19 @@
+"""Tables, labels, pictures, and paired differences on outcomes written by hand."""
+
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ebft.errors import ConfigError
-from ebft.evaluate import tables
+from ebft.evaluate import differences, tables
 from ebft.method.measures import TEMPERATURES, Estimate
+from ebft.runtime.files import write_jsonl
+
+Passed = dict[str, list[list[int]]]  # by set and problem, of each sample
 
 
 @pytest.mark.pictures
@@ -16,17 +22,10 @@ def test_curves_are_drawn_with_the_papers_axes(tmp_path: Path, monkeypatch: pyte
 
     drawn: list[Any] = []
     monkeypatch.setattr(plt, "close", drawn.append)
-    results = {
-        name: {
-            "tasks": {
-                "calibration": {
-                    "metrics": {},
-                    "profile": [{"length": g, "value": g * s, "standard_error": 0.1, "count": 2} for g in (1, 8, 128)],
-                }
-            }
-        }
-        for name, s in (("base", 1), ("ebft", 2))
-    }
+    results = {}
+    for name, s in (("base", 1), ("ebft", 2)):
+        profile = [{"length": g, "value": g * s, "standard_error": 0.1, "count": 2} for g in (1, 8, 128)]
+        results[name] = {"tasks": {"calibration": {"metrics": {}, "profile": profile}}}
     tables.draw(results, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["profile.png"]
     axis = drawn[0].axes[0]
@@ -38,17 +37,17 @@ def test_curves_are_drawn_with_the_papers_axes(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.pictures
-def test_temperatures_have_rows_and_a_picture(tmp_path: Path) -> None:
+def test_cross_entropy_at_every_temperature_is_in_the_page_and_the_picture(tmp_path: Path) -> None:
     point = {"value": 2.0, "standard_error": 0.1, "count": 3}
     points = [{"temperature": t, "cross_entropy": point, "answer_cross_entropy": None} for t in TEMPERATURES]
     results = {"base": {"tasks": {"calibration": {"metrics": {}, "temperatures": points}}}, "code": {"tasks": {}}}
-    differences = {"code": {("calibration", "cross_entropy_temperature_0.6"): Estimate(-0.5, 0.25)}}
-    rows = tables.table(results, differences, temperatures=True)
+    moved = {"code": {("calibration", "cross_entropy_temperature_0.6"): Estimate(-0.5, 0.25)}}
+    rows = tables.table(results, moved, temperatures=True)
     assert rows[0] == ("task", "metric", "base", "code", "code - base")
     name = "cross-entropy, all tokens at temperature 0.6"
     assert rows[2] == ("calibration", name, "2.0000 ± 0.1000 (n=3)", "", "-0.5000 ± 0.2500")
     assert len(rows) == 1 + len(TEMPERATURES), "no answer tokens, no rows"
-    assert len(tables.table(results, differences)) == 1
+    assert len(tables.table(results, moved)) == 1
     tables.draw(results, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["temperatures.png"]
 
@@ -57,7 +56,6 @@ def test_labels_tell_models_apart() -> None:
     assert tables.labels(["runs/a/final", "runs/b/final", "final"]) == ["a", "b", "final"]
     assert tables.labels(["one/a/final", "two/a"]) == ["one/a", "two/a"]
     assert tables.labels(["runs/a/final", "runs/a"]) == ["runs/a/final (1)", "runs/a (2)"]
-    assert tables.labels(["x/y", "org/z"]) == ["y", "z"]
     assert tables.labels(["m", "m"]) == ["m (1)", "m (2)"]
 
 
@@ -67,18 +65,76 @@ def calibrated(**settings: Any) -> dict[str, Any]:
     return {"tasks": {"calibration": {"features": features, "settings": settings}}}
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
+def test_other_measurements_are_not_compared() -> None:
+    for settings, named in (
         ({"horizon": 4, "stride": 4}, r"\(horizon: 8 and 4, stride: 8 and 4\)"),
         ({"taps": [2]}, r"calibrated differently \(taps: \[1\] and \[2\]\)"),
         ({"profile_lengths": [1, 2]}, r"profile_lengths: None and \[1, 2\]"),
-    ],
-)
-def test_other_measurements_are_not_compared(settings: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        tables.check_same_space({"a": calibrated(), "b": calibrated(**settings)})
-
-
-def test_losses_at_more_temperatures_change_nothing_else() -> None:
+    ):
+        with pytest.raises(ConfigError, match=named):
+            tables.check_same_space({"a": calibrated(), "b": calibrated(**settings)})
     tables.check_same_space({"a": calibrated(), "b": calibrated(also_at_temperatures=[1.0], feature_model="x")})
+
+
+# ---- differences -----------------------------------------------------------------------------------------------------
+
+
+def evaluated(folder: Path, passed: Passed) -> dict[str, Any]:
+    """Results of sets of problems, with a list of outcomes for each problem, and the files beside them. What does not
+    pass greedily is no program."""
+    folder.mkdir()
+    parts = []
+    for name, problems in passed.items():
+        for decoding, samples in ("greedy", slice(1)), ("samples", slice(None)):
+            rows = [
+                {"task_id": f"{name}/{number}", "finish": "end"}
+                | ({"status": "passed", "completion": "return 1"} if one else {"status": "failed", "completion": ""})
+                for number, outcomes in enumerate(problems)
+                for one in outcomes[samples]
+            ]
+            for ending in (".scores.samples.jsonl", ".jsonl"):
+                write_jsonl(folder / f"{name}.{decoding}{ending}", rows)
+        metrics = {key: {"value": 0.5} for key in ("greedy_pass@1", "greedy_empty", "pass@1", "pass@2")}
+        parts.append({"name": name, "language": "python", "metrics": metrics})
+    return {"tasks": {"task": parts[0] if len(parts) == 1 else {"metrics": {}, "parts": parts}}}
+
+
+def moved(tmp_path: Path, one: Passed, two: Passed) -> Any:
+    folders = {"one": tmp_path / "one", "two": tmp_path / "two"}
+    results = {name: evaluated(folders[name], passed) for name, passed in (("one", one), ("two", two))}
+    return {metric: found for (_, metric), found in differences.against_first(results, folders)["two"].items()}
+
+
+def error(values: list[float]) -> float:
+    return statistics.stdev(values) / len(values) ** 0.5
+
+
+def test_shares_of_problems_are_paired_by_problem(tmp_path: Path) -> None:
+    one, two = [[1, 1], [0, 0], [0, 1], [0, 0]], [[1, 1], [1, 0], [0, 1], [0, 0]]
+    assert moved(tmp_path, {"humaneval": one}, {"humaneval": two}) == {
+        "greedy_pass@1": (0.25, pytest.approx(error([0, 1, 0, 0]))),
+        "greedy_empty": (-0.25, pytest.approx(error([0, 1, 0, 0]))),
+        "pass@1": (0.125, pytest.approx(error([0, 0.5, 0, 0]))),
+        "pass@2": (0.25, pytest.approx(error([0, 1, 0, 0]))),
+    }
+
+
+def test_the_mean_over_languages(tmp_path: Path) -> None:
+    one = {"m-js": [[0, 0], [0, 0]], "m-go": [[1, 1], [1, 1], [0, 0]]}
+    two = {"m-js": [[1, 1], [0, 0]], "m-go": [[1, 1], [0, 0], [0, 0]]}
+    found = moved(tmp_path, one, two)
+    js, go = error([1, 0]), error([0, -1, 0])
+    assert found["m-js pass@1"] == (0.5, pytest.approx(js))
+    assert found["m-go pass@1"] == (pytest.approx(-1 / 3), pytest.approx(go))
+    assert found["pass@1"] == (pytest.approx((0.5 - 1 / 3) / 2), pytest.approx((js**2 + go**2) ** 0.5 / 2))
+
+
+def test_other_problems_and_other_text_are_not_paired(tmp_path: Path) -> None:
+    assert moved(tmp_path, {"humaneval": [[1, 1]]}, {"humaneval": [[1, 1], [1, 0]]}) == {}
+    results = {}
+    for name, text in ("first", "aa"), ("same", "aa"), ("other", "bb"):
+        (tmp_path / name).mkdir()
+        write_jsonl(tmp_path / name / "calibration.jsonl", [{"sequence": 0, "tokens": 2, "log_probs": -4.0}])
+        results[name] = {"tasks": {"calibration": {"text": text, "sequences": 1}}}
+    found = differences.against_first(results, {name: tmp_path / name for name in results})
+    assert [len(of_model) for of_model in found.values()] == [1, 0]

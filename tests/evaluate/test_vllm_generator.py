@@ -6,16 +6,9 @@ from typing import Any
 
 import pytest
 
-from ebft.errors import ConfigError
 from ebft.evaluate.generation import GenerationSettings
 from ebft.evaluate.vllm_generator import VLLMGenerator
 from tests.tiny_tokenizer import byte_tokenizer
-
-
-def test_vllm_says_when_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ConfigError, match=r'backend=vllm needs vLLM; install it with `pip install "\.\[vllm\]"`'):
-        VLLMGenerator("somewhere", byte_tokenizer())
 
 
 def test_vllm_requests_against_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,10 +114,9 @@ class EvalOptions:
         if self.prompt_template is not None and self.tasks and "translation" not in self.tasks:
             raise ConfigError("prompt_template is translation's; calibration has --calibration-prompt-template")
         counts = ("limit", "sequences", "batch_size", "calibration_batch_size", "workers", "max_new_tokens")
-        check(self, EvalOptions, **dict.fromkeys((*counts, "profile_stride"), 1), samples=0)
-        wrong = [t for t in self.also_at_temperatures if not 0 < t < math.inf]
-        if wrong or (self.samples and not self.temperature > 0):
-            raise ConfigError(f"temperature={[*wrong, self.temperature][0]} must be above 0; for greedy, use samples=0")
+        check(self, EvalOptions, **dict.fromkeys((*counts, "profile_stride"), 1), samples=0, temperature=0, timeout=0.1)
+        if not all(0 < t < math.inf for t in self.also_at_temperatures):
+            raise ConfigError(f"also_at_temperatures={self.also_at_temperatures} must be above 0")
         if not self.samples and not self.greedy:
             raise ConfigError("samples=0 without greedy leaves nothing to generate")
         context = self.method.context_length

@@ -13,67 +13,51 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ebft.evaluate.scoring import KINDS, kinds_by_problem, outcomes_file, pass_at_k
+from ebft.evaluate.scoring import KINDS, Scored, kinds_by_problem, mean_of, outcomes_file, over_sets, pass_at_k
 from ebft.evaluate.tables import Differences, Results, parts_of
-from ebft.method.measures import Estimate, Record, SumsAndCounts, differences, paired_difference
+from ebft.method.measures import Estimate, Record, differences
 from ebft.runtime.files import read_jsonl
 from ebft.sandbox.python_tests import PASSED
-
-Evaluated = tuple[Results, Path]  # results, and the folder that they are in
 
 
 def against_first(results: Mapping[str, Results], folders: Mapping[str, Path]) -> dict[str, Differences]:
     """For each model but the first, its differences from that one by (task, metric)."""
     first, *others = results
-    found: dict[str, Differences] = {}
+    found: dict[str, Differences] = {label: {} for label in others}
     for label in others:
-        both = (results[label], folders[label]), (results[first], folders[first])
-        found[label] = {
-            (task, metric): difference
-            for task in results[label]["tasks"]
-            if task in results[first]["tasks"]
-            for metric, difference in (_calibration(*both) if task == "calibration" else _code(task, *both)).items()
-        }
+        both = folders[label], folders[first]
+        for task in (task for task in results[label]["tasks"] if task in results[first]["tasks"]):
+            mine, theirs = (results[of]["tasks"][task] for of in (label, first))
+            if task != "calibration":
+                moved = _of_problems(mine, *both)
+            elif mine.get("text") == theirs.get("text"):  # and nothing if these are other sequences of it
+                moved = differences(_sequences(mine, both[0]), _sequences(theirs, both[1]))
+            else:
+                moved = {}
+            found[label] |= {(task, metric): difference for metric, difference in moved.items()}
     return found
 
 
-def _calibration(mine: Evaluated, first: Evaluated) -> dict[str, Estimate]:
-    if len({results["tasks"]["calibration"].get("text") for results, _ in (first, mine)}) > 1:
-        return {}
-    return differences(_sequences(mine), _sequences(first))  # nothing if these are other sequences
-
-
-def _sequences(evaluated: Evaluated) -> list[Record]:
+def _sequences(entry: Scored, folder: Path) -> list[Record]:
     """The sequences that count: an earlier evaluation in the same folder may have measured more."""
-    results, folder = evaluated
-    counted = results["tasks"]["calibration"]["sequences"]
-    return [record for record in read_jsonl(folder / "calibration.jsonl") if record["sequence"] < counted]
+    return [record for record in read_jsonl(folder / "calibration.jsonl") if record["sequence"] < entry["sequences"]]
 
 
-def _code(task: str, mine: Evaluated, first: Evaluated) -> dict[str, Estimate]:
+def _of_problems(entry: Scored, mine: Path, first: Path) -> dict[str, Estimate]:
     """pass@k and shares of answers that are no programs, of each set of problems (each language), and of the plain mean
     over several, which are independent of each other."""
-    by_set: dict[str, dict[str, Estimate]] = defaultdict(dict)  # by metric and set
-    entry = mine[0]["tasks"][task]
-    parts = [part for part in parts_of(entry) if part["metrics"]]
-    for part in parts:
-        for metric in part["metrics"]:
-            ours, theirs = (by_problem(folder, part, metric) for _, folder in (mine, first))
-            if ours and ours.keys() == theirs.keys():  # the same problems
-                ones = [1] * len(ours)
-                both = SumsAndCounts([*ours.values()], ones), SumsAndCounts([theirs[key] for key in ours], ones)
-                by_set[metric][part["name"]] = paired_difference(*both)
-    if "parts" not in entry:
-        return {metric: found[entry["name"]] for metric, found in by_set.items()}
-    means = {
-        metric: Estimate(
-            sum(estimate.mean for estimate in found.values()) / len(parts),
-            math.hypot(*(estimate.standard_error for estimate in found.values())) / len(parts),
-        )
-        for metric, found in by_set.items()
-        if len(found) == len(parts)
+    parts = []
+    for part in (part for part in parts_of(entry) if part["metrics"]):
+        both = {metric: [by_problem(folder, part, metric) for folder in (mine, first)] for metric in part["metrics"]}
+        same = {metric: values for metric, values in both.items() if values[0] and values[0].keys() == values[1].keys()}
+        moved = {metric: mean_of([ours[key] - theirs[key] for key in ours]) for metric, (ours, theirs) in same.items()}
+        parts.append({**part, "metrics": moved})
+    if any(part["metrics"].keys() != parts[0]["metrics"].keys() for part in parts):
+        return {}  # not of all sets: a mean over some would not be the difference of the values
+    found = over_sets(parts) if "parts" in entry else parts[0]["metrics"] if parts else {}
+    return {
+        m: Estimate(one["value"], math.nan if (e := one["standard_error"]) is None else e) for m, one in found.items()
     }
-    return means | {f"{name} {metric}": e for metric, found in by_set.items() for name, e in found.items()}
 
 
 def by_problem(folder: Path, part: Mapping[str, Any], metric: str) -> dict[str, float]:

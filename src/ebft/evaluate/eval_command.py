@@ -35,10 +35,9 @@ def run(options: EvalOptions, command: Sequence[str]) -> tables.Rows:
     for name in ("output",) if options.compare else ("output", "model", "tasks"):
         if not getattr(options, name):
             raise ConfigError(f"no {name}: give --{name}")
-    output = Path(options.output).expanduser()
+    output, labels = Path(options.output).expanduser(), tables.labels(options.compare or options.model)
     if options.compare:
-        places = [Path(place).expanduser() for place in options.compare]
-        folders = dict(zip(tables.labels(options.compare), places, strict=True))
+        folders = dict(zip(labels, (Path(place).expanduser() for place in options.compare), strict=True))
         found = {label: tables.read_results(folder) for label, folder in folders.items()}
         with locked(output / LOCK_FILE):
             return present(found, folders, output)
@@ -48,7 +47,6 @@ def run(options: EvalOptions, command: Sequence[str]) -> tables.Rows:
     # What can be wrong with models, data and settings shows before a model is loaded or a folder made.
     subjects = [CheckpointSubject(name, options) for name in options.model]
     sets: dict[str, list[ProblemSet]] = {task: problem_sets(task, options) for task in options.tasks}
-    labels = tables.labels(options.model)
     several = {label: output / re.sub(r"[^\w.-]+", "-", label).strip("-.") for label in labels}
     folders = several if len(labels) > 1 else {labels[0]: output}
     with ExitStack() as held:
@@ -93,22 +91,20 @@ def record(folder: Path, results: tables.Results, task: str, entry: Mapping[str,
 
 
 def task_settings(task: str, options: EvalOptions) -> dict[str, Any]:
-    others = {name for other, names in _SOURCES.items() if other != task for name in names}
+    left_out = {*_NOT_OF_NUMBERS, *(name for other, names in _SOURCES.items() if other != task for name in names)}
+    left_out |= {"prompt_style"} if options.prompt_style == "auto" else set()  # not decided yet
     found = options.values(*_GROUPS.get(task, ("generation", "code")))
-    found = {name: value for name, value in found.items() if name not in {*_NOT_OF_NUMBERS, *others}}
-    if found.get("prompt_style") == "auto":
-        del found["prompt_style"]  # not decided yet
+    found = {name: value for name, value in found.items() if name not in left_out}
     return {"seed": options.seed, "limit": options.limit, **found}
 
 
 def _mark(task: str, options: EvalOptions, subject: Any, sets: Sequence[ProblemSet]) -> str:
     """The same for the same numbers: model, data and settings."""
+    inputs: list[Any] = [[p.keys, p.asked[options.prompt_style], p.skipped] for p in sets]
     if task == "calibration":
         data = rows.contents(options.calibration_data or "", options.calibration_split)
-        inputs: Any = [subject.identity, subject.feature_source, data, TEMPERATURES]
-    else:
-        inputs = [subject.identity, *([p.keys, p.asked[options.prompt_style], p.skipped] for p in sets)]
-    return fingerprint([task, inputs, task_settings(task, options)])
+        inputs = [subject.feature_source, data, TEMPERATURES]
+    return fingerprint([task, subject.identity, inputs, task_settings(task, options)])
 
 
 def present(results: dict[str, tables.Results], folders: dict[str, Path], output: Path) -> tables.Rows:

@@ -16,15 +16,16 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ebft.errors import ConfigError
-from ebft.evaluate.side_by_side import OneBatch, SideBySide, has_plain_cache
+from ebft.evaluate.side_by_side import SideBySide, check_plain_cache
 from ebft.method.sampling import check_sampling, uniforms
 from ebft.model.attention import avoid_cudnn_attention
 from ebft.model.backbone import base_model, end_tokens_of, evaluating, text_config
@@ -97,20 +98,14 @@ class Generator:
         return [[found.text for found in samples] for samples in self.complete(prompts, settings, keys)]
 
     def complete(
-        self,
-        prompts: Sequence[str],
-        settings: GenerationSettings,
-        keys: Sequence[str] | None = None,
-        advance: Callable[[int], Any] = lambda made: None,
+        self, prompts: Sequence[str], settings: GenerationSettings, keys: Sequence[str] | None = None
     ) -> list[list[Completion]]:
         """`settings.samples` completions of every prompt, in the order of the prompts. keys: as in `stream`, by default
-        the prompts' places. advance: called with the number of completions made since its last call."""
-        keys = [str(place) for place in range(len(prompts))] if keys is None else keys
-        wanted = [(place, sample) for place in range(len(prompts)) for sample in range(settings.samples)]
-        found: dict[tuple[int, int], Completion] = {}
-        for batch in self.stream(prompts, settings, wanted, keys):
-            found |= {(place, sample): completion for place, sample, completion in batch}
-            advance(len(batch))
+        the prompts' places."""
+        keys = [*map(str, range(len(prompts)))] if keys is None else keys
+        wanted = [*product(range(len(prompts)), range(settings.samples))]
+        batches = self.stream(prompts, settings, wanted, keys)
+        found = {(place, sample): completion for batch in batches for place, sample, completion in batch}
         return [[found[place, sample] for sample in range(settings.samples)] for place in range(len(prompts))]
 
     def fit(self, prompt: str, key: str, settings: GenerationSettings) -> Fitted:
@@ -135,7 +130,7 @@ class Generator:
         self, prompts: Sequence[str], settings: GenerationSettings, wanted: Wanted, keys: Sequence[str]
     ) -> tuple[dict[int, Fitted], list[tuple[int, int]]]:
         """The wanted prompts fitted, and the pairs with the longest first: what needs too much memory fails at once."""
-        fitted = {place: self.fit(prompts[place], keys[place], settings) for place in sorted({p for p, _ in wanted})}
+        fitted = {place: self.fit(prompts[place], keys[place], settings) for place in {p for p, _ in wanted}}
         return fitted, sorted(wanted, key=lambda pair: (-len(fitted[pair[0]].tokens), pair))
 
 
@@ -154,30 +149,26 @@ class TransformersGenerator(Generator):
         super().__init__(tokenizer, next(known, None))
         avoid_cudnn_attention()
         self.model, self.batch_size = model, batch_size
-        own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        self.end_token_ids = {*own, *end_tokens_of(model)}
+        self.end_token_ids = {tokenizer.eos_token_id, *end_tokens_of(model)}
 
     def stream(self, prompts: Sequence[str], settings: GenerationSettings, wanted: Wanted, keys: Sequence[str]) -> Made:
         fitted, order = self.fit_all(prompts, settings, wanted, keys)
         waiting = deque(_Row(self, settings, fitted[place], place, keys[place], sample) for place, sample in order)
         base: Any = base_model(self.model)
-        plain = has_plain_cache(base)
+        check_plain_cache(base)
         longest = max((len(row.prompt.tokens) for row in waiting), default=0)
-        batch_size = self.batch_size or (rows_that_fit(base, longest, settings.max_new_tokens) if plain else ROWS)
-        texts = (SideBySide if plain else OneBatch)(base, settings.temperature, settings.top_p)
-        going_on = all if plain else any
-        rows: list[_Row] = []
-        staying: list[int] = []
+        batch_size = self.batch_size or rows_that_fit(base, longest, settings.max_new_tokens)
+        texts, rows, staying = SideBySide(base, settings.temperature, settings.top_p), list[_Row](), list[int]()
         while waiting or staying:
             joining = [waiting.popleft() for _ in range(min(len(waiting), batch_size - len(staying)))]
             rows = [*(rows[place] for place in staying), *joining]
             with evaluating(self.model):
-                greedy = [row.greedy for row in joining]
+                greedy = [row.sample == GREEDY for row in joining]
                 texts.replace(staying, [row.prompt.tokens for row in joining], _uniforms(joining, settings), greedy)
-                while going_on(row.completion is None for row in rows):
+                while all(row.completion is None for row in rows):
                     # Decoding many rows after every token takes longer than a small model's step. And no row goes past
                     # the end of its room, where there may be no positions.
-                    steps = min(16, 1 + len(rows) // 16, *(row.room for row in rows if row.completion is None))
+                    steps = min(16, 1 + len(rows) // 16, *(row.room for row in rows))
                     drawn = torch.cat([texts.step() for _ in range(steps)], 1)
                     for row, tokens in zip(rows, drawn.tolist(), strict=True):
                         row.take(tokens)
@@ -211,8 +202,7 @@ class _Row:
     def __init__(
         self, of: TransformersGenerator, settings: GenerationSettings, prompt: Fitted, place: int, key: str, sample: int
     ) -> None:
-        self.of, self.settings, self.prompt = of, settings, prompt
-        self.place, self.sample, self.greedy = place, sample, sample == GREEDY
+        self.of, self.settings, self.prompt, self.place, self.sample = of, settings, prompt, place, sample
         self.seed = prompt_seed(settings.seed, key)
         self.tokens: list[int] = []
         self.completion: Completion | None = None
@@ -227,13 +217,11 @@ class _Row:
 
     def take(self, tokens: list[int]) -> None:
         """What has been drawn since it took tokens last; what follows its end is left."""
-        if self.completion is not None:
-            return
-        looked, tokens = len(self.tokens), tokens[: self.room]
+        looked = len(self.tokens)
         end = next((place for place, token in enumerate(tokens) if token in self.of.end_token_ids), None)
         self.tokens += tokens[:end]
         length, finish = len(self.tokens), "end" if end is not None else "length" if self.room == 0 else ""
-        if self._stops(looked, length):
+        if self.settings.stop and self._stops(looked, length):
             finish, length = "stop", next(n for n in range(looked + 1, length + 1) if self._stops(looked, n))
         if streamer := self.of.streamer:
             streamer.put(torch.tensor(self.tokens[looked:]))
@@ -245,12 +233,11 @@ class _Row:
 
     def _stops(self, looked: int, length: int) -> bool:
         """Whether so many tokens show a stop string, which those that were looked at do not."""
-        stop = self.settings.stop
-        if stop and looked >= self.near:
+        if looked >= self.near:
             text = _decode(self.of.tokenizer, self.tokens[looked - self.near : length])
         else:
             text = self.prompt.shown(continuation(self.of.tokenizer, self.prompt.tokens, self.tokens[:length]))
-        return any(string in text for string in stop)
+        return any(string in text for string in self.settings.stop)
 
 
 def completion_of(prompt: Fitted, written: str, finish: str, tokens: int, settings: GenerationSettings) -> Completion:

@@ -7,7 +7,6 @@ set's own `score` turns completions into metrics, at once or where there is a sa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import product
@@ -17,7 +16,7 @@ from ebft.config.evaluation import EvalOptions
 from ebft.errors import DataError
 from ebft.evaluate.calibration import run_calibration
 from ebft.evaluate.generation import GREEDY, GenerationSettings
-from ebft.evaluate.scoring import K, Metrics, Scored, shares_of_kinds
+from ebft.evaluate.scoring import K, Scored, over_sets, shares_of_kinds
 from ebft.evaluate.subject import Subject
 from ebft.evaluate.tasks import ProblemSet, ResumableRecords, fingerprint
 from ebft.runtime.files import read_jsonl, write_jsonl
@@ -72,22 +71,24 @@ def _decodings(problems: ProblemSet, options: EvalOptions) -> dict[str, Generati
 def _generate(problems: ProblemSet, options: EvalOptions, subject: Subject, folder: Path) -> None:
     """Makes the completions that are not on disk yet, the greedy ones beside the samples."""
     prompts, keys = [question.prompt for question in problems.asked[options.prompt_style]], problems.keys
-    decodings = _decodings(problems, options)
-    records: dict[str, ResumableRecords] = {}
-    wanted: list[tuple[int, int]] = []
+    decodings, records, wanted = _decodings(problems, options), dict[str, ResumableRecords](), list[tuple[int, int]]()
     made_with = {"model": subject.identity, "backend": options.backend, "problems": fingerprint([keys, prompts])}
     for decoding, settings in decodings.items():
-        name, how = f"{problems.name}.{decoding}", asdict(settings) | made_with
-        records[decoding] = ResumableRecords(folder, name, how, options.overwrite, options.replace_changed)
+        records[decoding] = ResumableRecords(
+            folder,
+            f"{problems.name}.{decoding}",
+            asdict(settings) | made_with,
+            options.overwrite,
+            options.replace_changed,
+        )
         done = {(row["task_id"], row["sample"]) for row in records[decoding].rows}
         for place, sample in product(range(len(keys)), range(settings.samples)):
             if (keys[place], sample) not in done:
                 wanted.append((place, GREEDY if decoding == "greedy" else sample))
-    total = len(keys) * sum(settings.samples for settings in decodings.values())
     if not wanted:
         return
+    total, settings = len(keys) * sum(s.samples for s in decodings.values()), [*decodings.values()][-1]
     with progress(problems.name, total, total - len(wanted)) as advance:
-        settings = decodings.get("samples") or decodings["greedy"]
         for batch in subject.generator.stream(prompts, settings, wanted, keys):
             for place, sample, made in batch:
                 row = {"task_id": keys[place], "sample": max(sample, 0), "completion": made.text}
@@ -97,9 +98,17 @@ def _generate(problems: ProblemSet, options: EvalOptions, subject: Subject, fold
 
 
 def scored(options: EvalOptions, folder: Path, sets: Sequence[ProblemSet]) -> Scored:
-    """Metrics of the completions that are in the folder: no model is needed."""
+    """Metrics of the completions that are in the folder: no model is needed. A set that cannot be scored has none."""
     parts = [_scored_set(problems, options, folder) for problems in sets]
-    return parts[0] if len(parts) == 1 else joined(parts)
+    if len(parts) == 1:
+        return parts[0]
+    counted = [part for part in parts if part["metrics"]]
+    return {
+        "metrics": over_sets(counted),
+        "problems": sum(part["problems"] for part in counted),
+        "parts": [*counted, *(part for part in parts if not part["metrics"])],
+        "notes": [note for part in parts for note in part["notes"]],
+    }
 
 
 def _scored_set(problems: ProblemSet, options: EvalOptions, folder: Path) -> Scored:
@@ -111,49 +120,26 @@ def _scored_set(problems: ProblemSet, options: EvalOptions, folder: Path) -> Sco
     if read_jsonl(file := folder / f"{name}.prompts.jsonl") != _asked(problems, options):
         raise DataError(f"{file} has other prompts than the problems: they are not those the model was given")
     for decoding, settings in _decodings(problems, options).items():
-        file = folder / f"{name}.{decoding}.jsonl"
+        file, prefix = folder / f"{name}.{decoding}.jsonl", "greedy_" if decoding == "greedy" else ""
         found = {(row["task_id"], row["sample"]): row for row in read_jsonl(file)}
         every = list(product(problems.keys, range(settings.samples)))
         if found.keys() != {*every}:
+            wanted = f"{settings.samples} of each of the {len(problems.keys)} problems"
             raise DataError(
-                f"{file} holds {len(found)} completions, not {settings.samples} of each of the {len(problems.keys)} "
-                "problems; run the same `ebft eval` again first"
+                f"{file} holds {len(found)} completions, not {wanted}; run the same `ebft eval` again first"
             )
         rows = [found[key] for key in every]
         part["generations"][decoding] = asdict(settings) | {
             "mean_tokens": sum(row["tokens"] for row in rows) / len(rows),
             "prompts_truncated": len({row["task_id"] for row in rows if row["prompt_truncated"]}),
         }
-        details: Scored = {"metrics": {}}
+        metrics = shares_of_kinds(rows, language)
         if options.score or not language:
-            part[decoding] = details = problems.score(rows, problems.scores_file(file), K)
-        metrics = details.pop("metrics") | shares_of_kinds(rows, language)
-        prefix = "greedy_" if decoding == "greedy" else ""
+            details = problems.score(rows, problems.scores_file(file), K)
+            metrics = details.pop("metrics") | metrics
+            part["notes"] += [f"{name}, {decoding}: {note}" for note in details.pop("notes", [])]
+            part[decoding] = details
         part["metrics"] |= {f"{prefix}{metric}": value for metric, value in metrics.items()}
-        part["notes"] += [f"{name}, {decoding}: {note}" for note in details.pop("notes", [])]
     if language and not options.score:
         part |= {"skipped": NOT_SCORED, "unscored": True, "notes": [*part["notes"], f"{name} is {NOT_SCORED}"]}
     return part
-
-
-def joined(parts: Sequence[Scored]) -> Scored:
-    """Of several sets of problems, such as languages: the plain mean over them, and each under its own name. A part
-    that could not be scored has no metrics."""
-    counted = [part for part in parts if part["metrics"]]
-    metrics: Metrics = {}
-    for name in dict.fromkeys(name for part in counted for name in part["metrics"]):
-        found = [part["metrics"][name] for part in counted if name in part["metrics"]]
-        errors = [entry["standard_error"] for entry in found]
-        metrics[name] = {
-            "value": sum(entry["value"] for entry in found) / len(found),
-            "standard_error": None if None in errors else math.hypot(*errors) / len(found),
-            "count": sum(entry["count"] for entry in found),
-        }
-    for part in counted:
-        metrics |= {f"{part['name']} {name}": value for name, value in part["metrics"].items()}
-    return {
-        "metrics": metrics,
-        "problems": sum(part["problems"] for part in counted),
-        "parts": [*counted, *(part for part in parts if part not in counted)],
-        "notes": [note for part in parts for note in part["notes"]],
-    }

@@ -28,11 +28,9 @@ from ebft.runtime.messages import print_error, print_table
 logger = logging.getLogger(__name__)
 
 TASKS = (*BENCHMARKS, "translation")
-OF_EVAL = {  # options of `ebft eval` that are flags here, too
-    "Programs": ("workers", "timeout", "unsafe_exec"),
-    "Translations": ("source_field", "target_field", "target_language", "bleu_tokenize", "comet_model", "comet_python"),
-}
-OF_FOLDERS = ("task", "settings", "problems", "workers", "unsafe_exec")  # the others are those of the evaluation
+# Options of `ebft eval` that are flags here, too; of a folder, the last two: the others are those of the evaluation.
+OF_EVAL = {"source_field", "target_field", "target_language", "bleu_tokenize", "comet_model", "comet_python"}
+OF_EVAL |= {"timeout", "workers", "unsafe_exec"}
 
 
 def command(arguments: list[str]) -> int:
@@ -45,16 +43,17 @@ def command(arguments: list[str]) -> int:
     add("--memory", type=int, default=MEMORY_MIB, help="MiB for each program [1024]")
     add("--k", default=",".join(map(str, K)), help="which pass@k to report, where there are enough samples [1,4,16]")
     add("--language", help="of multipl-e: only problems in this language")
-    for title, names in OF_EVAL.items():
-        parser.add_settings(title, [(name, f) for name, f, _ in evaluation.options() if name in names])
+    parser.add_settings("As in `ebft eval`", [(name, f) for name, f, _ in evaluation.options() if name in OF_EVAL])
     options = parser.parse_args(arguments)
-    if options.task in TASKS or not (folder := Path(options.task).expanduser()).is_dir():
+    folder = Path(options.task).expanduser()
+    if options.task in TASKS:
         print_table(tables.table({"value": {"tasks": {options.task: score(options)}}}, {}))
         return 0
-    given = {name for name, value in vars(options).items() if value != parser.get_default(name)}
-    for name in (given | options.settings.keys()) - {*OF_FOLDERS}:
-        raise DataError(f"--{name.replace('_', '-')} is not for a folder: its settings are those of its evaluation")
-    errors = score_folder(folder, options.problems, options.settings)
+    if not folder.is_dir():
+        raise DataError(f"unknown task {options.task!r}, and no such folder{nearest(options.task, TASKS)}")
+    if odd := {*options.settings} - {"workers", "unsafe_exec"}:
+        raise DataError(f"--{min(odd).replace('_', '-')} is not for a folder: its settings are those of its evaluation")
+    errors = score_folder(folder, options.problems or "", options.settings)
     for error in errors:
         print_error(error)
     return 2 if errors else 0
@@ -65,25 +64,21 @@ def command(arguments: list[str]) -> int:
 
 def score(options: argparse.Namespace) -> Scored:
     """Scores as the command line says, writes the results and returns them."""
-    task, output = options.task, Path(options.output or "").expanduser()
-    if task not in TASKS:
-        raise DataError(f"unknown task {task!r}, and no such folder{nearest(task, TASKS)}")
     if not (options.problems and options.samples and options.output):
-        raise DataError(f"`ebft score {task}` needs --problems FILE, --samples FILE and --output FILE")
+        raise DataError(f"`ebft score {options.task}` needs --problems FILE, --samples FILE and --output FILE")
+    output = Path(options.output).expanduser()
     details = output.with_name(f"{output.stem}.samples.jsonl")
     given = {Path(name).expanduser().resolve() for name in (options.problems, options.samples)}
-    if output.is_dir() or {output.resolve(), details.resolve()} & given:
-        raise DataError(f"--output {output} is a folder, or would overwrite problems or samples; choose another name")
+    if {output.resolve(), details.resolve()} & given:
+        raise DataError(f"--output {output} would overwrite problems or samples; choose another name")
     with locked(output.with_name(f"{output.name}.lock"), output):
-        [problems] = problem_sets(task, _as_evaluated(options), options.memory)
+        [problems] = problem_sets(options.task, _as_evaluated(options), options.memory)
         if problems.skipped:
             raise DataError(problems.skipped)
-        ks = [int(k) for k in options.k.split(",")]
         samples = read_samples(options.samples, problems)
-        results = {"task": task, "notes": [], **problems.score(samples, details, ks)}
+        found = problems.score(samples, details, [int(k) for k in options.k.split(",")])
+        results = {"task": options.task, "notes": [], **found}
         results["metrics"] |= shares_of_kinds(samples, problems.language)
-        if problems.language and (missing := [f"pass@{k}" for k in ks if f"pass@{k}" not in results["metrics"]]):
-            results["notes"] += [f"not reported: {', '.join(missing)}; pass@k needs k samples of every problem"]
         results["settings"] |= {name: getattr(options, name) for name in ("problems", "samples", "language")}
         write_json(output, results, indent=2)
     for note in results["notes"]:
@@ -93,24 +88,22 @@ def score(options: argparse.Namespace) -> Scored:
 
 def _as_evaluated(options: argparse.Namespace) -> EvalOptions:
     task, problems, given = options.task, options.problems, options.settings
-    asked = {"tasks": [task], task.replace("-", "_"): problems, **given}
+    asked = {"tasks": [task], task.replace("-", "_"): problems}
     if task == "translation":  # prompts, which name both languages, are not needed
         fields = translation.find_fields(problems, given=(given.get("source_field"), given.get("target_field")))
         target = fields[1] if fields[1] in translation.LANGUAGE_NAMES else "unknown"
-        asked = {"source_language": "unknown", "target_language": target, "translation_data": problems, **given}
+        asked = {"source_language": "unknown", "target_language": target, "translation_data": problems}
     if task == "multipl-e":
-        every = {problem.language for problem in load_problems(task, problems)}
-        wanted = [language_code(options.language)] if options.language else sorted(every)
-        if len(wanted) > 1:
-            raise DataError(f"{problems} has several languages; choose one with --language: {', '.join(wanted)}")
-        asked["languages"] = wanted
-    return EvalOptions.from_values(asked)
+        every = sorted({problem.language for problem in load_problems(task, problems)})
+        asked["languages"] = [language_code(options.language)] if options.language else every
+        if len(asked["languages"]) > 1:
+            raise DataError(f"{problems} has several languages; choose one with --language: {', '.join(every)}")
+    return EvalOptions.from_values({**asked, **given})
 
 
 def read_samples(source: str, problems: ProblemSet) -> list[Row]:
     """Completions in the file's order; `MBPP/11` also stands for 11. Those of MultiPL-E's other languages are left."""
-    known, counted = {*problems.keys}, Counter[str]()
-    found: list[Row] = []
+    known, counted, found = {*problems.keys}, Counter[str](), list[Row]()
     for record in read_records(source):
         if record.row.get("language") in {*evaluation.LANGUAGES} - {problems.language}:
             continue
@@ -127,17 +120,14 @@ def read_samples(source: str, problems: ProblemSet) -> list[Row]:
 # ---- folders of `ebft eval --no-score` -------------------------------------------------------------------------------
 
 
-def score_folder(folder: Path, problems: str | None, settings: Mapping[str, Any]) -> list[str]:
+def score_folder(folder: Path, problems: str, settings: Mapping[str, Any]) -> list[str]:
     """Scores what is left in all evaluations of the folder; returns why some could not be, which stops no other.
 
     Args:
         problems: where they are now, if not where they were: `humaneval=FILE,mbpp=FILE`.
         settings: the number of workers, and whether to do without a sandbox.
     """
-    moved = dict(pair.split("=", 1) for pair in (problems or "").split(",") if "=" in pair)
-    if problems is not None and not moved:
-        raise DataError(f"--problems {problems}: say of which task they are, such as --problems humaneval={problems}")
-    changed = {**settings, **{task.replace("-", "_"): file for task, file in moved.items()}}
+    moved = {task.replace("-", "_"): file for task, _, file in (pair.partition("=") for pair in problems.split(","))}
     every = {file.parent: read_json(file) or {} for file in sorted(folder.rglob(tables.RESULTS_FILE))}
     found = {place: results for place, results in every.items() if "tasks" in results}
     if not found:
@@ -145,11 +135,13 @@ def score_folder(folder: Path, problems: str | None, settings: Mapping[str, Any]
     errors = []
     for place, results in found.items():
         with locked(place / eval_command.LOCK_FILE):
-            for task in [task for task, entry in results["tasks"].items() if not tables.is_scored(entry)]:
+            for task, entry in [(t, entry) for t, entry in results["tasks"].items() if not tables.is_scored(entry)]:
+                asked = {name: value for name, value in entry["settings"].items() if value is not None}
+                asked |= {"tasks": [task], **settings, **{name: file for name, file in moved.items() if name in asked}}
                 try:
-                    _score(place, results, task, changed)
+                    _score(place, results, task, EvalOptions.from_values(asked))
                 except (DataError, ConfigError) as error:  # the latter: no sandbox
-                    errors.append(f"{place}, {task}: {error}")
+                    errors.append(f"{place}, {task}: {error} (problems that have moved: --problems {task}=FILE)")
             logger.info(f"{place}:")
             print_table(_present({place: results}, place))
     if len(found) > 1 and all(place.parent == folder for place in found):  # of several models, compared
@@ -157,18 +149,11 @@ def score_folder(folder: Path, problems: str | None, settings: Mapping[str, Any]
     return errors
 
 
-def _score(place: Path, results: tables.Results, task: str, changed: Mapping[str, Any]) -> None:
+def _score(place: Path, results: tables.Results, task: str, options: EvalOptions) -> None:
     from ebft.evaluate.run_task import scored  # brings in torch
 
-    entry = results["tasks"][task]
-    asked = {name: value for name, value in entry["settings"].items() if value is not None}
-    options = EvalOptions.from_values({**asked, "tasks": [task], **changed})
-    try:
-        sets = problem_sets(task, options)
-    except DataError as error:
-        raise DataError(f"{error}; say where its problems are: --problems {task}=FILE") from None
-    kept = {name: entry[name] for name in ("settings", "mark")}
-    eval_command.record(place, results, task, scored(options, place, sets) | kept)
+    kept = {name: results["tasks"][task][name] for name in ("settings", "mark")}
+    eval_command.record(place, results, task, scored(options, place, problem_sets(task, options)) | kept)
 
 
 def _present(found: Mapping[Path, tables.Results], folder: Path) -> tables.Rows:

@@ -69,19 +69,18 @@ def score_programs(
         passed[outcome["task_id"]].append(outcome["passed"])
     metrics = pass_at_ks([(len(of), sum(of)) for of in passed.values()], ks)
     statuses = Counter(outcome["status"] for outcome in outcomes)
-    without = [task_id for task_id in problems if task_id not in passed]
+    without, broken = len(problems) - len(passed), [o["message"].startswith(NOT_COMPILED) for o in outcomes]
     notes = {
-        f"{len(without)} of {len(problems)} problems have no sample and are not counted": len(without),
+        f"{without} of {len(problems)} problems have no sample and are not counted": without,
         f"{statuses[ERROR]} samples ended in an error of the harness and count as not passed": statuses[ERROR],
-        f"no answer in {language} compiles: its toolchain may be broken ({_toolchain(language)})": len(outcomes) > 1
-        and all(outcome["message"].startswith(NOT_COMPILED) for outcome in outcomes),
+        f"no answer in {language} compiles: its toolchain may be broken ({_toolchain(language)})": len(broken) > 1
+        and all(broken),
     }
     return {
         **{name: found["value"] for name, found in metrics.items()},  # short, as other tools print them
         "metrics": metrics,
         "counts": {"problems": len(problems), "problems_scored": len(passed), "samples": len(rows)},
         "statuses": {status: statuses[status] for status in STATUSES},
-        "problems_without_samples": without,
         "notes": [note for note, applies in notes.items() if applies],
         "settings": {"k": list(ks), "unsafe_exec": sandbox.unsafe, "workers": workers, **asdict(sandbox.limits)},
         "versions": {
@@ -159,6 +158,21 @@ def mean_of(values: Sequence[float | Fraction]) -> dict[str, Any]:
     exact = [Fraction(value) for value in values]
     error = math.sqrt(statistics.variance(exact) / len(exact)) if len(exact) > 1 else None
     return {"value": float(statistics.mean(exact)), "standard_error": error, "count": len(exact)}
+
+
+def over_sets(parts: Sequence[Mapping[str, Any]]) -> Metrics:
+    """Of sets of problems that are independent of each other, such as languages: the plain mean over those that have a
+    metric, and each under its own name."""
+    found: Metrics = {}
+    for metric in dict.fromkeys(metric for part in parts for metric in part["metrics"]):
+        entries = [part["metrics"][metric] for part in parts if metric in part["metrics"]]
+        errors = [entry["standard_error"] for entry in entries]
+        found[metric] = {
+            "value": statistics.fmean(entry["value"] for entry in entries),
+            "standard_error": None if None in errors else math.hypot(*errors) / len(entries),
+            "count": sum(entry["count"] for entry in entries),
+        }
+    return found | {f"{part['name']} {name}": entry for part in parts for name, entry in part["metrics"].items()}
 
 
 def kind_of_answer(row: Row, language: str | None) -> str | None:

@@ -18,25 +18,30 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from ebft.errors import ConfigError
 from ebft.method.sampling import sample_tokens
 from ebft.model.backbone import text_config
 
 BLOCK = 64  # columns that a cache grows by
 
 
-def has_plain_cache(base: Any) -> bool:
-    """Whether a model keeps keys and values of every layer and nothing else: a state cannot be filled up on its left,
-    and a layer that reads another's keys has none."""
+def check_plain_cache(base: Any) -> None:
+    """A model must keep keys and values of every layer and nothing else: a state cannot be filled up on its left, and a
+    layer that reads another's keys has none."""
     config: Any = text_config(base)
-    if not base._supports_default_dynamic_cache() or getattr(config, "num_kv_shared_layers", None):
-        return False
-    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in DynamicCache(config=config).layers)
+    plain = base._supports_default_dynamic_cache() and not getattr(config, "num_kv_shared_layers", None)
+    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+    if not plain or kinds - {DynamicLayer, DynamicSlidingWindowLayer}:
+        raise ConfigError(
+            f"{type(base).__name__} keeps more than keys and values of its layers, with which ebft cannot generate; "
+            "use --backend vllm, or score what another tool generated with `ebft score TASK --samples FILE`"
+        )
 
 
 class SideBySide:
     """
     Args:
-        base: a causal language model of transformers with `has_plain_cache`, in evaluation mode.
+        base: a causal language model of transformers that passes `check_plain_cache`, in evaluation mode.
         temperature, top_p: as in `GenerationSettings`.
     """
 
@@ -58,84 +63,50 @@ class SideBySide:
         that they may have; greedy ones take the likeliest. A prompt that several of them have is computed once."""
         places: dict[tuple[int, ...], int] = {}
         join = self._tensor([places.setdefault(tuple(prompt), len(places)) for prompt in prompts])
-        # All but the last token, which is left to the first step: all rows then begin alike.
-        ids, mask = self._padded([tokens[:-1] for tokens in places])
+        # All but the last token, which is left to the first step: all rows then begin alike. They end in one column.
+        longest = max((len(tokens) - 1 for tokens in places), default=0)
+        filled = [[0] * (longest + 1 - len(tokens)) + [*tokens[:-1]] for tokens in places]
+        ids = self._tensor(filled).view(len(places), longest)
+        lengths = self._tensor([len(tokens) - 1 for tokens in places])[:, None]
+        mask = (torch.arange(longest, device=self.device) >= longest - lengths).long()
         cache = _empty_cache()
         if ids.numel():
             self._forward(ids, mask, cache)
-        rows, stay = self._begun(prompts, uniform, greedy), self._tensor(staying)
+        last = self._tensor([prompt[-1] for prompt in prompts])[:, None]
+        rows = [last, torch.zeros_like(last), uniform.to(self.device), self._tensor(greedy)[:, None].bool()]
+        stay = self._tensor(staying)
         if staying:
             used = self.mask[stay]
             used = used[:, int(used.any(0).long().argmax()) :]  # without columns that no row needs any more
             rows = [torch.cat([mine[stay], theirs]) for mine, theirs in zip(self.rows, rows, strict=True)]
         else:
             self.cache, used = _empty_cache(), self.mask[:0, :0]
-        width = max(used.shape[1], mask.shape[1])
+        width = max(used.shape[1], longest)
         self.cache = _merged(self.cache, stay, used.shape[1], cache, join, width)
         self.mask = torch.cat([pad(each, (width - each.shape[1], 0)) for each in (used, mask[join])])
         self.rows = rows
 
-    def _begun(self, prompts: Sequence[list[int]], uniform: Tensor, greedy: Sequence[bool]) -> list[Tensor]:
-        last = self._tensor([prompt[-1] for prompt in prompts])[:, None]
-        return [last, torch.zeros_like(last), uniform.to(self.device), self._tensor(greedy)[:, None].bool()]
-
-    def _tensor(self, numbers: Sequence[int]) -> Tensor:
+    def _tensor(self, numbers: Sequence[Any]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.long, device=self.device)
-
-    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Tokens [rows, longest] that end in the same column, and a mask with 1 where they are."""
-        longest = max(map(len, rows), default=0)
-        both = torch.zeros(2, len(rows), longest, dtype=torch.long)
-        for row, tokens in enumerate(rows):
-            both[:, row, longest - len(tokens) :] = torch.tensor([tokens, [1] * len(tokens)])
-        ids, mask = both.to(self.device)
-        return ids, mask
 
     @torch.no_grad()
     def step(self) -> Tensor:
         """The next token of every row, [rows, 1]."""
         last, made, uniform, greedy = self.rows
-        logits = self._logits(last)[:, -1].to(self.device, torch.float32)
+        self.mask = torch.cat([self.mask, torch.ones_like(last)], 1)
+        logits = self._forward(last, self.mask, self.cache)[:, -1].to(self.device, torch.float32)
         drawn = sample_tokens(logits, uniform.gather(1, made), self.temperature, None, self.top_p)
         drawn = torch.where(greedy, logits.argmax(-1, keepdim=True), drawn)
         self.rows = [drawn, made + 1, uniform, greedy]
         return drawn
 
-    def _logits(self, last: Tensor) -> Tensor:
-        self.mask = torch.cat([self.mask, torch.ones_like(last)], 1)
-        return self._forward(last, self.mask, self.cache)
-
     def _forward(self, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
         """Logits at the last of these tokens, where the model can make them there alone."""
         columns, tokens = mask.shape[1], ids.shape[1]
         mask_of_cache = pad(mask, (0, _seen(columns - tokens, tokens) - columns))
-        given = self._given(mask, tokens)
-        return self.base(ids, attention_mask=mask_of_cache, past_key_values=cache, use_cache=True, **given).logits
-
-    def _given(self, mask: Tensor, tokens: int) -> dict[str, Any]:
-        """What some models take beside the last of the masked tokens."""
         given = {"logits_to_keep": 1, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens:]}
-        return {name: value for name, value in given.items() if name in self.takes}
-
-
-class OneBatch(SideBySide):
-    """For models that keep more than keys and values: rows do not join, and all go on until the last has ended."""
-
-    def replace(
-        self, staying: Sequence[int], prompts: Sequence[list[int]], uniform: Tensor, greedy: Sequence[bool]
-    ) -> None:
-        self.ids, self.mask = self._padded(prompts)
-        self.rows, self.kept = self._begun(prompts, uniform, greedy), dict[str, Any]()
-
-    def _logits(self, last: Tensor) -> Tensor:
-        first = not self.kept
-        if not first:
-            self.ids, self.mask = last, torch.cat([self.mask, torch.ones_like(last)], 1)
-        given = {**self._given(self.mask, self.ids.shape[1]), **self.kept, "is_first_iteration": first}
-        found = self.base.prepare_inputs_for_generation(self.ids, attention_mask=self.mask, use_cache=True, **given)
-        outputs = self.base(**{name: value for name, value in found.items() if name != "is_first_iteration"})
-        self.kept = {name: outputs[name] for name in ("past_key_values", "cache_params") if outputs.get(name)}
-        return outputs.logits
+        given = {name: value for name, value in given.items() if name in self.takes}
+        return self.base(ids, attention_mask=mask_of_cache, past_key_values=cache, use_cache=True, **given).logits
 
 
 class _Columns(DynamicLayer):

@@ -58,10 +58,9 @@ def table(results: Mapping[str, Results], differences: Mapping[str, Differences]
     tasks = list(dict.fromkeys(task for found in results.values() for task in found["tasks"]))
     keys = dict.fromkeys(key for of_model in values.values() for key in of_model)
     for key in sorted(keys, key=lambda key: tasks.index(key[0])):
-        cells = [_cell(of_model.get(key)) for of_model in values.values()]
         found = [of_model.get(key) for of_model in moved.values()]
         of_first = ["" if one is None or math.isnan(one.mean) else with_error(*one, "+") for one in found]
-        rows.append((key[0], title(key[1]), *cells, *of_first))
+        rows.append((key[0], title(key[1]), *(_cell(of_model.get(key)) for of_model in values.values()), *of_first))
     return rows
 
 
@@ -83,13 +82,10 @@ def _at_temperatures(entry: Mapping[str, Any], tokens: str) -> list[tuple[float,
 
 
 def _cell(entry: Mapping[str, Any] | None) -> str:
-    if entry is None:
-        return ""
-    if "skipped" in entry:
-        return f"skipped: {entry['skipped']}"
-    if entry["value"] is None:
-        return "not a number"
-    return f"{with_error(entry['value'], entry.get('standard_error'))} (n={entry['count']})"
+    if entry is None or "skipped" in entry:
+        return f"skipped: {entry['skipped']}" if entry else ""
+    known = with_error(entry["value"], entry.get("standard_error")) or "not a number"
+    return f"{known} (n={entry['count']})"
 
 
 def markdown(results: Mapping[str, Results], differences: Mapping[str, Differences]) -> str:
@@ -123,42 +119,39 @@ def check_same_space(results: Mapping[str, Results]) -> None:
 
 def draw(results: Mapping[str, Results], folder: Path) -> None:
     """`profile.png`, conditional feature-matching loss over completion length (the paper's figure), and
-    `temperatures.png`, cross-entropy over temperature, dashed for answer tokens; a curve for each model."""
+    `temperatures.png`, cross-entropy over temperature, dashed for answer tokens; a curve for each model, with bars of
+    one standard error."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    profile, lengths = plt.subplots(figsize=(5.2, 3.8))
-    sharpness, temperatures = plt.subplots(figsize=(5.2, 3.8))
-    seen: set[float] = set()
-    for number, (label, found) in enumerate(results.items()):
-        entry, color = found["tasks"].get("calibration", {}), f"C{number}"
-        points = [(point["length"], point) for point in entry.get("profile", ())]
-        seen |= {length for length, _ in points}
-        _curve(lengths, points, color, "-", plot_label(label))
-        for (tokens, name), style in zip(TOKENS.items(), ("-", "--"), strict=True):
-            _curve(temperatures, _at_temperatures(entry, tokens), color, style, f"{plot_label(label)}, {name}")
-    if seen:
-        over_lengths(lengths, seen)
-    lengths.set_ylabel("conditional feature-matching loss")
-    temperatures.set(xlabel="temperature", ylabel="cross-entropy (nats per token)")
-    temperatures.grid(alpha=0.3)
-    for name, figure in (("profile", profile), ("temperatures", sharpness)):
-        if figure.axes[0].lines:
-            figure.axes[0].legend(fontsize=8)
+    for picture in ("profile", "temperatures"):
+        figure, axis = plt.subplots(figsize=(5.2, 3.8))
+        seen: set[float] = set()
+        for number, (label, found) in enumerate(results.items()):
+            entry = found["tasks"].get("calibration", {})
+            curves = [("-", plot_label(label), [(point["length"], point) for point in entry.get("profile", ())])]
+            if picture == "temperatures":
+                names = {tokens: f"{plot_label(label)}, {name}" for tokens, name in TOKENS.items()}
+                curves = [("--" if of else "-", name, _at_temperatures(entry, of)) for of, name in names.items()]
+            for style, name, points in curves:
+                known = [(x, y["value"], y["standard_error"] or 0.0) for x, y in points if y["value"] is not None]
+                if known:
+                    x, y, error = zip(*known, strict=True)
+                    axis.errorbar(x, y, error, fmt=f"C{number}o{style}", markersize=3, label=name)
+                    seen |= {*x}
+        if seen:
+            if picture == "profile":
+                over_lengths(axis, seen)
+                axis.set_ylabel("conditional feature-matching loss")
+            else:
+                axis.set(xlabel="temperature", ylabel="cross-entropy (nats per token)")
+                axis.grid(alpha=0.3)
+                axis.legend(fontsize=8)
             figure.tight_layout()
-            figure.savefig(folder / f"{name}.png", dpi=150)
+            figure.savefig(folder / f"{picture}.png", dpi=150)
         plt.close(figure)
-
-
-def _curve(axis: Any, points: Sequence[tuple[float, Mapping[str, Any]]], color: str, style: str, label: str) -> None:
-    """With bars of one standard error."""
-    known = [
-        (place, entry["value"], entry["standard_error"] or 0.0) for place, entry in points if entry["value"] is not None
-    ]
-    if known:
-        axis.errorbar(*zip(*known, strict=True), color=color, linestyle=style, marker="o", markersize=3, label=label)
 
 
 def over_lengths(axis: Any, lengths: Iterable[float]) -> None:

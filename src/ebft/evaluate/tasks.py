@@ -5,20 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ebft.config.evaluation import EvalOptions
 from ebft.data.rows import check_source
-from ebft.errors import ConfigError, DataError, HubUnreachable, SandboxError
+from ebft.errors import ConfigError, DataError, SandboxError
 from ebft.evaluate.scoring import Row, Scored, outcomes_file, score_programs
 from ebft.evaluate.translation_scores import TranslationScoring, score_translations
 from ebft.problems import translation
 from ebft.problems.catalog import load_problems
 from ebft.problems.problem import Question
-from ebft.runtime.files import read_json, read_jsonl, write_json, write_jsonl
+from ebft.runtime.files import json_ready, read_json, read_jsonl, write_json, write_jsonl
 from ebft.sandbox.box import Limits, Sandbox
 
 CODE_TOKENS, TRANSLATION_TOKENS = 512, 256  # new ones, by default
@@ -42,12 +42,11 @@ class ProblemSet:
 def problem_sets(task: str, options: EvalOptions, memory_mib: int = MEMORY_MIB) -> list[ProblemSet]:
     """The problems of a task: of MultiPL-E a set for each language. Read first, so that an error in them shows before
     any model is loaded."""
+    data = {"calibration": options.calibration_data, "translation": options.translation_data}
+    if task in data and data[task] is None:
+        raise ConfigError(f"the task {task} needs --{task}-data: a file, a folder, a hub name, or a built-in")
     if task == "calibration":
-        if options.calibration_data is None:
-            raise ConfigError(
-                "the task calibration needs --calibration-data: a file, a folder, a hub name or a built-in"
-            )
-        check_source(options.calibration_data)
+        check_source(options.calibration_data or "")
         return []
     if task == "translation":
         return [_translation_set(options)]
@@ -67,15 +66,9 @@ def _of_language(source: str, language: str) -> str:
 
 
 def _code_set(task: str, source: str, language: str | None, options: EvalOptions, memory_mib: int) -> ProblemSet:
-    seconds = TIMEOUT if options.timeout is None else options.timeout
-    if not 0 < seconds <= 86400:
-        raise DataError(f"--timeout {seconds} must be a positive number of seconds")
-    sandbox = Sandbox(options.unsafe_exec, Limits(seconds, memory_mib))
-    try:
-        every = load_problems(task, source)
-    except HubUnreachable as error:
-        raise DataError(f"{error} (--{task} FILE)") from None
-    problems = [problem for problem in every if language in (None, problem.language)][: options.limit]
+    sandbox = Sandbox(options.unsafe_exec, Limits(options.timeout or TIMEOUT, memory_mib))
+    problems = [problem for problem in load_problems(task, source) if language in (None, problem.language)]
+    problems = problems[: options.limit]
     if not problems:
         raise DataError(f"{source}: no problems" + ("" if language is None else f" in {language}"))
     skipped = problems[0].unavailable() if options.score else None
@@ -95,9 +88,7 @@ def _code_set(task: str, source: str, language: str | None, options: EvalOptions
 
 
 def _translation_set(options: EvalOptions) -> ProblemSet:
-    data, split = options.translation_data, options.translation_split
-    if data is None:
-        raise ConfigError("the task translation needs --translation-data: a file, a folder or a hub name")
+    data, split = options.translation_data or "", options.translation_split
     fields = translation.find_fields(data, split, (options.source_field, options.target_field))
     source = translation.language_name(options.source_language, fields[0], "--source-language")
     target = translation.language_name(options.target_language, fields[1], "--target-language")
@@ -134,7 +125,7 @@ class ResumableRecords:
         self, folder: Path, name: str, settings: dict[str, Any], overwrite: bool = False, replace_changed: bool = False
     ) -> None:
         self.file, settings_file = folder / f"{name}.jsonl", folder / f"{name}.settings.json"
-        settings, before = json.loads(json.dumps(settings)), read_json(settings_file) or {}  # as they were read back
+        settings, before = json_ready(settings), read_json(settings_file) or {}
         folder.mkdir(parents=True, exist_ok=True)
         if overwrite or (replace_changed and before != settings):
             self.file.unlink(missing_ok=True)
@@ -149,8 +140,7 @@ class ResumableRecords:
         if self.file.exists():  # without the line that a killed run was writing
             os.truncate(self.file, self.file.read_bytes().rfind(b"\n") + 1)
 
-    def append(self, rows: Iterable[dict[str, Any]]) -> None:
-        rows = list(rows)
+    def append(self, rows: Sequence[dict[str, Any]]) -> None:
         with self.file.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         self.rows += rows
