@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ebft import cli
+from ebft.errors import ConfigError
 from ebft.studies import compare, figures
 from ebft.studies.runs import against, read_run
 from tests.imports import imports_torch
@@ -81,10 +82,10 @@ class TestPairedDifferences:
         file = cut / "validation-after.jsonl"
         file.write_text(file.read_text()[:-30])
         (broken / "validation-after.jsonl").write_text('{"sequence": \n')
-        found = compared(tmp_path, one, cut, none, broken)
-        notes = " ".join(found.notes)
-        assert "cut: validation-after.jsonl holds 2 of 3 sequences; it was cut off, so it has no paired" in notes
-        assert "broken: validation-after.jsonl is not valid JSON" in notes
+        for run, words in (cut, "validation-after.jsonl holds 2 of 3 sequences"), (broken, "not valid JSON"):
+            with pytest.raises(ConfigError, match=words):
+                compared(tmp_path, one, run)
+        found = compared(tmp_path, one, none)
         assert found.notes[-1] == "no paired differences of none: not evaluated after training"
         assert {row[4] for row in rows(found, "differences")} == {""}
 
@@ -107,7 +108,7 @@ def test_rlvrs_own_reward_is_a_row_and_ebfts_on_validation_is_none(tmp_path: Pat
         ({"validation": "cc"}, "two and one were measured differently (the validation text)"),
         ({"context_length": 64}, "measured differently (context_length 64 and 48)"),
         ({"short_truths": True}, "measured differently (short_truths True and not set); only their"),
-        ({"samples": 8}, "differ in samples 8 and 4; their whitened proxy"),
+        ({"samples": 8}, "measured differently (samples 8 and 4); their whitened proxy"),
     ],
 )
 def test_runs_that_were_measured_differently(tmp_path: Path, change: dict[str, Any], what: str) -> None:

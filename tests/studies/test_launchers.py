@@ -98,7 +98,6 @@ def test_an_array_job_runs_what_is_left(recipe: Path, tmp_path: Path, cluster: P
     assert "submitted as job 4711" in capsys.readouterr().err
     lines = file.read_text().splitlines()
     assert {"#SBATCH --array=0-3%3", "#SBATCH --partition=gpu", "#SBATCH --no-requeue"} <= set(lines)
-    assert "#SBATCH --requeue" not in lines
     # The second time only those that failed are in the array; a third time there is nothing to submit.
     assert sweep(recipe, *arguments) == 0
     assert "#SBATCH --array=0-1%3\n" in file.read_text()

@@ -214,7 +214,7 @@ class TestWhatIsMissing:
     @pytest.mark.parametrize(
         ("file", "text", "words"),
         [
-            ("runs/sft,seed=0/results.json", "{", "broken: .*results.json is not valid JSON"),
+            ("runs/sft,seed=0/results.json", "{", "broken: .* not valid JSON"),
             ("runs/sft,seed=0/metrics.jsonl", None, "nothing is logged yet"),
             ("evaluations/sft,seed=0/results.json", "{", "its evaluation is broken"),
             ("evaluations/sft,seed=0/results.json", None, "not evaluated yet"),

@@ -55,7 +55,7 @@ class TestOrder:
         with caplog.at_level("INFO"):
             assert run(write_study(tmp_path, {"sft": {}}, settings={"max_steps": 20}), "--jobs", 1) == 0
         said = [record.message for record in caplog.records]
-        assert said[0] == "jobs: 2 training runs (2 of 20 steps) and 3 evaluations, 0 of them finished"
+        assert said[0] == "jobs: 2 training runs and 3 evaluations, 0 of them finished"
         began = [line.split(": ")[0] for line in said if ": started" in line]
         assert began == ["evaluate-base", "sft,seed=0", "evaluate-sft,seed=0", "sft,seed=1", "evaluate-sft,seed=1"]
 
@@ -80,7 +80,7 @@ class TestOrder:
         large = next(run.given for run in plan.runs if run.name == "ebft,model=large,seed=0")
         assert large["model"].endswith("sft,model=large,seed=0")
         assert large["feature_model"] == "b/large"
-        assert [evaluation.of for evaluation in plan.evaluations][:2] == ["base,model=small", "base,model=large"]
+        assert [job.name for job in plan.evaluations][:2] == ["evaluate-base,model=small", "evaluate-base,model=large"]
 
 
 @pytest.mark.usefixtures("stub")
@@ -144,7 +144,7 @@ def test_points_of_a_sweep_are_skipped_resumed_and_tried_again(
     assert "4 jobs failed; the same command tries again" in capsys.readouterr().err
     assert sweep(recipe, *arguments) == 1
     printed = capsys.readouterr()
-    assert "6 training runs (6 of 5 epochs), 2 of them finished" in printed.err
+    assert "6 training runs, 2 of them finished" in printed.err
     assert "learning_rate=1,run_name=fail: failed (exit code 2): this point fails" in printed.err
     states = [line.split()[1] for line in printed.out.splitlines() if line.startswith("learning_rate=")]
     assert states[:6] == ["finished", "finished", "failed:"] * 2

@@ -119,8 +119,6 @@ def test_points_are_recipes_and_flags_win_over_the_section(tmp_path: Path) -> No
         (["lr=1e-6,3e-6"], "unknown setting 'lr' .*here it is called 'learning_rate'"),
         (["learning_rate=fast,1"], "learning_rate='fast' is not a number"),
         (["gamma=0.1,0.10"], "same name"),
-        (["output_dir=a,b"], "can be no folder or token"),
-        (["hub_token=a,b"], "can be no folder or token"),
     ],
 )
 def test_sweeps_that_are_refused(sets: list[str], words: str, tmp_path: Path) -> None:

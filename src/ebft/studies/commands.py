@@ -7,18 +7,17 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from ebft.config.recipe import TRAINING, sections
 from ebft.config.settings import Parser
 from ebft.errors import ConfigError
-from ebft.runtime.files import locked
-from ebft.runtime.messages import print_error, print_table
+from ebft.runtime.messages import print_table
 from ebft.studies import compare as comparisons
-from ebft.studies import launchers, run
+from ebft.studies.run import NEXT_STAGE, Runner
 from ebft.studies.study_file import read_study, read_sweep
 
 logger = logging.getLogger(__name__)
+_STUDY_RUN = "STUDY.yaml [--dry-run] [--jobs N] [--launcher slurm] [options]"
 
 
 def sweep_parser() -> Parser:
@@ -28,7 +27,7 @@ def sweep_parser() -> Parser:
     add("--config", metavar="RECIPE", help="recipe of the runs; may hold a `sweep:` section")
     add("--set", action="append", default=[], metavar="NAME=V,V", help="values of one setting; may be given often")
     add("--command", choices=TRAINING, default="train", help="what each point runs [train]")
-    launchers.add_arguments(parser, "points")
+    _add_launcher(parser)
     settings = {f.name: f for command in TRAINING for part in sections(command) for f in fields(part) if f.init}
     parser.add_settings("", settings.items(), hidden=settings)
     parser.set_defaults(next_stage=False)
@@ -36,26 +35,46 @@ def sweep_parser() -> Parser:
 
 
 def study_parser() -> Parser:
-    usage = "study.yaml [--dry-run] [--jobs N] [--launcher slurm] [options]"
     text = "Methods, settings and seeds, with a test of every final model. The same command resumes."
-    parser = Parser("study run", text, usage)
+    parser = Parser("study run", text, _STUDY_RUN)
     parser.add_argument("study", metavar="STUDY", help="YAML file of the study (docs/studies.md)")
-    parser.add_argument("--next-stage", action="store_true", help="do only what was not tried yet: for jobs in a chain")
-    launchers.add_arguments(parser, "runs")
+    parser.add_argument(NEXT_STAGE, action="store_true", help="do only what was not tried yet: for jobs in a chain")
+    _add_launcher(parser)
     return parser
 
 
+def _add_launcher(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--dry-run", action="store_true", help="list the runs; with slurm, write the job file")
+    add("--launcher", choices=("local", "slurm"), default="local", help="this machine, or one array job [local]")
+    add("--jobs", type=int, help="runs at once [local: one for each GPU, one on a CPU; slurm: all]")
+    add("--per-gpu", type=int, default=1, help="runs at once on each GPU, with the local launcher [1]")
+    add("--slurm", action="append", default=[], metavar="NAME=VALUE", help="an option of sbatch, such as time=08:00:00")
+
+
+def _options(parser: Parser, arguments: list[str]) -> Namespace:
+    options = parser.parse_args(arguments)
+    if options.per_gpu < 1 or (options.jobs is not None and options.jobs < 1):
+        raise ConfigError("--jobs and --per-gpu are at least 1")
+    if options.slurm and options.launcher != "slurm":
+        raise ConfigError("--slurm is for --launcher slurm; leave it out")
+    return options
+
+
 def sweep(arguments: list[str]) -> int:
-    options = sweep_parser().parse_args(arguments)
-    launchers.check_options(options)
+    options = _options(sweep_parser(), arguments)
     found = read_sweep(options.config, options.settings, options.set, options.command)
-    return _run(run.Runner(found, ["ebft", "sweep", *arguments]), options)
+    runner = Runner(found, ["ebft", "sweep", *arguments], options)
+    code = runner.run()
+    measured = [run for run in runner.plan.runs if run.finished and run.validated is not None]
+    if measured and not options.dry_run:
+        _compare([str(run.output) for run in measured], str(found.folder / comparisons.FOLDER))
+    return code
 
 
 def study(arguments: list[str]) -> int:
     kinds: dict[str, Callable[[list[str]], int]] = {"run": _study_run, "report": _report}
-    usage = "usage: ebft study run STUDY.yaml [--dry-run] [--jobs N] [--launcher slurm] [options]"
-    usage += "; or ebft study report DIR [--output DIR] [--paper]"
+    usage = f"usage: ebft study run {_STUDY_RUN}; or ebft study report DIR [--output DIR] [--paper]"
     if arguments[:1] in (["-h"], ["--help"]):
         print(usage)
         return 0
@@ -65,38 +84,16 @@ def study(arguments: list[str]) -> int:
 
 
 def _study_run(arguments: list[str]) -> int:
-    options = study_parser().parse_args(arguments)
-    launchers.check_options(options)
-    return _run(run.Runner(read_study(options.study), ["ebft", "study", "run", *arguments]), options)
+    options = _options(study_parser(), arguments)
+    found = read_study(options.study)
+    code = Runner(found, ["ebft", "study", "run", *arguments], options).run()
+    if not options.dry_run:
+        print(f"next: ebft {'score' if found.evaluation.get('score') is False else 'study report'} {found.folder}")
+    return code
 
 
-def _run(runner: run.Runner, options: Namespace) -> int:
-    """All jobs of a sweep or a study; the exit code."""
-    folder, is_sweep = runner.study.folder, runner.study.is_sweep
-    if not options.next_stage:  # else it was checked when the chain began
-        run.check_inputs(runner.plan, elsewhere=options.launcher != "local")
-    if options.dry_run:
-        print("\n".join([*runner.states(), runner.extent()]))
-        if options.launcher == "slurm" and (left := runner.plan.unfinished):
-            print(f"written and not submitted: sbatch {launchers.write_array(runner.study.kind, options, left)}")
-        return 0
-    with locked(runner.lock):
-        failed = runner.run(options)
-        if failed is None:  # they run later
-            return 0
-        print("\n".join(runner.states()))
-        measured = [str(run.output) for run in runner.plan.runs if "before" in run.results]
-        if is_sweep and measured:
-            _compare(measured, str(folder / comparisons.FOLDER))
-    if not is_sweep:
-        print(f"next: ebft {'score' if runner.study.evaluation.get('score') is False else 'study report'} {folder}")
-    if failed:
-        print_error(f"{len(failed)} job{'s' * (len(failed) > 1)} failed; the same command tries again")
-    return int(bool(failed))
-
-
-def _compare(*arguments: Any) -> None:
-    found = comparisons.compare(*arguments)
+def _compare(runs: Sequence[str], output: str, axis: str = "steps", names: Sequence[str] = ()) -> None:
+    found = comparisons.compare(runs, output, axis, names)
     for table in found.tables:
         print()
         print_table([tuple(table.columns), *(tuple(map(str, row)) for row in table.rows)])
@@ -112,7 +109,7 @@ def _show(notes: Sequence[str], files: Sequence[Path]) -> None:
 def _report(arguments: list[str]) -> int:
     parser = Parser("study report", "Tables, figures and a page of a study, finished or not.")
     parser.add_argument("study", metavar="DIR", help="output folder of ebft study run")
-    parser.add_argument("--output", default=None, help="folder to write [DIR/report]")
+    parser.add_argument("--output", help="folder to write [DIR/report]")
     parser.add_argument("--paper", action="store_true", help="show the paper's own numbers beside, marked as such")
     options = parser.parse_args(arguments)
     from ebft.studies import report

@@ -108,12 +108,11 @@ def _notes(runs: Sequence[Run], reference: Run | None) -> list[str]:
     """What makes numbers of two runs incomparable."""
     notes = []
     for run in runs:
-        notes += [f"{run.name}: {problem}" for problem in run.problems]
         if not run.metrics():
             notes.append(f"{run.name} has no validation metrics")
         elif (said := what_differs(run, reference)) is not None:
             notes.append(f"{run.name} {said}")
-    without = [run.name for run in runs if run.finished and run.metrics() and not run.records and not run.problems]
+    without = [run.name for run in runs if run.finished and run.metrics() and not run.records]
     return notes + [f"no paired differences of {', '.join(without)}: not evaluated after training"] * bool(without)
 
 

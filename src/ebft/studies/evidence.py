@@ -145,7 +145,7 @@ def _read_run(model: Model, place: Path, error: str | None) -> str | None:
     if not model.run.finished:
         steps = model.run.total_costs().get("step", 0)
         return f"failed after {steps:,} steps: {error}" if error else f"not finished: {steps:,} steps"
-    return f"broken: {'; '.join(model.run.problems)}" if model.run.problems else None
+    return None
 
 
 def _read_evaluation(model: Model, folder: Path, error: str | None) -> str | None:

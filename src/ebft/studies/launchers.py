@@ -15,46 +15,43 @@ from pathlib import Path
 
 from ebft.errors import ConfigError
 from ebft.runtime.files import LOCK_WAIT, write_text
-from ebft.runtime.launch import ENTRY, LAUNCHED, PREEMPTED
-from ebft.studies.jobs import PROMPT, Job, command_line, last_attempt, last_error
+from ebft.runtime.launch import ENTRY, LAUNCHED
+from ebft.studies.jobs import PROMPT, Job, last_attempt, last_error
+from ebft.studies.study_file import Study
 
 logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 ID_FILE = "slurm-job"  # the numbers of the jobs that were submitted last
-NEXT_STAGE = "--next-stage"  # the option of the command that a chain of jobs runs
 # What a job of Slurm asks for unless `--slurm name=value` says otherwise.
 SLURM_DEFAULTS = {"ntasks": "1", "gpus-per-task": "1", "requeue": "", "signal": "B:USR1@120"}
+# A task of the array: its command begins its log as PROMPT says, and code 75 is PREEMPTED.
+_ARRAY = """#!/bin/bash
+{asked}
+case $SLURM_ARRAY_TASK_ID in
+{tasks}
+esac
+cd {here}
+echo "$ ebft $*" >> "$log"
+{entry} "$@" >> "$log" 2>&1 &
+run=$!
+# Slurm gives notice before time is up: the run saves a checkpoint and leaves with code 75.
+trap 'kill -USR1 $run' USR1 TERM
+while kill -0 $run 2> /dev/null; do wait $run; done  # a signal ends a wait early
+wait $run
+code=$?
+[ $code = 75 ] && scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
+exit $code
+"""
 
 
-def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
-    """`what`: the word for jobs, such as `points`."""
-    add = parser.add_argument
-    add("--dry-run", action="store_true", help=f"list the {what}; with slurm, write the job file")
-    add("--launcher", choices=("local", "slurm"), default="local", help="this machine, or one array job [local]")
-    add("--jobs", type=int, default=None, help=f"{what} at once [local: one for each GPU, one on a CPU; slurm: all]")
-    add("--per-gpu", type=int, default=1, help=f"{what} at once on each GPU, with the local launcher [1]")
-    add("--slurm", action="append", default=[], metavar="NAME=VALUE", help="an option of sbatch, such as time=08:00:00")
+def run_here(options: argparse.Namespace, ready: Callable[[], list[Job]], failed: set[str]) -> None:
+    """Run everything to its end, also after some jobs have failed, whose names are then in `failed`.
 
-
-def check_options(options: argparse.Namespace) -> None:
-    if options.per_gpu < 1 or (options.jobs is not None and options.jobs < 1):
-        raise ConfigError("--jobs and --per-gpu are at least 1")
-    if options.slurm and options.launcher != "slurm":
-        raise ConfigError("--slurm is for --launcher slurm; leave it out")
-
-
-# ---- this machine --------------------------------------------------------------------------------------------------
-
-
-def run_here(options: argparse.Namespace, ready: Callable[[Sequence[Job]], list[Job]]) -> list[Job]:
-    """Run everything to its end, also after some jobs have failed; returns those that failed.
-
-    ready: from the jobs that have failed to all that could run now.
+    ready: all that could run now.
     """
-    failed: list[Job] = []
     started: set[str] = set()
     running: list[tuple[Job, subprocess.Popen[bytes], str | None]] = []
-    waiting = ready(failed)
+    waiting = ready()
     free = _places(options, waiting[0].on_cpu) if waiting else []
     places = len(free)
     try:
@@ -65,20 +62,18 @@ def run_here(options: argparse.Namespace, ready: Callable[[Sequence[Job]], list[
                 started.add(job.name)
                 running.append((job, _start(job, gpu, at_once), gpu))
             time.sleep(_POLL_SECONDS)
-            for ended in [one for one in running if one[1].poll() is not None]:
-                running.remove(ended)
-                job, process, gpu = ended
+            for job, process, gpu in [one for one in running if one[1].poll() is not None]:
+                running.remove((job, process, gpu))
                 free.append(gpu)
                 if not _succeeded(job, process.returncode):
-                    failed.append(job)
-                waiting = [job for job in ready(failed) if job.name not in started]
+                    failed.add(job.name)
+                waiting = [job for job in ready() if job.name not in started]
     except BaseException as stop:
         for _, process, _ in running:  # after a scheduler's notice they save a checkpoint first
             process.send_signal(signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
         for _, process, _ in running:
             process.wait()
         raise
-    return failed
 
 
 def _places(options: argparse.Namespace, on_cpu: bool) -> list[str | None]:
@@ -99,17 +94,11 @@ def _start(job: Job, gpu: str | None, at_once: int) -> subprocess.Popen[bytes]:
     else:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_once)))
     job.prepare()
-    with job.log.open("ab") as log:
-        log.write(f"{PROMPT}{command_line(job)}\n".encode())
-        log.flush()
-        process = subprocess.Popen(
-            [sys.executable, *ENTRY, *job.arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is passed on once, by us
-        )
+    with job.log.open("ab", buffering=0) as log:
+        log.write(f"{PROMPT}{job.command}\n".encode())
+        command, no = [sys.executable, *ENTRY, *job.arguments], subprocess.DEVNULL
+        # In a session of its own: Ctrl-C is passed on once, by us.
+        process = subprocess.Popen(command, stdin=no, stdout=log, stderr=log, env=environment, start_new_session=True)
     logger.info(f"{job.name}: started{'' if gpu is None else f' on GPU {gpu}'}, log in {job.log}")
     return process
 
@@ -131,69 +120,54 @@ def _succeeded(job: Job, code: int) -> bool:
 # ---- Slurm ---------------------------------------------------------------------------------------------------------
 
 
-def submit(kind: str, options: argparse.Namespace, jobs: Sequence[Job], following: Sequence[str]) -> None:
+def submit(study: Study, options: argparse.Namespace, jobs: Sequence[Job], following: Sequence[str]) -> None:
     """Submit what could run now as one array job.
 
-    kind: `sweep` or `study`. following: the arguments of the command `ebft` that does what waits for the results of
-    these jobs, if anything does. A small second job runs it when the array has ended, and so on: a chain.
+    following: the arguments of the command `ebft` that does what waits for the results of these jobs, if anything does.
+    A small second job runs it when the array has ended, and so on: a chain.
     """
-    folder, logs = jobs[0].study.folder, jobs[0].log.parent.resolve()
-    if (folder / ID_FILE).exists() and not getattr(options, "next_stage", False):  # else it is itself in the queue
-        last = (folder / ID_FILE).read_text(encoding="utf-8").strip()
+    known = study.folder / ID_FILE
+    if known.exists() and not options.next_stage:  # else it is itself in the queue
+        last = known.read_text(encoding="utf-8").strip()
         if {*last.split()} & {*_slurm("squeue", "--me", "--noheader", "--format=%F").split()}:
-            raise ConfigError(f"job {last} of this {kind} is still in the queue; wait, or `scancel {last}`")
-    file = write_array(kind, options, jobs)
+            raise ConfigError(f"job {last} of this {study.kind} is still in the queue; wait, or `scancel {last}`")
+    file = write_array(study, options, jobs)
     numbers = [_slurm("sbatch", "--parsable", str(file))]
     logger.info(f"{file}: submitted as job {numbers[0]}; the same command shows how far it is later")
     if following:
         # It asks for what the array job asks for (partition, account, ...), but for no GPU, and is not run twice.
-        asked = _asked(kind, options)
-        asked = {name: value for name, value in asked.items() if name not in SLURM_DEFAULTS and "gpu" not in name}
-        asked |= {"job-name": f"{asked['job-name']}-next", "dependency": f"afterany:{numbers[0]}"}
-        asked |= {"output": f"{logs}/%j-next.log", "wrap": shlex.join((sys.executable, *ENTRY, *following))}
+        given = _asked(study, options)
+        asked = {name: value for name, value in given.items() if name not in SLURM_DEFAULTS and "gpu" not in name}
+        asked |= {"job-name": f"{given['job-name']}-next", "dependency": f"afterany:{numbers[0]}"}
+        asked |= {"output": f"{jobs[0].log.parent}/%j-next.log", "wrap": _of_ours(following)}
         numbers.append(_slurm("sbatch", "--parsable", *_flags(asked)))
         logger.info(f"job {numbers[1]} waits for it, and then submits what needs the results")
-    write_text(folder / ID_FILE, " ".join(numbers) + "\n")
+    write_text(known, " ".join(numbers) + "\n")
 
 
-def write_array(kind: str, options: argparse.Namespace, jobs: Sequence[Job]) -> Path:
+def write_array(study: Study, options: argparse.Namespace, jobs: Sequence[Job]) -> Path:
     """The array job, in a file that can be read, changed and submitted by hand. A task that is started again resumes
     from its last checkpoint."""
-    tasks = []
-    for number, job in enumerate(jobs):
+    for job in jobs:
         job.prepare()
-        log = shlex.quote(str(job.log.resolve()))
-        tasks += [f"{number}) log={log}", f"   set -- {shlex.join(job.arguments)} ;;"]
     at_once = f"%{options.jobs}" if options.jobs else ""
-    asked = {"array": f"0-{len(jobs) - 1}{at_once}", "output": f"{jobs[0].log.parent.resolve()}/%A_%a.log"}
-    lines = [
-        "#!/bin/bash",
-        *(f"#SBATCH {flag}" for flag in _flags({**_asked(kind, options), **asked})),
-        "case $SLURM_ARRAY_TASK_ID in",
-        *tasks,
-        "esac",
-        f"cd {shlex.quote(str(Path.cwd()))}",
-        f'echo "{PROMPT}ebft $*" >> "$log"',
-        f'{shlex.join((sys.executable, *ENTRY))} "$@" >> "$log" 2>&1 &',
-        "run=$!",
-        "# Slurm gives notice before time is up: the run saves a checkpoint and leaves with code 75.",
-        "trap 'kill -USR1 $run' USR1 TERM",
-        "while kill -0 $run 2> /dev/null; do wait $run; done  # a signal ends a wait early",
-        "wait $run",
-        "code=$?",
-        f'[ $code = {PREEMPTED} ] && scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"',
-        "exit $code",
-    ]
-    file = jobs[0].study.folder / f"{kind}.sbatch"
-    write_text(file, "\n".join([*lines, ""]))
+    asked = {"array": f"0-{len(jobs) - 1}{at_once}", "output": f"{jobs[0].log.parent}/%A_%a.log"}
+    tasks = [f"{n}) log={shlex.quote(str(j.log))}\n   set -- {shlex.join(j.arguments)} ;;" for n, j in enumerate(jobs)]
+    flags = [f"#SBATCH {flag}" for flag in _flags({**_asked(study, options), **asked})]
+    places = {"here": shlex.quote(str(Path.cwd())), "entry": _of_ours()}
+    file = study.folder / f"{study.kind}.sbatch"
+    write_text(file, _ARRAY.format(asked="\n".join(flags), tasks="\n".join(tasks), **places))
     return file
 
 
-def _asked(kind: str, options: argparse.Namespace) -> dict[str, str]:
-    """The options of sbatch."""
+def _of_ours(arguments: Sequence[str] = ()) -> str:
+    return shlex.join((sys.executable, *ENTRY, *arguments))
+
+
+def _asked(study: Study, options: argparse.Namespace) -> dict[str, str]:
+    """The options of sbatch; of two that exclude each other, such as requeue and no-requeue, it takes the last."""
     given = {name.lstrip("-"): value for name, _, value in (text.partition("=") for text in options.slurm)}
-    asked = {"job-name": f"ebft-{kind}", **SLURM_DEFAULTS, **given}
-    return {name: value for name, value in asked.items() if name != "requeue" or "no-requeue" not in given}
+    return {"job-name": f"ebft-{study.kind}", **SLURM_DEFAULTS, **given}
 
 
 def _flags(asked: dict[str, str]) -> list[str]:

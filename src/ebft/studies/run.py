@@ -1,7 +1,6 @@
 """`ebft study run` and `ebft sweep`: every job with a launcher; run again, they do what is left.
 
-The manifest of a study, `study.json` in its folder, says what has happened: code version, data, commands, machine,
-seconds and FLOPs.
+The manifest of a study, `study.json` in its folder, says what has happened: code version, commands, machine, states.
 """
 
 from __future__ import annotations
@@ -11,24 +10,22 @@ import logging
 import shutil
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ebft import fetch
 from ebft.config.evaluation import EvalOptions
 from ebft.config.recipe import check_datasets
 from ebft.errors import ConfigError
-from ebft.runtime.files import json_ready, read_json, write_json, write_text
+from ebft.runtime.files import json_ready, locked, read_json, write_json, write_text
+from ebft.runtime.messages import print_error
 from ebft.studies import launchers
-from ebft.studies.jobs import Job, Plan, Run, command_line, state_of
+from ebft.studies.jobs import Job, Plan, Run
 from ebft.studies.runs import Json
-from ebft.studies.study_file import Row, Study, name_of
-from ebft.version import __version__
+from ebft.studies.study_file import Study, named
 
 logger = logging.getLogger(__name__)
+NEXT_STAGE = "--next-stage"  # the option of the command that a chain of jobs on a cluster runs
 
 
 def check_inputs(plan: Plan, elsewhere: bool) -> None:
@@ -37,137 +34,143 @@ def check_inputs(plan: Plan, elsewhere: bool) -> None:
     from ebft.evaluate.tasks import problem_sets
     from ebft.train.run_folder import BATCH, other_setting
 
-    for run in plan.runs:
-        if not run.finished and (why := other_setting(run.output, run.given, run.row.command, BATCH)) is not None:
-            raise ConfigError(f"{run.name}: {why}; set it back, choose another output_dir, or delete that folder")
-    checks: list[tuple[str, Callable[[], Any]]] = []
-    for row in plan.study.rows:
-        if not plan.final[row.name] or not all(run.finished for run in plan.final[row.name]):
-            for settings in ({**row.settings, **values} for values in row.candidates):
-                checks += [(row.name, partial(check, settings)) for check in (check_datasets, fetch.check_models)]
-    if plan.study.evaluation and (plan.unknown or not all(test.finished for test in plan.evaluations)):
-        options = EvalOptions.from_values(plan.study.evaluation)
-        if options.feature_model not in [row.method for row in plan.study.rows]:  # else it will be there
-            checks.append(("evaluation", partial(fetch.check_models, plan.study.evaluation)))
-        checks += [("evaluation", partial(problem_sets, task, options)) for task in options.tasks]
-    for name, check in checks:
+    def check(name: str, function: Callable[..., object], *arguments: object) -> None:
         try:
-            check()
+            function(*arguments)
         except ValueError as error:
             if not elsewhere:
                 raise ConfigError(f"{name}: {error}") from None
             logger.warning(f"not on this machine: {name}: {error}")
 
+    for run in plan.runs:
+        if not run.finished and (why := other_setting(run.output, run.given, run.row.command, BATCH)) is not None:
+            raise ConfigError(f"{run.name}: {why}; set it back, choose another output_dir, or delete that folder")
+    if not plan.unknown and not plan.unfinished:
+        return
+    for row in plan.study.rows:
+        for values in row.candidates:
+            check(row.name, check_datasets, {**row.settings, **values})
+            check(row.name, fetch.check_models, {**row.settings, **values})
+    if evaluation := plan.study.evaluation:
+        options = EvalOptions.from_values(evaluation)
+        if options.feature_model not in [row.method for row in plan.study.rows]:  # else it will be there
+            check("evaluation", fetch.check_models, evaluation)
+        for task in options.tasks:
+            check("evaluation", problem_sets, task, options)
+
 
 class Runner:
-    """command: what runs all this again."""
+    """A study or a sweep, with the command that does what is left of it."""
 
-    def __init__(self, study: Study, command: Sequence[str]) -> None:
-        self.study, self.command = study, list(command)
-        self.failed: set[str] = set()
-        self.plan = Plan(study, self.failed)
-        self.lock = study.folder / f"{study.kind}.lock"
+    def __init__(self, study: Study, command: Sequence[str], options: argparse.Namespace) -> None:
+        self.study, self.command, self.options = study, list(command), options
+        self.failed: set[str] = set()  # names of jobs that are not tried again
+        self.plan = Plan(study)
 
-    def extent(self) -> str:
-        """How many jobs there are, and how many steps: said before anything starts."""
-        plan, lengths = self.plan, Counter(run.length for run in self.plan.runs)
-        runs = ", ".join(f"{count} of {length}" for length, count in lengths.items())
-        tests = f" and {len(plan.evaluations)} evaluations" if plan.evaluations else ""
-        done = len(plan.jobs) - len(plan.unfinished)
-        return f"jobs: {len(plan.runs)} training runs ({runs}){tests}, {done} of them finished"
+    def run(self) -> int:
+        """The exit code. With `next_stage` only what was not tried before: a chain of jobs must come to an end."""
+        study, options = self.study, self.options
+        if not options.next_stage:  # else it was checked when the chain began
+            check_inputs(self.plan, elsewhere=options.launcher != "local")
+        if options.dry_run:
+            print("\n".join([*self.states(), self.extent()]))
+            if options.launcher == "slurm" and (left := self.plan.unfinished):
+                print(f"written and not submitted: sbatch {launchers.write_array(study, options, left)}")
+            return 0
+        with locked(study.folder / f"{study.kind}.lock"):
+            if study.text:
+                write_text(study.folder / "study.yaml", study.text)
+            while options.next_stage and (
+                tried := {job.name for job in self.plan.unfinished if job.log.exists()} - self.failed
+            ):
+                self.failed |= tried  # a candidate that is given up may make runs known that were tried as well
+                self.plan = Plan(study, self.failed)
+            logger.info(self.extent())
+            try:
+                if options.launcher == "local":
+                    launchers.run_here(options, self._ready, self.failed)
+                elif jobs := self._ready():
+                    waits = self.plan.unknown or len(self.plan.ready()) < len(self.plan.unfinished)
+                    again = [word for word in self.command[1:] if word != NEXT_STAGE] + [NEXT_STAGE]
+                    launchers.submit(study, options, jobs, again if waits else [])
+                    return 0  # they run later
+            finally:
+                self._ready()
+        print("\n".join(self.states()))
+        if self.failed:
+            print_error(f"{len(self.failed)} job{'s' * (len(self.failed) > 1)} failed; the same command tries again")
+        return int(bool(self.failed))
 
-    def run(self, options: argparse.Namespace) -> list[Job] | None:
-        """Returns the jobs that failed; None if they run later. To be called with the lock.
-
-        options: of the launcher. With `next_stage`, do only what was not tried before, as a chain of jobs on a cluster
-        does: it must come to an end.
-        """
-        if not self.study.is_sweep:
-            write_text(self.study.folder / "study.yaml", self.study.text)
-        while options.next_stage and (tried := {j.name for j in self.plan.unfinished if j.log.exists()} - self.failed):
-            self.failed |= tried  # a candidate that is given up may make runs known that were tried as well
-            self.plan = Plan(self.study, self.failed)
-        logger.info(self.extent())
-        try:
-            if options.launcher == "local":
-                return launchers.run_here(options, self._ready)
-            if not (jobs := self._ready([])):
-                return []
-            waits = self.plan.unknown or len(self.plan.ready()) < len(self.plan.unfinished)
-            again = [word for word in self.command[1:] if word != launchers.NEXT_STAGE] + [launchers.NEXT_STAGE]
-            launchers.submit(self.study.kind, options, jobs, again if waits else [])
-            return None
-        finally:
-            self._ready([])
-
-    def _ready(self, failed: Sequence[Job]) -> list[Job]:
-        self.failed |= {job.name for job in failed}
+    def _ready(self) -> list[Job]:
+        """All jobs that could run now, by what is on the disk; the manifest says how far they are."""
         self.plan = Plan(self.study, self.failed)
-        if not self.study.is_sweep:
+        if self.study.kind == "study":
             self.write_manifest()
         return [job for job in self.plan.ready() if job.name not in self.failed]
 
     def states(self) -> list[str]:
         more = [f"{self.plan.unknown} more wait for a search"] if self.plan.unknown else []
-        return [f"{job.name}: {state_of(job)}" for job in self.plan.jobs] + more
+        return [f"{job.name}: {job.state}" for job in self.plan.jobs] + more
 
-    # ---- what has happened -----------------------------------------------------------------------------------------
+    def extent(self) -> str:
+        plan = self.plan
+        tests = f" and {len(plan.evaluations)} evaluations" if plan.evaluations else ""
+        done = len(plan.jobs) - len(plan.unfinished)
+        return f"jobs: {len(plan.runs)} training runs{tests}, {done} of them finished"
 
     def write_manifest(self) -> None:
+        """What has happened, and what the report shows side by side."""
         from ebft.runtime.machine import describe
 
-        file, plan = self.study.folder / "study.json", self.plan
-        before = read_json(file) or {}
-        base: Json = {"kind": "base", "method": "base", "values": {}, "chosen": {}, "searched": []}
-        bases = [
-            {"name": name, "title": name.replace(",model=", " "), **base, "models": [self._model(name, None)]}
-            for name in (plan.base_models() if self.study.evaluation else ())
-        ]
+        file, plan, study = self.study.folder / "study.json", self.plan, self.study
+        before, tested = read_json(file) or {}, {job.name for job in plan.evaluations}
+        methods = {row.name: row.method for row in study.rows}
+
+        def places(run: Run) -> Json:  # from the study's folder, which may be moved
+            return {"run": f"runs/{run.name}", "log": f"logs/{run.name}.log"}
+
+        def model(name: str, run: Run | None = None) -> Json:
+            tests = {"evaluation": f"evaluations/{name}", "evaluation_log": f"logs/evaluate-{name}.log"}
+            trained = {"run": None, "log": None} if run is None else places(run)
+            done = tests if f"evaluate-{name}" in tested else dict.fromkeys(tests)
+            return {"seed": run and run.seed, **trained, **done}
+
+        rows: list[Json] = []
+        for name in plan.base_models() if study.evaluation else ():
+            about = {"name": name, "title": name.replace(",model=", " "), "kind": "base", "method": "base"}
+            rows.append({**about, "values": {}, "chosen": {}, "searched": [], "models": [model(name)]})
+        for row in study.rows:
+            final, shown = plan.final[row.name], named("", row.values).replace("=", " ").replace(",", ", ")
+            title = f"{row.method} ({shown})" if shown else row.method
+            kind = {"train": "ebft"}.get(row.command, row.command)
+            named_so: Json = {
+                "name": row.name,
+                "title": title,
+                "kind": kind,
+                "method": row.method,
+                "values": row.values,
+            }
+            searched = [{**places(run), "values": run.chosen} for run in plan.searches.get(row.name, [])]
+            chosen = {"chosen": final[0].chosen if final else {}, "choose_by": row.choose_by, "searched": searched}
+            models = [model(run.name, run) for run in final]
+            rows.append({**named_so, "after": methods.get(row.after or ""), **chosen, "models": models})
         found = {
-            "study": self.study.name,
+            "study": study.name,
             "command": self.command,
             "started": before.get("started", time.strftime("%Y-%m-%dT%H:%M:%S%z")),
             "code": _code(),
             "machine": before.get("machine") or describe(),
-            "paper": self.study.paper,
-            "rows": [*bases, *map(self._row, self.study.rows)],
-            "jobs": {job.name: {"state": state_of(job), "command": command_line(job)} for job in plan.jobs},
+            "paper": study.paper,
+            "rows": rows,
+            "jobs": {job.name: {"state": job.state, "command": job.command} for job in plan.jobs},
         }
         write_json(file, json_ready(found))
 
-    def _row(self, row: Row) -> Json:
-        """What the report shows side by side."""
-        final, candidates = self.plan.final[row.name], self.plan.searches.get(row.name, [])
-        shown = name_of(row.values).replace("=", " ").replace(",", ", ")
-        return {
-            "name": row.name,
-            "title": f"{row.method} ({shown})" if shown else row.method,
-            "kind": {"train": "ebft"}.get(row.command, row.command),
-            "method": row.method,
-            "after": next((other.method for other in self.study.rows if other.name == row.after), None),
-            "values": row.values,
-            "chosen": final[0].chosen if final else {},
-            "choose_by": row.choose_by,
-            "searched": [{**_places(run), "values": run.chosen} for run in candidates],
-            "models": [self._model(run.name, run) for run in final],
-        }
-
-    def _model(self, name: str, run: Run | None) -> Json:
-        is_tested = any(test.of == name for test in self.plan.evaluations)
-        tests = {"evaluation": f"evaluations/{name}", "evaluation_log": f"logs/evaluate-{name}.log"}
-        trained = {"run": None, "log": None} if run is None else _places(run)
-        return {"seed": run and run.seed, **trained, **(tests if is_tested else dict.fromkeys(tests))}
-
-
-def _places(run: Run) -> Json:
-    """From the study's folder, which may be moved."""
-    return {"run": f"runs/{run.name}", "log": f"logs/{run.name}.log"}
-
 
 def _code() -> dict[str, str]:
-    """ebft's version, and the commit where it is a checkout."""
-    checkout, found = Path(__file__).parents[3], {"ebft": __version__}
+    """The commit, where the code is a checkout."""
+    checkout = Path(__file__).parents[3]
     if not (checkout / ".git").exists() or shutil.which("git") is None:
-        return found
+        return {}
     describe = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    return {**found, "commit": subprocess.run(describe, capture_output=True, text=True).stdout.strip()}
+    return {"commit": subprocess.run(describe, capture_output=True, text=True).stdout.strip()}

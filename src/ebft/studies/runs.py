@@ -15,7 +15,7 @@ from ebft.config.evaluation import NOT_SET
 from ebft.config.method import settings_that_change
 from ebft.errors import ConfigError
 from ebft.method.measures import Estimate, Record, differences, smaller_is_better, title
-from ebft.runtime.files import read_json, read_jsonl
+from ebft.runtime.files import read_jsonl
 
 Json = dict[str, Any]  # what a file says
 METRICS_FILE = "metrics.jsonl"
@@ -39,7 +39,6 @@ class Run:
     entries: list[Json]  # lines of metrics.jsonl
     change: dict[str, Estimate]  # of validation metrics from before to after training
     records: list[Record] = field(default_factory=list)  # of single sequences after training, if it has finished
-    problems: list[str] = field(default_factory=list)  # what is broken in its folder
 
     def measured(self, key: str) -> list[Json]:
         """The entries with a value of this, by step; of two at one step, the later."""
@@ -68,46 +67,24 @@ def read_run(folder: Path) -> Run:
     if not (folder / METRICS_FILE).is_file():
         raise ConfigError(f"{folder} is no output folder of a run, or nothing is logged yet: no {METRICS_FILE}")
     file = folder / "results.json"
-    results: Json = read_json(file) if file.exists() else {}
-    if not isinstance(results, dict):
-        raise ConfigError(f"{file} is not valid JSON")
+    try:
+        results: Json = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        entries = read_jsonl(folder / METRICS_FILE)
+        records = read_jsonl(folder / "validation-after.jsonl") if "after" in results else []
+    except ValueError as error:
+        raise ConfigError(f"{folder} holds a file that is not valid JSON ({error})") from None
+    ruler = results.get("ruler")
+    expected = (ruler or {}).get("validation_sequences", len(records))
+    if records and len(records) != expected:  # a part of them would be compared as if it were all
+        raise ConfigError(f"{folder}: validation-after.jsonl holds {len(records)} of {expected} sequences: cut off")
     changed = {name.removeprefix("eval_"): value for name, value in results.get("change", {}).items()}
     change = {
         name: Estimate(value, changed.get(f"{name}_se") or math.nan)
         for name, value in changed.items()
         if value is not None and not name.endswith("_se")
     }
-    name, method, ruler = folder.resolve().name, results.get("method", "ebft"), results.get("ruler")
-    run = Run(name, folder, method, "steps" in results, ruler, read_entries(folder / METRICS_FILE), change)
-    if "after" in results:
-        _add_records(run, folder / "validation-after.jsonl")
-    return run
-
-
-def _add_records(run: Run, file: Path) -> None:
-    """Of all sequences, or none and what is wrong: a part of them would be compared as if it were all."""
-    try:
-        records = read_jsonl(file)
-    except ValueError:
-        run.problems.append(f"{file.name} is not valid JSON, so it has no paired differences")
-        return
-    expected = (run.validation or {}).get("validation_sequences", len(records))
-    if records and len(records) != expected:
-        cut_off = f"{file.name} holds {len(records)} of {expected} sequences; it was cut off"
-        run.problems.append(f"{cut_off}, so it has no paired differences")
-    else:
-        run.records = records
-
-
-def read_entries(file: Path) -> list[Json]:
-    """The lines of metrics.jsonl, without what is no whole line: one that is being written."""
-    entries = []
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            entries.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("step"), int)]
+    method, finished = results.get("method", "ebft"), "steps" in results
+    return Run(folder.resolve().name, folder, method, finished, ruler, entries, change, records)
 
 
 # ---- what compares -------------------------------------------------------------------------------------------------
@@ -147,11 +124,10 @@ def what_differs(run: Run, reference: Run | None) -> str | None:
     words = {"network": "the frozen feature network", "validation": "the validation text"}
     values = {key: [of.get(key, NOT_SET) for of in (run.validation, reference.validation)] for key in differ}
     shown = ", ".join(words.get(key, f"{key} {values[key][0]} and {values[key][1]}") for key in differ)
-    if compares("cfm", differ):
-        return f"and {reference.name} differ in {shown}; their whitened proxy and reward do not compare"
     only = "only their cross-entropies can be compared"
-    advice = only if compares("cross_entropy", differ) else "do not compare their numbers"
-    return f"and {reference.name} were measured differently ({shown}); {advice}"
+    left = only if compares("cross_entropy", differ) else "do not compare their numbers"
+    left = "their whitened proxy and reward do not compare" if compares("cfm", differ) else left
+    return f"and {reference.name} were measured differently ({shown}); {left}"
 
 
 def against(first: Run, run: Run) -> dict[str, Estimate]:

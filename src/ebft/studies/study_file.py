@@ -25,7 +25,7 @@ PAPER_TASKS = ("qa_code", "unstructured_code", "translation")
 # What may stand at the top of a file, and under the name of a method; and what each is if left out.
 _OF_BOTH: Settings = {"recipe": None, "settings": {}, "grid": {}, "seeds": [0], "choose_by": "cross_entropy"}
 _OF_STUDY = {**_OF_BOTH, "methods": {}, **dict.fromkeys(("name", "output_dir", "search_seed", "evaluation", "paper"))}
-_OF_METHOD = {**_OF_BOTH, "search": {}, **dict.fromkeys(("method", "after"))}
+_OF_METHOD = {**_OF_BOTH, "search": {}, "method": None, "after": None}
 _DECIDED = ("output_dir", "seed", "sweep")  # of every run by the study
 
 
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        return ",".join(part for part in (self.method, name_of(self.values)) if part)
+        return named(self.method, self.values)
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,7 @@ class Study:
     evaluation: Settings = field(default_factory=dict)  # options of `ebft eval`, without models and output
     text: str = ""  # of the file
     paper: str | None = None  # which of the paper's tasks it is about, for `ebft study report --paper`
-    is_sweep: bool = False
-
-    @property
-    def kind(self) -> str:
-        return "sweep" if self.is_sweep else "study"
+    kind: str = "study"  # or sweep
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
@@ -77,9 +73,8 @@ def read_sweep(file: str | Path | None, overrides: Settings, sets: Sequence[str]
     lists = {**typed("sweep", values.pop("sweep", {}), dict), **of_flags}
     if not lists or not values.get("output_dir"):
         raise ConfigError("a sweep needs --set name=value,value or a `sweep:` section, and an output_dir for its runs")
-    points = combinations(value_lists(lists, "the sweep", command))
-    rows = [Row("", command, point, {**values, **point}) for point in points]
-    return _checked(Study("sweep", Path(str(values["output_dir"])).expanduser(), rows, is_sweep=True))
+    rows = [Row("", command, point, {**values, **point}) for point in combinations(lists, "the sweep", command)]
+    return _checked(Study("sweep", Path(str(values["output_dir"])).expanduser(), rows, kind="sweep"))
 
 
 def read_study(file: str | Path) -> Study:
@@ -90,9 +85,9 @@ def read_study(file: str | Path) -> Study:
     if given["paper"] not in (None, *PAPER_TASKS):
         raise ConfigError(f"{path}: `paper` is one of {', '.join(PAPER_TASKS)}, not {given['paper']!r}")
     shared, rows = {**_of_recipe(given, path), **given["settings"]}, list[Row]()
-    of_all = {"seeds": given["seeds"], "choose_by": given["choose_by"]}
     for name, keys in given["methods"].items():
-        method = _keys(keys, {**_OF_METHOD, **of_all}, f"the method {name}")
+        known = {**_OF_METHOD, "seeds": given["seeds"], "choose_by": given["choose_by"]}
+        method = _keys(keys, known, f"the method {name}")
         settings = {**shared, **_of_recipe(method, path), **given["settings"], **method["settings"]}
         rows += _rows(str(name), method, given, settings, rows)
     tests = {} if given["evaluation"] is False else _evaluation(given["evaluation"] or {}, shared)
@@ -100,14 +95,13 @@ def read_study(file: str | Path) -> Study:
     return _checked(Study(name, folder, rows, tests, path.read_text(encoding="utf-8"), given["paper"]))
 
 
-def _keys(values: Any, known: Settings, where: str) -> Settings:
+def _keys(values: object, known: Settings, where: str) -> Settings:
     """The values of a mapping, with those that are left out."""
-    for name, value in typed(where, values or {}, dict).items():
-        if name not in known:
-            raise ConfigError(f"{where}: unknown key {name!r}; there is {', '.join(known)}{nearest(str(name), known)}")
-        if isinstance(known[name], dict):
-            typed(f"{where}: {name}", value or {}, dict)
-    return {**known, **{name: value for name, value in (values or {}).items() if value is not None}}
+    given = {name: value for name, value in typed(where, values or {}, dict).items() if value is not None}
+    if odd := [str(name) for name in given if name not in known]:
+        raise ConfigError(f"{where}: unknown key {odd[0]!r}; there is {', '.join(known)}{nearest(odd[0], known)}")
+    kinds: dict[type, Any] = {dict: dict, list: list[int]}
+    return {n: typed(f"{where}: {n}", given.get(n, of), kinds.get(type(of), Any)) for n, of in known.items()}
 
 
 def _of_recipe(given: Settings, study: Path) -> Settings:
@@ -117,31 +111,31 @@ def _of_recipe(given: Settings, study: Path) -> Settings:
     return {name: value for name, value in values.items() if name not in _DECIDED}
 
 
-def _rows(name: str, given: Settings, study: Settings, settings: Settings, above: list[Row]) -> list[Row]:
+def _rows(name: str, given: Settings, study: Settings, settings: Settings, above: Sequence[Row]) -> list[Row]:
     """A method in every setting of its grid. above: the rows of the methods before it."""
-    where, kind = f"the method {name}", given["method"] or name
+    where, kind, grid = f"the method {name}", given["method"] or name, {**study["grid"], **given["grid"]}
     if kind not in COMMANDS:
         raise ConfigError(f"{where}: `method` is one of {', '.join(COMMANDS)}{nearest(str(kind), COMMANDS)}")
-    grid = value_lists({**study["grid"], **given["grid"]}, f"`grid` of {where}", COMMANDS[kind])
-    search = value_lists(given["search"], f"`search` of {where}", COMMANDS[kind])
+    search, command = given["search"], COMMANDS[kind]
     if wrong := [key for key in (*settings, *grid, *search) if key in _DECIDED or (key in grid and key in search)]:
         raise ConfigError(f"{where}: {wrong[0]} is decided by the study, or is both in `grid` and in `search`")
-    seeds = list(dict.fromkeys(typed("seeds", given["seeds"], list[int]))) or [0]
+    seeds = list(dict.fromkeys(given["seeds"])) or [0]
     search_seed = seeds[0] if study["search_seed"] is None else typed("search_seed", study["search_seed"], int)
-    candidates, rows = combinations(search), []
-    for values in combinations(grid):
-        of_row, parents = {**settings, **values}, {"after": given["after"]}
+    rows = []
+    for values in combinations(grid, f"`grid` of {where}", command):
+        of_row, features = {**settings, **values}, None
         if of_row.get("feature_model") in study["methods"]:
-            method = of_row.pop("feature_model")
-            # Else it is this method, or one that comes later.
-            parents["features"] = method if any(row.method == method for row in above) else None
-        found = {n: parent and _parent(name, parent, values, seeds, above) for n, parent in parents.items()}
-        how = (given["choose_by"], seeds, search_seed)
-        rows.append(Row(name, COMMANDS[kind], values, of_row, candidates, *how, found["after"], found.get("features")))
+            features = of_row.pop("feature_model")
+        # A method whose features are its own, or of one that comes later, has those of its model.
+        features = features if any(row.method == features for row in above) else None
+        parents = [method and _parent(name, method, values, seeds, above) for method in (given["after"], features)]
+        candidates = combinations(search, f"`search` of {where}", command)
+        how = (candidates, given["choose_by"], seeds, search_seed)
+        rows.append(Row(name, command, values, of_row, *how, *parents))
     return rows
 
 
-def _parent(name: str, method: str, values: Settings, seeds: Sequence[int], above: list[Row]) -> str:
+def _parent(name: str, method: str, values: Settings, seeds: Sequence[int], above: Sequence[Row]) -> str:
     """The row whose final models another one needs: of a method above it in the same setting, with all its seeds or
     with only one."""
     found = [row for row in above if row.method == method and row.values.items() <= values.items()]
@@ -153,16 +147,15 @@ def _parent(name: str, method: str, values: Settings, seeds: Sequence[int], abov
 
 def _checked(study: Study) -> Study:
     """Every run is loaded as a recipe, and what a search chooses by will be measured."""
-    for row in study.rows:
-        for values in row.candidates:
-            try:
-                recipe = load({**row.settings, **values, "output_dir": "x"}, row.command)
-            except ValueError as error:
-                raise ConfigError(f"{row.name}: {error}") from None
-            has_text = recipe.data.validation_split or recipe.data.validation_dataset
-            if values and not (has_text and (row.choose_by in NAMES or recipe.training.eval_tasks)):
-                known = f"set validation_split, and choose by {', '.join(NAMES)}{nearest(row.choose_by, NAMES)}"
-                raise ConfigError(f"{row.name}: validation does not measure `choose_by: {row.choose_by}`; {known}")
+    for row, values in ((one, values) for one in study.rows for values in one.candidates):
+        try:
+            recipe = load({**row.settings, **values, "output_dir": "x"}, row.command)
+        except ValueError as error:
+            raise ConfigError(f"{row.name}: {error}") from None
+        has_text = recipe.data.validation_split or recipe.data.validation_dataset
+        if values and not (has_text and (row.choose_by in NAMES or recipe.training.eval_tasks)):
+            known = f"set validation_split, and choose by {', '.join(NAMES)}{nearest(row.choose_by, NAMES)}"
+            raise ConfigError(f"{row.name}: validation does not measure `choose_by: {row.choose_by}`; {known}")
     return study
 
 
@@ -180,32 +173,25 @@ def load(values: Settings, command: str) -> Recipe:
 # ---- settings that vary --------------------------------------------------------------------------------------------
 
 
-def value_lists(given: Settings, where: str, command: str) -> dict[str, list[Any]]:
-    """Settings with the values that they take in a sweep, a grid or a search, each as its type."""
+def combinations(given: Settings, where: str, command: str) -> list[Settings]:
+    """Every combination of the values that settings take in a sweep, a grid or a search, each as its type."""
     types = field_types(command)
-    for name, values in given.items():
-        if name in ("output_dir", "hub_token") or not isinstance(values, list) or not values:
-            raise ConfigError(
-                f"{where}: {name} needs a list of values, such as [0, 0.1], and can be no folder or token"
-            )
-    return {name: [typed(name, value, types.get(name, Any)) for value in values] for name, values in given.items()}
-
-
-def combinations(lists: dict[str, list[Any]]) -> list[Settings]:
-    """Every combination of the values of some settings."""
+    if odd := [name for name, values in given.items() if not isinstance(values, list) or not values]:
+        raise ConfigError(f"{where}: {odd[0]} needs a list of values, such as [0, 0.1]")
+    lists = {name: [typed(name, value, types.get(name, Any)) for value in values] for name, values in given.items()}
     found = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
-    if len({name_of(one) for one in found}) < len(found):  # they are names of folders
-        raise ConfigError(f"two combinations of {', '.join(lists)} have the same name; give every value once")
+    if len({named("", one) for one in found}) < len(found):  # they are names of folders
+        raise ConfigError(f"{where}: two combinations have the same name; give every value once")
     return found
 
 
-def name_of(settings: Settings) -> str:
-    """A name that is safe for a folder: `learning_rate=1e-06,gamma=0.1`."""
+def named(method: str, settings: Settings) -> str:
+    """A name that is safe for a folder: `ebft,learning_rate=1e-06,gamma=0.1`."""
     shown = ",".join(f"{name}={_shown(value)}" for name, value in settings.items())
-    return re.sub(r"[^\w.,=+-]+", "-", shown)[:120]
+    return ",".join(part for part in (method, re.sub(r"[^\w.,=+-]+", "-", shown)[:120]) if part)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, list):
         return "+".join(map(_shown, value))
     if isinstance(value, str):
