@@ -200,7 +200,7 @@ def test_groups_hold_every_option_once() -> None:
         ({"tasks": "humanevl"}, "tasks='humanevl' is not one of .*; did you mean 'humaneval'"),
         ({"promt_style": "raw"}, "unknown option 'promt_style' of an evaluation; did you mean 'prompt_style'"),
         ({"limit": 0}, "limit=0 must be at least 1"),
-        ({"temperature": 0}, "temperature=0.0 must be above 0; .* use samples=0"),
+        ({"temperature": -1}, "temperature=-1.0 must be at least 0"),
         ({"samples": 0, "greedy": False}, "leaves nothing to generate"),
         ({"rollouts": 1}, "rollouts must be at least 2"),
     ],

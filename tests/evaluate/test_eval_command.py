@@ -129,89 +129,70 @@ def test_everything_that_is_promised_is_written(run: Run, tmp_path: Path, capfd:
         assert name in table
 
 
-def test_ends_that_are_left_out_are_noted(run: Run, tmp_path: Path) -> None:
-    [note] = run(tmp_path / "without", "calibration", "--document-masks")["tasks"]["calibration"]["notes"]
-    assert note in (tmp_path / "without" / "results.md").read_text()
-    with_ends = run(tmp_path / "with", "calibration", "--document-masks", "--short-truths")
-    assert with_ends["tasks"]["calibration"]["notes"] == []
-
-
-def test_the_same_seed_gives_the_same_numbers(run: Run, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_numbers_and_ends_that_are_left_out_are_noted(run: Run, tmp_path: Path) -> None:
     first = metrics(run(tmp_path / "a", "calibration,translation", "--batch-size", 3))
     assert metrics(run(tmp_path / "b", "calibration,translation")) == first
-    other = metrics(run(tmp_path / "c", "calibration,translation", "--seed", 1))
+    results = run(tmp_path / "c", "calibration,translation", "--seed", 1)
+    assert results["tasks"]["calibration"]["notes"] == []
+    other = metrics(results)
     assert other["calibration"][0]["cfm"] != first["calibration"][0]["cfm"]
     assert other["calibration"][0]["cross_entropy"] == first["calibration"][0]["cross_entropy"]
     assert other["translation"][0]["greedy_chrf"] == first["translation"][0]["greedy_chrf"]
     assert other["translation"][0]["best_of_4_chrf"] != first["translation"][0]["best_of_4_chrf"]
+    [note] = run(tmp_path / "d", "calibration", "--document-masks")["tasks"]["calibration"]["notes"]
+    assert note in (tmp_path / "d" / "results.md").read_text()
 
 
-class TestResuming:
-    @pytest.fixture
-    def stop_after(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-        def arm(batches: int) -> None:
-            left = [batches]
-            original = ResumableRecords.append
+@pytest.mark.parametrize(("batches", "left"), [(2, "calibration"), (7, "translation.samples")])
+def test_stopped_and_started_again(
+    batches: int, left: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(tmp_path / "whole", "calibration,translation")
+    original, counted = ResumableRecords.append, iter(range(100))
 
-            def append(self: ResumableRecords, rows: Any) -> None:
-                if left[0] == 0:
-                    raise KeyboardInterrupt
-                left[0] -= 1
-                original(self, rows)
+    def append(self: ResumableRecords, rows: Any) -> None:
+        if next(counted) == batches:
+            raise KeyboardInterrupt
+        original(self, rows)
 
-            monkeypatch.setattr(ResumableRecords, "append", append)
+    with monkeypatch.context() as patched:
+        patched.setattr(ResumableRecords, "append", append)
+        run(tmp_path / "out", "calibration,translation", code=130)
+    file = tmp_path / "out" / f"{left}.jsonl"
+    made = file.read_text()
+    assert made
+    file.write_text(made + '{"task_id": "1", "sam')  # what a killed run was writing
+    results = run(tmp_path / "out", "calibration,translation")
+    assert file.read_text().startswith(made)
+    assert file.read_text() == (tmp_path / "whole" / file.name).read_text()
+    assert metrics(results) == metrics(whole)
 
-        yield arm
-        monkeypatch.undo()
 
-    @pytest.mark.parametrize(("batches", "left"), [(2, "calibration"), (7, "translation.samples")])
-    def test_stopped_and_started_again(
-        self, batches: int, left: str, run: Run, stop_after: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        whole = run(tmp_path / "whole", "calibration,translation")
-        with monkeypatch.context():
-            stop_after(batches)
-            run(tmp_path / "out", "calibration,translation", code=130)
-        monkeypatch.undo()
-        file = tmp_path / "out" / f"{left}.jsonl"
-        made = file.read_text()
-        assert made
-        file.write_text(made + '{"task_id": "1", "sam')  # what a killed run was writing
-        results = run(tmp_path / "out", "calibration,translation")
-        assert file.read_text().startswith(made)
-        assert file.read_text() == (tmp_path / "whole" / file.name).read_text()
-        assert metrics(results) == metrics(whole)
+def test_a_finished_task_loads_no_model_and_another_joins_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "out", "calibration", "--sequences", 2)
+    before = (tmp_path / "out" / "calibration.jsonl").read_text()
+    first = run(tmp_path / "out", "calibration")
+    assert first["tasks"]["calibration"]["sequences"] == 6
+    assert (tmp_path / "out" / "calibration.jsonl").read_text().startswith(before)
+    both = run(tmp_path / "out", "translation")
+    assert both["tasks"]["calibration"] == first["tasks"]["calibration"]
+    monkeypatch.setattr(loading.Checkpoint, "load", lambda *_: pytest.fail("a model was loaded"))
+    assert metrics(run(tmp_path / "out", "calibration,translation")) == metrics(both)
 
-    def test_a_finished_task_loads_no_model_and_another_joins_it(
-        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        first = run(tmp_path / "out", "calibration")
-        both = run(tmp_path / "out", "translation")
-        assert both["tasks"]["calibration"] == first["tasks"]["calibration"]
-        monkeypatch.setattr(loading.Checkpoint, "load", lambda *_: pytest.fail("a model was loaded"))
-        assert metrics(run(tmp_path / "out", "calibration,translation")) == metrics(both)
-        assert "translation: already in" in capfd.readouterr().err
 
-    def test_other_settings_and_weights_are_refused_until_overwritten(
-        self, run: Run, model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        copied = shutil.copytree(model, tmp_path / "model")
-        run(tmp_path / "out", "translation", "--seed", 1, models=(copied,))
-        run(tmp_path / "out", "translation", "--seed", 2, models=(copied,), code=2)
-        said = capfd.readouterr().err.splitlines()[-1]
-        assert "was made with another seed; resume with the same settings, choose another --output" in said
-        os.utime(copied / "model.safetensors", ns=(1, 1))  # new weights in the same folder
-        run(tmp_path / "out", "translation", "--seed", 1, models=(copied,), code=2)
-        results = run(tmp_path / "out", "translation", "--seed", 2, "--overwrite", models=(copied,))
-        assert metrics(results) == metrics(run(tmp_path / "other", "translation", "--seed", 2))
-
-    def test_more_sequences_keep_the_first(self, run: Run, tmp_path: Path) -> None:
-        run(tmp_path / "out", "calibration", "--sequences", 2)
-        before = (tmp_path / "out" / "calibration.jsonl").read_text()
-        results = run(tmp_path / "out", "calibration", "--sequences", 4)
-        assert (tmp_path / "out" / "calibration.jsonl").read_text().startswith(before)
-        assert results["tasks"]["calibration"]["sequences"] == 4
-        assert metrics(results) == metrics(run(tmp_path / "fresh", "calibration", "--sequences", 4))
+def test_other_settings_and_weights_are_refused_until_overwritten(
+    run: Run, model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    copied = shutil.copytree(model, tmp_path / "model")
+    run(tmp_path / "out", "translation", "--seed", 1, models=(copied,))
+    run(tmp_path / "out", "translation", "--seed", 2, models=(copied,), code=2)
+    assert "was made with another seed; resume with the same settings" in capfd.readouterr().err
+    os.utime(copied / "model.safetensors", ns=(1, 1))  # new weights in the same folder
+    run(tmp_path / "out", "translation", "--seed", 1, models=(copied,), code=2)
+    results = run(tmp_path / "out", "translation", "--seed", 2, "--overwrite", models=(copied,))
+    assert metrics(results) == metrics(run(tmp_path / "other", "translation", "--seed", 2))
 
 
 def test_an_adapter_is_evaluated_on_its_base(run: Run, model: Path, tmp_path: Path) -> None:
@@ -221,18 +202,17 @@ def test_an_adapter_is_evaluated_on_its_base(run: Run, model: Path, tmp_path: Pa
     adapted.save_pretrained(tmp_path / "adapter")
     adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
     byte_tokenizer(pad=END).save_pretrained(tmp_path / "merged")
-    features = ("--feature-model", model)
-    adapter = run(tmp_path / "a", "calibration,translation", *features, models=(tmp_path / "adapter",))
-    merged = run(tmp_path / "m", "calibration,translation", *features, models=(tmp_path / "merged",))
-    plain = run(tmp_path / "p", "calibration,translation", *features)
-    assert adapter["adapter"] == str(tmp_path / "adapter")
-    assert (
-        adapter["tasks"]["calibration"]["features"]["weights"] == plain["tasks"]["calibration"]["features"]["weights"]
+    adapter, merged, plain = (
+        run(tmp_path / f"of-{place.name}", "calibration,translation", "--feature-model", model, models=(place,))[
+            "tasks"
+        ]
+        for place in (tmp_path / "adapter", tmp_path / "merged", model)
     )
+    assert adapter["calibration"]["features"]["weights"] == plain["calibration"]["features"]["weights"]
     for task in ("calibration", "translation"):
-        for name, value in merged["tasks"][task]["metrics"].items():
-            assert adapter["tasks"][task]["metrics"][name]["value"] == pytest.approx(value["value"], rel=1e-3, abs=1e-4)
-    assert metrics(adapter)["calibration"] != metrics(plain)["calibration"]
+        for name, value in merged[task]["metrics"].items():
+            assert adapter[task]["metrics"][name]["value"] == pytest.approx(value["value"], rel=1e-3, abs=1e-4)
+    assert adapter["calibration"]["metrics"] != plain["calibration"]["metrics"]
 
 
 def test_models_share_a_table_a_plot_and_a_space_and_differences_are_paired(

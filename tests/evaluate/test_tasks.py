@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ebft.config.evaluation import EvalOptions
-from ebft.errors import ConfigError, DataError
-from ebft.evaluate import scoring
-from ebft.evaluate.tasks import ResumableRecords, problem_sets
+from ebft.errors import ConfigError
+from ebft.evaluate.generation import Completion
+from ebft.evaluate.run_task import run_task
+from ebft.evaluate.tasks import ProblemSet, ResumableRecords, problem_sets
+from ebft.problems.problem import Question
 from ebft.sandbox.box import Sandbox
-from ebft.sandbox.python_tests import Outcome
-from tests.problems.pairs import write
 from tests.problems.rows import HUMANEVAL
 
 
@@ -43,39 +45,33 @@ def test_the_hub_is_asked_for_the_datasets_by_name(monkeypatch: pytest.MonkeyPat
     ]
 
 
-@pytest.fixture
-def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    def run_many(attempts: Any, *rest: Any) -> Any:
-        for attempt in attempts:
-            yield attempt, Outcome("passed" if attempt.answer == "right" else "failed")
-
-    monkeypatch.setattr(scoring, "run_many", run_many)
-    monkeypatch.setattr(Sandbox, "check", lambda self: None)
-    return write(tmp_path / "problems.jsonl", [{**HUMANEVAL, "task_id": name} for name in ("a", "b", "c")])
+GOOD, EMPTY = Completion("def f(x):\n    return x\n", "stop", 3), Completion(" \n", "end", 1)
+TALK, ENDLESS = Completion("I cannot help with that.", "end", 5), Completion(GOOD.text * 9, "length", 10)
 
 
-def test_completions_are_scored(problems: str, tmp_path: Path) -> None:
-    [found] = problem_sets("humaneval", EvalOptions(humaneval=problems, limit=2, unsafe_exec=True, timeout=3))
-    assert list(found.keys) == ["a", "b"]
-    rows = [
-        {"task_id": key, "sample": number, "completion": text, "finish": "length" if number == 1 else "end"}
-        for key, texts in (("a", ["right", "wrong"] * 2), ("b", ["wrong"] * 4))
-        for number, text in enumerate(texts)
-    ]
-    file = found.scores_file(tmp_path / "humaneval.samples.jsonl")
-    scored = found.score(rows, file, (1, 4, 16))
-    values = {name: entry["value"] for name, entry in scored["metrics"].items()}
-    assert values == {"pass@1": 0.25, "pass@4": 0.5}
-    assert scored["notes"] == [], "the problem beyond the limit was not asked for"
-    assert scored["counts"]["problems"] == 2
-    assert scored["settings"]["seconds"] == 3
-    assert file.name == "humaneval.samples.scores.samples.jsonl"
-    assert len(file.read_text().splitlines()) == 8
+@pytest.mark.parametrize("language", [None, "python"])
+def test_answers_of_any_kind_that_are_none_are_counted_once(language: str | None, tmp_path: Path) -> None:
+    """Of texts that all score 30, and of programs that are not scored yet."""
+    answers = [GOOD, TALK, ENDLESS, EMPTY, GOOD]
+    keys = [f"task {place}" for place in range(len(answers))]
 
+    def stream(prompts: Any, settings: Any, wanted: Any, keys: Any) -> Iterator[list[tuple[int, int, Completion]]]:
+        yield [(place, sample, answers[place]) for place, sample in wanted[::-1]]
 
-def test_mistakes_show_before_anything_is_generated(problems: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"humaneval-js\.jsonl: no such file"):
-        problem_sets("multipl-e", EvalOptions(multipl_e=str(tmp_path), languages=["js"]))
+    def score(rows: Sequence[dict[str, Any]], file: Path, ks: Any) -> dict[str, Any]:
+        assert [(row["completion"], row["finish"]) for row in rows] == [(one.text, one.finish) for one in answers]
+        return {"metrics": {"bleu": {"value": 30.0, "standard_error": 0.0, "count": 5}}}
+
+    problems = ProblemSet("set", keys, {"raw": [Question("English:")] * 5}, 10, score, None, language)
+    subject: Any = SimpleNamespace(identity="model", generator=SimpleNamespace(stream=stream))
+    options = EvalOptions(samples=0, prompt_style="raw", score=language is None)
+    found = run_task("humaneval", options, subject, tmp_path, [problems])
+    values = {name: entry["value"] for name, entry in found["metrics"].items()}
+    shares = {"greedy_empty": 0.2, "greedy_cut": 0.2}
+    assert values == shares | ({"greedy_no_code": 0.2} if language else {"greedy_bleu": 30.0})
+    assert found["metrics"]["greedy_cut"]["standard_error"] == pytest.approx(0.2)
+    assert found.get("unscored", False) == (language is not None)
+    assert found["generations"]["greedy"]["mean_tokens"] == 4.4
 
 
 def test_records_are_resumed_under_the_same_settings(tmp_path: Path) -> None:
