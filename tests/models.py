@@ -13,6 +13,7 @@ from transformers import (
     LlamaConfig,
     MixtralConfig,
     OlmoeConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
@@ -21,7 +22,7 @@ from transformers import (
 )
 
 VOCABULARY = 61
-_SIZES = dict(
+SIZES = dict(
     vocab_size=VOCABULARY,
     hidden_size=64,
     intermediate_size=48,
@@ -35,33 +36,25 @@ _SIZES = dict(
 )
 
 CONFIGS = {
-    "llama": lambda: LlamaConfig(**_SIZES),
-    "qwen2": lambda: Qwen2Config(**_SIZES, tie_word_embeddings=True),
-    "qwen3": lambda: Qwen3Config(**_SIZES, head_dim=16),
+    "llama": lambda: LlamaConfig(**SIZES),
+    "qwen2": lambda: Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=16),
     # A window shorter than the contexts in the tests, so that it matters.
     "gemma3": lambda: Gemma3TextConfig(
-        **_SIZES, head_dim=16, sliding_window=5, layer_types=["sliding_attention", "full_attention"] * 2
+        **SIZES, head_dim=16, sliding_window=5, layer_types=["sliding_attention", "full_attention"] * 2
     ),
     "gpt2": lambda: GPT2Config(
-        vocab_size=VOCABULARY,
-        n_embd=64,
-        n_layer=4,
-        n_head=4,
-        n_positions=256,
-        bos_token_id=None,
-        eos_token_id=None,
+        vocab_size=VOCABULARY, n_embd=64, n_layer=4, n_head=4, n_positions=256, bos_token_id=None, eos_token_id=None
     ),
-    "gpt_neox": lambda: GPTNeoXConfig(
-        **{k: v for k, v in _SIZES.items() if k != "num_key_value_heads"}, rotary_pct=0.5
-    ),
+    "gpt_neox": lambda: GPTNeoXConfig(**{k: v for k, v in SIZES.items() if k != "num_key_value_heads"}, rotary_pct=0.5),
 }
 # Beyond the six: soft-caps on attention scores and on logits; experts, and a window that is only in the mask.
 EXTRA_CONFIGS = {
     "gemma2": lambda: Gemma2Config(
-        **_SIZES, head_dim=16, sliding_window=5, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
+        **SIZES, head_dim=16, sliding_window=5, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
     ),
     "qwen2_moe": lambda: Qwen2MoeConfig(
-        **_SIZES,
+        **SIZES,
         moe_intermediate_size=32,
         shared_expert_intermediate_size=32,
         num_experts=4,
@@ -74,16 +67,16 @@ EXTRA_CONFIGS = {
 # Experts: in all layers, in some, with shared ones, and with attention whose keys and values differ in width.
 _EXPERTS = dict(moe_intermediate_size=32, num_experts_per_tok=2)
 MIXTURES = {
-    "mixtral": lambda: MixtralConfig(**_SIZES, num_local_experts=4, num_experts_per_tok=2),
-    "olmoe": lambda: OlmoeConfig(**_SIZES, num_experts=4, num_experts_per_tok=2),
+    "mixtral": lambda: MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+    "olmoe": lambda: OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
     "qwen2_moe_dense_first": lambda: Qwen2MoeConfig(
-        **_SIZES, **_EXPERTS, shared_expert_intermediate_size=40, num_experts=4, mlp_only_layers=[0]
+        **SIZES, **_EXPERTS, shared_expert_intermediate_size=40, num_experts=4, mlp_only_layers=[0]
     ),
     "qwen3_moe_every_second": lambda: Qwen3MoeConfig(
-        **_SIZES, **_EXPERTS, head_dim=16, num_experts=8, decoder_sparse_step=2
+        **SIZES, **_EXPERTS, head_dim=16, num_experts=8, decoder_sparse_step=2
     ),
     "deepseek_v3": lambda: DeepseekV3Config(
-        **{**_SIZES, "num_key_value_heads": 4},
+        **{**SIZES, "num_key_value_heads": 4},
         **_EXPERTS,
         n_routed_experts=4,
         n_shared_experts=2,
@@ -101,12 +94,17 @@ FAMILIES = tuple(CONFIGS)
 
 
 def tiny_model(family: str = "llama", seed: int = 0, **overrides: object) -> PreTrainedModel:
-    """Random weights large enough that attention is far from uniform."""
-    torch.manual_seed(seed)
     config = {**CONFIGS, **EXTRA_CONFIGS, **MIXTURES}[family]()
     for name, value in overrides.items():
         setattr(config, name, value)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa" if family != "gemma2" else "eager")
+    return model_of(config, seed)
+
+
+def model_of(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """Random weights large enough that attention is far from uniform."""
+    torch.manual_seed(seed)
+    attention = "eager" if config.model_type == "gemma2" else "sdpa"
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2:

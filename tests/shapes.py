@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
-
-def qwen2_5_1_5b() -> PreTrainedConfig:
-    return Qwen2Config(
+SHAPES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "Qwen/Qwen2.5-1.5B": lambda: Qwen2Config(
         vocab_size=151936,
         hidden_size=1536,
         intermediate_size=8960,
@@ -16,37 +16,23 @@ def qwen2_5_1_5b() -> PreTrainedConfig:
         num_attention_heads=12,
         num_key_value_heads=2,
         tie_word_embeddings=True,
-    )
-
-
-def qwen2_5_7b() -> PreTrainedConfig:
-    return Qwen2Config(
+    ),
+    "Qwen/Qwen2.5-7B": lambda: Qwen2Config(
         vocab_size=152064,
         hidden_size=3584,
         intermediate_size=18944,
         num_hidden_layers=28,
         num_attention_heads=28,
         num_key_value_heads=4,
-        tie_word_embeddings=False,
-    )
-
-
-def llama_3_1_70b() -> PreTrainedConfig:
-    return LlamaConfig(
+    ),
+    "meta-llama/Llama-3.1-70B": lambda: LlamaConfig(
         vocab_size=128256,
         hidden_size=8192,
         intermediate_size=28672,
         num_hidden_layers=80,
         num_attention_heads=64,
         num_key_value_heads=8,
-        tie_word_embeddings=False,
-    )
-
-
-SHAPES = {
-    "Qwen/Qwen2.5-1.5B": qwen2_5_1_5b,
-    "Qwen/Qwen2.5-7B": qwen2_5_7b,
-    "meta-llama/Llama-3.1-70B": llama_3_1_70b,
+    ),
 }
 
 

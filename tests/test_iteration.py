@@ -16,6 +16,7 @@ from ebft.data.row_format import Document
 from ebft.errors import DataError
 from ebft.iteration import Rollouts, check_sequences, make_layout, prepare_window, score
 from ebft.method.cross_entropy import Reference
+from ebft.method.layout import PackedLayout
 from ebft.method.losses import counted_tokens, ebft_loss
 from ebft.method.rewards import leave_one_out_advantages, token_groups
 from ebft.model.backbone import output_head, packed_hidden_states
@@ -41,36 +42,15 @@ def dataset(lengths: list[int], packing: bool = True) -> SequenceDataset:
     return SequenceDataset(DocumentIndex.of(TokenStore.from_documents(made)), T, packing)
 
 
-def on_host(documents: Tensor, answers: Tensor) -> OnHost:
-    return OnHost(documents, answers, input_ids=torch.zeros_like(documents))
-
-
-@pytest.mark.parametrize("document_masks", [False, True])
-@pytest.mark.parametrize("answer_only", [False, True])
-def test_strided_anchors_keep_what_the_settings_allow(document_masks: bool, answer_only: bool) -> None:
-    documents = torch.tensor([[0] * 9 + [1] * 15, [0] * 14 + [PADDING] * 10])
-    answers = torch.tensor([[False] * 4 + [True] * 20, [False] * 10 + [True] * 4 + [False] * 10])
-    config = method(document_masks=document_masks, answer_only=answer_only)
-    layout = make_layout(on_host(documents, answers), config, samples=2, end_token_ids=None)
-    assert layout.samples == 2
-    for row in range(2):
-        for place, anchor in enumerate(layout.anchors.tolist()):
-            truth = range(anchor, anchor + 3)
-            kept = truth.stop <= T and all(documents[row, t] != PADDING for t in truth)
-            if document_masks:
-                kept = kept and len({int(documents[row, t]) for t in (anchor - 1, *truth)}) == 1
-            if answer_only:
-                kept = kept and all(bool(answers[row, t]) for t in truth)
-            assert bool(layout.anchor_mask[row, place]) == kept, (row, anchor)
+def layout_of(documents: Tensor, config: MethodConfig) -> PackedLayout:
+    everything = torch.ones_like(documents, dtype=torch.bool)
+    return make_layout(OnHost(documents, everything, input_ids=documents), config, 3, None)
 
 
 def test_shapes_do_not_depend_on_the_data_with_strided_anchors() -> None:
-    config, everything = method(document_masks=True), torch.ones(1, T, dtype=torch.bool)
-    shapes = set()
-    for documents in ([0] * T, [0] * 5 + [1] * 19, [PADDING] * T):
-        layout = make_layout(on_host(torch.tensor([documents]), everything), config, 3, None)
-        shapes.add((layout.num_anchors, layout.packed_length))
-    assert len(shapes) == 1
+    documents = ([0] * T, [0] * 5 + [1] * 19, [PADDING] * T)
+    layouts = [layout_of(torch.tensor([row]), method(document_masks=True)) for row in documents]
+    assert len({(layout.num_anchors, layout.packed_length) for layout in layouts}) == 1
 
 
 class TestWindow:
@@ -195,24 +175,14 @@ class TestWindow:
         assert int(window.computed["scored_tokens"]) < int(plain.computed["scored_tokens"])
 
 
-class TestSequences:
-    def test_what_has_an_anchor_passes(self) -> None:
-        check_sequences(dataset([30, 30]), method(), None)
-        check_sequences(dataset([2] * 20), method(), None)  # packed, an anchor reaches over several documents
-        check_sequences(dataset([10]), method(answer_only=True, stride=5), None)
-
-    @pytest.mark.parametrize(
-        ("data", "changes", "message"),
-        [
-            (dataset([1]), {}, "holds no tokens"),
-            (dataset([3] * 4, packing=False), {"packing": False}, "the longest document has 3 tokens"),
-            (dataset([4, 5]), {"answer_only": True}, "the longest answer has [23] tokens, .*, or answer_only=false$"),
-            (dataset([5, 2] * 4), {"document_masks": True, "stride": 7}, "has 5 tokens, .*, or short_truths=true$"),
-            (dataset([1, 1]), {"anchors": "answer_start"}, "or rows with answers after a prompt$"),
-        ],
-    )
-    def test_what_has_none_is_refused(self, data: SequenceDataset, changes: dict[str, Any], message: str) -> None:
-        with pytest.raises(DataError, match=message):
+def test_sequences_need_an_anchor() -> None:
+    check_sequences(dataset([2] * 20), method(), None)  # packed, an anchor reaches over several documents
+    check_sequences(dataset([10]), method(answer_only=True, stride=5), None)
+    for data, changes, longest in (
+        (dataset([3] * 4, packing=False), {"packing": False}, "document has 3"),
+        (dataset([4, 5]), {"answer_only": True}, "answer has [23]"),
+    ):
+        with pytest.raises(DataError, match=f"the longest {longest} tokens"):
             check_sequences(data, method(**changes), None)
 
 
@@ -224,7 +194,7 @@ def test_a_sample_that_is_the_truth_has_its_features(ended: bool) -> None:
     if ended:
         ids[:, 2::4] = ids[:, 1::4]  # a sample that ends with its second token looks like the truth
     config = method(whitening="paper")
-    layout = make_layout(on_host(torch.zeros_like(ids), torch.ones_like(ids).bool()), config, 3, None)
+    layout = layout_of(torch.zeros_like(ids), config)
     samples = torch.randint(VOCABULARY, (1, layout.num_anchors, 3, 3), generator=torch.Generator().manual_seed(1))
     samples[:, :, 1] = layout.truths(ids)
     lengths = torch.tensor([3, 2, 3]).expand(1, layout.num_anchors, 3) if ended else None

@@ -17,7 +17,7 @@ from torch import Tensor
 from ebft.config.method import MethodConfig
 from ebft.data.packing import PADDING, DocumentIndex, SequenceDataset, TokenStore, collate, end_token_ids
 from ebft.data.row_format import Document
-from ebft.errors import ConfigError, DataError
+from ebft.errors import DataError
 from ebft.iteration import check_sequences, make_layout, pack_to_score, roll_out, score
 from ebft.method.layout import PackedLayout
 from ebft.method.losses import LossTerms, ebft_loss
@@ -198,20 +198,6 @@ def test_strided_anchors_and_truths(lengths: list[int], packing: bool, short: bo
 def test_both_sides_of_strided_anchors_are_pooled_at_their_own_end(pooling: Any, trees: bool) -> None:
     batch = batch_of(dataset_of(texts([9, 5, 2, 13, 30, 7, 3, 11, 24, 6]), True))
     check_sides(batch, short_truths(trees=trees), usable_places(batch, True), pooling)
-
-
-def test_short_truths_need_documents_that_end() -> None:
-    for changes in ({"document_masks": False}, {"anchors": "answer_start"}):
-        with pytest.raises(ConfigError, match="short_truths=true needs document_masks=true and anchors=strided"):
-            short_truths(**changes)
-
-
-def test_texts_shorter_than_a_rollout_are_enough() -> None:
-    """Without the setting there is no anchor in them, and the error names it."""
-    dataset, ends = dataset_of(texts([G, 3, 5, G]), True), torch.tensor([END])
-    check_sequences(dataset, short_truths(), ends)
-    with pytest.raises(DataError, match=r"the longest document has 6 tokens.*or short_truths=true"):
-        check_sequences(dataset, short_truths(short_truths=False), ends)
 
 
 @pytest.mark.parametrize("packing", [True, False], ids=["packed", "rows"])

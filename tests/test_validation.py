@@ -47,7 +47,7 @@ def test_identical_numbers_for_an_identical_model(
     assert found["rlvr"] == found["ebft"]
     for trainer in made.values():
         assert (trainer.end_token_ids is not None) == ("document_masks" in changes or "anchors" in changes)
-    identities = [trainer.validation_identity() for trainer in made.values()]
+    identities = [trainer.before_after.identity for trainer in made.values()]
     assert identities[0] == identities[1] == identities[2]
     # Not the same because nothing is looked at: another model gives other numbers, again the same for all.
     for trainer in made.values():
@@ -82,32 +82,26 @@ def test_every_context_weighs_the_same(tiny: Path, tmp_path: Path, monkeypatch: 
 def test_the_same_names_at_the_same_steps(tiny: Path, sums: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, tiny, sums)
     own = ["--rewards", "bleu", "--generations", "4", "--max_new_tokens", "3", "--gradient_accumulation_steps", "1"]
+    logged: dict[str, list[dict[str, Any]]] = {}
     for command in ("train", "sft", "rlvr"):
         assert run(command, recipe, tmp_path / command, *(own if command == "rlvr" else [])) == 0
+        logged[command] = metrics_of(tmp_path / command)
     documented = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
-    logged = {key for command in ("train", "sft", "rlvr") for entry in metrics_of(tmp_path / command) for key in entry}
-    totals = ("step", "total_flos", "train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second")
-    logged = {key.replace("/bleu/", "/<name>/") for key in logged} - set(totals)
-    assert not sorted(key for key in logged if f"`{key}`" not in documented)
-    evaluated = {
-        command: [
-            (entry["step"], sorted(k for k in entry if k.startswith(("eval_", "spent/"))))
-            for entry in metrics_of(tmp_path / command)
-            if "eval_cfm" in entry
-        ]
-        for command in ("train", "sft", "rlvr")
-    }
-    assert evaluated["train"] == evaluated["sft"] == evaluated["rlvr"]
-    assert [step for step, _ in evaluated["train"]] == [0, 2, 4]  # the last one once
-    before = [results_of(tmp_path / command)["before"] for command in ("train", "sft", "rlvr")]
+    keys = {key.replace("/bleu/", "/<name>/") for entries in logged.values() for entry in entries for key in entry}
+    totals = {"step", "total_flos", "train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+    assert [key for key in keys - totals if f"`{key}`" not in documented] == []
+
+    def evaluated(command: str) -> list[tuple[int, list[str]]]:
+        found = [entry for entry in logged[command] if "eval_cfm" in entry]
+        return [(entry["step"], sorted(key for key in entry if key.startswith(("eval_", "spent/")))) for entry in found]
+
+    assert evaluated("train") == evaluated("sft") == evaluated("rlvr")
+    assert [step for step, _ in evaluated("train")] == [0, 2, 4]  # the last one once
+    results = {command: results_of(tmp_path / command) for command in logged}
     for name in METRICS:
-        assert len({r[f"eval_{name}"] for r in before}) == 1
-    for command in ("train", "sft", "rlvr"):
-        spent = [
-            tuple(e[f"spent/{n}"] for n in ("seconds", "tokens", "flops"))
-            for e in metrics_of(tmp_path / command)
-            if "loss" in e
-        ]
-        for earlier, later in itertools.pairwise(spent):
-            assert all(a < b for a, b in zip(earlier, later, strict=True))
-        assert results_of(tmp_path / command)["spent"]["flops"] == spent[-1][2]
+        assert len({found["before"][f"eval_{name}"] for found in results.values()}) == 1
+    for command, entries in logged.items():
+        for spent in ("seconds", "tokens", "flops"):
+            column = [entry[f"spent/{spent}"] for entry in entries if "loss" in entry]
+            assert all(earlier < later for earlier, later in itertools.pairwise(column))
+        assert results[command]["spent"]["flops"] == column[-1]

@@ -9,7 +9,7 @@ from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model.backbone import packed_hidden_states
 from ebft.model.features import FeatureNetwork
 from tests.models import VOCABULARY
-from tests.plain import places, plain_hidden_states
+from tests.plain import places, plain_hidden_states, random_batch
 
 T = 20
 DOCUMENTS = torch.tensor([[0] * 9 + [1] * 11, [0] * 17 + [-1] * 3])
@@ -23,12 +23,6 @@ def some_packed(seed: int = 0) -> Tensor:
 def some_loss(model: nn.Module, ids: Tensor) -> Tensor:
     hidden = packed_hidden_states(model, ids, LAYOUT).float()
     return (hidden * torch.randn(hidden.shape, generator=torch.Generator().manual_seed(9))).mean()
-
-
-def some_batch(layout: PackedLayout, seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    shape = (2, layout.num_anchors, layout.samples, layout.horizon)
-    return torch.randint(VOCABULARY, (2, T), generator=generator), torch.randint(VOCABULARY, shape, generator=generator)
 
 
 def phi(plain: nn.Module, sequence: Tensor, length: int, taps: tuple[int, ...], network: FeatureNetwork) -> Tensor:
@@ -51,7 +45,7 @@ def check_features(
     tolerance: float = 1e-5,
 ) -> None:
     """Of all completions and truths, against those of plain sequences."""
-    ids, completions = some_batch(layout)
+    ids, completions = random_batch(layout)
     generated, truth = network(layout.pack(ids, completions).to(device), layout, lengths)
     assert generated.shape == (2, layout.num_anchors, layout.samples, network.width)
     assert truth.shape == (2, layout.num_anchors, network.width)

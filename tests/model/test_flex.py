@@ -15,11 +15,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, L
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model import flex
 from tests.model import compiled_models as gpu
-from tests.models import VOCABULARY
-
-
-def dense_mask(layout: PackedLayout, queries: Tensor, keys: int, window: int | None) -> Tensor:
-    return layout.allowed(layout.mask_rows[:, None, None], queries[:, None], torch.arange(keys), window)
+from tests.models import SIZES
 
 
 @st.composite
@@ -40,24 +36,6 @@ def cases(draw: st.DrawFn) -> tuple[PackedLayout, int | None, int]:
     return layout, draw(st.none() | st.integers(1, T)), draw(st.sampled_from([2, 4, 8]))
 
 
-@settings(max_examples=100, deadline=None)
-@given(cases(), st.integers(0, 5))
-def test_the_masks_of_the_kernels_are_the_rule(case: tuple[PackedLayout, int | None, int], step: int) -> None:
-    layout, window, block = case
-    T, S, step = layout.context_length, layout.packed_length, min(step, layout.horizon - 1)
-    everything = torch.arange(S)
-    of_step = everything[T + step :: layout.horizon]
-    for mask, queries, keys in (
-        (flex.mask_of_first(layout, S, window, block), everything, S),
-        (flex.mask_of_first(layout, T, window, block), everything[:T], T),
-        (flex.mask_of_step(layout, step, window, block), of_step, T),
-    ):
-        assert mask.shape[-2:] == (len(queries), keys)
-        rows, places = layout.mask_rows[:, None, None], torch.arange(len(queries))[:, None]
-        found = mask.mask_mod(rows, torch.tensor(0), places, torch.arange(keys))
-        assert torch.equal(found, dense_mask(layout, queries, keys, window))
-
-
 def by_block(dense: Tensor, size: int) -> Tensor:
     """[rows, Q, K] -> [rows, q, k, size, size], False beyond the ends."""
     rows, Q, K = dense.shape
@@ -67,21 +45,26 @@ def by_block(dense: Tensor, size: int) -> Tensor:
 
 
 @settings(max_examples=150, deadline=None)
-@given(cases())
-def test_no_allowed_pair_is_skipped_and_whole_blocks_are_whole(case: tuple[PackedLayout, int | None, int]) -> None:
+@given(cases(), st.integers(0, 5))
+def test_the_masks_of_the_kernels_are_the_rule(case: tuple[PackedLayout, int | None, int], step: int) -> None:
+    """And of blocks no allowed pair is skipped, and whole ones are whole."""
     layout, window, size = case
-    everything = torch.arange(layout.packed_length)
-    step = everything[layout.context_length :: layout.horizon]
-    for queries, keys in (
-        (everything, layout.packed_length),
-        (everything[: layout.context_length], layout.context_length),
-        (step, layout.context_length),
+    T, S, step = layout.context_length, layout.packed_length, min(step, layout.horizon - 1)
+    everything, rows = torch.arange(S), layout.mask_rows[:, None, None]
+    for mask, queries, keys in (
+        (flex.mask_of_first(layout, S, window, size), everything, S),
+        (flex.mask_of_first(layout, T, window, size), everything[:T], T),
+        (flex.mask_of_step(layout, step, window, size), everything[T + step :: layout.horizon], T),
     ):
+        assert mask.shape[-2:] == (len(queries), keys)
+        places = torch.arange(len(queries))[:, None]
+        dense = layout.allowed(rows, queries[:, None], torch.arange(keys), window)
+        assert torch.equal(mask.mask_mod(rows, torch.tensor(0), places, torch.arange(keys)), dense)
         partial, whole = flex.classify_blocks(layout, queries, keys, window, size)
-        truth = by_block(dense_mask(layout, queries, keys, window), size)
+        blocks = by_block(dense, size)
         assert not (partial & whole).any()
-        assert bool(((partial | whole) | ~truth.any((-1, -2))).all())
-        assert bool((truth.all((-1, -2)) | ~whole).all())
+        assert bool(((partial | whole) | ~blocks.any((-1, -2))).all())
+        assert bool((blocks.all((-1, -2)) | ~whole).all())
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -146,19 +129,9 @@ WIDTHS: dict[str, tuple[Any, int, int, int, int, int]] = {
 
 
 def config_of(name: str) -> Any:
-    kind, width, heads, key_heads, head, inner = WIDTHS[name]
-    return kind(
-        vocab_size=VOCABULARY,
-        hidden_size=width,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        head_dim=head,
-        intermediate_size=inner,
-        num_hidden_layers=3,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
+    kind, *widths = WIDTHS[name]
+    names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
+    return kind(**SIZES | dict(zip(names, widths, strict=True), num_hidden_layers=3))
 
 
 @pytest.mark.cuda

@@ -4,73 +4,39 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    DiffLlamaConfig,
-    LlamaConfig,
-    Phi3Config,
-    PhimoeConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import DiffLlamaConfig, LlamaConfig, Phi3Config, PhimoeConfig, PreTrainedConfig, PreTrainedModel
 
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model import attention, backbone
 from ebft.model.backbone import check_training_pass, in_float32, packed_hidden_states, prepare_model
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout
-from tests.models import VOCABULARY, tiny_model
-from tests.plain import places, plain_hidden_states, untouched
+from tests.models import SIZES, model_of, tiny_model
+from tests.plain import off, places, plain_hidden_states, random_batch, untouched
 
-SIZES = dict(
-    vocab_size=VOCABULARY,
-    hidden_size=64,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    bos_token_id=None,
-    eos_token_id=None,
-    pad_token_id=None,
-)
 SWITCH = 14
 
 
-def phimoe(window: int) -> PreTrainedConfig:
-    return PhimoeConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=window)
+def phimoe(**changes: float) -> PreTrainedConfig:
+    return PhimoeConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=5, **changes)
 
 
 def dynamic() -> PreTrainedConfig:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
-    return LlamaConfig(**SIZES, max_position_embeddings=SWITCH, rope_parameters=rope)
+    return LlamaConfig(**SIZES | dict(max_position_embeddings=SWITCH, rope_parameters=rope))
 
 
 def longrope() -> PreTrainedConfig:
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "short_factor": [1.0] * 8,
-        "long_factor": [4.0] * 8,
-        "factor": 4.0,
-    }
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0}
+    rope |= {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
     lengths = dict(max_position_embeddings=4 * SWITCH, original_max_position_embeddings=SWITCH)
-    return Phi3Config(**{**SIZES, "pad_token_id": 0}, **lengths, rope_parameters=rope)
-
-
-def model_of(config: PreTrainedConfig) -> PreTrainedModel:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(6.0)
-    return model.eval()
+    return Phi3Config(**SIZES | lengths | dict(pad_token_id=0, rope_parameters=rope))
 
 
 class TestWindows:
     def test_that_only_the_mask_has(self) -> None:
         """In all layers; the families of tests/equivalence have one with windows in some."""
-        prepare_model(model_of(phimoe(window=5)))
+        prepare_model(model_of(phimoe()))
 
     @pytest.mark.parametrize("window", [5, 4096])
     def test_that_ebft_does_not_know_are_found_however_long(self, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,13 +52,11 @@ class TestPositionsThatDependOnTheLength:
     @pytest.mark.parametrize("config", [dynamic, longrope])
     def test_are_exact_where_they_do_not(self, config) -> None:  # type: ignore[no-untyped-def]
         model, layout = model_of(config()), StridedLayout(SWITCH, 4, 3, 2)
-        plain, ids = untouched(model), torch.arange(SWITCH)[None] * 7 % VOCABULARY
-        completions = torch.randint(VOCABULARY, (1, layout.num_anchors, 2, 4))
+        plain, (ids, completions) = untouched(model), random_batch(layout)
         with torch.no_grad():
             hidden = packed_hidden_states(model, layout.pack(ids, completions), layout)
         for place in places(ids, completions, layout):
-            expected = plain_hidden_states(plain, place.sequence)[-1][-4:]
-            assert (hidden[0, place.slots] - expected).abs().max() < 1e-5 * expected.abs().max()
+            assert off(hidden[place.row, place.slots], plain_hidden_states(plain, place.sequence)[-1][-4:]) < 1e-5
 
     @pytest.mark.parametrize("config", [dynamic, longrope])
     @pytest.mark.parametrize(
@@ -125,10 +89,8 @@ def test_layers_whose_keys_a_rollout_cannot_keep_apart() -> None:
 
 def test_experts_that_are_drawn_at_random_in_training() -> None:
     with pytest.raises(ValueError, match=r"noise in training \(router_jitter_noise=0.01\).*; set it to 0"):
-        check_training_pass(model_of(phimoe(window=5)))
-    without = phimoe(window=5)
-    without.router_jitter_noise = 0.0
-    check_training_pass(model_of(without))
+        check_training_pass(model_of(phimoe()))
+    check_training_pass(model_of(phimoe(router_jitter_noise=0.0)))
     check_training_pass(tiny_model("qwen2_moe"))
 
 
