@@ -7,7 +7,7 @@ import ebft.baselines.rlvr
 import ebft.baselines.sft
 import ebft.evaluate.eval_command
 import ebft.evaluate.score_command
-import ebft.studies.run
+import ebft.studies.commands
 import ebft.train.run
 
 __all__ = ["ebft", "matplotlib", "trl"]

@@ -8,8 +8,7 @@ import yaml
 
 from ebft.config.evaluation import EvalOptions
 from ebft.evaluate.eval_command import task_settings
-from ebft.studies import launchers
-from ebft.studies import run as study_run
+from ebft.studies import commands, launchers
 from tests.studies.commands import SETTINGS
 from tests.studies.made_runs import make_run
 
@@ -29,7 +28,7 @@ def runs(tmp_path: Path) -> list[str]:
 def stub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins for runs and evaluations, which read nothing."""
     monkeypatch.setattr(launchers, "ENTRY", (str(STUB),))
-    monkeypatch.setattr(study_run, "check_inputs", lambda plan, elsewhere: None)
+    monkeypatch.setattr(commands, "check_inputs", lambda plan, elsewhere: None)
     # What `ebft eval` would write of its settings; to find out takes an import of seconds in every process.
     monkeypatch.setenv("STUB_SETTINGS", json.dumps(task_settings("humaneval", EvalOptions(tasks=["humaneval"]))))
 

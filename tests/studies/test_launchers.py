@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
+import threading
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,6 @@ import torch
 
 from ebft import cli
 from tests.studies.commands import attempts, run, sweep, write_study
-from tests.studies.conftest import STUB
 
 pytestmark = pytest.mark.usefixtures("offline")
 SLURM = ("--launcher", "slurm")
@@ -46,18 +45,19 @@ def test_one_point_at_a_time_on_each_gpu(recipe: Path, tmp_path: Path, monkeypat
     assert any(a[1] > b[0] for a, b in pairwise(everything)), "never two at once"
 
 
-def test_ctrl_c_stops_the_points_and_says_how_to_resume(recipe: Path, tmp_path: Path) -> None:
-    code = f"from ebft import cli; from ebft.studies import launchers, run; launchers.ENTRY = ({str(STUB)!r},); "
-    code += "run.check_inputs = lambda plan, elsewhere: None; import sys; sys.exit(cli.main(sys.argv[1:]))"
-    arguments = ["sweep", "--config", str(recipe), "--set", "run_name=wait", "--set", "learning_rate=1,2", "--jobs=2"]
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True)
+@pytest.mark.usefixtures("stub")
+def test_ctrl_c_stops_the_points_and_says_how_to_resume(recipe: Path, tmp_path: Path, capsys: Any) -> None:
     runs = [tmp_path / "out" / f"run_name=wait,learning_rate={rate}" for rate in (1, 2)]
-    wait_for(*(point / "attempts.jsonl" for point in runs))
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    error = process.communicate(timeout=30)[1]
-    assert process.returncode == 130
-    assert "stopped; the same command resumes from here" in error
+
+    def stop() -> None:
+        wait_for(*(point / "attempts.jsonl" for point in runs))
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    (stopping := threading.Thread(target=stop)).start()
+    assert sweep(recipe, "--set", "run_name=wait", "--set", "learning_rate=1,2", "--jobs=2") == 130
+    stopping.join()
+    assert "stopped; the same command resumes from here" in capsys.readouterr().err
     assert all((point / "interrupted").exists() for point in runs)
 
 
@@ -106,13 +106,10 @@ def test_an_array_job_runs_what_is_left(recipe: Path, tmp_path: Path, cluster: P
     assert len((cluster / "submitted").read_text().splitlines()) == 2
     assert capsys.readouterr().out.count(": finished\n") == 4
 
-
-@pytest.mark.usefixtures("stub")
-def test_a_task_whose_time_is_up_goes_back_into_the_queue(recipe: Path, tmp_path: Path, cluster: Path) -> None:
+    # A task whose time is up goes back into the queue.
     assert sweep(recipe, *SLURM, "--set", "run_name=wait", "--dry-run") == 0
     variables = {**os.environ, "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
-    job = ["bash", str(tmp_path / "out" / "sweep.sbatch")]
-    with subprocess.Popen(job, env=variables, start_new_session=True) as process:
+    with subprocess.Popen(["bash", str(file)], env=variables, start_new_session=True) as process:
         wait_for(tmp_path / "out" / "run_name=wait" / "attempts.jsonl")
         assert not (cluster / "requeued").exists()
         process.send_signal(signal.SIGUSR1)
@@ -120,19 +117,22 @@ def test_a_task_whose_time_is_up_goes_back_into_the_queue(recipe: Path, tmp_path
     assert (cluster / "requeued").read_text() == "requeue 4711_0\n"
 
 
-@pytest.fixture
-def three_stages(tmp_path: Path) -> tuple[object, ...]:
-    """A study of which the last stage has jobs that fail, with Slurm."""
+@pytest.mark.usefixtures("stub")
+def test_a_study_is_submitted_stage_by_stage(tmp_path: Path, cluster: Path, capsys: Any) -> None:
+    """First the search, then the seed that is left and what starts from it, where jobs fail; errors are read from the
+    logs."""
     bad = {"method": "ebft", "after": "sft", "settings": {"run_name": "fail"}}
     methods = {"sft": {"search": {"learning_rate": [0.5, 0.25]}}, "bad": bad}
-    return (write_study(tmp_path, methods, evaluation=False), *SLURM, "--slurm", "partition=gpu")
-
-
-@pytest.mark.usefixtures("stub")
-def test_a_study_is_submitted_stage_by_stage(
-    three_stages: Any, tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """First the search, then the seed that is left and what starts from it; errors are read from the logs."""
+    three_stages = (write_study(tmp_path, methods, evaluation=False), *SLURM, "--slurm", "partition=gpu")
+    # A chain ends where tasks never start.
+    (cluster / "never").touch()
+    assert run(*three_stages) == 0
+    jobs = json.loads((tmp_path / "out" / "study.json").read_text())["jobs"]
+    assert {job["state"] for job in jobs.values()} == {"to do"}
+    before = (cluster / "submitted").read_text()
+    run(*three_stages, "--next-stage")
+    assert (cluster / "submitted").read_text() == before
+    (cluster / "never").unlink()
     assert run(*three_stages) == 0
     script, later = tmp_path / "out" / "study.sbatch", cluster / "later"
     assert "#SBATCH --array=0-1\n" in script.read_text(), "two candidates"
@@ -164,14 +164,3 @@ def test_a_study_is_submitted_stage_by_stage(
     (cluster / "refuse").touch()
     assert run(*three_stages) == 2
     assert "sbatch: error: invalid partition" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("stub")
-def test_a_chain_ends_where_tasks_never_start(three_stages: Any, tmp_path: Path, cluster: Path) -> None:
-    (cluster / "never").touch()
-    assert run(*three_stages) == 0
-    manifest = json.loads((tmp_path / "out" / "study.json").read_text())
-    assert {job["state"] for job in manifest["jobs"].values()} == {"to do"}
-    before = (cluster / "submitted").read_text()
-    run(*three_stages, "--next-stage")
-    assert (cluster / "submitted").read_text() == before

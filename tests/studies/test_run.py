@@ -12,7 +12,7 @@ import pytest
 
 from ebft import cli
 from ebft.config.recipe import read_values
-from ebft.runtime.files import locked, read_json
+from ebft.runtime.files import locked
 from ebft.studies import launchers
 from ebft.studies.jobs import Plan
 from ebft.studies.study_file import read_study
@@ -31,33 +31,28 @@ def started(out: Path) -> dict[str, int]:
 
 @pytest.mark.usefixtures("stub")
 class TestOrder:
-    def test_a_search_chooses_on_validation_and_the_others_follow(self, tmp_path: Path) -> None:
-        """The stand-in's cross-entropy is its learning rate, so the smallest is chosen."""
+    def test_a_search_chooses_on_validation_and_the_others_follow(self, tmp_path: Path, capsys: Any) -> None:
+        """The stand-in's cross-entropy is its learning rate, so the smallest is chosen. A model is evaluated before the
+        next one is trained."""
         methods = {"sft": {"search": {"learning_rate": [0.5, 0.25]}}, "warm": {"method": "ebft", "after": "sft"}}
-        assert run(write_study(tmp_path, methods), "--jobs", 3) == 0
-        out, finals = tmp_path / "out", {"sft,learning_rate=0.25,seed=0", "sft,learning_rate=0.25,seed=1"}
-        finals |= {"warm,seed=0", "warm,seed=1"}
-        assert set(started(out)) == finals | {"sft,learning_rate=0.5,seed=0"}
-        assert {place.name for place in (out / "evaluations").iterdir()} == finals | {"base"}
+        assert run(write_study(tmp_path, methods), "--jobs", 1) == 0
+        said = capsys.readouterr().err.splitlines()
+        assert said[0] == "jobs: 2 training runs and 1 evaluations, 0 of them finished; 7 more wait for a search"
+        finals = ["sft,learning_rate=0.25,seed=0", "sft,learning_rate=0.25,seed=1", "warm,seed=0", "warm,seed=1"]
+        one_by_one = [word for name in finals for word in (name, f"evaluate-{name}")]
+        began = [line.split(": ")[0] for line in said if ": started" in line]
+        assert began == ["evaluate-base", "sft,learning_rate=0.5,seed=0", *one_by_one]
+        out = tmp_path / "out"
         recipe = read_values(out / "recipes" / "warm,seed=1.yaml")
         assert recipe["model"] == str(out / "runs" / "sft,learning_rate=0.25,seed=1")
         assert recipe["feature_model"] == "some/model"
         manifest = json.loads((out / "study.json").read_text())
-        rows = {row["name"]: row for row in manifest["rows"]}
-        assert rows["sft"]["chosen"] == {"learning_rate": 0.25}
-        assert (rows["warm"]["after"], rows["warm"]["kind"]) == ("sft", "ebft")
-        assert rows["warm"]["models"][1]["evaluation"] == "evaluations/warm,seed=1"
+        base, sft, warm = manifest["rows"]
+        assert (base["title"], base["models"][0]["evaluation"]) == ("base", "evaluations/base")
+        assert sft["chosen"] == {"learning_rate": 0.25}
+        assert (warm["after"], warm["kind"]) == ("sft", "ebft")
+        assert warm["models"][1]["evaluation"] == "evaluations/warm,seed=1"
         assert manifest["jobs"]["warm,seed=0"]["command"].startswith("ebft train --config")
-
-    def test_a_model_is_evaluated_before_the_next_one_is_trained(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        with caplog.at_level("INFO"):
-            assert run(write_study(tmp_path, {"sft": {}}, settings={"max_steps": 20}), "--jobs", 1) == 0
-        said = [record.message for record in caplog.records]
-        assert said[0] == "jobs: 2 training runs and 3 evaluations, 0 of them finished"
-        began = [line.split(": ")[0] for line in said if ": started" in line]
-        assert began == ["evaluate-base", "sft,seed=0", "evaluate-sft,seed=0", "sft,seed=1", "evaluate-sft,seed=1"]
 
     def test_a_search_seed_of_its_own_and_a_candidate_that_diverges(self, tmp_path: Path) -> None:
         methods = {"sft": {"search": {"learning_rate": [1, 2]}, "settings": {"run_name": "diverge"}}}
@@ -85,9 +80,7 @@ class TestOrder:
 
 @pytest.mark.usefixtures("stub")
 class TestAgain:
-    def test_what_is_done_is_skipped_and_a_failure_stops_nobody_else(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_what_is_done_is_skipped_and_a_failure_stops_nobody_else(self, tmp_path: Path, capsys: Any) -> None:
         methods = {
             "sft": {"settings": {"run_name": "fail"}},
             "child": {"method": "ebft", "after": "sft"},
@@ -100,41 +93,30 @@ class TestAgain:
         assert "sft,seed=0: failed: this point fails" in printed.out
         assert run(file, "--jobs", 2) == 1
         assert started(tmp_path / "out") == {"sft,seed=0": 2, "ebft,seed=0": 2}
-        states = {name: job["state"] for name, job in read_json(tmp_path / "out" / "study.json")["jobs"].items()}
-        assert states["sft,seed=0"] == "failed: this point fails"
-        assert states["child,seed=0"] == "to do"
-        assert states["evaluate-ebft,seed=0"] == "finished"
+        states = {job.name: job.state for job in Plan(read_study(file)).jobs}
+        assert (states["child,seed=0"], states["evaluate-ebft,seed=0"]) == ("to do", "finished")
         assert len(attempts(tmp_path / "out" / "evaluations" / "base")) == 1
 
-    def test_evaluations_are_made_again_of_other_options_and_of_models_trained_further(self, tmp_path: Path) -> None:
-        other = {"evaluation": {"tasks": ["humaneval"], "limit": 4}}
-        for changes, runs, evaluations in (
-            ({}, 1, 1),
-            ({}, 1, 1),
-            (other, 1, 2),
-            ({**other, "settings": {"max_steps": 9}}, 2, 3),
-        ):
-            assert run(write_study(tmp_path, {"sft": {}}, seeds=[0], **changes)) == 0
-            assert started(tmp_path / "out") == {"sft,seed=0": runs}
-            assert len(attempts(tmp_path / "out" / "evaluations" / "sft,seed=0")) == evaluations
-
-    def test_a_copy_is_as_finished_as_the_study(self, tmp_path: Path) -> None:
-        """Also where one run starts from another of the study, and whatever the times of files are."""
+    def test_what_has_changed_is_made_again_and_a_copy_is_as_finished(self, tmp_path: Path) -> None:
         methods: dict[str, Any] = {"sft": {}, "warm": {"method": "ebft", "after": "sft"}}
-        assert run(write_study(tmp_path, methods, seeds=[0])) == 0
+        other = {"evaluation": {"tasks": ["humaneval"], "limit": 4}}
+        longer = {**other, "settings": {"max_steps": 9}}
+        for changes, runs, evaluations in ({}, 1, 1), ({}, 1, 1), (other, 1, 2), (longer, 2, 3):
+            assert run(write_study(tmp_path, methods, seeds=[0], **changes)) == 0
+            assert started(tmp_path / "out") == {"sft,seed=0": runs, "warm,seed=0": runs}
+            assert len(attempts(tmp_path / "out" / "evaluations" / "sft,seed=0")) == evaluations
         shutil.copytree(tmp_path / "out", copied := tmp_path / "elsewhere" / "copy")
         for result in (copied / "evaluations").rglob("*"):
             os.utime(result, (0, 0))
-        assert not Plan(read_study(write_study(tmp_path, methods, seeds=[0], output_dir=str(copied)))).unfinished
+        longer |= {"seeds": [0], "output_dir": str(copied)}
+        assert not Plan(read_study(write_study(tmp_path, methods, **longer))).unfinished
         methods["sft"] = {"settings": {"max_steps": 7}}
-        plan = Plan(read_study(write_study(tmp_path, methods, seeds=[0], output_dir=str(copied))))
+        plan = Plan(read_study(write_study(tmp_path, methods, **longer)))
         assert [job.name for job in plan.unfinished] == ["sft,seed=0"]
 
 
 @pytest.mark.usefixtures("stub")
-def test_points_of_a_sweep_are_skipped_resumed_and_tried_again(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_points_of_a_sweep_are_skipped_resumed_and_tried_again(recipe: Path, tmp_path: Path, capsys: Any) -> None:
     arguments = ("--command", "sft", "--set", "learning_rate=1,2", "--set", "run_name=good,once,fail", "--jobs", 3)
     assert sweep(recipe, *arguments, "--dry-run") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -144,7 +126,7 @@ def test_points_of_a_sweep_are_skipped_resumed_and_tried_again(
     assert "4 jobs failed; the same command tries again" in capsys.readouterr().err
     assert sweep(recipe, *arguments) == 1
     printed = capsys.readouterr()
-    assert "6 training runs, 2 of them finished" in printed.err
+    assert "6 training runs and 0 evaluations, 2 of them finished" in printed.err
     assert "learning_rate=1,run_name=fail: failed (exit code 2): this point fails" in printed.err
     states = [line.split()[1] for line in printed.out.splitlines() if line.startswith("learning_rate=")]
     assert states[:6] == ["finished", "finished", "failed:"] * 2
@@ -155,21 +137,7 @@ def test_points_of_a_sweep_are_skipped_resumed_and_tried_again(
     assert [attempt.get("command", "end") for attempt in of_good] == ["sft", "end"] * 2
     with locked(tmp_path / "out" / "sweep.lock"):
         assert sweep(recipe, *arguments) == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("study rnu", "usage: ebft study run STUDY.yaml"),
-        ("study run qa_code", "or 'studies/paper/qa_code'?"),
-        ("study run x --per-gpu 0", "--jobs and --per-gpu are at least 1"),
-        ("sweep --set gamma=0 --slurm time=1", "--slurm is for --launcher slurm"),
-    ],
-)
-def test_errors_are_one_line(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(arguments.split()) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert words in line
+    assert sweep(recipe, *arguments, "--per-gpu", 0) == sweep(recipe, *arguments, "--slurm", "time=1") == 2
 
 
 def test_inputs_are_looked_at_before_anything_starts(

@@ -1,68 +1,191 @@
-"""`ebft sweep`, `ebft study run`, `ebft study report` and `ebft compare`."""
+"""`ebft sweep`, `ebft study run`, `ebft study report` and `ebft compare`.
+
+The manifest of a study, `study.json` in its folder, says what has happened: code version, commands, machine, states.
+"""
 
 from __future__ import annotations
 
 import logging
+import shutil
+import subprocess
+import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from ebft.config.recipe import TRAINING, sections
+from ebft import fetch
+from ebft.config.evaluation import EvalOptions
+from ebft.config.recipe import TRAINING, check_datasets, sections
 from ebft.config.settings import Parser
 from ebft.errors import ConfigError
-from ebft.runtime.messages import print_table
+from ebft.runtime.files import json_ready, locked, read_json, write_json, write_text
+from ebft.runtime.messages import print_error, print_table
 from ebft.studies import compare as comparisons
-from ebft.studies.run import NEXT_STAGE, Runner
-from ebft.studies.study_file import read_study, read_sweep
+from ebft.studies import launchers
+from ebft.studies.jobs import Job, Plan, Run
+from ebft.studies.runs import Json
+from ebft.studies.study_file import Study, named, read_study, read_sweep
 
 logger = logging.getLogger(__name__)
+NEXT_STAGE = "--next-stage"  # the option of the command that a chain of jobs on a cluster runs
 _STUDY_RUN = "STUDY.yaml [--dry-run] [--jobs N] [--launcher slurm] [options]"
 
 
-def sweep_parser() -> Parser:
+# ---- running -------------------------------------------------------------------------------------------------------
+
+
+def check_inputs(plan: Plan, elsewhere: bool) -> None:
+    """Data, models, problems and a sandbox are there, and no run has begun with other settings: said before the first
+    job starts. elsewhere: jobs run on other machines, which may have what is not here."""
+    from ebft.evaluate.tasks import problem_sets
+    from ebft.train.run_folder import BATCH, other_setting
+
+    for run in plan.runs:
+        if not run.finished and (why := other_setting(run.output, run.given, run.row.command, BATCH)) is not None:
+            raise ConfigError(f"{run.name}: {why}; set it back, choose another output_dir, or delete that folder")
+    if not plan.unknown and not plan.unfinished:
+        return
+    checks: list[tuple[str, Callable[..., object], tuple[object, ...]]] = []
+    for row, values in ((one, values) for one in plan.study.rows for values in one.candidates):
+        checks += [(row.name, check, ({**row.settings, **values},)) for check in (check_datasets, fetch.check_models)]
+    if evaluation := plan.study.evaluation:
+        options = EvalOptions.from_values(evaluation)
+        if options.feature_model not in [row.method for row in plan.study.rows]:  # else it will be there
+            checks.append(("evaluation", fetch.check_models, (evaluation,)))
+        checks += [("evaluation", problem_sets, (task, options)) for task in options.tasks]
+    for name, check, arguments in checks:
+        try:
+            check(*arguments)
+        except ValueError as error:
+            if not elsewhere:
+                raise ConfigError(f"{name}: {error}") from None
+            logger.warning(f"not on this machine: {name}: {error}")
+
+
+class Runner:
+    """A study or a sweep, with the command that does what is left of it."""
+
+    def __init__(self, study: Study, command: Sequence[str], options: Namespace) -> None:
+        self.study, self.command, self.options = study, list(command), options
+        self.failed: set[str] = set()  # names of jobs that are not tried again
+        self.plan = Plan(study, self.failed, options.next_stage)
+
+    def run(self) -> int:
+        """The exit code. With `next_stage` only what was not tried before: a chain of jobs must come to an end."""
+        study, options = self.study, self.options
+        if not options.next_stage:  # else it was checked when the chain began
+            check_inputs(self.plan, elsewhere=options.launcher != "local")
+        if options.dry_run:
+            print("\n".join(self.states()))
+            if options.launcher == "slurm" and (left := self.plan.unfinished):
+                print(f"written and not submitted: sbatch {launchers.write_array(study, options, left)}")
+            return 0
+        with locked(study.folder / f"{study.kind}.lock"):
+            if study.text:
+                write_text(study.folder / "study.yaml", study.text)
+            logger.info(self.states()[-1])
+            try:
+                if options.launcher == "local":
+                    launchers.run_here(options, self._ready, self.failed)
+                elif jobs := self._ready():
+                    waits = self.plan.unknown or len(self.plan.ready()) < len(self.plan.unfinished)
+                    again = [word for word in self.command[1:] if word != NEXT_STAGE] + [NEXT_STAGE]
+                    launchers.submit(study, options, jobs, again if waits else [])
+                    return 0  # they run later
+            finally:
+                self._ready()
+        print("\n".join(self.states()))
+        if self.failed:
+            print_error(f"{len(self.failed)} job{'s' * (len(self.failed) > 1)} failed; the same command tries again")
+        return int(bool(self.failed))
+
+    def _ready(self) -> list[Job]:
+        """All jobs that could run now, by what is on the disk; the manifest says how far they are."""
+        self.plan = Plan(self.study, self.failed, self.options.next_stage)
+        if self.study.kind == "study":
+            self.write_manifest()
+        return [job for job in self.plan.ready() if not self.plan.given_up(job)]
+
+    def states(self) -> list[str]:
+        plan = self.plan
+        counts = f"{len(plan.runs)} training runs and {len(plan.evaluations)} evaluations"
+        counts += f", {len(plan.jobs) - len(plan.unfinished)} of them finished; {plan.unknown} more wait for a search"
+        return [*(f"{job.name}: {job.state}" for job in plan.jobs), f"jobs: {counts}"]
+
+    def write_manifest(self) -> None:
+        from ebft.runtime.machine import describe
+
+        file = self.study.folder / "study.json"
+        before = read_json(file) or {}
+        found = {
+            "study": self.study.name,
+            "command": self.command,
+            "started": before.get("started", time.strftime("%Y-%m-%dT%H:%M:%S%z")),
+            "code": _code(),
+            "machine": before.get("machine") or describe(),
+            "paper": self.study.paper,
+            "rows": _rows(self.plan),
+            "jobs": {job.name: {"state": job.state, "command": job.command} for job in self.plan.jobs},
+        }
+        write_json(file, json_ready(found))
+
+
+def _rows(plan: Plan) -> list[Json]:
+    """What the report shows side by side, with places from the study's folder, which may be moved."""
+    tested, methods = {job.name for job in plan.evaluations}, {row.name: row.method for row in plan.study.rows}
+
+    def model(name: str, run: Run | None = None) -> Json:
+        trained = {"run": f"runs/{name}", "log": f"logs/{name}.log"}
+        tests = {"evaluation": f"evaluations/{name}", "evaluation_log": f"logs/evaluate-{name}.log"}
+        found = {**(trained if run else {}), **(tests if f"evaluate-{name}" in tested else {})}
+        return {"seed": run and run.seed, **dict.fromkeys({**trained, **tests}), **found}
+
+    rows: list[Json] = []
+    for row in [*(plan.bases if plan.study.evaluation else ()), *plan.study.rows]:
+        final, shown = plan.final.get(row.name), named("", row.values).replace("=", " ").replace(",", ", ")
+        rows.append(
+            {
+                "name": row.name,
+                "title": f"{row.method} ({shown})" if shown else row.method,
+                "kind": {"train": "ebft"}.get(row.command, row.command),
+                "method": row.method,
+                "after": methods.get(row.after or ""),
+                "values": row.values,
+                "chosen": final[0].chosen if final else {},
+                "choose_by": row.choose_by,
+                "searched": [
+                    {"run": f"runs/{run.name}", "values": run.chosen} for run in plan.searches.get(row.name, [])
+                ],
+                "models": [model(row.name)] if final is None else [model(run.name, run) for run in final],
+            }
+        )
+    return rows
+
+
+def _code() -> dict[str, str]:
+    """The commit, where the code is a checkout."""
+    checkout = Path(__file__).parents[3]
+    if not (checkout / ".git").exists() or shutil.which("git") is None:
+        return {}
+    describe = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    return {"commit": subprocess.run(describe, capture_output=True, text=True).stdout.strip()}
+
+
+# ---- commands ------------------------------------------------------------------------------------------------------
+
+
+def sweep(arguments: list[str]) -> int:
     usage = "--config recipe.yaml --set name=value,value ... [--launcher slurm] [--setting value ...]"
     parser = Parser("sweep", "Every combination of some settings' values. The same command resumes.", usage)
     add = parser.add_argument
     add("--config", metavar="RECIPE", help="recipe of the runs; may hold a `sweep:` section")
     add("--set", action="append", default=[], metavar="NAME=V,V", help="values of one setting; may be given often")
     add("--command", choices=TRAINING, default="train", help="what each point runs [train]")
-    _add_launcher(parser)
     settings = {f.name: f for command in TRAINING for part in sections(command) for f in fields(part) if f.init}
     parser.add_settings("", settings.items(), hidden=settings)
     parser.set_defaults(next_stage=False)
-    return parser
-
-
-def study_parser() -> Parser:
-    text = "Methods, settings and seeds, with a test of every final model. The same command resumes."
-    parser = Parser("study run", text, _STUDY_RUN)
-    parser.add_argument("study", metavar="STUDY", help="YAML file of the study (docs/studies.md)")
-    parser.add_argument(NEXT_STAGE, action="store_true", help="do only what was not tried yet: for jobs in a chain")
-    _add_launcher(parser)
-    return parser
-
-
-def _add_launcher(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--dry-run", action="store_true", help="list the runs; with slurm, write the job file")
-    add("--launcher", choices=("local", "slurm"), default="local", help="this machine, or one array job [local]")
-    add("--jobs", type=int, help="runs at once [local: one for each GPU, one on a CPU; slurm: all]")
-    add("--per-gpu", type=int, default=1, help="runs at once on each GPU, with the local launcher [1]")
-    add("--slurm", action="append", default=[], metavar="NAME=VALUE", help="an option of sbatch, such as time=08:00:00")
-
-
-def _options(parser: Parser, arguments: list[str]) -> Namespace:
-    options = parser.parse_args(arguments)
-    if options.per_gpu < 1 or (options.jobs is not None and options.jobs < 1):
-        raise ConfigError("--jobs and --per-gpu are at least 1")
-    if options.slurm and options.launcher != "slurm":
-        raise ConfigError("--slurm is for --launcher slurm; leave it out")
-    return options
-
-
-def sweep(arguments: list[str]) -> int:
-    options = _options(sweep_parser(), arguments)
+    options = _options(parser, arguments)
     found = read_sweep(options.config, options.settings, options.set, options.command)
     runner = Runner(found, ["ebft", "sweep", *arguments], options)
     code = runner.run()
@@ -70,6 +193,22 @@ def sweep(arguments: list[str]) -> int:
     if measured and not options.dry_run:
         _compare([str(run.output) for run in measured], str(found.folder / comparisons.FOLDER))
     return code
+
+
+def _options(parser: Parser, arguments: list[str]) -> Namespace:
+    """Also those of the launchers."""
+    add = parser.add_argument
+    add("--dry-run", action="store_true", help="list the runs; with slurm, write the job file")
+    add("--launcher", choices=("local", "slurm"), default="local", help="this machine, or one array job [local]")
+    add("--jobs", type=int, help="runs at once [local: one for each GPU, one on a CPU; slurm: all]")
+    add("--per-gpu", type=int, default=1, help="runs at once on each GPU, with the local launcher [1]")
+    add("--slurm", action="append", default=[], metavar="NAME=VALUE", help="an option of sbatch, such as time=08:00:00")
+    options = parser.parse_args(arguments)
+    if options.per_gpu < 1 or (options.jobs is not None and options.jobs < 1):
+        raise ConfigError("--jobs and --per-gpu are at least 1")
+    if (options.slurm or options.next_stage) and options.launcher != "slurm":
+        raise ConfigError("--slurm and --next-stage are for --launcher slurm; leave them out")
+    return options
 
 
 def study(arguments: list[str]) -> int:
@@ -84,7 +223,11 @@ def study(arguments: list[str]) -> int:
 
 
 def _study_run(arguments: list[str]) -> int:
-    options = _options(study_parser(), arguments)
+    text = "Methods, settings and seeds, with a test of every final model. The same command resumes."
+    parser = Parser("study run", text, _STUDY_RUN)
+    parser.add_argument("study", metavar="STUDY", help="YAML file of the study (docs/studies.md)")
+    parser.add_argument(NEXT_STAGE, action="store_true", help="do only what was not tried yet: for jobs in a chain")
+    options = _options(parser, arguments)
     found = read_study(options.study)
     code = Runner(found, ["ebft", "study", "run", *arguments], options).run()
     if not options.dry_run:

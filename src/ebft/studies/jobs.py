@@ -7,10 +7,10 @@ evaluation. A search runs every candidate with one seed; the best on validation 
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Container
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import yaml
@@ -29,13 +29,17 @@ class Job:
     """An `ebft` command with a log, and whether the disk has its results."""
 
     name: str
-    log: Path
+    study: Path  # its folder
     output: Path
     arguments: list[str]
     needed: dict[Path, str]  # small files that are written before it starts
     models: tuple[str | None, ...]  # those that it loads: the final ones of other runs, perhaps
     on_cpu: bool
     finished: bool
+
+    @property
+    def log(self) -> Path:
+        return self.study / "logs" / f"{self.name}.log"
 
     @property
     def command(self) -> str:
@@ -66,34 +70,31 @@ class Run(Job):
     chosen: Settings  # of what is searched
     seed: int | None
     given: Settings  # all settings of its recipe
-    validated: float | None  # what the search chooses by, after training
-
-
-def last_attempt(log: Path) -> list[str]:
-    """What the last attempt printed; nothing if there was none. Each begins with its command, whoever starts it."""
-    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    return f"\n{text}".rpartition(f"\n{PROMPT}")[2].splitlines()[1:]
+    validated: float | None  # what the search chooses by, after training; None: it is no number
 
 
 def last_error(log: Path) -> str | None:
     """Why the last attempt failed: its first error message is the cause. None if it did not, was stopped, or is still
-    running."""
-    found = next((line.removeprefix("ebft: ") for line in last_attempt(log) if line.startswith("ebft: ")), None)
+    running. Each attempt begins with its command, whoever starts it."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    lines = f"\n{text}".rpartition(f"\n{PROMPT}")[2].splitlines()
+    found = next((line.removeprefix("ebft: ") for line in lines if line.startswith("ebft: ")), None)
     return None if found == "stopped" else found
 
 
 class Plan:
     """All jobs of a study or a sweep that are known by now.
 
-    given_up: names of jobs that have failed and are not tried again.
+    failed: names of jobs that are not tried again. once: nor is what was ever tried; then nothing is running.
     """
 
-    def __init__(self, study: Study, given_up: Container[str] = ()) -> None:
-        self.study, self.given_up = study, given_up
+    def __init__(self, study: Study, failed: Container[str] = (), once: bool = False) -> None:
+        self.study, self.failed, self.once = study, failed, once
         self.searches: dict[str, list[Run]] = {}  # by row, all candidates
         self.final: dict[str, list[Run]] = {}  # by row, the runs to report; none as long as a search decides
         self.unknown = 0  # runs and evaluations that depend on a search
         self._runs: dict[str, Run] = {}
+        self._folder = study.folder.resolve()
         for row in study.rows:
             self.final[row.name] = self._add(row)
         self.evaluations = self._evaluations() if study.evaluation else []
@@ -110,16 +111,21 @@ class Plan:
     def unfinished(self) -> list[Job]:
         return [job for job in self.jobs if not job.finished]
 
+    def given_up(self, job: Job) -> bool:
+        return job.name in self.failed or (self.once and job.log.exists())
+
     def ready(self) -> list[Job]:
         """What could run now and has not: evaluations first, so that a study that is stopped has some whole results."""
         first = sorted(self.unfinished, key=lambda job: isinstance(job, Run))
         missing = {str(run.output) for run in self.runs if not run.finished}
         return [job for job in first if not missing & {*job.models}]
 
-    def base_models(self) -> dict[str, str]:
-        """The models that runs start from, by name: `base`, or several if the study is about models."""
+    @cached_property
+    def bases(self) -> list[Row]:
+        """The models that runs start from: `base`, or several if the study is about models."""
         models = list(dict.fromkeys(str(row.settings["model"]) for row in self.study.rows if row.after is None))
-        return {named("base", {"model": model} if len(models) > 1 else {}): model for model in models}
+        values = [{"model": model} for model in models]
+        return [Row("base", "base", each if len(models) > 1 else {}, each) for each in values]
 
     def _add(self, row: Row) -> list[Run]:
         """Its runs as far as they are known; returns those to report."""
@@ -131,7 +137,7 @@ class Plan:
             self.searches[row.name] = found = [self._run(row, values, row.search_seed) for values in row.candidates]
             known = [run for run in found if run.finished and run.validated is not None]
             # No best one as long as another may still come to its end.
-            if not known or not all(run.finished or run.name in self.given_up for run in found):
+            if not known or not all(run.finished or self.given_up(run) for run in found):
                 self.unknown += len({*row.seeds} - {row.search_seed}) + tests
                 return []
             chosen = better(row.choose_by)(known, key=lambda run: run.validated).chosen
@@ -149,21 +155,17 @@ class Plan:
         if row.features is not None:
             values["feature_model"] = self._final_model(row.features, seed)
         places = ("", "points") if self.study.kind == "sweep" else ("runs", "recipes")
-        output, recipes = (self.study.folder.resolve() / place for place in places)
+        output, recipes = (self._folder / place for place in places)
         given = load({**values, "output_dir": str(output / name)}, row.command).given
         recipe = {recipes / f"{name}.yaml": yaml.safe_dump(given, sort_keys=False)}
         arguments = [row.command, "--config", *map(str, recipe), "--resume"]  # from the beginning without a checkpoint
         results = read_json(output / name / "results.json") or {}
-        value = (results.get("after") or {}).get(f"eval_{row.choose_by}")
-        validated = value if isinstance(value, int | float) and math.isfinite(value) else None
+        validated = (results.get("after") or {}).get(f"eval_{row.choose_by}")
         models, on_cpu = (given["model"], given.get("feature_model")), bool(given.get("use_cpu"))
         finished = "steps" in results and _is_of(output / name, given)
-        command = (name, self._log(name), output / name, arguments, recipe, models, on_cpu, finished)
+        command = (name, self._folder, output / name, arguments, recipe, models, on_cpu, finished)
         self._runs[name] = Run(*command, row, chosen, seed, given, validated)
         return self._runs[name]
-
-    def _log(self, name: str) -> Path:
-        return self.study.folder.resolve() / "logs" / f"{name}.log"
 
     def _final_model(self, row: str, seed: int | None) -> str:
         """Of this seed, or the only one."""
@@ -172,20 +174,21 @@ class Plan:
 
     def _evaluations(self) -> list[Job]:
         """Of the final models, and of those that everything starts from."""
-        options, bases = dict(self.study.evaluation), self.base_models()
+        options = dict(self.study.evaluation)
         finals = [run for runs in self.final.values() for run in runs]
         method = options.get("feature_model")
         if any(row.method == method for row in self.study.rows):
             features = next((run for run in finals if run.row.method == method), None)
             if features is None:
-                self.unknown += len(bases) + len(finals)
+                self.unknown += len(self.bases) + len(finals)
                 return []
             options["feature_model"] = str(features.output)
-        models = {**bases, **{run.name: str(run.output) for run in finals}}
+        models = {row.name: row.settings["model"] for row in self.bases}
+        models |= {run.name: str(run.output) for run in finals}
         return [self._evaluation(name, model, options) for name, model in models.items()]
 
     def _evaluation(self, of: str, model: str, options: Settings) -> Job:
-        output = self.study.folder.resolve() / "evaluations" / of
+        output = self._folder / "evaluations" / of
         given = {**options, "model": model, "output": str(output), "replace_changed": True}
         listed = {name: (value or ["none"]) if isinstance(value, list) else [value] for name, value in given.items()}
         flags = [f"--{name.replace('_', '-')}={value}" for name, values in listed.items() for value in values]
@@ -194,7 +197,7 @@ class Plan:
         needed = {output / "of-model.sha256": sha256_of(trained) if trained and trained.exists() else ""}
         models, on_cpu = (model, options.get("feature_model")), options.get("device") == "cpu"
         finished, name = _is_evaluated(output, options, needed), f"evaluate-{of}"
-        return Job(name, self._log(name), output, ["eval", *flags], needed, models, on_cpu, finished)
+        return Job(name, self._folder, output, ["eval", *flags], needed, models, on_cpu, finished)
 
 
 def _is_of(run: Path, given: Settings) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ebft.errors import ConfigError
 from ebft.runtime.files import LOCK_WAIT, write_text
 from ebft.runtime.launch import ENTRY, LAUNCHED
-from ebft.studies.jobs import PROMPT, Job, last_attempt, last_error
+from ebft.studies.jobs import PROMPT, Job, last_error
 from ebft.studies.study_file import Study
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def _succeeded(job: Job, code: int) -> bool:
         return True
     how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
     if last_error(job.log) is None:
-        last = "".join(last_attempt(job.log)[-1:])
+        last = job.log.read_text(encoding="utf-8", errors="replace").splitlines()[-1]
         with job.log.open("a", encoding="utf-8") as log:
             log.write(f"\nebft: {how}: {last}\n")
     logger.info(f"{job.name}: failed ({how}): {last_error(job.log)}")

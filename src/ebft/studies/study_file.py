@@ -21,7 +21,6 @@ from ebft.method.measures import NAMES
 
 Settings = dict[str, Any]
 COMMANDS = {"ebft": "train", "sft": "sft", "rlvr": "rlvr"}  # the command of each method
-PAPER_TASKS = ("qa_code", "unstructured_code", "translation")
 # What may stand at the top of a file, and under the name of a method; and what each is if left out.
 _OF_BOTH: Settings = {"recipe": None, "settings": {}, "grid": {}, "seeds": [0], "choose_by": "cross_entropy"}
 _OF_STUDY = {**_OF_BOTH, "methods": {}, **dict.fromkeys(("name", "output_dir", "search_seed", "evaluation", "paper"))}
@@ -82,8 +81,6 @@ def read_study(file: str | Path) -> Study:
     given = _keys(read_values(path), _OF_STUDY, str(path))
     if not given["output_dir"] or not given["methods"]:
         raise ConfigError(f"{path}: a study needs `output_dir` and `methods`")
-    if given["paper"] not in (None, *PAPER_TASKS):
-        raise ConfigError(f"{path}: `paper` is one of {', '.join(PAPER_TASKS)}, not {given['paper']!r}")
     shared, rows = {**_of_recipe(given, path), **given["settings"]}, list[Row]()
     for name, keys in given["methods"].items():
         known = {**_OF_METHOD, "seeds": given["seeds"], "choose_by": given["choose_by"]}
@@ -176,9 +173,8 @@ def load(values: Settings, command: str) -> Recipe:
 def combinations(given: Settings, where: str, command: str) -> list[Settings]:
     """Every combination of the values that settings take in a sweep, a grid or a search, each as its type."""
     types = field_types(command)
-    if odd := [name for name, values in given.items() if not isinstance(values, list) or not values]:
-        raise ConfigError(f"{where}: {odd[0]} needs a list of values, such as [0, 0.1]")
-    lists = {name: [typed(name, value, types.get(name, Any)) for value in values] for name, values in given.items()}
+    several = {name: values if isinstance(values, list) and values else [values] for name, values in given.items()}
+    lists = {name: [typed(name, value, types.get(name, Any)) for value in values] for name, values in several.items()}
     found = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
     if len({named("", one) for one in found}) < len(found):  # they are names of folders
         raise ConfigError(f"{where}: two combinations have the same name; give every value once")
@@ -204,9 +200,7 @@ def _shown(value: object) -> str:
 
 def _evaluation(given: Settings, shared: Settings) -> Settings:
     """The options of `ebft eval` for every final model. Calibration measures as validation does, on the test split."""
-    options = {"tasks": ["calibration"], **typed("evaluation", given, dict)}
-    if shared.get("use_cpu"):
-        options.setdefault("device", "cpu")
+    options = {"tasks": ["calibration"], **({"device": "cpu"} if shared.get("use_cpu") else {}), **given}
     if "calibration" in options["tasks"]:
         types = field_types()
         shared = {name: typed(name, value, types.get(name, Any)) for name, value in shared.items()}
@@ -226,21 +220,21 @@ def _as_validated(shared: Settings) -> Settings:
         found["feature_model"] = shared.get("feature_model") or shared["model"]
     kept_back, sources = found.pop("test_split", None), shared.get("dataset") or []
     if kept_back and len(sources) == 1:
-        its_split = shared.get("dataset_split", "train")
-        found |= {"calibration_data": sources[0], "calibration_split": its_split, "test_split": kept_back}
+        found |= {"calibration_data": sources[0], "test_split": kept_back}
+        found["calibration_split"] = shared.get("dataset_split", "train")
     return found
 
 
 def _check_test_data(options: Settings, shared: Settings) -> None:
     """The test must be on text that nothing was trained or chosen on."""
-    data, split = options.get("calibration_data"), options.get("calibration_split", "validation")
-    if data is None:
+    if (data := options.get("calibration_data")) is None:
         raise ConfigError("no test data: set `test_split` in `settings`, or `calibration_data` in `evaluation`")
-    place = Path(data).expanduser().resolve()
-    has_splits = not place.is_file() and not data.startswith("stdlib-")
+    if options.get("test_split"):
+        return
+    place, split = Path(data).expanduser().resolve(), options.get("calibration_split", "validation")
     used = [(source, shared.get("dataset_split", "train")) for source in shared.get("dataset") or []]
     used.append((shared.get("validation_dataset") or "", shared.get("validation_dataset_split", "validation")))
-    for source, its_split in used if not options.get("test_split") else ():
-        if Path(source).expanduser().resolve() == place and (its_split == split or not has_splits):
-            used_up = f"the test data, {data} ({split}), are data on which something was trained or chosen"
-            raise ConfigError(f"{used_up}; set `test_split` in `settings`")
+    same = {its_split for source, its_split in used if Path(source).expanduser().resolve() == place}
+    if split in same or (same and (place.is_file() or data.startswith("stdlib-"))):  # which have no splits
+        used_up = f"the test data, {data} ({split}), are data on which something was trained or chosen"
+        raise ConfigError(f"{used_up}; set `test_split` in `settings`")
