@@ -14,7 +14,6 @@ import pytest
 from ebft import cli
 from ebft.studies import report, tables
 from ebft.studies.evidence import read_study_folder
-from ebft.studies.tables import Number, Table, as_csv, as_latex, as_markdown
 from tests.studies.made_study import NASTY, make_study, write_jsonl
 
 
@@ -23,8 +22,8 @@ def study(tmp_path: Path) -> Path:
     return make_study(tmp_path)
 
 
-def rows_of(file: Path) -> list[dict[str, str]]:
-    with file.open(newline="") as lines:
+def rows_of(study: Path, table: str) -> list[dict[str, str]]:
+    with (study / "report" / "tables" / f"{table}.csv").open(newline="") as lines:
         return list(csv.DictReader(lines))
 
 
@@ -38,9 +37,10 @@ def each_row(study: Path, **changes: Any) -> None:
 
 
 class TestTables:
-    def test_the_main_table(self, study: Path) -> None:
-        report.write(str(study))
-        rows = {row["method"]: row for row in rows_of(study / "report" / "tables" / "main.csv")}
+    @pytest.mark.pictures
+    def test_a_report(self, study: Path) -> None:
+        found = report.write(str(study), paper=True)
+        rows = {row["method"]: row for row in rows_of(study, "main")}
         assert list(rows) == ["base", "sft", "ebft", "rlvr"]
         assert float(rows["ebft"]["CE, all tokens"]) == pytest.approx(0.5, abs=0.1)
         assert float(rows["ebft"]["CE, all tokens: low"]) < 0.5 < float(rows["ebft"]["CE, all tokens: high"])
@@ -48,44 +48,54 @@ class TestTables:
         assert [row["training reward"] for row in rows.values()] == ["", "", "", "0.5"]
         assert float(rows["base"]["humaneval greedy"]) == 0.0
         assert float(rows["base"]["humaneval greedy: high"]) == pytest.approx(0.2425, abs=1e-3)  # Wilson, 0 of 12
-        settings = rows_of(study / "report" / "tables" / "settings.csv")
-        assert settings == [{"setting": "learning_rate", "sft": "1", "ebft": "0.5", "rlvr": "1.5"}]
-        shared = rows_of(study / "report" / "tables" / "shared-settings.csv")
-        assert shared == [{"setting": "context_length", "in every row": "64"}]
+        assert rows_of(study, "settings") == [{"setting": "learning_rate", "sft": "1", "ebft": "0.5", "rlvr": "1.5"}]
 
-    def test_bold_only_where_the_test_supports_it(self, tmp_path: Path) -> None:
-        for name, sft in ("apart", 1.0), ("alike", 0.501):
-            (folder := tmp_path / name).mkdir()
-            report.write(str(make_study(folder, sft=sft, ebft=0.5)))
-            text = (folder / "report" / "report.md").read_text()
-            table = text[text.index("## Main results") : text.index("## Paired")]
-            assert bool(re.search(r"\| ebft .*\*\*0\.\d+\*\*", table)) == (name == "apart")
-            assert "Holm's correction for the" in table
-            assert ("<b>0." in (folder / "report" / "report.html").read_text()) == (name == "apart")
+        of_pairs = rows_of(study, "differences")
+        assert len(of_pairs) == 6 * 6  # pairs of four rows, times six metrics
+        assert all(float(row["p, corrected"]) >= float(row["p"]) for row in of_pairs)
+        readings = {(row["metric"], row["difference of"], row["from"]): row["reading"] for row in of_pairs}
+        assert readings["CE, all tokens", "ebft", "sft"] == "better"
+        text = (study / "report" / "report.md").read_text()
+        assert "36 tests were made here" in text
+        assert (
+            "Holm's correction for the 6 such tests of this table: CE, all tokens: ebft; CE, answer tokens: ebft; "
+            in text
+        )
 
-    def test_differences_are_counted_and_corrected(self, study: Path) -> None:
-        report.write(str(study))
-        rows = rows_of(study / "report" / "tables" / "differences.csv")
-        assert len(rows) == 6 * 6  # pairs of four rows, times six metrics
-        assert all(float(row["p, corrected"]) >= float(row["p"]) for row in rows)
-        keys = {(row["metric"], row["difference of"], row["from"]): row["reading"] for row in rows}
-        assert keys["CE, all tokens", "ebft", "sft"] == "better"
-        assert "36 tests were made here" in (study / "report" / "report.md").read_text()
+        assert "Copied from the paper, not measured here" in text
+        paper = {row["method"]: row for row in rows_of(study, "paper-qa-code")}
+        assert (paper["EBFT"]["CE"], paper["RLVR (ws.)"]["pass@1"]) == ("0.207", "0.529")
 
-    def test_the_papers_numbers_are_marked(self, study: Path) -> None:
-        report.write(str(study), paper=True)
-        assert "Copied from the paper, not measured here" in (study / "report" / "report.md").read_text()
-        rows = {row["method"]: row for row in rows_of(study / "report" / "tables" / "paper-qa-code.csv")}
-        assert (rows["EBFT"]["CE"], rows["RLVR (ws.)"]["pass@1"]) == ("0.207", "0.529")
+        verdicts = dict(re.split(r"(?<=\?) ", verdict, maxsplit=1) for verdict in found.verdicts)
+        cfm = verdicts["Which has the lowest feature-matching loss on the test data?"]
+        assert cfm.startswith("ebft, with 0.2")
+        assert "p < 0.0001 alone, < 0.0001 after correction for 6 tests)" in cfm
+        greedy = verdicts["Which solves the most problems, by humaneval greedy?"]
+        assert greedy.startswith("Not decided: ")
+        assert "more seeds or more test data" in greedy
+        assert not any(question.startswith("Of ") for question in verdicts), "with one row each nothing is added"
+
+        page = (study / "report" / "report.html").read_text()
+        tags: list[tuple[str, dict[str, Any]]] = []
+        parser = HTMLParser()
+        parser.handle_starttag = lambda tag, attrs: tags.append((tag, dict(attrs)))  # type: ignore[method-assign]
+        parser.feed(page)
+        assert not [tag for tag, _ in tags if tag in ("script", "link", "iframe", "a", "b")]
+        pictures = [attributes["src"].partition(",")[0] for tag, attributes in tags if tag == "img"]
+        assert set(pictures) == {"data:image/svg+xml;base64"}
+        assert "default-src 'none'" in page
+        assert page.count("needle") == 5, "five problems side by side"
+        figures = {file.name for file in (study / "report" / "figures").iterdir()}
+        assert {"profile.svg", "pareto.png", "training-steps.svg", "training-flops.png"} <= figures
         report.write(str(study))  # over its own files
         assert not (study / "report" / "tables" / "paper-qa-code.csv").exists()
 
     def test_shares_of_answers_stand_beside_pass_at_k_and_are_not_ranked(self, study: Path) -> None:
         for place in (study / "evaluations").iterdir():
-            results = json.loads((place / "results.json").read_text())
-            results["tasks"]["humaneval"] |= {"language": "python"}
-            results["tasks"]["humaneval"]["metrics"] |= {"greedy_empty": {"value": 0.5, "count": 12}}
-            (place / "results.json").write_text(json.dumps(results))
+            tasks = json.loads((place / "results.json").read_text())["tasks"]
+            tasks["humaneval"] |= {"language": "python"}
+            tasks["humaneval"]["metrics"] |= {"greedy_empty": {"value": 0.5, "count": 12}}
+            change(place / "results.json", tasks=tasks)
             rows = [{"task_id": f"{n}", "completion": " " if n < 6 else "x = 1"} for n in range(12)]
             write_jsonl(place / "humaneval.greedy.jsonl", [{**row, "sample": 0, "finish": "ended"} for row in rows])
         evidence = read_study_folder(study)
@@ -103,11 +113,8 @@ class TestTables:
         metrics = {"greedy_pass@1": entry, "multipl-e-js greedy_pass@1": entry}
         for place in (study / "evaluations").iterdir():
             change(place / "results.json", tasks={"multipl-e": {"metrics": metrics, "parts": parts, "settings": {}}})
-            for language, passed in ("js", [True, False]), ("rs", [False]):
-                rows = [
-                    {"task_id": f"{n}", "sample": 0, "status": "passed" if p else "failed"}
-                    for n, p in enumerate(passed)
-                ]
+            for language, passed in ("js", ["passed", "failed"]), ("rs", ["failed"]):
+                rows = [{"task_id": f"{n}", "sample": 0, "status": status} for n, status in enumerate(passed)]
                 write_jsonl(place / f"multipl-e-{language}.greedy.scores.samples.jsonl", rows)
         evidence = read_study_folder(study)
         assert tables.main_metrics(evidence) == ["multipl-e greedy_pass@1", "reward"]
@@ -120,12 +127,10 @@ class TestTables:
             records = [json.loads(line) for line in file.read_text().splitlines()]
             write_jsonl(file, [{**record, "profile_contexts": 3 * (record["sequence"] == 5)} for record in records])
         profile, differences = tables.profile_tables(read_study_folder(study))
-        assert profile is not None
-        assert differences is not None
-        assert "Measured on 3 contexts in 1 sequences." in profile.caption
-        assert {cell.interval for row in profile.rows for cell in row[1:] if isinstance(cell, Number)} == {None}
-        assert {row[-1] for row in differences.rows} == {"not tested"}
-        pairs = {(row[1], row[2]) for row in differences.rows}
+        assert "Measured on 1 sequences." in profile.caption
+        assert {cell.interval for row in profile.cells.values.tolist() for cell in row[2:]} == {None}
+        assert {row[-1] for row in differences.cells.values.tolist()} == {"not tested"}
+        pairs = {(row[1], row[2]) for row in differences.cells.values.tolist()}
         assert pairs == {("ebft", "sft"), ("rlvr", "sft"), ("rlvr", "ebft")}, "methods of different kinds"
 
     def test_what_rollouts_are_like_is_shown_and_other_temperatures_are_tested(self, study: Path) -> None:
@@ -136,10 +141,9 @@ class TestTables:
             tasks["calibration"]["rollouts"] = {"distinct": entry}
             change(folder / "results.json", tasks=tasks)
             records = [json.loads(line) for line in (folder / "calibration.jsonl").read_text().splitlines()]
-            more = [
-                {**r, "distinct": 1 - 0.2 * (not i), "cfm_temperature_1": 3 * r["cfm"]} for i, r in enumerate(records)
-            ]
-            write_jsonl(folder / "calibration.jsonl", more)
+            for place, record in enumerate(records):
+                record |= {"distinct": 1 - 0.2 * (not place), "cfm_temperature_1": 3 * record["cfm"]}
+            write_jsonl(folder / "calibration.jsonl", records)
         evidence = read_study_folder(study)
         metrics = tables.main_metrics(evidence)
         assert metrics[2:4] == ["calibration cfm", "calibration cfm_temperature_1"]
@@ -150,32 +154,20 @@ class TestTables:
 
 
 class TestVerdicts:
-    def test_never_stronger_than_the_tests(self, study: Path) -> None:
-        found = {verdict.question: verdict.answer for verdict in report.write(str(study)).verdicts}
-        cfm = found["Which has the lowest feature-matching loss on the test data?"]
-        assert cfm.startswith("ebft, with 0.2")
-        assert "p < 0.0001 alone, < 0.0001 after correction for 6 tests)" in cfm
-        greedy = found["Which solves the most problems, by humaneval greedy?"]
-        assert greedy.startswith("Not decided: ")
-        assert "more seeds or more test data" in greedy
-        assert not any(question.startswith("Of ") for question in found), "with one row each there is nothing to add"
-
     def test_methods_are_compared_also_if_the_runner_up_is_of_the_same(self, tmp_path: Path) -> None:
         study = make_study(tmp_path, gammas=(0.0, 0.01), ebft=0.5, sft=1.0)
-        found = {verdict.question: verdict.answer for verdict in report.write(str(study)).verdicts}
-        assert "Not decided" in found["Which has the lowest cross-entropy, all tokens on the test data?"]
-        of_kinds = "Of ebft and sft, each with its best row: which has the lowest cross-entropy, all tokens on the test"
-        assert "; sft has " in (answer := found[f"{of_kinds} data?"])
+        first, *_, answer = (v for v in report.write(str(study)).verdicts if "cross-entropy, all tokens" in v)
+        assert first.startswith("Which has the lowest cross-entropy, all tokens on the test data? Not decided")
+        assert answer.startswith("Of ebft and sft, each with its best row: which has the lowest cross-entropy, all ")
+        assert "; sft has " in answer
         assert "p < 0.0001" in answer
-        page = (study / "report" / "report.html").read_text()
-        assert 'alt="map-1"' in page, "alpha and gamma"
+        assert (study / "report" / "figures" / "map-1.svg").exists(), "alpha and gamma"
 
     def test_one_seed_and_a_head_start_are_said(self, study: Path) -> None:
-        each_row(
-            study, models=lambda row: row["models"][:1], after=lambda row: "sft" if row["name"] == "ebft" else None
-        )
-        answer = next(v.answer for v in report.write(str(study)).verdicts if "feature-matching" in v.question)
-        assert answer.startswith("Of these very models ebft")
+        warm = {"ebft": "sft"}
+        each_row(study, models=lambda row: row["models"][:1], after=lambda row: warm.get(row["title"]))
+        answer = next(v for v in report.write(str(study)).verdicts if "feature-matching" in v)
+        assert "? Of these very models ebft" in answer
         assert "says nothing about training again" in answer
         assert answer.endswith("ebft started from the final models of sft, so it had more training.")
         assert "One training run: sft, ebft, rlvr." in (study / "report" / "report.md").read_text()
@@ -188,17 +180,14 @@ class TestVerdicts:
             ruler = {"validation": "v", "network": "other" if run.name.startswith("sft") else "n"}
             change(run / "results.json", after={}, ruler=ruler)
         found = report.write(str(study))
-        assert "on validation data?" in found.verdicts[0].question
-        assert any("sft and ebft were measured differently (the frozen feature network)" in n for n in found.notes)
-        (row,) = [row for row in read_study_folder(study).rows if row.name == "sft"]
+        assert "on validation data?" in found.verdicts[0]
+        assert any("it and ebft were measured differently (the frozen feature network)" in n for n in found.notes)
+        (row,) = [row for row in read_study_folder(study).rows if row.title == "sft"]
         assert not row.scores("validation cfm")
         assert len(row.scores("validation cross_entropy")) == 2
 
 
 class TestWhatIsMissing:
-    def main(self, study: Path) -> dict[str, str]:
-        return {row["method"]: row["CE, all tokens"] for row in rows_of(study / "report" / "tables" / "main.csv")}
-
     def test_a_run_that_failed_is_shown_with_its_error(self, study: Path) -> None:
         for seed in (0, 1):
             (study / "runs" / f"sft,seed={seed}" / "results.json").write_text('{"method": "sft"}')
@@ -207,45 +196,45 @@ class TestWhatIsMissing:
         notes = report.write(str(study)).notes
         assert "sft, seed 0: failed after 20 steps: the disk is full: runs/x" in notes
         assert "sft, seed 1: not finished: 20 steps" in notes
-        assert self.main(study)["sft"] == "missing"
-        states = {(r["method"], r["seed"]): r["state"] for r in rows_of(study / "report" / "tables" / "costs.csv")}
+        assert rows_of(study, "main")[1]["CE, all tokens"] == "missing"
+        states = {(row["method"], row["seed"]): row["state"] for row in rows_of(study, "costs")}
         assert states["sft", "0"].startswith("failed after 20 steps")
 
     @pytest.mark.parametrize(
         ("file", "text", "words"),
         [
             ("runs/sft,seed=0/results.json", "{", "broken: .* not valid JSON"),
-            ("runs/sft,seed=0/metrics.jsonl", None, "nothing is logged yet"),
+            ("runs/sft,seed=0/metrics.jsonl", None, "has not started"),
             ("evaluations/sft,seed=0/results.json", "{", "its evaluation is broken"),
-            ("evaluations/sft,seed=0/results.json", None, "not evaluated yet"),
+            ("evaluations/sft,seed=0/results.json", None, "its evaluation is not there yet"),
+            ("evaluations/sft,seed=0/calibration.jsonl", "{]\n", "its evaluation of calibration is broken"),
             (
                 "evaluations/sft,seed=0/calibration.jsonl",
                 '{"sequence": 0, "tokens": 1}\n',
                 "its evaluation of calibration is broken: ValueError calibration.jsonl holds 1 of 30",
             ),
-            ("evaluations/sft,seed=0/calibration.jsonl", "{]\n", "its evaluation of calibration is broken"),
-            (
-                "logs/evaluate-sft,seed=0.log",
-                "$ x\nebft: no\n",
-                "its evaluation failed, and the numbers are of one before: no",
-            ),
+            ("logs/evaluate-sft,seed=0.log", "$ x\nebft: no\n", "its evaluation failed, and the numbers are of one"),
         ],
     )
     def test_what_is_broken_is_said(self, study: Path, file: str, text: str | None, words: str) -> None:
         (study / "logs").mkdir()
         (study / file).unlink() if text is None else (study / file).write_text(text)
-        (note,) = report.write(str(study)).notes
+        evidence = read_study_folder(study)
+        (note,) = evidence.notes
         assert re.match(f"sft, seed 0: {words}", note)
-        assert float(self.main(study)["sft"]) == pytest.approx(1.0, abs=0.1)  # by the other seed
+        found = tables.summary_of(evidence.rows[1], "calibration cross_entropy")
+        assert found is not None
+        assert found.value == pytest.approx(1.0, abs=0.1)  # by the other seed
 
     def test_other_data_are_not_put_together(self, study: Path) -> None:
         place = study / "evaluations" / "ebft,seed=0" / "results.json"
         tasks = json.loads(place.read_text())["tasks"]
         tasks["calibration"] |= {"text": "other", "settings": {"seed": 0, "horizon": 4}}
         change(place, tasks=tasks)
-        (note,) = report.write(str(study)).notes
-        assert "ebft and base were measured differently by calibration (horizon 4 and 8, text other and t)" in note
-        (ebft,) = [row for row in read_study_folder(study).rows if row.name == "ebft"]
+        evidence = read_study_folder(study)
+        (note,) = evidence.notes
+        assert "calibration was measured differently than of base (horizon 4 and 8, text other and t)" in note
+        (ebft,) = [row for row in evidence.rows if row.title == "ebft"]
         assert len(ebft.scores("calibration cfm")) == 1  # the other seed
         assert len(ebft.scores("humaneval pass@1")) == 2
 
@@ -257,57 +246,33 @@ class TestWhatIsMissing:
             elif place.name not in ("base", "ebft,seed=0"):
                 del tasks["humaneval"]
             change(place / "results.json", tasks=tasks)
-        note, unscored = report.write(str(study)).notes
-        assert unscored.startswith(f"humaneval is not all scored yet: run `ebft score {study}`")
-        assert note.startswith(
-            "humaneval was measured on some of the final models only: 0 of 2 of sft, 1 of 2 of ebft, "
-        )
+        without, unscored = read_study_folder(study).notes
+        assert unscored.startswith(f"sft, seed 1: humaneval is not all scored yet: run `ebft score {study}`")
+        assert without.startswith("sft, seed 0; ebft, seed 1; rlvr, seed 0; rlvr, seed 1: humaneval was measured on")
 
-    def test_nothing_at_all_yet_and_no_study(self, study: Path, tmp_path: Path, capsys: Any) -> None:
+    def test_nothing_at_all_yet_and_no_study(self, study: Path, capsys: Any) -> None:
         each_row(study, models=lambda row: [])
-        assert report.write(str(study)).notes[0] == "base: waits for a search to choose its settings"
+        assert "waits for a search to choose its settings" in report.write(str(study)).notes[0]
         for arguments in ([str(study / "runs")], [str(study), "--output", str(study / "runs")]):
             assert cli.main(["study", "report", *arguments]) == 2
             (line,) = capsys.readouterr().err.splitlines()
             assert "holds no " in line
 
 
-@pytest.mark.pictures
-def test_hostile_names_and_answers_are_text_in_one_file_that_loads_nothing(study: Path) -> None:
-    report.write(str(study))
-    page = (study / "report" / "report.html").read_text()
-    tags: list[tuple[str, dict[str, Any]]] = []
-
-    class Tags(HTMLParser):
-        def handle_starttag(self, tag: str, attrs: Any) -> None:
-            tags.append((tag, dict(attrs)))
-
-    Tags().feed(page)
-    assert not [tag for tag, _ in tags if tag in ("script", "link", "iframe")]
-    assert {attributes["src"].partition(",")[0] for tag, attributes in tags if tag == "img"} == {
-        "data:image/svg+xml;base64"
-    }
-    assert all(attributes["href"].startswith("#") for tag, attributes in tags if tag == "a")
-    assert "default-src 'none'" in page
-    assert "<b>bold" not in page
-    assert page.count("needle") == 5, "five problems side by side"
-    figures = {file.name for file in (study / "report" / "figures").iterdir()}
-    assert {"profile.svg", "pareto.png", "training-steps.svg", "training-flops.png"} <= figures
-
-
-def hostile(text: str) -> Table:
-    return Table("t", f"title {text}", [text, "n"], [[text, Number("1", 1.0)]], text)
+def hostile(text: str) -> tables.Table:
+    return tables.Table("t", f"title {text}", [{text: text, "n": 1.0}], text)
 
 
 def test_hostile_names_in_latex_markdown_and_csv() -> None:
-    found = as_latex(hostile(r"a_b 50% & $x$ #1 {y} \input{secret} ~^ <b>"))
-    assert r"a\_b 50\% \& \$x\$ \#1 \{y\} \textbackslash{}input\{secret\}" in found
+    comment, found = hostile(r"a_b 50% & $x$ #1 {y} \input{secret} ~^ <b>" + "\nline").as_latex().split("\n", 1)
+    assert comment.startswith("% title a_b")
+    assert r"a\_b 50\% \& \$x\$ \#1 \{y\} \textbackslash input\{secret\}" in found
     assert not re.search(r"(?<!\\)[$%#_]", found)
     assert r"\input" not in found
-    assert "\n{}[x] & 1" in as_latex(hostile("[x]")), "a row does not begin with an option"
-    found = as_markdown(hostile("a|b <script> `x` *y*\nnew line & [link](http://x)"))
+    assert "\n{}[x] & 1" in hostile("[x]").as_latex(), "a row does not begin with an option"
+    found = hostile("a|b <script> `x` *y*\nnew line & [link](http://x)").as_markdown()
     assert r"a\|b \<script\> \`x\` \*y\* new line &amp; \[link\](http://x)" in found
     for text in ("=1+1", "@x", "-cmd"):
-        assert as_csv(hostile(text)).splitlines() == [f"'{text},n", f"'{text},1.0"]
-    assert as_csv(hostile("-0.5 to 1")).splitlines()[1] == "-0.5 to 1,1.0"
-    assert NASTY in as_csv(hostile(NASTY)).replace('""', '"')
+        assert hostile(text).as_csv().splitlines() == [f"'{text},n", f"'{text},1.0"]
+    assert hostile("-0.5 to 1").as_csv().splitlines()[1] == "-0.5 to 1,1.0"
+    assert NASTY in hostile(NASTY).as_csv().replace('""', '"')

@@ -182,7 +182,7 @@ class TestBeforeAfter:
         )
         found = compare.compare([str(tmp_path / "one"), str(tmp_path / "two")], str(tmp_path / "out"))
         assert found.notes == []
-        assert any("last - last of one" in table.columns for table in found.tables)
+        assert any(table.name == "differences" for table in found.tables)
         assert json.loads((tmp_path / "two" / "resolved.json").read_text())["learning_rate"] == 1e-2
 
     def test_evaluated_in_training_is_enough_and_other_data_do_not_count(self, tiny: Path, tmp_path: Path) -> None:

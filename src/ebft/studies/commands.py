@@ -239,7 +239,7 @@ def _compare(runs: Sequence[str], output: str, axis: str = "steps", names: Seque
     found = comparisons.compare(runs, output, axis, names)
     for table in found.tables:
         print()
-        print_table([tuple(table.columns), *(tuple(map(str, row)) for row in table.rows)])
+        print_table([tuple(table.cells.columns), *table.texts.itertuples(index=False, name=None)])
     _show(found.notes, found.files)
 
 
@@ -258,7 +258,7 @@ def _report(arguments: list[str]) -> int:
     from ebft.studies import report
 
     found = report.write(options.study, options.output, options.paper)
-    print("\n".join(map(str, found.verdicts)))
+    print("\n".join(found.verdicts))
     _show(found.notes, found.files)
     return 0
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebft.errors import ConfigError
-from ebft.method.measures import NAMES, Estimate, with_error
+from ebft.method.measures import NAMES, with_error
 from ebft.runtime.files import json_ready, write_json, write_text
 from ebft.studies import figures
+from ebft.studies.evidence import VALIDATION, Evidence, Model, Row, scores_of_run
 from ebft.studies.report import render
-from ebft.studies.runs import AXES, Json, Run, against, better, facts, read_run, what_differs
-from ebft.studies.tables import Table, costs_table, settings_tables
+from ebft.studies.runs import AXES, Json, Run, against, better, facts, read_run
+from ebft.studies.tables import Table, costs_table, differences_table, settings_table
 
 PNG, HTML, TABLE = "compare.png", "compare.html", "compare.json"
 FOLDER = "compare"  # the default output folder
@@ -51,69 +52,45 @@ def compare(folders: Sequence[str], output: str, axis: str = "steps", names: Seq
     if not present:
         raise ConfigError("no validation metrics in these runs yet; wait for the first evaluation")
     metrics = [*(m for m in NAMES if m in present), *sorted(present - set(NAMES))]
-    # Against the first run that says how it was measured.
-    reference = next((run for run in runs if run.validation is not None), None)
-    colors = figures.colors_of(run.name for run in runs)
-    curves = figures.training_curves([(run.name, [run]) for run in runs], reference, axis)
-    if not curves:
+    models = [Model(run=run, scores=scores_of_run(run)) for run in runs]
+    evidence = Evidence(place, {}, [Row(m.run.name, m.run.method, [m]) for m in models if m.run is not None])
+    figure = figures.training_figure(evidence, axis)
+    if figure is None:
         raise ConfigError(f"--x {axis}: these runs have not logged it; use --x steps")
-    states = [([run.name, run.method], "finished" if run.finished else "not finished", run) for run in runs]
-    every = [_metrics_table(runs, metrics), _differences_table(runs, metrics), costs_table(states, ("run", "method"))]
-    every += settings_tables({run.name: run for run in runs})[:1]
-    notes = _notes(runs, reference)
+    first, *others = evidence.rows
+    tested = [f"{VALIDATION} {metric}" for metric in metrics]
+    pairs = [(first, other) for other in others]
+    state = {True: "finished", False: "not finished"}
+    every = [
+        _metrics_table(runs, metrics),
+        differences_table(tested, pairs, "differences", "Paired differences after training"),
+        costs_table([({"run": run.name, "method": run.method, "state": state[run.finished]}, run) for run in runs]),
+        settings_table({run.name: run for run in runs}),
+    ]
+    found = [table for table in every if len(table.cells)]
     place.mkdir(parents=True, exist_ok=True)
-    found = Comparison([t for t in every if t is not None], notes, [place / name for name in (TABLE, PNG, HTML)])
-    write_json(
-        place / TABLE, json_ready({"runs": {r.name: _numbers(r, runs[0], metrics) for r in runs}, "notes": notes})
-    )
-    figure = figures.curves_figure(curves, axis, colors)
+    numbers = {run.name: _numbers(run, runs[0], metrics) for run in runs}
+    write_json(place / TABLE, json_ready({"runs": numbers, "notes": evidence.notes}))
     (place / PNG).write_bytes(figures.saved(figure, "png"))
-    page: Json = {"title": "Runs compared", "about": "Made by ebft compare.", "notes": notes, "tables": found.tables}
+    page: Json = {"title": "Runs compared", "about": "Made by ebft compare.", "notes": evidence.notes, "tables": found}
     write_text(place / HTML, render(page, {f"Over {AXES[axis][1]}": figure}))
-    return found
+    return Comparison(found, evidence.notes, [place / name for name in (TABLE, PNG, HTML)])
 
 
 def _metrics_table(runs: Sequence[Run], metrics: Sequence[str]) -> Table:
-    columns = ["run", "method", "metric", "first", "best", "at step", "last", "at step"]
-    table = Table("validation", "Validation", columns, [])
+    rows = []
     for metric, run in ((metric, run) for metric in [*metrics, REWARD] for run in runs):
         key = metric if metric == REWARD else f"eval_{metric}"
         if entries := run.rewards() if metric == REWARD else run.measured(key):
             last, best = entries[-1], better(metric)(entries, key=lambda entry: entry[key])
-            first, top, final = (with_error(e[key], e.get(f"{key}_se")) for e in (entries[0], best, last))
+            shown = [with_error(entry[key], entry.get(f"{key}_se")) for entry in (entries[0], best, last)]
             left = last.get("model_step", last["step"])  # the best model may have been loaded after the last step
+            row = {"run": run.name, "method": run.method, "metric": facts(metric).title}
+            row |= {"first": shown[0], "best": shown[1], "best at": str(best["step"]), "last": shown[2]}
+            change = with_error(*run.change[metric], "+") if metric in run.change else ""
             at = str(left) if left == last["step"] else f"{left}, kept"
-            table.rows.append([run.name, run.method, facts(metric).title, first, top, str(best["step"]), final, at])
-    return table
-
-
-def _differences_table(runs: Sequence[Run], metrics: Sequence[str]) -> Table | None:
-    """Differences on the same validation sequences: of a run from its start, and from the first run's end."""
-
-    def shown(found: Estimate | None) -> str:
-        return "" if found is None else with_error(*found, "+")
-
-    differ = [(run, against(runs[0], run)) for run in runs]
-    columns = ["run", "method", "paired difference", "last - first", f"last - last of {runs[0].name}"]
-    table = Table("differences", "Paired differences", columns, [])
-    for metric in metrics:
-        for run, others in differ:
-            if metric in run.change or metric in others:
-                cells = [shown(run.change.get(metric)), shown(others.get(metric))]
-                table.rows.append([run.name, run.method, facts(metric).title, *cells])
-    return table if table.rows else None
-
-
-def _notes(runs: Sequence[Run], reference: Run | None) -> list[str]:
-    """What makes numbers of two runs incomparable."""
-    notes = []
-    for run in runs:
-        if not run.metrics():
-            notes.append(f"{run.name} has no validation metrics")
-        elif (said := what_differs(run, reference)) is not None:
-            notes.append(f"{run.name} {said}")
-    without = [run.name for run in runs if run.finished and run.metrics() and not run.records]
-    return notes + [f"no paired differences of {', '.join(without)}: not evaluated after training"] * bool(without)
+            rows.append({**row, "last at": at, "paired change": change})
+    return Table("validation", "Validation", rows)
 
 
 def _numbers(run: Run, first: Run, metrics: Sequence[str]) -> Json:

@@ -20,10 +20,10 @@ is V_items, and the p-value is the larger of the t test's and the bootstrap's.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, variance
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -34,16 +34,15 @@ LEVEL = 0.95
 _ENUMERATED = 12  # with so few items, signs are enumerated
 DRAWS = 10_000  # no p-value of a bootstrap is below one in so many, and reports correct for dozens of tests
 SEED = 12345  # sacrebleu's default
-_AT_ONCE = 500  # draws, to bound memory
 CorpusMetric = Literal["bleu", "chrf"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measured:
-    """A metric of one model: its value, and how each item that counts pulls at it (the pulls add up to 0)."""
+    """A metric of one model: its value, and how each item pulls at it (the pulls add up to 0)."""
 
     value: float
-    pulls: tuple[float | None, ...]  # None: an item that counts nothing, such as a sequence without contexts
+    pulls: np.ndarray  # NaN: an item that counts nothing, such as a sequence without contexts
     seed: int | None = None  # None: nothing was trained
     count: float = 0  # tokens, contexts or problems behind the value
 
@@ -75,9 +74,9 @@ class Summary:
 
     value: float
     interval: Interval | None  # None: it cannot be said
-    p: float  # of a difference from 0, two-sided; NaN if it cannot be said
-    items: int
-    seeds: int  # training runs behind it; of a difference, of the side that has fewer
+    p: float = math.nan  # of a difference from 0, two-sided; NaN if it cannot be said
+    items: int = 0
+    seeds: int = 0  # training runs behind it; of a difference, of the side that has fewer
 
     @property
     def error(self) -> float:
@@ -87,110 +86,88 @@ class Summary:
 
 def measured(given: SumsAndCounts, seed: int | None = None) -> Measured:
     """From what each item gives. An item that counts nothing is no observation: it adds no certainty."""
-    observed = [place for place, count in enumerate(given.counts) if count]
-    value, influences = linearized(given, observed)
-    pulls: list[float | None] = [None] * len(given.counts)
-    for place, influence in zip(observed, influences, strict=True):
-        pulls[place] = influence
-    return Measured(value, tuple(pulls), seed, math.fsum(given.counts))
+    observed = np.flatnonzero(given.counts)
+    value, influences = linearized(given, observed.tolist())
+    pulls = np.full(len(given.counts), np.nan)
+    pulls[observed] = influences
+    return Measured(value, pulls, seed, math.fsum(given.counts))
 
 
 def summarise(runs: Runs, is_rate: bool = False) -> Summary:
-    """The mean over the seeds of one method. A rate has Wilson's interval, which 0 of 3 does not shrink to nothing."""
+    """The mean over the seeds of one method."""
     value = fmean(run.value for run in runs)
     of_items, items, _ = _over_items(value, runs)
-    variance, freedom = _combined(of_items, items, [[run.value for run in runs]])
-    interval = wilson_of_mean(value, items, variance) if is_rate else _interval(value, variance, freedom)
-    return Summary(value, interval, math.nan, items, sum(run.seed is not None for run in runs))
+    spread, freedom = _combined(of_items, items, [[run.value for run in runs]])
+    interval = wilson(value, items, spread) if is_rate else _interval(value, spread, freedom)
+    return Summary(value, interval, items=items, seeds=sum(run.seed is not None for run in runs))
 
 
 def difference(mine: Runs, other: Runs) -> Summary:
     """`mine` minus `other`, on the same items. Runs with the same seeds are paired."""
+    from scipy.stats import t
+
     value = fmean(run.value for run in mine) - fmean(run.value for run in other)
-    of_items, items, floor = _over_items(value, mine, other)
-    by_run, trained = _of_runs(mine, other)
-    variance, freedom = _combined(of_items, items, by_run)
-    p = _p_value(value, variance, freedom, floor)
-    return Summary(value, _interval(value, variance, freedom), p, items, trained)
+    of_items, items, least = _over_items(value, mine, other)
+    seeds = [sorted(run.seed for run in runs if run.seed is not None) for runs in (mine, other)]
+    # Each side's runs vary on their own; a side with one run has nothing to say about it.
+    by_run = [[run.value for run in runs] for runs in (mine, other)]
+    if seeds[0] == seeds[1] and all(len(found) > 1 for found in seeds):
+        theirs = {run.seed: run.value for run in other}
+        by_run = [[run.value - theirs[run.seed] for run in mine]]
+    spread, freedom = _combined(of_items, items, by_run)
+    p = math.nan
+    if (interval := _interval(value, spread, freedom)) is not None:
+        far = abs(value) / math.sqrt(spread) if spread else math.inf
+        p = 1.0 if value == 0 else max(2 * float(t.sf(far, freedom)), least)
+    return Summary(value, interval, p, items, min((len(found) for found in seeds if found), default=0))
 
 
 def _over_items(value: float, *sides: Runs) -> tuple[float, int, float]:
     """The variance of a mean, or of a difference of two, over items (NaN for fewer than two); how many these are; and
     a p-value that a t test may not be below."""
-    if isinstance(sides[0][0], Corpus):
-        means = [np.mean([draws(run) for run in side], axis=0) for side in sides]
-        drawn = means[0] if len(means) == 1 else means[0] - means[1]
-        items = len(sides[0][0].statistics)
+    runs = [run for side in sides for run in side]
+    if isinstance(runs[0], Corpus):
+        drawn, items = _moved(sides, draws), len(runs[0].statistics)
         return float(drawn.var(ddof=1)) if items > 1 else math.nan, items, bootstrap_p(value, drawn)
-    pulls = _mean_pulls(*sides)  # type: ignore[arg-type]
-    moved = pulls[0] if len(pulls) == 1 else [mine - other for mine, other in zip(*pulls, strict=True)]
-    items = len(moved)
+    observed = ~np.all([np.isnan(run.pulls) for run in runs if isinstance(run, Measured)], axis=0)
+    items = int(observed.sum())
     if items < 2:
         return math.nan, items, math.nan
-    of_items = math.fsum(pull * pull for pull in moved) / (items - 1) / items
+
+    def pulls(run: Measured) -> np.ndarray:
+        # A mean over these items has to be moved by as much as the mean over those that count in the run.
+        return np.nan_to_num(run.pulls[observed]) * (items / (~np.isnan(run.pulls)).sum())
+
+    moved = _moved(sides, pulls)
     # No test of so many items can be surer than this, however equal the differences are; of few, by enumeration.
     few = len(sides) == 2 and items <= _ENUMERATED
-    return of_items, items, sign_flip_p([value + pull for pull in moved]) if few else 2.0 ** (1 - items)
+    return math.fsum(moved**2) / (items - 1) / items, items, sign_flip_p(value + moved) if few else 2.0 ** (1 - items)
 
 
-def _mean_pulls(*sides: Sequence[Measured]) -> list[list[float]]:
-    """Of each side, the mean over its runs, for every item that counts in any run of any side."""
-    runs = [run for side in sides for run in side]
-    observed = [place for place in range(len(runs[0].pulls)) if any(run.pulls[place] is not None for run in runs)]
-
-    def pulls(run: Measured) -> list[float]:
-        # A mean over these items has to be moved by as much as the mean over those that count in the run.
-        scale = len(observed) / sum(pull is not None for pull in run.pulls)
-        return [(run.pulls[place] or 0.0) * scale for place in observed]
-
-    return [[fmean(of_item) for of_item in zip(*map(pulls, side), strict=True)] for side in sides]
-
-
-def _of_runs(mine: Runs, other: Runs) -> tuple[list[list[float]], int]:
-    """What varies between the runs of a difference, and how many there are on the side that has fewer."""
-    seeds = [sorted(run.seed for run in runs if run.seed is not None) for runs in (mine, other)]
-    trained = min((len(found) for found in seeds if found), default=0)
-    if seeds[0] == seeds[1] and all(len(found) > 1 for found in seeds):
-        theirs = {run.seed: run.value for run in other}
-        return [[run.value - theirs[run.seed] for run in mine]], trained
-    # Each side's runs vary on their own; a side with one run has nothing to say about it.
-    return [[run.value for run in runs] for runs in (mine, other)], trained
+def _moved(sides: Sequence[Runs], of_run: Callable[[Any], np.ndarray]) -> np.ndarray:
+    means = [np.mean([of_run(run) for run in side], axis=0) for side in sides]
+    return means[0] - means[1] if len(means) > 1 else means[0]
 
 
 def _combined(of_items: float, items: int, by_run: Sequence[Sequence[float]]) -> tuple[float, float]:
     """The sum of the variances over items and over runs, and its degrees of freedom by Welch and Satterthwaite."""
-    parts = [(of_items, items - 1)]
-    for values in by_run:
-        if len(values) > 1:
-            mean, others = fmean(values), len(values) - 1
-            parts.append((math.fsum((v - mean) ** 2 for v in values) / others / len(values), others))
-    variance = math.fsum(part for part, _ in parts)
-    if math.isnan(variance) or variance == 0:
-        return variance, float(items - 1)
-    return variance, variance**2 / math.fsum(part**2 / freedom for part, freedom in parts)
+    parts = [(of_items, items - 1), *((variance(of) / len(of), len(of) - 1) for of in by_run if len(of) > 1)]
+    total = math.fsum(part for part, _ in parts)
+    if math.isnan(total) or total == 0:
+        return total, float(items - 1)
+    return total, total**2 / math.fsum(part**2 / freedom for part, freedom in parts)
 
 
-def _interval(value: float, variance: float, freedom: float) -> Interval | None:
+def _interval(value: float, spread: float, freedom: float) -> Interval | None:
     from scipy.stats import t
 
-    if math.isnan(variance) or math.isnan(value):
+    if math.isnan(spread) or math.isnan(value):
         return None
-    half = float(t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(variance)
+    half = float(t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(spread)
     return Interval(value - half, value + half)
 
 
-def _p_value(value: float, variance: float, freedom: float, floor: float) -> float:
-    """Of the t test; for few items at least what flipping their signs gives, which a t test can be far below."""
-    from scipy.stats import t
-
-    if math.isnan(variance) or math.isnan(value):
-        return math.nan
-    if value == 0:
-        return 1.0
-    return max(2 * float(t.sf(abs(value) / math.sqrt(variance) if variance else math.inf, freedom)), floor)
-
-
-def sign_flip_p(differences: Sequence[float]) -> float:
+def sign_flip_p(differences: Sequence[float] | np.ndarray) -> float:
     """The exact test of symmetry around 0: the share of sign patterns with a sum at least as far from 0."""
     from scipy.stats import permutation_test
 
@@ -215,22 +192,16 @@ def bootstrap_p(value: float, drawn: np.ndarray) -> float:
 @cache  # a row of a report is compared with several others
 def draws(corpus: Corpus, times: int = DRAWS) -> np.ndarray:
     """The score of each corpus that is drawn from this one."""
-    statistics = corpus.statistics.astype(np.float64)
-    sums = np.concatenate([part @ statistics for part in _counts(len(statistics), times)])
-    return np.array([_score(corpus.metric, row) for row in sums])
+    counts = _counts(len(corpus.statistics), times)
+    return np.array([_score(corpus.metric, drawn @ corpus.statistics) for drawn in counts])
 
 
 @cache
-def _counts(sentences: int, times: int) -> tuple[np.ndarray, ...]:
-    """How often each sentence is in each draw, in parts; the same for all models."""
+def _counts(sentences: int, times: int) -> np.ndarray:
+    """How often each sentence is in each draw: the same for all models."""
     random = np.random.default_rng(SEED)
-    parts = []
-    for start in range(0, times, _AT_ONCE):
-        rows = min(_AT_ONCE, times - start)
-        drawn = random.integers(sentences, size=(rows, sentences)) + sentences * np.arange(rows)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=rows * sentences).reshape(rows, sentences)
-        parts.append(counts.astype(np.uint16))
-    return tuple(parts)
+    drawn = (random.integers(sentences, size=sentences) for _ in range(times))
+    return np.stack([np.bincount(places, minlength=sentences).astype(np.uint16) for places in drawn])
 
 
 @cache
@@ -245,26 +216,20 @@ def _score(metric: CorpusMetric, sums: np.ndarray) -> float:
     return float(_formula(metric)._compute_score_from_stats(sums.tolist()).score)
 
 
-def wilson(passed: float, trials: float, level: float = LEVEL) -> Interval:
-    """Wilson's score interval of a share."""
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    share, shrink = passed / trials, 1 + z * z / trials
+def wilson(share: float, trials: float, spread: float = 0.0) -> Interval:
+    """Wilson's score interval of a share, which 0 of 3 does not shrink to nothing.
+
+    Of a mean of rates of problems, over seeds, too: these vary no more than passes and fails do, so that a trial for
+    each problem is on the safe side; where the seeds vary more, there are as many trials as the variance is worth.
+    """
+    if spread > 0 and 0 < share < 1:
+        trials = min(trials, share * (1 - share) / spread)
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+    shrink = 1 + z * z / trials
     middle = (share + z * z / (2 * trials)) / shrink
     half = z / shrink * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2)
     # At 0 and 1 one end is the value itself, but for rounding.
     return Interval(min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half)))
-
-
-def wilson_of_mean(share: float, problems: int, variance: float) -> Interval:
-    """Wilson's interval of a mean of rates of problems, over seeds.
-
-    Rates of problems vary no more than passes and fails do, so `problems` trials are on the safe side; where the seeds
-    vary more than that, there are as many trials as the variance is worth.
-    """
-    trials = float(problems)
-    if variance > 0 and 0 < share < 1:
-        trials = min(trials, share * (1 - share) / variance)
-    return wilson(share * trials, trials)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -272,6 +237,5 @@ def holm(p_values: Sequence[float]) -> list[float]:
     order = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
     adjusted, largest = [math.nan] * len(p_values), 0.0
     for rank, (p, place) in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - rank) * p))
-        adjusted[place] = largest
+        adjusted[place] = largest = max(largest, min(1.0, (len(order) - rank) * p))
     return adjusted

@@ -6,18 +6,18 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from statistics import NormalDist, fmean
+from statistics import fmean, variance
 from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
 
 from ebft.config.method import ONLY_EBFT
 from ebft.runtime.files import read_json
-from ebft.studies.evidence import VALIDATION, Evidence, ReportRow, Score
+from ebft.studies.evidence import VALIDATION, Evidence, Row, Score
 from ebft.studies.runs import Json, Run, facts
 from ebft.studies.statistics import Interval, Runs, Summary, difference, holm, summarise
 
@@ -26,186 +26,133 @@ if TYPE_CHECKING:
 
 SIGNIFICANT = 0.05
 _MOST_ROWS_FOR_PAIRS = 6
-# The columns of the paper's main table, in its order; everything else is in the table of all metrics.
+# The columns of the paper's main table, in its order; everything else is in the table of other metrics.
 _MAIN = [
     *("cross_entropy", "answer_cross_entropy", "cfm", "greedy_pass@1", "pass@1", "pass@4", "pass@16"),
     *("empty", "cut", "no_code", "greedy_bleu", "greedy_chrf", "greedy_comet", "reward"),
 ]
-_COSTS = {
-    "steps": ("step", ",.0f"),
-    "tokens": ("spent/tokens", ",.0f"),
-    "generated": ("spent/generated_tokens", ",.0f"),
-    "seconds": ("spent/seconds", ",.1f"),
-    "FLOPs": ("spent/flops", ".3g"),
-}
+_COSTS = {"steps": "step", "tokens": "spent/tokens", "generated": "spent/generated_tokens"}
+_COSTS |= {"seconds": "spent/seconds", "FLOPs": "spent/flops"}
 # Every run has its own.
 _NOT_A_DIFFERENCE = ("output_dir", "logging_dir", "seed", "data_seed", "run_name")
 
-
-class Number(NamedTuple):
-    """A cell with a value, and its interval behind or under it."""
-
-    text: str
-    value: float
-    interval: Interval | None = None
-    interval_text: str = ""
-    bold: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.text} {self.interval_text}".strip()
+Cell = str | float | None | Summary
 
 
-Cell = str | Number
-
-
-@dataclass
 class Table:
-    name: str  # of its files
-    title: str
-    columns: list[str]
-    rows: list[list[Cell]]
-    caption: str = ""
+    def __init__(self, name: str, title: str, rows: Sequence[Mapping[str, Cell]], caption: str = "") -> None:
+        import pandas as pd
 
-    def is_number(self, column: int) -> bool:
-        return any(isinstance(row[column], Number) for row in self.rows)
+        self.name, self.title, self.caption = name, title, caption  # the name is that of its files
+        self.cells = pd.DataFrame(rows, dtype=object)
+
+    @property
+    def texts(self) -> DataFrame:
+        return self.cells.map(shown).rename(columns=shown)
+
+    def as_markdown(self) -> str:
+        texts = self.texts.map(markdown_text).rename(columns=markdown_text)
+        title, caption = markdown_text(self.title), markdown_text(self.caption)
+        return f"## {title}\n\n{texts.to_markdown(index=False, disable_numparse=True)}\n\n{caption}\n"
+
+    def as_latex(self) -> str:
+        """For the package booktabs."""
+        text = self.texts.to_latex(index=False, escape=True)
+        # A bracket that begins a row would be read as an option of the line break before it.
+        return f"% {shown(f'{self.title}. {self.caption}')}\n" + text.replace("\n[", "\n{}[")
+
+    def as_csv(self) -> str:
+        """Numbers as they are; intervals in columns of their own."""
+        import pandas as pd
+
+        columns: dict[str, list[Cell]] = {}
+        for title, cells in self.cells.items():
+            columns[str(title)] = [c.value if isinstance(c, Summary) else c for c in cells]
+            ends = [c.interval if isinstance(c, Summary) else None for c in cells]
+            for place, end in enumerate(Interval._fields if any(ends) else ()):
+                columns[f"{title}: {end}"] = [None if found is None else found[place] for found in ends]
+        return pd.DataFrame(columns, dtype=object).map(_no_formula).rename(columns=_no_formula).to_csv(index=False)
 
 
-# ---- formats -------------------------------------------------------------------------------------------------------
-
-
-def as_markdown(table: Table) -> str:
-    sides = ["right" if table.is_number(place) else "left" for place in range(len(table.columns))]
-    cells, headers = _escaped(table, markdown_text, "**{}**"), list(map(markdown_text, table.columns))
-    text = cells.to_markdown(index=False, headers=headers, colalign=sides, disable_numparse=True)
-    return "\n\n".join([f"## {markdown_text(table.title)}", text, markdown_text(table.caption), ""])
-
-
-def as_latex(table: Table) -> str:
-    """For the package booktabs."""
-    sides = "".join("r" if table.is_number(place) else "l" for place in range(len(table.columns)))
-    # pandas formats headers with `str.format`.
-    headers = [tex_text(title).replace("{", "{{").replace("}", "}}") for title in table.columns]
-    caption, cells = tex_text(f"{table.title}. {table.caption}"), _escaped(table, tex_text, r"\textbf{{{}}}")
-    # A bracket that begins a row would be read as an option of the line break before it.
-    cells[0] = ["{}" + cell if cell.startswith("[") else cell for cell in cells[0]]
-    return cells.to_latex(index=False, header=headers, escape=False, column_format=sides, caption=caption)
-
-
-def _escaped(table: Table, escape: Callable[[str], str], bold: str) -> DataFrame:
-    import pandas as pd
-
-    def shown(cell: Cell) -> str:
-        if isinstance(cell, Number) and cell.bold:
-            return f"{bold.format(escape(cell.text))} {escape(cell.interval_text)}".strip()
-        return escape(str(cell))
-
-    return pd.DataFrame([[shown(cell) for cell in row] for row in table.rows])
+def shown(cell: Cell) -> str:
+    """Any text on one line; a value with its interval, with as many digits as that allows."""
+    if cell is None or isinstance(cell, str):
+        return " ".join((cell or "").split())
+    if isinstance(cell, Summary):
+        sign, interval = "" if math.isnan(cell.p) else "+", cell.interval  # of differences
+        if math.isnan(cell.value):
+            return "not a number"
+        if interval is None:
+            return f"{cell.value:{sign}.4f}"
+        if cell.items and cell.value == 0 and interval.low == interval.high:
+            return "0 (equal on every item)"
+        width = interval.high - interval.low
+        digits = min(8, max(2, 2 - math.floor(math.log10(width)))) if 0 < width < math.inf else 4
+        # Where there is little room, the line breaks before the interval and not inside it.
+        low, high = (f"{end:{sign}.{digits}f}" for end in interval)
+        return f"{cell.value:{sign}.{digits}f} [{low},\N{NO-BREAK SPACE}{high}]"
+    if 0 < cell < 1e-4:
+        return "< 0.0001"
+    return "" if math.isnan(cell) else f"{cell:,.0f}" if 1e4 <= cell < 1e12 else f"{cell:.4g}"
 
 
 def markdown_text(text: str) -> str:
     """Any text on one line, without meaning for Markdown or HTML inside it."""
-    return re.sub(r"([\\`*_{}\[\]<>|~#])", r"\\\1", " ".join(text.split())).replace("&", "&amp;")
+    return re.sub(r"([\\`*_{}\[\]<>|~#])", r"\\\1", shown(text)).replace("&", "&amp;")
 
 
-_TEX = {"\\": "textbackslash", "~": "textasciitilde", "^": "textasciicircum", "<": "textless", ">": "textgreater"}
-_TEX = {letter: f"\\{name}{{}}" for letter, name in (_TEX | {"|": "textbar"}).items()}
-_TEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
-
-
-def tex_text(text: str) -> str:
-    """Any text on one line, without meaning for LaTeX."""
-    return "".join(_TEX.get(letter, letter) for letter in " ".join(text.split()))
-
-
-def as_csv(table: Table) -> str:
-    """Numbers as they are; intervals in columns of their own."""
-    import pandas as pd
-
-    columns: list[tuple[str, list[str | float]]] = []
-    for place, title in enumerate(table.columns):
-        cells = [row[place] for row in table.rows]
-        columns.append((title, [cell.value if isinstance(cell, Number) else _no_formula(cell) for cell in cells]))
-        ends = [cell.interval if isinstance(cell, Number) else None for cell in cells]
-        if any(ends):
-            columns += [(f"{title}: {n}", ["" if e is None else getattr(e, n) for e in ends]) for n in ("low", "high")]
-    frame = pd.DataFrame({place: values for place, (_, values) in enumerate(columns)}, dtype=object)
-    return frame.to_csv(index=False, header=[_no_formula(title) for title, _ in columns])
-
-
-def _no_formula(text: str) -> str:
+def _no_formula(cell: Cell) -> Cell:
     """A spreadsheet would compute a text that begins like a formula."""
-    return "'" + text if text[:1] in ("=", "@", "\t", "\r") or re.match(r"[+-](?![\d.])", text) else text
-
-
-def number(found: Summary, bold: bool = False, sign: bool = False) -> Number:
-    """A value with its interval, with as many digits as that allows."""
-    interval = found.interval
-    if interval is None:
-        return Number(shown(found.value, sign=sign), found.value, bold=bold)
-    if found.items and found.value == 0 and interval.low == interval.high:
-        return Number("0", found.value, interval, "equal on every item", bold)
-    digits = digits_for(interval)
-    low, high = (shown(end, digits, sign) for end in interval)
-    return Number(shown(found.value, digits, sign), found.value, interval, f"[{low}, {high}]", bold)
-
-
-def digits_for(interval: Interval | None) -> int:
-    """Decimals that show an interval with at least one digit, and no more than it needs."""
-    width = 0.0 if interval is None else interval.high - interval.low
-    return min(8, max(2, 2 - math.floor(math.log10(width)))) if 0 < width < math.inf else 4
-
-
-def shown(value: float, digits: int = 4, sign: bool = False) -> str:
-    return "not a number" if math.isnan(value) else f"{value:{'+' if sign else ''}.{digits}f}"
-
-
-def p_text(p: float) -> str:
-    return "" if math.isnan(p) else "< 0.0001" if p < 1e-4 else f"{p:.4f}"
+    return f"'{cell}" if isinstance(cell, str) and re.match(r"[=@\t\r]|[+-](?![\d.])", cell) else cell
 
 
 # ---- values and tests ----------------------------------------------------------------------------------------------
 
 
-class Ranking(NamedTuple):
-    """The best row by one metric, against the runner-up."""
+class Test(NamedTuple):
+    """Two rows by one metric."""
 
     metric: str
-    best: ReportRow
-    second: ReportRow
-    test: Summary | None  # best minus second; None if they cannot be paired
-    p: float  # adjusted for all rankings of the report
+    mine: Row
+    other: Row
+    found: Summary | None  # `mine` minus `other`; None if they have no items in common
+    p: float  # adjusted for all tests that were made together
+
+    @property
+    def reading(self) -> str:
+        if self.found is None or math.isnan(self.p):
+            return "not tested"
+        if self.p >= SIGNIFICANT:
+            return "not separable"
+        return "better" if (self.found.value < 0) == facts(self.metric).smaller_is_better else "worse"
 
 
-def main_metrics(evidence: Evidence) -> list[str]:
-    """In the order of the paper's table, task after task."""
-
-    def column(name: str) -> str:
-        """Where a metric stands: beside its own, where it is of another temperature or of greedy answers."""
-        name = "cfm" if name.startswith("cfm_temperature_") else name
-        return name.removeprefix("greedy_") if name.endswith(("empty", "cut", "no_code")) else name
-
-    def place(metric: str) -> tuple[bool, bool, str, int]:
-        task, _, name = metric.rpartition(" ")
-        return task not in ("calibration", VALIDATION), task == "", task, _MAIN.index(column(name))
-
-    # A task as a whole, not one of its languages.
-    return sorted((m for m in evidence.metrics if column(m.split()[-1]) in _MAIN and m.count(" ") < 2), key=place)
+def tested(pairs: Sequence[tuple[str, Row, Row]]) -> list[Test]:
+    """With p-values by Holm's method over all of them."""
+    found = [compare_rows(mine, other, metric) for metric, mine, other in pairs]
+    adjusted = holm([math.nan if one is None else one.p for one in found])
+    return [Test(*pair, one, p) for pair, one, p in zip(pairs, found, adjusted, strict=True)]
 
 
-def summary_of(row: ReportRow, metric: str) -> Summary | None:
+def summary_of(row: Row, metric: str) -> Summary | None:
     """The mean over a row's seeds, with its interval."""
-    if not (scores := row.scores(metric)):
+    scores = row.scores(metric)
+    if (sides := _by_item(scores)) is not None:
+        return _within(summarise(sides[0], facts(metric).is_rate), 0.0 if metric.endswith("distinct") else None)
+    if not scores:
         return None
-    if (sides := _by_item(scores)) is None:
-        return _summary_of_values(scores)
-    return _within(summarise(sides[0], facts(metric).is_rate), 0.0 if metric.endswith("distinct") else None)
+    # Of scores of a whole corpus: its own error, and how the seeds vary.
+    values, known = [s.value for s in scores], [s.error**2 for s in scores if s.error is not None]
+    parts = [fmean(known)] if len(known) == len(scores) else []
+    parts += [variance(values) / len(values)] if len(values) > 1 else []
+    half = 1.96 * math.sqrt(sum(parts))
+    interval = Interval(fmean(values) - half, fmean(values) + half) if parts else None
+    return Summary(fmean(values), interval, seeds=len(scores))
 
 
-def compare_rows(mine: ReportRow, other: ReportRow, metric: str) -> Summary | None:
-    """`mine` minus `other` on the same items; None if they have none in common."""
-    if (sides := _by_item(mine.scores(metric), other.scores(metric))) is None:
-        return None
-    return _within(difference(*sides), -1.0 if facts(metric).is_rate else None)
+def compare_rows(mine: Row, other: Row, metric: str) -> Summary | None:
+    sides = _by_item(mine.scores(metric), other.scores(metric))
+    return None if sides is None else _within(difference(*sides), -1.0 if facts(metric).is_rate else None)
 
 
 def _within(found: Summary, least: float | None) -> Summary:
@@ -223,79 +170,113 @@ def _by_item(*sides: Sequence[Score]) -> list[Runs] | None:
     return [[score.by_item for score in side] for side in sides]  # type: ignore[misc]
 
 
-def _summary_of_values(scores: Sequence[Score]) -> Summary:
-    """Of scores of a whole corpus: its own error, and how the seeds vary."""
-    value, known = fmean(score.value for score in scores), [s.error for s in scores if s.error is not None]
-    variances = [fmean(error * error for error in known)] if len(known) == len(scores) else []
-    if len(scores) > 1:
-        variances.append(sum((s.value - value) ** 2 for s in scores) / (len(scores) - 1) / len(scores))
-    half = NormalDist().inv_cdf(0.975) * math.sqrt(sum(variances))
-    return Summary(value, Interval(value - half, value + half) if variances else None, math.nan, 0, len(scores))
+def main_metrics(evidence: Evidence) -> list[str]:
+    """In the order of the paper's table, task after task; of a task as a whole, not of one of its languages."""
+
+    def place(metric: str) -> tuple[bool, bool, str, int]:
+        task, _, name = metric.rpartition(" ")
+        # What is of another temperature or of greedy answers stands beside its own.
+        column = re.sub(r"^(cfm)_temperature_.*|^greedy_(empty|cut|no_code)$", r"\1\2", name)
+        number = _MAIN.index(column) if column in _MAIN and " " not in task else -1
+        return task not in ("calibration", VALIDATION), task == "", task, number
+
+    return sorted((metric for metric in evidence.metrics if place(metric)[-1] >= 0), key=place)
 
 
-def rankings(evidence: Evidence, metrics: Sequence[str]) -> list[Ranking]:
-    """The best row by each metric, tested against the runner-up; p-values by Holm's method over all of them."""
-    ordered = [(metric, _best_first(evidence, metric)) for metric in metrics]
-    return _ranked([(metric, rows[0], rows[1]) for metric, rows in ordered if len(rows) > 1])
-
-
-def rankings_of_kinds(evidence: Evidence, metrics: Sequence[str]) -> list[Ranking]:
-    """The same for the best rows of two methods, such as EBFT and SFT, where the runner-up is another row of the same
-    method: whether one beats the other would stay open."""
-    found = []
+def rankings(evidence: Evidence, metrics: Sequence[str], of_kinds: bool = False) -> list[Test]:
+    """The best row by each metric against the runner-up. of_kinds: where that is another row of the same method, such
+    as EBFT, against the best row of another one, such as SFT: whether one beats the other would stay open."""
+    pairs = []
     for metric in metrics:
-        rows = [row for row in _best_first(evidence, metric) if row.kind != "base"]
-        other = next((row for row in rows if row.kind != rows[0].kind), None)
-        if other is not None and other is not rows[1]:
-            found.append((metric, rows[0], other))
-    return _ranked(found)
-
-
-def _best_first(evidence: Evidence, metric: str) -> list[ReportRow]:
-    about, sign = facts(metric), 1 if facts(metric).smaller_is_better else -1
-    found = [(row, summary) for row in evidence.rows if (summary := summary_of(row, metric)) is not None]
-    known = [(row, sign * summary.value) for row, summary in found if not math.isnan(summary.value)]
-    return [row for row, _ in sorted(known, key=lambda one: one[1])] if about.is_ranked else []
-
-
-def _ranked(pairs: Sequence[tuple[str, ReportRow, ReportRow]]) -> list[Ranking]:
-    tests = [compare_rows(best, second, metric) for metric, best, second in pairs]
-    adjusted = holm([math.nan if test is None else test.p for test in tests])
-    return [Ranking(*pair, test, p) for pair, test, p in zip(pairs, tests, adjusted, strict=True)]
+        values = [(row, found.value) for row in evidence.rows if (found := summary_of(row, metric)) is not None]
+        known = [(row, value) for row, value in values if not math.isnan(value) and facts(metric).is_ranked]
+        rows = [r for r, _ in sorted(known, key=lambda one: one[1], reverse=not facts(metric).smaller_is_better)]
+        rows = [row for row in rows if row.kind != "base"] if of_kinds else rows
+        others = [row for row in rows[1:] if not of_kinds or row.kind != rows[0].kind]
+        if others and not (of_kinds and others[0] is rows[1]):
+            pairs.append((metric, rows[0], others[0]))
+    return tested(pairs)
 
 
 # ---- the tables ----------------------------------------------------------------------------------------------------
 
 
-def main_table(evidence: Evidence, metrics: Sequence[str], ranked: Sequence[Ranking]) -> Table:
-    winners = {r.metric: r.best.name for r in ranked if r.p < SIGNIFICANT}
-    rows: list[list[Cell]] = []
-    single = []
-    for row in evidence.rows:
-        runs = sum(bool(model.scores) for model in row.models)
-        single += [row.title] * (runs == 1 and row.kind != "base")
-        cells: list[Cell] = [row.title, str(runs) if row.kind != "base" else ""]
-        # Never a zero: what is not there is said.
-        missing = "missing" if any(model.problem for model in row.models) else ""
+def column_title(metric: str) -> str:
+    return facts(metric).title.replace("cross-entropy", "CE").removeprefix("feature-matching loss at ")
+
+
+def metrics_table(evidence: Evidence, metrics: Sequence[str], name: str, title: str, caption: str) -> Table:
+    """Means over seeds. Never a zero: what is not there is said."""
+    rows = []
+    for row in evidence.rows if metrics else ():
+        missing = "missing" if any(model.problems for model in row.models) else ""
+        cells: dict[str, Cell] = {"method": row.title}
+        cells["seeds"] = "" if row.kind == "base" else str(sum(bool(model.scores) for model in row.models))
         for metric in metrics:
-            found, none = summary_of(row, metric), "" if metric == "reward" and row.kind != "rlvr" else missing
-            cells.append(none if found is None else number(found, winners.get(metric) == row.name))
+            none = "" if metric == "reward" and row.kind != "rlvr" else missing
+            cells[column_title(metric)] = none if (found := summary_of(row, metric)) is None else found
         rows.append(cells)
+    return Table(name, title, rows, f"Means over seeds with 95 % intervals; {caption}")
+
+
+def main_table(evidence: Evidence, metrics: Sequence[str], ranked: Sequence[Test]) -> Table:
+    best = [f"{column_title(one.metric)}: {one.mine.title}" for one in ranked if one.p < SIGNIFICANT]
     caption = (
-        "Means over seeds with 95 % intervals, over the measured items and the training runs. Bold: the best of its "
-        f"column, where the paired test against the runner-up gives p < {SIGNIFICANT} after Holm's correction for the "
-        f"{sum(not math.isnan(r.p) for r in ranked)} such tests of this table."
+        "these are over the measured items and the training runs. Best by the paired test against the runner-up, with "
+        f"p < {SIGNIFICANT} after Holm's correction for the {sum(not math.isnan(one.p) for one in ranked)} such tests "
+        f"of this table: {'; '.join(best) or 'none'}."
     )
+    single = [row.title for row in evidence.rows if row.kind != "base" and sum(bool(m.scores) for m in row.models) == 1]
     if single:
         caption += (
             f" One training run: {', '.join(single)}. Intervals and tests of these cover which items were measured, "
             "and say nothing about training again with another seed."
         )
-    return Table("main", "Main results", ["method", "seeds", *map(column_title, metrics)], rows, caption)
+    return metrics_table(evidence, metrics, "main", "Main results", caption)
 
 
-def column_title(metric: str) -> str:
-    return facts(metric).title.replace("cross-entropy", "CE")
+def profile_tables(evidence: Evidence) -> list[Table]:
+    """The feature-matching loss over completion length, and how methods of different kinds differ in it; where all
+    are of one kind, how they differ among themselves."""
+    lengths = [metric for metric in evidence.metrics if "cfm_at_" in metric]
+    rows = [row for row in evidence.rows if row.kind != "base"]
+    one_kind = len({row.kind for row in rows}) == 1
+    pairs = [(one, other) for one, other in itertools.combinations(rows, 2) if one_kind or one.kind != other.kind]
+    # Only contexts that are followed by a text of the greatest length are in it, so that these may be few.
+    items = [f for row in evidence.rows for m in lengths if (f := summary_of(row, m)) is not None]
+    caption = f"not tested. Measured on {min((found.items for found in items), default=0):,} sequences."
+    title = "Feature-matching loss over completion length"
+    return [
+        metrics_table(evidence, lengths, "profile", title, caption),
+        differences_table(lengths, pairs, "profile-differences", f"{title}: paired differences"),
+    ]
+
+
+def pairs_of(evidence: Evidence) -> list[tuple[Row, Row]]:
+    """Every pair of rows, or with many rows each against the first that was trained."""
+    rows = [row for row in evidence.rows if any(model.scores for model in row.models)]
+    if len(rows) <= _MOST_ROWS_FOR_PAIRS:
+        return list(itertools.combinations(rows, 2))
+    first = next((row for row in rows if row.kind != "base"), rows[0])
+    return [(first, row) for row in rows if row is not first]
+
+
+def differences_table(metrics: Sequence[str], pairs: Sequence[tuple[Row, Row]], name: str, title: str) -> Table:
+    every = tested([(metric, mine, other) for metric, (other, mine) in itertools.product(metrics, pairs)])
+    rows: list[dict[str, Cell]] = []
+    for one in every:
+        if one.found is not None:
+            row: dict[str, Cell] = {"metric": column_title(one.metric), "difference of": one.mine.title}
+            row |= {"from": one.other.title, "difference [95 %]": one.found, "p": one.found.p, "p, corrected": one.p}
+            rows.append({**row, "reading": one.reading})
+    tests = sum(not math.isnan(one.p) for one in every)
+    caption = (
+        f"{tests} tests were made here. At a level of 5 %, about one in twenty would show a difference where "
+        "there is none; the corrected p-values hold that chance at 5 % for all of them together."
+        if tests
+        else "Nothing is tested: that takes two sequences or problems at least."
+    )
+    return Table(name, title, rows, caption)
 
 
 def paper_tables(task: str | None) -> list[Table]:
@@ -308,129 +289,53 @@ def paper_tables(task: str | None) -> list[Table]:
     )
     found = []
     for name in [name for name in every if name == task] or every:
-        title, columns = f"The paper's own numbers: {every[name]['title']}", ["method", *every[name]["columns"]]
-        rows = every[name]["rows"].items()
-        cells: list[list[Cell]] = [[row, *(Number(f"{v:.3f}", v) for v in values)] for row, values in rows]
-        found.append(Table(f"paper-{name.replace('_', '-')}", title, columns, cells, caption))
+        columns = every[name]["columns"]
+        rows = [{"method": m, **dict(zip(columns, v, strict=True))} for m, v in every[name]["rows"].items()]
+        title = f"The paper's own numbers: {every[name]['title']}"
+        found.append(Table(f"paper-{name.replace('_', '-')}", title, rows, caption))
     return found
 
 
-def other_metrics_table(evidence: Evidence, metrics: Sequence[str]) -> Table | None:
-    others = [metric for metric in evidence.metrics if metric not in metrics and "cfm_at_" not in metric]
-    return _untested_table(evidence, others, "other-metrics", "Other metrics")
+def costs_table(runs: Sequence[tuple[Mapping[str, Cell], Run | None]]) -> Table:
+    """runs: what each is called, and itself."""
+    costs: list[tuple[Mapping[str, Cell], Json]] = [(names, run.total_costs() if run else {}) for names, run in runs]
+    rows = [{**names, **{title: of.get(key) for title, key in _COSTS.items()}} for names, of in costs]
+    return Table("costs", "Runs and what they cost", rows)
 
 
-def profile_tables(evidence: Evidence) -> list[Table | None]:
-    """The feature-matching loss over completion length, and how methods of different kinds differ in it; where all
-    are of one kind, how they differ among themselves."""
-    lengths = [metric for metric in evidence.metrics if "cfm_at_" in metric]
-    rows = [row for row in evidence.rows if row.kind != "base"]
-    one_kind = len({row.kind for row in rows}) == 1
-    pairs = [(one, other) for one, other in itertools.combinations(rows, 2) if one_kind or one.kind != other.kind]
-    profile = _untested_table(evidence, lengths, "profile", "Feature-matching loss over completion length")
-    if profile is not None:
-        # Only contexts that are followed by a text of the greatest length are in it, so that these may be few.
-        measured = [score.by_item for row in evidence.rows for m in lengths for score in row.scores(m)]
-        contexts = int(min(one.count for one in measured))  # type: ignore[union-attr]
-        sequences = min(sum(pull is not None for pull in one.pulls) for one in measured)  # type: ignore[union-attr]
-        profile.caption += f" Measured on {contexts:,} contexts in {sequences:,} sequences."
-    return [profile, _tested_table(lengths, pairs, "profile-differences", "Paired differences over completion length")]
-
-
-def _untested_table(evidence: Evidence, metrics: Sequence[str], name: str, title: str) -> Table | None:
-    rows: list[list[Cell]] = [
-        [row.title, *("" if (s := summary_of(row, m)) is None else number(s) for m in metrics)] for row in evidence.rows
-    ]
-    columns = ["method", *(column_title(m).removeprefix("feature-matching loss at ") for m in metrics)]
-    table = Table(name, title, columns, rows, "Means over seeds with 95 % intervals; not tested.")
-    return table if metrics else None
-
-
-def differences_table(evidence: Evidence, metrics: Sequence[str]) -> Table | None:
-    """Every pair of rows, or with many rows each against the first that was trained."""
-    rows = [row for row in evidence.rows if any(model.scores for model in row.models)]
-    pairs = list(itertools.combinations(rows, 2))
-    if len(rows) > _MOST_ROWS_FOR_PAIRS:
-        first = next((row for row in rows if row.kind != "base"), rows[0])
-        pairs = [(first, row) for row in rows if row is not first]
-    return _tested_table(metrics, pairs, "differences", "Paired differences")
-
-
-def _tested_table(
-    metrics: Sequence[str], pairs: Sequence[tuple[ReportRow, ReportRow]], name: str, title: str
-) -> Table | None:
-    every = [(m, one, other, compare_rows(other, one, m)) for m, (one, other) in itertools.product(metrics, pairs)]
-    found = [(metric, one, other, test) for metric, one, other, test in every if test is not None]
-    adjusted = holm([test.p for *_, test in found])
-    tests = sum(not math.isnan(p) for p in adjusted)
-    rows: list[list[Cell]] = []
-    for (metric, one, other, test), p in zip(found, adjusted, strict=True):
-        ps = [Number(p_text(each), each) for each in (test.p, p)]
-        is_better = (test.value < 0) == facts(metric).smaller_is_better
-        reading = "better" if is_better else "worse"
-        reading = "not tested" if math.isnan(p) else reading if p < SIGNIFICANT else "not separable"
-        rows.append([column_title(metric), other.title, one.title, number(test, sign=True), *ps, reading])
-    caption = (
-        f"{tests} tests were made here. At a level of 5 %, about one in twenty would show a difference where "
-        "there is none; the corrected p-values hold that chance at 5 % for all of them together."
-        if tests
-        else "Nothing is tested: that takes two sequences or problems at least."
-    )
-    columns = ["metric", "difference of", "from", "difference [95 %]", "p", "p, corrected", "reading"]
-    return Table(name, title, columns, rows, caption) if rows else None
-
-
-def costs_table(runs: Sequence[tuple[Sequence[str], str, Run | None]], titles: Sequence[str]) -> Table | None:
-    """runs: what each is called, under these titles, and its state."""
-    rows: list[list[Cell]] = []
-    for names, state, run in runs:
-        costs = {} if run is None else run.total_costs()
-        known = [(costs.get(key), style) for key, style in _COSTS.values()]
-        cells = ["" if value is None else Number(format(value, style), float(value)) for value, style in known]
-        rows.append([*names, state, *cells])
-    return Table("costs", "Runs and what they cost", [*titles, "state", *_COSTS], rows) if rows else None
-
-
-def searches_table(evidence: Evidence) -> Table | None:
+def searches_table(evidence: Evidence) -> Table:
     """What was tried on validation, and what was chosen."""
-    rows: list[list[Cell]] = []
+    rows: list[dict[str, Cell]] = []
     for row in evidence.manifest["rows"]:
         for one in row["searched"]:
             results = read_json(evidence.folder / one["run"] / "results.json") or {}
-            value = (results.get("after") or {}).get(f"eval_{row['choose_by']}")
-            settings = ", ".join(f"{name} {_setting(tried)}" for name, tried in one["values"].items())
-            found = "not finished" if value is None else Number(shown(value), value)
+            found = (results.get("after") or {}).get(f"eval_{row['choose_by']}")
+            settings = ", ".join(f"{name} {_setting(value)}" for name, value in one["values"].items())
+            tried = {"method": row["title"], "setting": settings, "chosen by": facts(row["choose_by"]).title}
             mark = "chosen" if one["values"] == row["chosen"] else ""
-            rows.append([row["title"], settings, facts(row["choose_by"]).title, found, mark])
+            rows.append({**tried, "on validation": "missing" if found is None else found, "": mark})
     caption = "Chosen on the validation data with one seed; the test data had no part in it."
-    columns = ["method", "setting", "chosen by", "on validation", ""]
-    return Table("searches", "What was searched", columns, rows, caption) if rows else None
+    return Table("searches", "What was searched", rows, caption)
 
 
-def settings_tables(runs: dict[str, Run]) -> list[Table]:
-    """In what the settings of some runs differ, and what they share of what their recipes set."""
-    every: dict[str, dict[str, str]] = {}
+def settings_table(runs: Mapping[str, Run]) -> Table:
+    """What runs set differently, of what each of them or a recipe has."""
+    settings: dict[str, Json] = {}
     given: set[str] = set()
     for title, run in runs.items():
-        settings: Json = read_json(run.folder / "resolved.json") or {}
+        found: Json = read_json(run.folder / "resolved.json") or {}
         idle = _NOT_A_DIFFERENCE if run.method == "ebft" else (*_NOT_A_DIFFERENCE, *ONLY_EBFT)
-        if settings.get("max_steps", -1) > 0:  # which then also ends the epochs
+        if found.get("max_steps", -1) > 0:  # which then also ends the epochs
             idle = (*idle, "num_train_epochs")
-        every[title] = {name: _setting(value) for name, value in settings.items() if name not in idle}
+        settings[title] = {name: _setting(value) for name, value in found.items() if name not in idle}
         if (recipe := run.folder / "recipe.yaml").is_file():
             given |= set(yaml.safe_load(recipe.read_text(encoding="utf-8")))
-    every = {title: settings for title, settings in every.items() if settings}
-    differ: list[list[Cell]] = []
-    shared: list[list[Cell]] = []
-    for name in dict.fromkeys(itertools.chain(*every.values())):
-        values = [settings.get(name) for settings in every.values()]
-        if len(set(values)) > 1 and (name in given or None not in values):
-            differ.append([name, *(value or "" for value in values)])
-        elif len(set(values)) == 1 and name in given:
-            shared.append([name, values[0] or ""])
-    tables = [Table("settings", "What differs between the settings", ["setting", *every], differ)]
-    tables.append(Table("shared-settings", "What all rows share", ["setting", "in every row"], shared))
-    return [table for table in tables if table.rows]
+    rows = []
+    for name in dict.fromkeys(itertools.chain(*settings.values())):
+        values = {title: of.get(name, "") for title, of in settings.items() if of}
+        if len(set(values.values())) > 1 and (name in given or "" not in values.values()):
+            rows.append({"setting": name, **values})
+    return Table("settings", "What differs between the settings", rows)
 
 
 def _setting(value: object) -> str:
