@@ -9,7 +9,7 @@ import math
 import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -138,14 +138,6 @@ def validate(
             advance(len(batch["input_ids"]))
     joined = join_rows({name: torch.cat([part[name] for part in parts]) for name in parts[0]}, device)
     return records_of({name: values[:rows] for name, values in joined.items()})
-
-
-class Evaluated(NamedTuple):
-    """An evaluation in training."""
-
-    step: int  # after which it was made
-    metrics: dict[str, float]
-    records: list[Record]
 
 
 def text_checksum(dataset: SequenceDataset, rows: Iterable[int]) -> str:

@@ -31,9 +31,9 @@ from ebft.loading import peft_config
 from ebft.runtime import processes
 from ebft.runtime.files import read_json, write_json
 from ebft.train.callbacks import Callback
-from ebft.train.report import table_cell, write_page
+from ebft.train.report import table_cell
 from ebft.train.run import TrainingMethod
-from ebft.train.sequences import Loaded, describe, warn
+from ebft.train.sequences import Loaded, warn
 
 PROMPT_CHARACTERS = 1000  # of a prompt in the table of samples
 COUNTS_FILE = "reward_counts.json"  # in every checkpoint
@@ -59,6 +59,9 @@ class MeasuredRLVR(trl_trainers.Baseline, GRPOTrainer):
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self.sampler: Any = super()._get_train_sampler(dataset)
         return self.sampler
+
+    def sample_lines(self) -> list[str]:
+        return self.judge.table()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
@@ -132,31 +135,29 @@ class Judge(Callback):
 
     def table(self) -> list[str]:
         """A prompt, the answers drawn to it and their rewards."""
+        if not self.rows:
+            return []
         first = self.rows[0]
         prompt = self.questions[first].prompt
         asked = prompt if isinstance(prompt, str) else "\n".join(str(turn.get("content")) for turn in prompt)
-        lines = [f"# Samples at step {self.step}", "", f"Prompt: {table_cell(asked[-PROMPT_CHARACTERS:])}", ""]
+        lines = [f"Prompt: {table_cell(asked[-PROMPT_CHARACTERS:])}", ""]
         lines += [f"| answer | {' | '.join(self.scores)} |", "|---" * (1 + len(self.scores)) + "|"]
         for number, text, *scores in zip(self.rows, self.texts, *self.scores.values(), strict=True):
             if number == first:
                 lines.append(f"| {table_cell(text)} | {' | '.join(f'{score:.3f}' for score in scores)} |")
         return [*lines, ""]
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
+    def on_train_begin(self, *_: object, **__: object) -> None:
         state, sampler = self.trainer.state, self.trainer.sampler
-        if state.is_world_process_zero:
+        if self.is_first:
             self.counts.update(read_json(self.checkpoint / COUNTS_FILE) or {})
         # TRL shuffles every epoch with what is left of one generator: those of finished epochs are drawn again.
         for _epoch in range(int((state.epoch or 0) + 1e-6)):
             torch.randperm(sampler.num_samples, generator=sampler.generator)
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        if self.samples_are_due and self.rows and self.trainer.state.is_world_process_zero:
-            write_page(self.output, self.step, self.table())
-
-    def on_save(self, *_: Any, **__: Any) -> None:
+    def on_save(self, *_: object, **__: object) -> None:
         counts = self.totals()  # all processes take part
-        if self.writes_checkpoint:
+        if self.is_first:
             write_json(self.checkpoint / COUNTS_FILE, counts)
 
 
@@ -267,16 +268,12 @@ def build(loaded: Loaded) -> MeasuredRLVR:
     return trainer
 
 
-def plan(loaded: Loaded) -> list[str]:
+def _rows(loaded: Loaded) -> int:
+    """Answers of an epoch; TRL leaves out prompts that do not fill a step."""
     settings = loaded.recipe.training
     assert isinstance(settings, RLVRSettings)
-    questions, per_step = _prepare(loaded)[0].questions, settings.rows_per_step // settings.generations
-    lines = {
-        "prompts": f"{len(questions):,}, {sum(q.tokens for q in questions) / len(questions):.1f} tokens on average",
-        "answers per step": f"{settings.rows_per_step}: {settings.generations} to each of {per_step} prompts",
-    }
-    whole_steps = len(questions) // per_step * per_step  # TRL leaves out what does not fill a step
-    return describe(loaded, whole_steps, per_step, lines)
+    answers = len(_prepare(loaded)[0].questions) * settings.generations
+    return answers - answers % settings.rows_per_step
 
 
 METHOD = TrainingMethod(
@@ -284,5 +281,5 @@ METHOD = TrainingMethod(
     "reinforcement learning from verifiable rewards (TRL's GRPOTrainer)",
     {"reward": "reward", "reward_counts/timeouts": "timeouts", "reward_counts/raised": "raised"},
     build,
-    plan,
+    _rows,
 )

@@ -21,9 +21,9 @@ from ebft.data.packing import PADDING, SequenceDataset
 from ebft.errors import DataError
 from ebft.loading import peft_config
 from ebft.runtime import processes
-from ebft.train.callbacks import Samples, wide
+from ebft.train.callbacks import wide
 from ebft.train.run import TrainingMethod
-from ebft.train.sequences import Loaded, describe, look_at_cuts, look_at_positions, warn
+from ebft.train.sequences import Loaded, look_at_lengths, warn
 
 IGNORED = -100
 
@@ -92,8 +92,7 @@ def _prepare(loaded: Loaded) -> tuple[Dataset, SFTConfig]:
     sequences = SequenceDataset(given.index, settings.max_length, settings.pack_training, given.pad_token_id)
     apart = settings.pack_training and settings.document_masks
     rows = token_rows(sequences, settings.trains_on_answers, apart)
-    look_at_cuts(sequences, "max_length")
-    look_at_positions(loaded.model, sequences, "max_length", apart)
+    look_at_lengths(loaded.model, sequences, "max_length", apart)
     if left_out := len(sequences) - len(rows):
         warn(f"{left_out} of {len(sequences)} sequences are left out: no token to train on within max_length")
     return rows, arguments
@@ -115,18 +114,8 @@ def build(loaded: Loaded) -> MeasuredSFT:
         data_collator=collator,
         peft_config=peft_config(loaded.recipe),
     )
-    trainer.complete(loaded, "sft", Samples(trainer))
+    trainer.complete(loaded, "sft")
     return trainer
-
-
-def plan(loaded: Loaded) -> list[str]:
-    rows, arguments = _prepare(loaded)
-    tokens = sum(map(len, rows["input_ids"]))
-    targets = sum(label != IGNORED for labels in rows["labels"] for label in labels[1:])
-    found = (
-        f"{len(rows):,} of at most {arguments.max_length} tokens; {tokens:,} tokens, {targets:,} of them with a loss"
-    )
-    return describe(loaded, len(rows), loaded.recipe.training.rows_per_step, {"training sequences": found})
 
 
 METHOD = TrainingMethod(
@@ -134,5 +123,5 @@ METHOD = TrainingMethod(
     "supervised fine-tuning (TRL's SFTTrainer)",
     {"loss": "loss", "mean_token_accuracy": "accuracy"},
     build,
-    plan,
+    lambda loaded: len(_prepare(loaded)[0]),
 )

@@ -23,6 +23,7 @@ from ebft.loading import feature_network
 from ebft.model.backbone import evaluating, prepare_model
 from ebft.model.working_copy import copy_in_dtype
 from ebft.runtime import processes
+from ebft.train import report
 from ebft.train.measured import Measured
 from ebft.train.networks import FlopCounter
 from ebft.train.run import TrainingMethod
@@ -109,16 +110,15 @@ class Baseline(Measured):
         return loss
 
     @torch.no_grad()
-    def example(self) -> dict[str, Tensor] | None:
-        """Rollouts in the first validation sequence, for the table of samples."""
+    def sample_lines(self) -> list[str]:
+        """Rollouts in the first validation sequence."""
         if self.held_out is None or self.features is None:
-            return None
+            return []
         batch, step = to_device(collate([self.held_out[0]]), self.settings.device), self.state.global_step
         with evaluating(self.model), self.computing():
             model, ends = self.compute_model(), self.end_token_ids
-            found = prepare_window(model, self.features, [batch], self.settings, step, ends).example
-        self.costs.pause()
-        return found
+            window = prepare_window(model, self.features, [batch], self.settings, step, ends)
+        return report.sample_lines(window.example, self.processing_class)
 
     def create_model_card(self, *args: object, **kwargs: object) -> None:
         """TRL would write one into the output folder at every checkpoint; ebft writes its own at the end."""

@@ -39,17 +39,12 @@ def export(source: str, output: str, dtype: str = "float32", trust_remote_code: 
     tokenizer = found.load_tokenizer(trust_remote_code)
     logger.info(f"loading {found.adapter or found.base}")
     model = _load(found, trust_remote_code).to(DTYPES[dtype])
-    # Written beside its place and renamed, so that a folder by this name is complete.
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     logger.info(f"writing {folder}")
-    model.save_pretrained(partial)
-    share_weights(partial)
-    tokenizer.save_pretrained(partial)
-    _write_card(Path(found.adapter or found.base), partial, source, folder.name)
-    if folder.exists():
-        folder.rmdir()
-    partial.rename(folder)
+    with run_folder.whole(folder) as partial:
+        model.save_pretrained(partial)
+        share_weights(partial)
+        tokenizer.save_pretrained(partial)
+        _write_card(Path(found.adapter or found.base), partial, source, folder.name)
     return folder
 
 

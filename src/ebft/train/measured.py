@@ -7,6 +7,7 @@ import math
 import time
 from contextlib import AbstractContextManager
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +31,13 @@ from ebft.train.run_folder import RECIPE_FILE, RESOLVED_FILE, RESULTS_FILE
 
 
 class Measured(Trainer):
-    """A trainer that evaluates as EBFT does, logs what it costs, and stops when it diverges."""
+    """A trainer that evaluates as EBFT does, logs what it costs, and stops when it diverges.
+
+    What its evaluations of the held-out data find before and after training, and the change between them, it keeps in
+    results.json, and beside it what they find for each sequence (validation-before.jsonl, validation-after.jsonl).
+    `ebft train` evaluates at both ends and writes the end when the final model is there (`by_command`); in a program of
+    somebody's own, `evaluate()` before and after `train()` does the same.
+    """
 
     model: Any
     control: Any
@@ -39,25 +46,27 @@ class Measured(Trainer):
     held_out: SequenceDataset | None = None
     features: FeatureNetwork | None = None
     end_token_ids: Tensor | None = None
-    evaluated: validation.Evaluated | None = None  # the last evaluation of the held-out data
     way_out = "try a lower learning_rate"
+    by_command = False
+    _evaluated: int | None = None  # the step of the last evaluation of the held-out data
 
-    def equip(self, method: str, *state: TrainerCallback) -> None:
-        """Give the trainer what all have, once it is made. `state` are callbacks that write something into checkpoints:
-        before these are marked as complete."""
+    def equip(self, method: str, *own: TrainerCallback) -> None:
+        """Give the trainer what all have, once it is made. What `own` callbacks write into a checkpoint is there before
+        it is marked as complete."""
         avoid_cudnn_attention()
         for callback in self.callback_handler.callbacks:
             # An evaluation before training would otherwise open the log in the working directory.
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = f"{self.args.output_dir}/runs"
         self.deferred_checks, self.costs = DeferredChecks(), callbacks.CostTracker(self)
+        self.results: dict[str, Any] = {"method": method}
+        self.records: dict[str, list[Record]] = {}
         self._check_gradients()
-        self.before_after = BeforeAfter(self, method)
-        own = [callbacks.MetricsFile(self), self.costs, *state, callbacks.Checkpoints(self)]
-        if self.settings.eval_tasks:
-            own.append(callbacks.EvalTasks(self, self.settings))
-        for callback in (*own, self.before_after):
+        for callback in (callbacks.MetricsFile(self), self.costs, callbacks.Samples(self), *own):
             self.add_callback(callback)
+        self.add_callback(callbacks.Checkpoints(self))
+        if self.settings.eval_tasks:
+            self.add_callback(callbacks.EvalTasks(self, self.settings))
 
     def compute_model(self) -> Any:
         """The model to compute with, up to date with the one that is trained."""
@@ -69,6 +78,12 @@ class Measured(Trainer):
 
     def as_sequences(self, dataset: Any) -> SequenceDataset | None:
         return dataset
+
+    def sample_lines(self) -> list[str]:
+        """For the pages of samples; all processes call it."""
+        raise NotImplementedError
+
+    # ---- validation ------------------------------------------------------------------------------------------------
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
@@ -92,16 +107,79 @@ class Measured(Trainer):
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
         with evaluating(self.model):  # TRL asks the model whether this is about training
             self.log(metrics)
-        if given is None and metric_key_prefix == "eval":
-            self.evaluated = validation.Evaluated(self.state.global_step, metrics, records)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        if given is None and metric_key_prefix == "eval":
+            self._keep(metrics, records)
         return metrics
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        if resume_from_checkpoint and "before" not in self.results and self.held_out is not None:
+            self.take_over()
+        self.write_results()
+        if self._writes and not self.by_command:
+            resolved = {"model": getattr(self.model.config, "_name_or_path", None), **self.args.to_dict()}
+            write_text(Path(str(self.args.output_dir)) / RESOLVED_FILE, json.dumps(resolved, indent=1, default=str))
+        trained = super().train(resume_from_checkpoint, *args, **kwargs)
+        if self._evaluated != self.state.global_step or self.args.load_best_model_at_end:
+            for name in ("after", "change"):  # of another model than the one that is left
+                self.results.pop(name, None)
+        spent = {key.removeprefix("spent/"): value for key, value in self.costs.totals().items()}
+        self.results |= {"steps": self.state.global_step, "spent": spent}
+        if not self.by_command:
+            self.write_results()
+        return trained
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What the numbers of `evaluate` depend on, beside the model."""
+        assert self.features is not None
+        assert self.held_out is not None
+        return validation.identity(self.settings, self.features, self.held_out)
+
+    def take_over(self) -> bool:
+        """Whether a run that is resumed was measured before training, and in the same way; all processes call it."""
+        folder = Path(str(self.args.output_dir))
+        kept = read_json(folder / RESULTS_FILE), read_jsonl(folder / "validation-before.jsonl")
+        found, records = processes.from_first(kept)
+        self.results["ruler"] = self.identity  # the name is an old one
+        if found and records and found.get("ruler") == json_ready(self.identity):
+            self.records["before"] = records
+            self.results |= {name: found[name] for name in ("before", "answers") if name in found}
+        return "before" in self.results
+
+    def _keep(self, metrics: dict[str, float], records: list[Record]) -> None:
+        self._evaluated = self.state.global_step
+        when = "after" if self._evaluated else "before"
+        self.records[when] = records
+        self.results |= {"ruler": self.identity, when: metrics}
+        if when == "after" and "before" in self.records:
+            self.results["change"] = as_logged(differences(records, self.records["before"]))
+        if when == "before" or not (self.by_command or self.is_in_train):
+            self.write_results()
+
+    @property
+    def _writes(self) -> bool:
+        """The first process, and not into the folder of a run by a command."""
+        folder = Path(str(self.args.output_dir))
+        return processes.rank() == 0 and (self.by_command or not (folder / RECIPE_FILE).exists())
+
+    def write_results(self) -> None:
+        """Records before the results that they belong to."""
+        if self._writes:
+            folder = Path(str(self.args.output_dir))
+            folder.mkdir(parents=True, exist_ok=True)
+            for when in self.records.keys() & self.results.keys():
+                write_jsonl(folder / f"validation-{when}.jsonl", self.records[when])
+            write_json(folder / RESULTS_FILE, json_ready(self.results))
+
+    # ---- training --------------------------------------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         logs.update(self.costs.totals())
         super().log(logs, start_time)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
+        self.costs.begin_step()
         if self.state.global_step >= self.state.max_steps:
             # Resumed from the last step's checkpoint: the Trainer would take one more step before it looks.
             self.control.should_training_stop = True
@@ -131,82 +209,3 @@ class Measured(Trainer):
 
         if self.accelerator.scaler is None:  # with float16 a gradient that is too large is dropped, and scaled down
             self.accelerator.clip_grad_norm_ = clip_and_check
-
-
-class BeforeAfter(callbacks.Callback):
-    """Keeps in results.json what the trainer's own evaluations find before and after training and the change between
-    them, and beside it what they find for each sequence (validation-before.jsonl, validation-after.jsonl).
-
-    `ebft train` evaluates at both ends and writes the end itself, when the model is there; a program of somebody's own
-    may call `evaluate()`.
-    """
-
-    by_command = False
-
-    def __init__(self, trainer: Any, method: str) -> None:
-        super().__init__(trainer)
-        self.results: dict[str, Any] = {"method": method}
-        self.records: dict[str, list[Record]] = {}
-
-    @cached_property
-    def identity(self) -> dict[str, Any]:
-        """What the numbers of `evaluate` depend on, beside the model."""
-        return validation.identity(self.trainer.settings, self.trainer.features, self.trainer.held_out)
-
-    def take_over(self) -> bool:
-        """Whether a run that is resumed was measured before training, and in the same way; all processes call it."""
-        found, records = processes.from_first(
-            (read_json(self.output / RESULTS_FILE), read_jsonl(self.output / "validation-before.jsonl"))
-        )
-        self.results["ruler"] = self.identity  # the name is an old one
-        if found and records and found.get("ruler") == json_ready(self.identity):
-            self.records["before"] = records
-            self.results |= {name: found[name] for name in ("before", "answers") if name in found}
-        return "before" in self.results
-
-    def on_evaluate(self, *_: Any, metrics: Any = None, **__: Any) -> None:
-        evaluated = self.trainer.evaluated
-        if evaluated is None or evaluated.metrics is not metrics:
-            return  # of other data than the trainer's own
-        when = "after" if self.step else "before"
-        self.records[when] = evaluated.records
-        self.results |= {"ruler": self.identity, when: metrics}
-        if when == "after" and "before" in self.records:
-            self.results["change"] = as_logged(differences(self.records["after"], self.records["before"]))
-        if when == "before" or not (self.by_command or self.trainer.is_in_train):
-            self.write()
-
-    def on_train_begin(self, args: Any, *_: Any, **__: Any) -> None:
-        if self.step and "before" not in self.results and self.trainer.held_out is not None:
-            self.take_over()
-        self._drop("after", "change", "steps", "spent")  # of training that is continued
-        self.write()
-        if self.writes and not self.by_command:
-            resolved = {"model": getattr(self.trainer.model.config, "_name_or_path", None), **args.to_dict()}
-            write_text(self.output / RESOLVED_FILE, json.dumps(resolved, indent=1, default=str))
-
-    def on_train_end(self, args: Any, *_: Any, **__: Any) -> None:
-        evaluated = self.trainer.evaluated
-        if evaluated is None or evaluated.step != self.step or args.load_best_model_at_end:
-            self._drop("after", "change")  # they are of another model than the one that is left
-        spent = {key.removeprefix("spent/"): value for key, value in self.trainer.costs.totals().items()}
-        self.results |= {"steps": self.step, "spent": spent}
-        if not self.by_command:
-            self.write()
-
-    def _drop(self, *names: str) -> None:
-        self.results = {name: value for name, value in self.results.items() if name not in names}
-        self.records.pop("after", None)
-
-    @property
-    def writes(self) -> bool:
-        """The first process, and not into the folder of a run by a command."""
-        return processes.rank() == 0 and (self.by_command or not (self.output / RECIPE_FILE).exists())
-
-    def write(self) -> None:
-        """Records before the results that they belong to."""
-        if self.writes:
-            self.output.mkdir(parents=True, exist_ok=True)
-            for when, records in self.records.items():
-                write_jsonl(self.output / f"validation-{when}.jsonl", records)
-            write_json(self.output / RESULTS_FILE, json_ready(self.results))

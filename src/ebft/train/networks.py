@@ -9,9 +9,11 @@ are gathered in bf16.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -24,6 +26,7 @@ from ebft.model.features import FeatureNetwork
 from ebft.model.working_copy import WorkingCopy, copy_in_dtype
 from ebft.runtime import processes, sharding
 
+AVERAGE_FILE = "feature_average.safetensors"  # in a checkpoint
 Count = TypeVar("Count", float, Tensor)
 
 
@@ -40,6 +43,10 @@ class Networks:
             if getattr(model, "is_quantized", False):
                 raise ConfigError("fsdp with a quantised model is not supported; load it in float32 or bfloat16")
             processes.join_alone(args.device)
+        else:
+            if not getattr(model, "is_quantized", False):  # which is where it was loaded to
+                model.to(args.device)
+            processes.copy_from_first(model)
         check = backbone.check_training_pass if args.disable_dropout else backbone.prepare_model
         processes.all_or_none(lambda: check(model))  # of a sharded model, not all may have the weights to look at
         backbone.check_tokens(decoder_of(model), args.context_length)
@@ -61,7 +68,8 @@ class Networks:
             copied, _ = copy_in_dtype(model, torch.bfloat16 if args.bf16 else None)
             self.reference = copied.requires_grad_(False).eval()
         if self.sharded:
-            self._shard()  # last: shards are not copied
+            self._shard()  # after the copies: shards are not copied
+        self._compile()
 
     def _shard(self) -> None:
         """Each process keeps its part of the model and of the frozen networks."""
@@ -81,9 +89,8 @@ class Networks:
         if self.reference is not None:
             shard(self.reference, None, reshard=True)
 
-    def compile(self) -> None:
-        """Compile the layers of what computes, on a GPU or where the settings ask for it, and bring weights into the
-        form that is fastest there."""
+    def _compile(self) -> None:
+        """Of what computes, on a GPU or where the settings ask for it; and weights in the form that is fastest."""
         args = self.args
         if args.device.type == "cpu" and not self.sharded:
             self.features.turn_weights()
@@ -93,6 +100,23 @@ class Networks:
             self.features.compile_layers()
             if self.reference is not None:
                 compile_layers(decoder_of(self.reference))
+
+    # ---- the feature network of feature_source=average, in checkpoints ---------------------------------------------
+
+    def save_average(self, checkpoint: Path) -> None:
+        state = self.features.network.state_dict() if self.features.source == "average" else None
+        if state is not None and self.sharded:
+            sharding.save(checkpoint / sharding.AVERAGE, state)
+        elif state is not None and self.args.should_save:
+            save_file(state, checkpoint / AVERAGE_FILE)
+
+    def load_average(self, checkpoint: Path) -> None:
+        if self.features.source == "average" and self.sharded:
+            sharding.load(checkpoint / sharding.AVERAGE, self.features.network.state_dict())
+        elif self.features.source == "average":
+            self.features.network.load_state_dict(load_file(checkpoint / AVERAGE_FILE))
+
+    # ---- what computes -----------------------------------------------------------------------------------------------
 
     def compute_model(self) -> Any:
         """The model to compute with, up to date with the one that is trained."""

@@ -65,14 +65,14 @@ class Preemption(Callback):
         self.trainer = trainer
         trainer.add_callback(self)
 
-    def on_train_begin(self, *_: Any, train_dataloader: Any = None, **__: Any) -> None:
+    def on_train_begin(self, *_: object, train_dataloader: Any = None, **__: object) -> None:
         self.at_once = False
         self._flag = processes.SharedFlag(self.trainer.args.device)
         loader = getattr(train_dataloader, "base_dataloader", train_dataloader)  # inside accelerate's
         if getattr(loader, "num_workers", 0):
             loader.worker_init_fn = _hear_nothing
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
+    def on_step_end(self, *_: object, **__: object) -> None:
         if self._flag.exchange(self.received is not None):
             if not self._leaving and self.trainer.state.is_world_process_zero:
                 who = self.received or "another process has been told to stop"
@@ -80,12 +80,12 @@ class Preemption(Callback):
             self._leaving = self.trainer.control.should_save = True
             self.trainer.deferred_checks.run(wait=True)  # as before every checkpoint
 
-    def on_save(self, *_: Any, **__: Any) -> None:
+    def on_save(self, *_: object, **__: object) -> None:
         if self._leaving:
             processes.barrier()  # the first one has marked the checkpoint
             raise self._stop()
 
-    def on_train_end(self, *_: Any, **__: Any) -> None:
+    def on_train_end(self, *_: object, **__: object) -> None:
         self.at_once = (self.checkpoint / run_folder.MARK).exists()
         if self.at_once and self.received is not None and processes.count() == 1:
             raise self._stop()

@@ -42,10 +42,10 @@ LEGEND = """A completion's reward is its alignment less alpha times its diversit
 - **advantage**: the reward less what the other completions got; above 0 the completion becomes likelier, else less."""
 
 
-def write_samples(run: Path, step: int, example: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """`samples/step-000010.md`: a few anchors of one sequence, spread over it, with truth, completions and rewards."""
+def sample_lines(example: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase | None) -> list[str]:
+    """A few anchors of one sequence, spread over it, with truth, completions and rewards."""
     places = example["anchor_mask"].nonzero().flatten().tolist()
-    lines = [f"# Samples at step {step}", "", LEGEND, ""]
+    lines = [LEGEND, ""]
     for place in places[:: max(1, len(places) // ANCHORS)][:ANCHORS]:
         anchor, length = int(example["anchors"][place]), int(example["truth_lengths"][place])
         context, truth = example["input_ids"][:anchor], example["input_ids"][anchor : anchor + length]
@@ -58,13 +58,7 @@ def write_samples(run: Path, step: int, example: dict[str, Tensor], tokenizer: P
             cells = " | ".join(f"{float(x):+z.3f}" for x in numbers)
             lines.append(f"| sample {sample + 1} | {_text(completion, tokenizer)} | {cells} |")
         lines.append("")
-    write_page(run, step, lines)
-
-
-def write_page(run: Path, step: int, lines: Sequence[str]) -> None:
-    file = run / "samples" / f"step-{step:06d}.md"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(lines), encoding="utf-8")
+    return lines
 
 
 def _text(tokens: Tensor, tokenizer: PreTrainedTokenizerBase | None) -> str:

@@ -24,8 +24,8 @@ from ebft.train import report
 from ebft.train.callbacks import EarlyStopping, EvalTasks, Progress
 from ebft.train.measured import Measured
 from ebft.train.preemption import Preemption
-from ebft.train.run_folder import FINAL, RunFolder, refusal
-from ebft.train.sequences import Loaded, describe_ebft, load, prompt_kinds, trained_part, warn
+from ebft.train.run_folder import FINAL, RunFolder, whole
+from ebft.train.sequences import Loaded, describe, load, prompt_kinds, trained_part, warn
 from ebft.train.trainer import EBFTTrainer
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class TrainingMethod:
     title: str  # for the model card
     shown: Mapping[str, str]  # metrics in the terminal, by short names
     build: Callable[[Loaded], Measured]
-    plan: Callable[[Loaded], list[str]]  # what --dry-run prints
+    rows: Callable[[Loaded], int]  # of an epoch, as --dry-run counts its steps
     needs_anchors: bool = False  # the training text must have one
 
 
@@ -53,23 +53,21 @@ EBFT = TrainingMethod(
     "Energy-Based Fine-Tuning",
     {"reward": "reward", "ebft/cfm": "cfm", "ebft/cross_entropy": "ce", "ebft/distinct": "distinct"},
     _ebft_trainer,
-    describe_ebft,
+    lambda loaded: len(loaded.train_set),
     needs_anchors=True,
 )
 
 
-def plan(recipe: Recipe, method: TrainingMethod = EBFT, resume: bool = False) -> list[str]:
+def plan(recipe: Recipe, method: TrainingMethod = EBFT) -> list[str]:
     """`--dry-run`: what a run would do, as lines to print; nothing in processes other than the first."""
     processes.start(recipe.training)
     loaded = load(recipe, method.needs_anchors)
     if recipe.training.process_index != 0:
         return []
-    if (why := refusal(RunFolder(recipe).path, resume)) is not None:
-        warn(f"the run itself would be refused: {why}")
     if recipe.training.eval_tasks:
         EvalTasks(None, recipe.training)
     loading.check_feature_model(recipe.training, loaded.tokenizer)  # which only a run builds
-    return method.plan(loaded)
+    return describe(loaded, method.rows(loaded))
 
 
 def train(recipe: Recipe, resume: bool = False, method: TrainingMethod = EBFT) -> dict[str, Any]:
@@ -82,17 +80,14 @@ def train(recipe: Recipe, resume: bool = False, method: TrainingMethod = EBFT) -
         if pushes := args.push_to_hub:
             _make_repository(args)
         loaded = load(recipe, method.needs_anchors)
-        if checkpoint is not None:
-            folder.check_same_data(loaded.train_set)
         trainer = _build(loaded, method)
         preemption.attach(trainer)
+        folder.describe(loaded.train_set, prompt_kinds(recipe))  # settings that were refused leave nothing
         if folder.is_first:
-            folder.describe_run(loaded.train_set, prompt_kinds(recipe))  # settings that were refused leave nothing
             held_out = "" if loaded.validation_set is None else f"; {len(loaded.validation_set.index):,} for validation"
             logger.info(f"training on {trained_part(recipe, loaded.train_set.index)}{held_out}")
         _measure_and_train(trainer, checkpoint)
-        results = trainer.before_after.results
-        with folder.writing_final() as final:
+        with whole(folder.path / FINAL, folder.is_first) as final:
             trainer.save_model(str(final))
             if folder.is_first:
                 share_weights(final)
@@ -100,11 +95,11 @@ def train(recipe: Recipe, resume: bool = False, method: TrainingMethod = EBFT) -
                 loaded.tokenizer.save_pretrained(final)
                 if (picture := report.curves(folder.path)) is not None:
                     shutil.copy(picture, final)  # for the model card, wherever the folder goes
-                report.write_card(final, folder.path.name, recipe, results, method.title)
-        trainer.before_after.write()
+                report.write_card(final, folder.path.name, recipe, trainer.results, method.title)
+        trainer.write_results()
         if folder.is_first and pushes:
             _upload(args, folder.path / FINAL)
-        return results if folder.is_first else {}
+        return trainer.results if folder.is_first else {}
 
 
 def _build(loaded: Loaded, method: TrainingMethod) -> Measured:
@@ -112,38 +107,37 @@ def _build(loaded: Loaded, method: TrainingMethod) -> Measured:
     recipe, args = loaded.recipe, loaded.recipe.training
     if not torch.accelerator.is_available() and not as_given("use_cpu", recipe.given, recipe.command):
         warn("no GPU was found: computing on the CPU (set use_cpu: true if this is intended)")
-    bar = not args.disable_tqdm or "disable_tqdm" not in recipe.given  # transformers hides it with its log level
     trainer = method.build(loaded)
-    trainer.before_after.by_command = True
+    trainer.by_command = True
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     if args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStopping(trainer))
-    trainer.add_callback(Progress(trainer, method.shown, bar))
+    trainer.add_callback(Progress(trainer, method.shown))
     return trainer
 
 
 def _measure_and_train(trainer: Measured, checkpoint: Path | None) -> None:
     """Measure, train, measure. What a run that is resumed finds on disk is not measured again."""
-    settings, measured, shown = trainer.settings, trainer.before_after, dict[str, list[str]]()
-    known = trainer.held_out is None or measured.take_over()
-    measured.write()
+    settings, held_out, shown = trainer.settings, trainer.held_out, dict[str, list[str]]()
+    known = held_out is None or trainer.take_over()
+    trainer.write_results()
     if not known:
         # The model as it was loaded: also when the run resumes from a checkpoint that had no evaluation before it.
         # It draws no numbers that training would have drawn: a run that finds its results on disk skips it.
         with torch.random.fork_rng([settings.device] if settings.device.type == "cuda" else []):
             trainer.evaluate()
-    answers = measured.results.pop("answers", {})
-    if trainer.held_out is not None and settings.show_prompts:
-        shown = report.held_out_prompts(trainer.held_out, trainer.processing_class, settings.show_prompts)
+    answers = trainer.results.pop("answers", {})
+    if held_out is not None and settings.show_prompts:
+        shown = report.held_out_prompts(held_out, trainer.processing_class, settings.show_prompts)
         same = answers.get("prompts") == shown["prompts"]
         before = answers["before"] if same else report.answers_to(shown["prompts"], trainer)
-        measured.results["answers"] = {**shown, "before": before}
+        trainer.results["answers"] = {**shown, "before": before}
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    if trainer.held_out is not None and "after" not in measured.results:
+    if held_out is not None and "after" not in trainer.results:
         trainer.evaluate()
     if shown:
-        measured.results["answers"]["after"] = report.answers_to(shown["prompts"], trainer)
+        trainer.results["answers"]["after"] = report.answers_to(shown["prompts"], trainer)
 
 
 def _make_repository(args: EBFTConfig) -> None:

@@ -61,20 +61,20 @@ def other_setting(run: Path, given: dict[str, Any], command: str, ignored: Seque
     return None
 
 
-def refusal(folder: Path, resume: bool) -> str | None:
-    """Why a run cannot begin in this folder; None if it can."""
-    if holds_run(folder):
-        known = (folder / RECIPE_FILE).exists()  # else a program has left its checkpoints here
-        way = f": {how_to_resume(folder)}" if known else " --resume"
-        held = f"output_dir={folder} already holds a run; choose another folder, or continue it with{way}"
-        return None if resume else held
-    if folder.is_dir() and any(file.name != LOCK_FILE for file in folder.iterdir()):
-        return f"output_dir={folder} is not empty and holds no run; choose another folder"
-    return None
-
-
-def holds_run(folder: Path) -> bool:
-    return (folder / RECIPE_FILE).exists() or bool(all_checkpoints(folder))
+@contextmanager
+def whole(folder: Path, is_first: bool = True) -> Iterator[Path]:
+    """A folder beside `folder` that takes its place once everything is in it; the first process moves it."""
+    partial, old = (folder.with_name(f"{folder.name}.{kind}") for kind in ("partial", "old"))
+    if is_first:
+        for left_over in (partial, old):
+            shutil.rmtree(left_over, ignore_errors=True)
+    processes.barrier()
+    yield partial
+    if is_first:
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 class RunFolder:
@@ -91,28 +91,23 @@ class RunFolder:
             processes.all_or_none(lambda: held.enter_context(lock))
             yield
 
-    @contextmanager
-    def writing_final(self) -> Iterator[Path]:
-        """A folder beside `final` that takes its place once everything is in it; the first process moves it."""
-        final, partial, old = (self.path / name for name in (FINAL, f"{FINAL}.partial", f"{FINAL}.old"))
-        if self.is_first:
-            for left_over in (partial, old):
-                shutil.rmtree(left_over, ignore_errors=True)
-        processes.barrier()
-        yield partial
-        if self.is_first:
-            if final.exists():
-                final.rename(old)
-            partial.rename(final)
-            shutil.rmtree(old, ignore_errors=True)
-
     def claim(self, resume: bool, method: str) -> Path | None:
         """Make sure the folder is ours to write in; returns the checkpoint to resume from. All processes call it."""
-        if (why := refusal(self.path, resume)) is not None:
-            raise ConfigError(why)
-        if not holds_run(self.path):
+        known = (self.path / RECIPE_FILE).exists()
+        if not known and not all_checkpoints(self.path):
+            if self.path.is_dir() and any(file.name != LOCK_FILE for file in self.path.iterdir()):
+                raise ConfigError(f"output_dir={self.path} is not empty and holds no run; choose another folder")
             return None
-        self._check_same_run(method)
+        if not resume:
+            way = f": {how_to_resume(self.path)}" if known else " --resume"  # else a program has left checkpoints here
+            held = f"output_dir={self.path} already holds a run"
+            raise ConfigError(f"{held}; choose another folder, or continue it with{way}")
+        if (other := self._other_run(method)) is not None:
+            raise ConfigError(f"output_dir={other}; resume with the same settings, or choose another folder")
+        # What nobody gave stays as the run began: a default may have changed since.
+        before = read_json(self.path / RESOLVED_FILE) or {}
+        for name in {f.name for f in fields(MethodConfig)} & before.keys() - self.recipe.given.keys():
+            setattr(self.training, name, before[name])
         processes.all_or_none(lambda: clear_away(self.path) if self.is_first else None)
         last = last_checkpoint(self.path)
         # Shards and whole models are not turned into each other on the way.
@@ -123,50 +118,42 @@ class RunFolder:
             logger.info(f"resuming from {last}" if last else "no complete checkpoint yet: starting from the beginning")
         return last
 
-    def _check_same_run(self, method: str) -> None:
-        before, batch = read_json(self.path / RESOLVED_FILE) or {}, self.training.rows_per_step
+    def _other_run(self, method: str) -> str | None:
+        """What run the folder holds, if not this one."""
+        batch = self.training.rows_per_step
+        old = (read_json(self.path / RESOLVED_FILE) or {}).get("sequences_per_step", batch)
         made_by = (read_json(self.path / RESULTS_FILE) or {}).get("method", "ebft")
-        other = other_setting(self.path, self.recipe.given, self.recipe.command, BATCH)
         if made_by != method:
-            other = f"{self.path} holds a run of {made_by}, not of {method}"
-        elif (old := before.get("sequences_per_step", batch)) != batch:
-            what = f"{' x '.join(BATCH)} x processes"
-            other = f"{self.path} holds a run of {old} sequences per step, not {batch} ({what})"
-        if other is not None:
-            raise ConfigError(f"output_dir={other}; resume with the same settings, or choose another folder")
-        # What nobody gave stays as the run began: a default may have changed since.
-        for name in {f.name for f in fields(MethodConfig)} & before.keys() - self.recipe.given.keys():
-            setattr(self.training, name, before[name])
+            return f"{self.path} holds a run of {made_by}, not of {method}"
+        if old != batch:
+            return f"{self.path} holds a run of {old} sequences per step, not {batch} ({' x '.join(BATCH)} x processes)"
+        return other_setting(self.path, self.recipe.given, self.recipe.command, BATCH)
 
-    def check_same_data(self, train_set: SequenceDataset) -> None:
-        """The same name may stand for other data by now; a run resumed with them would be neither run."""
+    def describe(self, train_set: SequenceDataset, prompt_kinds: Sequence[str] = ()) -> None:
+        """What the run is, for people and for resuming: its recipe, every setting, its data. The same name may stand
+        for other data by now; a run resumed with them would be neither run."""
+        recipe, training = self.recipe, self.training
+        checksums = [store.checksum() for store in train_set.index.stores]
+        data = {"documents": len(train_set.index), "tokens": train_set.total_tokens, "checksums": checksums}
         before = read_json(self.path / DATA_FILE)
-        if before is not None and before != (now := _describe(train_set)):
+        if before is not None and before != data:
             raise ConfigError(
                 f"the dataset has changed since the run in output_dir={self.path} began: {before['documents']} "
-                f"documents and {before['tokens']} tokens then, {now['documents']} and {now['tokens']} now, or other "
+                f"documents and {before['tokens']} tokens then, {data['documents']} and {data['tokens']} now, or other "
                 "text; put the old data back, or choose another folder"
             )
-
-    def describe_run(self, train_set: SequenceDataset, prompt_kinds: Sequence[str] = ()) -> None:
-        """What the run is, for people and for resuming: its recipe, every setting, its data."""
-        recipe, training = self.recipe, self.training
-        self.path.mkdir(parents=True, exist_ok=True)
-        resolved = {**asdict(recipe.model), **asdict(recipe.data), **training.to_dict()} | {
-            "push_to_hub": recipe.given.get("push_to_hub", False),  # which the run has taken from the Trainer
-            "sequences_per_step": training.rows_per_step,
-            "prompt_kinds": list(prompt_kinds),
-            "sharding": None if training.sharding is None else asdict(training.sharding),
-        }
-        text = "# What was set, by recipe and flags.\n" + yaml.safe_dump(recipe.given, sort_keys=False)
-        write_text(self.path / RECIPE_FILE, text)
-        write_text(self.path / RESOLVED_FILE, json.dumps(resolved, indent=1, default=str))
-        write_json(self.path / DATA_FILE, _describe(train_set))
-
-
-def _describe(train_set: SequenceDataset) -> dict[str, object]:
-    checksums = [store.checksum() for store in train_set.index.stores]
-    return {"documents": len(train_set.index), "tokens": train_set.total_tokens, "checksums": checksums}
+        if self.is_first:
+            resolved = {**asdict(recipe.model), **asdict(recipe.data), **training.to_dict()} | {
+                "push_to_hub": recipe.given.get("push_to_hub", False),  # which the run has taken from the Trainer
+                "sequences_per_step": training.rows_per_step,
+                "prompt_kinds": list(prompt_kinds),
+                "sharding": None if training.sharding is None else asdict(training.sharding),
+            }
+            text = "# What was set, by recipe and flags.\n" + yaml.safe_dump(recipe.given, sort_keys=False)
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_text(self.path / RECIPE_FILE, text)
+            write_text(self.path / RESOLVED_FILE, json.dumps(resolved, indent=1, default=str))
+            write_json(self.path / DATA_FILE, data)
 
 
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
@@ -232,17 +219,15 @@ def clear_away(output_dir: Path) -> None:
     """
     for cut_off in remove_incomplete(output_dir):
         logger.info(f"{cut_off.name} was cut off while it was written; it is not used")
-    damaged: dict[Path, str] = {}
-    for checkpoint in reversed(complete_checkpoints(output_dir)):
-        if not (wrong := damage(checkpoint)):
-            break
-        damaged[checkpoint] = f"{checkpoint.name} is damaged (missing or changed: {', '.join(wrong[:3])})"
-    else:
-        if damaged:
-            raise ConfigError(
-                f"output_dir={output_dir} has no checkpoint that is sound: {next(iter(damaged.values()))}; put a good "
-                "copy in its place, or choose another folder"
-            )
+    complete, damaged = complete_checkpoints(output_dir), dict[Path, str]()
+    while complete and (wrong := damage(complete[-1])):
+        newest = complete.pop()
+        damaged[newest] = f"{newest.name} is damaged (missing or changed: {', '.join(wrong[:3])})"
+    if damaged and not complete:
+        raise ConfigError(
+            f"output_dir={output_dir} has no checkpoint that is sound: {next(iter(damaged.values()))}; put a good "
+            "copy in its place, or choose another folder"
+        )
     for checkpoint, what in damaged.items():
         logger.warning(f"{what}; it is set aside, and the one before is used")
         aside = checkpoint.with_name(f"damaged-{checkpoint.name}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby, islice
 from typing import Any
 
@@ -23,7 +24,7 @@ from ebft.data.packing import (
 )
 from ebft.data.row_format import Row, check_tokenizer, is_glued
 from ebft.data.rows import LOOKED_AT, read_rows
-from ebft.errors import ConfigError, DataError
+from ebft.errors import DataError
 from ebft.iteration import check_sequences
 from ebft.loading import load_model, load_tokenizer
 from ebft.model.backbone import embedding_size, end_tokens_of, text_config
@@ -52,22 +53,20 @@ class Loaded:
 
 def load(recipe: Recipe, needs_anchors: bool = True) -> Loaded:
     """Data, tokenizer and model. EBFT needs an anchor somewhere in the training text; baselines do not."""
-    data, asked = recipe.data, recipe.training.eval_strategy
-    if asked != "no" and not data.validation_split and data.validation_dataset is None:
-        where = "set validation_split or validation_dataset, or eval_strategy=no"
-        raise ConfigError(f"eval_strategy={getattr(asked, 'value', asked)} needs validation data; {where}")
-    tokenizer = load_tokenizer(recipe)
+    training, tokenizer = recipe.training, load_tokenizer(recipe)
     check_tokenizer(tokenizer)
-    with recipe.training.main_process_first():  # it tokenises; the others find the tokens in the cache
-        train_set, validation_set = load_data(recipe, tokenizer, needs_anchors)
+    with training.main_process_first():  # it tokenises; the others find the tokens in the cache
+        train_set, validation_set = load_data(recipe, tokenizer)
+    if needs_anchors:
+        check_sequences(train_set, training, end_token_ids(tokenizer, training.completions_end))
     model = load_model(recipe)
     check_tokenizer(tokenizer, embedding_size(model), end_tokens_of(model))
+    if needs_anchors:
+        look_at_lengths(model, train_set, "context_length", training.document_masks)
     return Loaded(recipe, train_set, validation_set, model, tokenizer)
 
 
-def load_data(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, needs_anchors: bool = True
-) -> tuple[SequenceDataset, SequenceDataset | None]:
+def load_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[SequenceDataset, SequenceDataset | None]:
     """Training and validation sequences."""
     data, training = recipe.data, recipe.training
     _look_at_rows(recipe)
@@ -86,24 +85,19 @@ def load_data(
     if len(indices) > 1:
         index = mix(indices, data.dataset_weights or [len(i) for i in indices], data.split_seed)
     index, _ = index.without_test(data.test_split, data.split_seed)
-    validation: DocumentIndex | None = None
     if data.validation_dataset is not None:
         validation = tokenized(data.validation_dataset, data.validation_dataset_split)
-    elif data.validation_split:
-        if len(index) < 2:
-            raise DataError("one document cannot be split; set validation_split=0 or give a validation_dataset")
+    elif not data.validation_split:
+        return sequences(index), None
+    elif len(index) < 2:
+        raise DataError("one document cannot be split; set validation_split=0 or give a validation_dataset")
+    else:
         index, validation = index.split(data.validation_split, data.split_seed)
-    train_set = sequences(index)
-    if needs_anchors:
-        check_sequences(train_set, training, end_token_ids(tokenizer, training.completions_end))
-        look_at_cuts(train_set, "context_length")
-    if validation is None:
-        return train_set, None
     validation_set = sequences(validation).first(data.validation_sequences)
     if len(validation_set) < FEW:
         warn(f"validation sequences: {len(validation_set)}; standard errors will be large")
     look_at_copies(index, validation_set.index)
-    return train_set, validation_set
+    return sequences(index), validation_set
 
 
 # ---- what is often not meant -----------------------------------------------------------------------------------------
@@ -143,16 +137,22 @@ def _look_at_rows(recipe: Recipe) -> None:
 
 def look_at_answers(store: TokenStore, tokenizer: PreTrainedTokenizerBase, where: str = "") -> None:
     """Rows whose answer is missing or empty, often by a slip; an error if no row has one."""
-    counts, offsets = np.asarray(store.answer_counts), np.asarray(store.offsets)
+    counts = np.asarray(store.answer_counts)
     if not counts.any():  # only a conversation can be without: text and completions end with an answer's end token
         raise DataError(
             "no row has an assistant turn; give answers the role 'assistant', or plain text in a column 'text'"
         )
-    places = np.flatnonzero((counts <= LONGEST_BLANK) & (counts < store.lengths))
-    inside = [slice(offsets[place], offsets[place + 1]) for place in places]
-    answers = [tuple(np.asarray(store.tokens[at])[np.asarray(store.answers[at]) > 0].tolist()) for at in inside]
-    blank = {ids for ids in set(answers) if not str(tokenizer.decode(list(ids), skip_special_tokens=True)).strip()}
-    if empty := [int(place) + 1 for place, ids in zip(places, answers, strict=True) if ids in blank]:
+
+    @cache
+    def is_blank(ids: tuple[int, ...]) -> bool:
+        return not str(tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
+
+    empty = []
+    for row in np.flatnonzero((counts <= LONGEST_BLANK) & (counts < store.lengths)).tolist():
+        inside = slice(store.offsets[row], store.offsets[row + 1])
+        if is_blank(tuple(store.tokens[inside][store.answers[inside] > 0].tolist())):
+            empty.append(row + 1)
+    if empty:
         warn(f"{where}{len(empty)} of {len(store)} rows have no answer, or an empty one (first: row {empty[0]})")
 
 
@@ -162,22 +162,19 @@ def look_at_copies(index: DocumentIndex, validation: DocumentIndex) -> None:
         warn(f"{seen:,} of {len(validation):,} validation rows are also in the training data, which measures memory")
 
 
-def look_at_cuts(dataset: SequenceDataset, setting: str) -> None:
-    """How much is lost where every document is a row of its own; the length of a row has the name `setting`."""
-    cut = np.maximum(dataset.lengths - dataset.context_length, 0)
+def look_at_lengths(model: PreTrainedModel, dataset: SequenceDataset, setting: str, apart: bool) -> None:
+    """How much is cut where every document is a row of its own, and whether sequences, or with documents apart the
+    longest of these, are longer than the model was made for: rotary positions have no end, and give no error. The
+    length of a row has the name `setting`."""
+    length = dataset.context_length
+    cut = np.maximum(dataset.lengths - length, 0)
     if not dataset.packing and cut.any():
         share = cut.sum() / dataset.lengths.sum()
-        warn(f"{setting}={dataset.context_length} cuts {np.count_nonzero(cut):,} documents, {share:.1%} of all tokens")
-
-
-def look_at_positions(model: PreTrainedModel, dataset: SequenceDataset, setting: str, apart: bool) -> None:
-    """Whether sequences, or with documents apart the longest of these, are longer than the model was made for. Rotary
-    positions have no end, and give no error."""
-    known, longest = getattr(text_config(model), "max_position_embeddings", None), dataset.context_length
-    if apart or not dataset.packing:
-        longest = min(longest, int(dataset.lengths.max()))
+        warn(f"{setting}={length} cuts {np.count_nonzero(cut):,} documents, {share:.1%} of all tokens")
+    known = getattr(text_config(model), "max_position_embeddings", None)
+    longest = min(length, int(dataset.lengths.max())) if apart or not dataset.packing else length
     if known is not None and longest > known:
-        warn(f"{setting}={dataset.context_length} is longer than the model was made for; use {setting}<={known}")
+        warn(f"{setting}={length} is longer than the model was made for; use {setting}<={known}")
 
 
 # ---- what a run says it does -----------------------------------------------------------------------------------------
@@ -187,38 +184,26 @@ def trained_part(recipe: Recipe, index: DocumentIndex) -> str:
     """What of the documents is trained on, in words: the first line of a run."""
     if recipe.command == "rlvr":
         return f"the prompts of {len(index):,} documents"
-    tokens, answers = int(index.lengths.sum()), int(index.answer_counts.sum())
     only_answers = getattr(recipe.training, "trains_on_answers", recipe.training.answer_only)  # SFT has its own word
-    if not only_answers or answers == tokens:
-        return f"all {tokens:,} tokens of {len(index):,} documents"
-    return f"the answers of {len(index):,} documents: {answers:,} of their {tokens:,} tokens"
+    counted = index.answer_counts if only_answers else index.lengths
+    return f"{int(counted.sum()):,} of the {int(index.lengths.sum()):,} tokens of {len(index):,} documents"
 
 
-def describe(loaded: Loaded, rows: int, per_step: int, lines: dict[str, str]) -> list[str]:
-    """What `--dry-run` prints: the lines of a method, what is the same for all, and a document."""
-    model, config, train_set = loaded.recipe.model, loaded.recipe.training, loaded.train_set
-    epoch = math.ceil(rows / per_step)
+def describe(loaded: Loaded, rows: int) -> list[str]:
+    """What `--dry-run` prints: the model, the data, and the first document. rows: that the method trains on."""
+    recipe, config, train_set = loaded.recipe, loaded.recipe.training, loaded.train_set
+    epoch = math.ceil(rows / config.rows_per_step)
     steps = config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)
-    lines = {
-        "model": f"{model.model}, {loaded.model.num_parameters():,} parameters in {model.model_dtype}",
-        "documents": f"{len(train_set.index):,} with {train_set.total_tokens:,} tokens",
-        **lines,
-        "validation": "none" if loaded.validation_set is None else f"{len(loaded.validation_set):,} sequences",
-        "steps": f"{steps:,} ({epoch:,} an epoch)",
-    }
-    shown = [f"{name:<20}  {value}" for name, value in lines.items()]
-    shown += ["", "The first document, as the model sees it:"]
+    shown = [
+        f"model       {recipe.model.model}, {loaded.model.num_parameters():,} parameters in {recipe.model.model_dtype}",
+        f"trains on   {trained_part(recipe, train_set.index)}",
+        f"validation  {'none' if loaded.validation_set is None else f'{len(loaded.validation_set):,} sequences'}",
+        f"steps       {steps:,} ({epoch:,} an epoch), of {config.rows_per_step:,} rows each",
+        *("", "The first document, as the model sees it:"),
+    ]
     store, inside = train_set.index.where(0)
     document = zip(store.tokens[inside].tolist(), store.answers[inside].tolist(), strict=True)
     for is_answer, part in islice(groupby(document, key=lambda token: token[1]), 8):
         text = repr(loaded.tokenizer.decode([token for token, _ in part]))
         shown.append(f"  {'answer' if is_answer else 'prompt'}  {text if len(text) <= 300 else f'{text[:300]}...'}")
     return shown
-
-
-def describe_ebft(loaded: Loaded) -> list[str]:
-    """`ebft train --dry-run`."""
-    config, rows = loaded.recipe.training, len(loaded.train_set)
-    rollouts = f"{config.samples} rollouts of {config.horizon} tokens from each anchor"
-    lines = {"training sequences": f"{rows:,} of {config.context_length} tokens; {rollouts}"}
-    return describe(loaded, rows, config.rows_per_step, lines)

@@ -36,13 +36,26 @@ from ebft.model.attention import resolve_backend
 from ebft.model.backbone import embedding_size, end_tokens_of
 from ebft.runtime import processes, sharding
 from ebft.runtime.timing import Clock
-from ebft.train.callbacks import OptimizerTime, Samples, wide
+from ebft.train import report
+from ebft.train.callbacks import Callback, wide
 from ebft.train.measured import Measured
 from ebft.train.networks import Networks, disable_dropout
-from ebft.train.sequences import ENDS_LEFT_OUT, look_at_answers, look_at_copies, look_at_cuts, look_at_positions, warn
+from ebft.train.sequences import ENDS_LEFT_OUT, look_at_answers, look_at_copies, look_at_lengths, warn
 
 # What a window says of itself also where nothing was rolled out.
 _OF_EVERY_STEP = ("ebft/anchors", "ebft/packed_tokens")
+
+
+class AroundOptimizer(Callback):
+    """Times the optimiser's step, and moves the feature network of feature_source=average after the model."""
+
+    def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
+        self.start = self.trainer.clock.mark()
+
+    def on_optimizer_step(self, *_: object, **__: object) -> None:
+        self.trainer.clock.add("optimizer", self.start)
+        if self.trainer.features.source == "average":
+            self.trainer.features.update_average(self.trainer.model)
 
 
 class EBFTTrainer(Measured):
@@ -89,54 +102,45 @@ class EBFTTrainer(Measured):
         if args.disable_dropout:
             disable_dropout(model)
         resolve_backend(args.attention_backend, args.device)  # an error here costs nothing yet
-        if args.leaves_ends_out and not isinstance(train_dataset, SequenceDataset):  # else somebody has said so
-            warn(ENDS_LEFT_OUT)
         self.processing_class = processing_class  # the Trainer sets it later
         self.end_token_ids = end_token_ids(processing_class, args.completions_end)
         self.clock = Clock(args.device)
         self.window: Window | None = None
         self._observed: dict[str, list[Tensor | float]] = defaultdict(list)
         self.sharded = args.sharding is not None
-        if self.sharded:  # before the model is put on a device as a whole
-            self.networks = Networks(model, args, processing_class)
-        given_validation, train_dataset = eval_dataset, self.as_sequences(train_dataset)
+        rows_given = train_dataset is not None and not isinstance(train_dataset, SequenceDataset)
+        train_dataset = self.as_sequences(train_dataset)
         try:
-            self.held_out = eval_dataset = self.as_sequences(eval_dataset)
+            self.held_out = self.as_sequences(eval_dataset)
         except DataError as error:
             raise DataError(f"the validation data: {error}; or hold out other or more documents") from None
+        if rows_given:  # who brings sequences has looked at them before
+            look_at_lengths(model, train_dataset, "context_length", args.document_masks)
+            if args.leaves_ends_out:
+                warn(ENDS_LEFT_OUT)
+            if self.held_out is not None:
+                look_at_copies(train_dataset.index, self.held_out.index)
+        self.networks = Networks(model, args, processing_class)
         super().__init__(
             model=model,
             args=args,
             data_collator=collate,
             train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
+            eval_dataset=self.held_out,
             processing_class=processing_class,
             callbacks=callbacks,
             **kwargs,
         )
-        if train_dataset is not None:
-            look_at_positions(self.model, train_dataset, "context_length", args.document_masks)
-            # Of rows given in Python; who brings sequences has looked at them before.
-            if eval_dataset is not None and eval_dataset is not given_validation:
-                look_at_copies(train_dataset.index, eval_dataset.index)
-        self._keep_unwrapped()
-        # compute_loss divides by the counts of the whole window: the Trainer must not divide by the accumulation again.
-        self.model_accepts_loss_kwargs = True
-        if not self.sharded:
-            self.networks = Networks(self.model, args, self.processing_class)
-        self.networks.compile()
-        self.features = self.networks.features
-        self.equip("ebft", Samples(self), OptimizerTime(self))
-
-    def _keep_unwrapped(self) -> None:
-        """Have accelerate leave the model alone: it sees plain data parallelism, and ebft adds gradients up itself."""
+        # accelerate leaves the model alone: it sees plain data parallelism, and ebft adds gradients up itself.
         if self.sharded:  # on its device already, and wants neither a wrapper nor autocast
             self.accelerator.prepare_model = lambda model, *args, **kwargs: model
             self.accelerator.clip_grad_norm_ = sharding.clip_gradients
-        elif self.args.world_size > 1:
-            # No wrapper: `runtime.processes` says why. accelerate still puts the model on its device.
+        elif args.world_size > 1:  # no wrapper: `runtime.processes` says why
             self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
-            processes.copy_from_first(self.model)
+        # compute_loss divides by the counts of the whole window: the Trainer must not divide by the accumulation again.
+        self.model_accepts_loss_kwargs = True
+        self.features = self.networks.features
+        self.equip("ebft", AroundOptimizer(self))
 
     def compute_model(self) -> Any:
         return self.networks.compute_model()
@@ -147,9 +151,8 @@ class EBFTTrainer(Measured):
     def compute_loss_context_manager(self) -> ExitStack:
         return ExitStack() if self.networks.computes_in_bf16 else super().compute_loss_context_manager()
 
-    def example(self) -> dict[str, Tensor] | None:
-        """Of the last step, for the table of samples."""
-        return None if self.window is None else self.window.example
+    def sample_lines(self) -> list[str]:
+        return [] if self.window is None else report.sample_lines(self.window.example, self.processing_class)
 
     # ---- one iteration -----------------------------------------------------------------------------------------
 
@@ -261,20 +264,19 @@ class EBFTTrainer(Measured):
             store = tokenize_rows(dataset, tokenizer)
             found = SequenceDataset(DocumentIndex.of(store), args.context_length, args.packing, pad_token_id(tokenizer))
             look_at_answers(store, tokenizer)
-            look_at_cuts(found, "context_length")
         if found is not None:
             check_sequences(found, args, self.end_token_ids)
         return found
 
-    # ---- a sharded model: every process saves and loads its part of a checkpoint, whatever their number --------------
+    # ---- checkpoints; of a sharded model every process saves and loads its part, whatever their number ---------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """An ordinary model, put together by the first process; in a checkpoint, everybody's shards."""
-        if not self.sharded:
-            return super().save_model(output_dir, _internal_call)
         folder = Path(output_dir or str(self.args.output_dir))
         sharding.release(self.model)
-        if hasattr(self.model, "disable_adapter") or not _internal_call:
+        if not self.sharded:
+            super().save_model(output_dir, _internal_call)
+        elif hasattr(self.model, "disable_adapter") or not _internal_call:
             weights = sharding.gathered(self.model)
             if self.args.should_save:
                 self._save(str(folder), state_dict=weights)
@@ -283,8 +285,10 @@ class EBFTTrainer(Measured):
             for part in (self.model.config, self.model.generation_config, self.processing_class):
                 if part is not None:
                     part.save_pretrained(folder)
-        if _internal_call:
+        if _internal_call and self.sharded:
             sharding.save(folder / sharding.MODEL, sharding.weights(self.model))
+        if _internal_call:
+            self.networks.save_average(folder)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if not self.sharded:
@@ -300,6 +304,8 @@ class EBFTTrainer(Measured):
         sharding.load(Path(resume_from_checkpoint) / sharding.MODEL, sharding.weights(self.model))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            self.networks.load_average(Path(checkpoint))
         if not self.sharded or checkpoint is None:
             return super()._load_optimizer_and_scheduler(checkpoint)
         folder = Path(checkpoint)

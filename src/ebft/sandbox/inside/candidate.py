@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Server(wire.Channel):
-    def __init__(self, read: int, write: int) -> None:
-        super().__init__(read, write)
+class Server:
+    def __init__(self, channel: wire.Channel) -> None:
+        self.channel = channel
         self.objects: list[Any] = []
         self.numbers: dict[int, int] = {}
         self.namespace: dict[str, Any] = {}
@@ -36,7 +36,7 @@ class Server(wire.Channel):
         tag = "iterator" if iterates else "match" if type(value).__name__ == "Match" else "object"
         return [tag, self.numbers[id(value)]]
 
-    def dereference(self, tag: str, content: Any, made: Any) -> Any:
+    def dereference(self, tag: str, content: Any) -> Any:
         if tag == "object":
             return self.objects[content]
         if tag == "name":
@@ -46,8 +46,8 @@ class Server(wire.Channel):
         if tag == "callback":
 
             def callback(*arguments: Any) -> Any:
-                self.send({"callback": content, "arguments": self.encode(list(arguments))})
-                answer = self.receive()
+                self.channel.send({"callback": content, "arguments": self.encode(list(arguments))})
+                answer = self.channel.receive()
                 if "error" in answer:
                     raise getattr(builtins, answer["error"][0], RuntimeError)(answer["error"][1])
                 return self.decode(answer["value"])
@@ -55,9 +55,15 @@ class Server(wire.Channel):
             return callback
         raise wire.ProtocolError("a malformed message")
 
+    def encode(self, value: Any) -> Any:
+        return wire.encode(value, self.reference)
+
+    def decode(self, message: Any) -> Any:
+        return wire.decode(message, self.dereference)
+
     def serve(self) -> None:
         while True:
-            request = self.receive()
+            request = self.channel.receive()
             arguments, keywords = self.decode(request["arguments"]), dict(self.decode(request["keywords"]))
             try:
                 answer = {"value": self.encode(self.target(request)(*arguments, **keywords))}
@@ -65,7 +71,7 @@ class Server(wire.Channel):
                 raise
             except BaseException as error:
                 answer = told(error)
-            self.send(answer)
+            self.channel.send(answer)
 
     def target(self, request: dict[str, Any]) -> Any:
         """A method of an object that stays here, or what the program calls so."""
@@ -171,7 +177,8 @@ def walk(node: ast.AST) -> Iterator[Any]:
 
 
 def main() -> None:
-    job, server = wire.begin(Server)
+    job, channel = wire.begin()
+    server = Server(channel)
     sys.argv[:] = ["program.py"]
     sys.path += job["packages"]
     sys.modules["program"] = module = types.ModuleType("program")
@@ -181,9 +188,9 @@ def main() -> None:
         for code in choose(job["variants"], job["names"], job["sanitize"]):
             exec(code, server.namespace)
     except BaseException as error:
-        server.send(told(error))
+        channel.send(told(error))
         return
-    server.send({"value": None})
+    channel.send({"value": None})
     try:
         server.serve()
     except wire.ProtocolError:  # the tests are over

@@ -29,9 +29,9 @@ class ProgramError(Exception):
     """The program raised something that is no builtin exception."""
 
 
-class Client(wire.Channel):
-    def __init__(self, read: int, write: int) -> None:
-        super().__init__(read, write)
+class Client:
+    def __init__(self, channel: wire.Channel) -> None:
+        self.channel = channel
         self.callbacks: list[Callable[..., Any]] = []
         self.calls = 0
         self.ended: str | None = None
@@ -49,10 +49,16 @@ class Client(wire.Channel):
             return ["callback", len(self.callbacks) - 1]
         raise TypeError(f"an object of the type {type(value).__name__} cannot be passed to the program")
 
-    def dereference(self, tag: str, content: Any, made: type[Remote] | None) -> Remote:
-        if tag in ("object", "iterator", "match") and type(content) is int:
-            return (made or Remote)(self, content, tag)
-        raise wire.ProtocolError("a malformed message")
+    def encode(self, value: Any) -> Any:
+        return wire.encode(value, self.reference)
+
+    def decode(self, message: Any, made: type[Remote] | None = None) -> Any:
+        def dereference(tag: str, content: Any) -> Remote:
+            if tag in ("object", "iterator", "match") and type(content) is int:
+                return (made or Remote)(self, content, tag)
+            raise wire.ProtocolError("a malformed message")
+
+        return wire.decode(message, dereference)
 
     def call(
         self, number: int | None, name: str, arguments: Any, keywords: Any, made: type[Remote] | None = None
@@ -64,9 +70,9 @@ class Client(wire.Channel):
         arguments, keywords = self.encode(list(arguments)), self.encode(keywords)
         self.calls += 1
         try:
-            self.send({"object": number, "name": name, "arguments": arguments, "keywords": keywords})
+            self.channel.send({"object": number, "name": name, "arguments": arguments, "keywords": keywords})
             while "callback" in (answer := self.receive()):
-                self.send(self._call_back(answer))
+                self.channel.send(self._call_back(answer))
             if "error" not in answer:
                 return self.decode(answer.get("value"), made)
             error = self.exception(answer["error"])
@@ -78,6 +84,12 @@ class Client(wire.Channel):
         if isinstance(error, ProgramEnded):
             self.ended = str(error)
         raise error
+
+    def receive(self) -> dict[str, Any]:
+        answer = self.channel.receive()
+        if not isinstance(answer, dict):
+            raise wire.ProtocolError("a malformed message")
+        return answer
 
     def _call_back(self, answer: dict[str, Any]) -> dict[str, Any]:
         number, arguments = answer["callback"], self.decode(answer.get("arguments"))
@@ -168,7 +180,8 @@ class StandIn:
         return self._client.call(None, self.__name__, arguments, keywords, self._made)
 
 
-def run(job: dict[str, Any], client: Client) -> dict[str, str]:
+def run(job: dict[str, Any], channel: wire.Channel) -> dict[str, str]:
+    client = Client(channel)
     namespace: dict[str, Any] = {"__name__": "tests"}
     sys.path += job["packages"]
     try:  # noqa: SIM105 (contextlib is one more to import)
@@ -209,12 +222,12 @@ def describe(error: BaseException) -> str:
 
 
 def main() -> None:
-    job, client = wire.begin(Client)
+    job, channel = wire.begin()
     results = os.dup(1)
     for standard in (1, 2):
         os.dup2(0, standard)  # tests may print; only the result goes to our own process
     try:
-        result = run(job, client)
+        result = run(job, channel)
     except BaseException as error:
         result = {"status": "error", "message": f"the tests cannot run: {type(error).__name__}: {error}"[:500]}
     os.write(results, wire.to_json(result))
