@@ -43,7 +43,9 @@ def made(tmp_path: Path, *rewards: str, **changes: Any) -> Any:
 
 @needs_sandbox
 class TestUnitTests:
-    def test_all_tests_of_a_problem_must_pass_and_nothing_runs_twice(self, tmp_path: Path) -> None:
+    def test_all_tests_of_a_problem_must_pass_and_nothing_runs_twice(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (reward,) = made(tmp_path, "unit_tests")
         answers = [GOOD, WRONG, "not a program", GOOD, f"Here it is:\n```python\n{GOOD}```"]
         assert reward.score(answers, [MBPP] * 5) == [1.0, 0.0, 0.0, 1.0, 1.0]
@@ -51,15 +53,10 @@ class TestUnitTests:
         assert reward.score([WRONG, GOOD], [dict(MBPP)] * 2) == [0.0, 1.0]
         assert (reward.counts["programs"], reward.counts["from_cache"]) == (4, 3)
         assert reward.counts["raised"] == 0
-
-    def test_the_same_answer_to_another_problem_is_another_matter(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("ebft.baselines.rewards.CACHED", 1)  # what is known when a batch begins may be forgotten
-        (reward,) = made(tmp_path, "unit_tests")
+        # What is known when a batch begins may be forgotten; the same answer to another problem is another matter.
+        monkeypatch.setattr("ebft.baselines.rewards.CACHED", 1)
         square = {**MBPP, "test_list": ["assert double(3) == 9"]}
-        for _ in range(2):
-            assert reward.score([GOOD, GOOD, WRONG], [MBPP, square, square]) == [1.0, 0.0, 1.0]
+        assert reward.score([GOOD, GOOD, WRONG], [MBPP, square, square]) == [1.0, 0.0, 1.0]
 
     def test_an_answer_that_hangs_costs_itself_a_zero(self, tmp_path: Path) -> None:
         (reward,) = made(tmp_path, "unit_tests", reward_timeout=1.0)
@@ -79,7 +76,6 @@ class TestUnitTests:
         assert reward.unusable(MBPP, "row 1") is None
         assert "Name yours with tests_column" in reward.unusable({"prompt": "x"}, "row 2")
         assert "without tests everything would pass" in reward.unusable({**MBPP, "test_list": []}, "row 3")
-        assert "not valid Python" in reward.unusable({**MBPP, "test_list": ["assert ("]}, "row 4")
         assert reward.score([GOOD, GOOD], [{"prompt": "x"}, MBPP]) == [0.0, 1.0]
         assert reward.counts["raised"] == 1
 
@@ -90,17 +86,13 @@ def test_without_a_sandbox_nothing_begins(tmp_path: Path, monkeypatch: pytest.Mo
         made(tmp_path, "unit_tests")
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (["assert a", " "], ["assert a"]),
-        ('["assert a", "assert b"]', ["assert a", "assert b"]),
+def test_ways_to_write_unit_tests() -> None:
+    for value, expected in (
+        ('["assert a", " ", "assert b"]', ["assert a", "assert b"]),
         ("['assert a']", ["assert a"]),
         ("assert a\nassert b", ["assert a\nassert b"]),
-    ],
-)
-def test_ways_to_write_unit_tests(value: Any, expected: list[str]) -> None:
-    assert as_tests(value) == expected
+    ):
+        assert as_tests(value) == expected
 
 
 def test_bleu_is_sacrebleus_sentence_score(tmp_path: Path) -> None:
@@ -134,20 +126,6 @@ class TestOwn:
         (reward,) = made(tmp_path, "own_reward:nonsense")
         assert reward.score(["x", "y", "z"], [{}] * 3) == [0.0, 0.0, 2.0]
         assert reward.counts["raised"] == 2
-
-    @pytest.mark.parametrize(
-        ("name", "what"),
-        [
-            ("nowhere_at_all:f", "No module named 'nowhere_at_all'"),
-            ("own_reward:f", "has no attribute 'f'"),
-            ("own_reward:number", "is of the type int, not a function"),
-            ("unit_test", "did you mean 'unit_tests'?"),
-        ],
-    )
-    def test_that_is_not_there(self, tmp_path: Path, name: str, what: str) -> None:
-        with pytest.raises(ConfigError) as caught:
-            made(tmp_path, name)
-        assert what in str(caught.value)
 
     def test_a_run_continues_and_shows_the_count(self, tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
         """Also where every single answer raises; beside another reward, with weights."""

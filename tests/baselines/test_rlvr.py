@@ -115,17 +115,13 @@ def test_stopped_anywhere_a_resumed_run_ends_the_same(
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["--rewards", ""], "no reward: set `rewards`"),
         (["--rewards", "blue"], "did you mean 'bleu'?"),
-        (["--generations", "1"], "generations=1 must be at least 2"),
-        (["--generations", "7"], "are not a multiple of generations=7"),
-        (["--generation_temperature", "0"], "must be above 0"),
+        (["--generations", "7"], "must be divisible by num_generations (7)"),
         (["--reference_column", "ref"], "none of the 29 documents can be used"),
         (["--use_vllm", "true"], "use_vllm=true needs vllm"),
         # TRL would train for no step, without a word.
         (["--limit_documents", "5"], "a step draws answers to 8 prompts, but there are 4"),
         (["--reward_weights", "1,2"], "reward weights (2) must match number of reward functions (1)"),
-        (["--text_column", "prompt", "--prompt_column", "nothing"], "is in none of the datasets"),
     ],
 )
 def test_bad_input(
@@ -141,30 +137,15 @@ def test_bad_input(
     assert not contents(output) if output.exists() else True
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"lora": True, "max_grad_norm": 0.5, "save_log_spaced": True},
-        {"bf16": True, "gradient_checkpointing": True, "trl_options": {"loss_type": "grpo", "scale_rewards": "none"}},
-    ],
-    ids=str,
-)
-def test_every_option_trains(tiny: Path, sums: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    common = {"rewards": "bleu", "generations": 4, "max_new_tokens": 4, "gradient_accumulation_steps": 2}
-    recipe = write_recipe(tmp_path, tiny, sums, max_steps=2, **common, **changes)
-    assert run("rlvr", recipe, tmp_path / "out") == 0
-    assert ["reward" in entry for entry in metrics_of(tmp_path / "out") if "loss" in entry] == [True, True]
-
-
 def test_a_dry_run_counts_steps_as_trl_does(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
-    """29 training documents, 2 a step: the last one fills no step."""
+    """29 training documents, 2 a step: the last one fills no step. And an adapter trains, in bf16."""
     changes = {"rewards": "bleu", "generations": 4, "gradient_accumulation_steps": 2, "max_steps": -1}
+    changes |= {"lora": True, "bf16": True, "gradient_checkpointing": True, "trl_options": {"scale_rewards": "none"}}
     recipe = write_recipe(tmp_path, tiny, sums, max_new_tokens=2, eval_strategy="no", save_strategy="no", **changes)
     assert run("rlvr", recipe, tmp_path / "out", "--dry-run") == 0
     printed = capsys.readouterr().out
     assert "14 (14 an epoch)" in printed
-    assert "29, 4.0 tokens on average" in printed
-    assert "8: 4 to each of 2 prompts" in printed
+    assert "of 8 rows each" in printed
     assert not (tmp_path / "out").exists()
     assert run("rlvr", recipe, tmp_path / "out") == 0
     assert results_of(tmp_path / "out")["steps"] == 14
@@ -196,10 +177,10 @@ def test_prompts_are_the_training_documents_of_the_same_split(
     held_out = {tokenizer.decode(validation_set[i]["input_ids"].tolist())[:4] for i in range(1)}
     assert not held_out & set(prompts)
     recipe.training.max_prompt_tokens = 3  # type: ignore[attr-defined]
-    with pytest.raises(
-        DataError, match="none of the 29 documents can be used: prompts longer than max_prompt_tokens=3"
-    ):
+    with pytest.raises(DataError, match="none of the 29 documents can be used: prompts longer than max_prompt_"):
         rlvr.load_questions(recipe, train_set.index, reward, tokenizer)
+    with pytest.raises(DataError, match=r"the row has no prompt in a column 'prompt' or 'messages', .*; it has 'text'"):
+        rlvr.prompt_of({"text": "1+1=2"}, RowFormat())
 
 
 def test_messages_become_conversations(tiny: Path, tmp_path: Path, capsys: Any) -> None:
@@ -218,12 +199,6 @@ def test_messages_become_conversations(tiny: Path, tmp_path: Path, capsys: Any) 
     assert run("rlvr", recipe, tmp_path / "out") == 0
     assert results_of(tmp_path / "out")["spent"]["tokens"] > 0
     assert "documents are left out; the first: " in capsys.readouterr().err
-
-
-def test_a_row_without_a_prompt_is_refused() -> None:
-    assert rlvr.prompt_of({"prompt": "1+1="}, RowFormat()) == "1+1="
-    with pytest.raises(DataError, match=r"the row has no prompt in a column 'prompt' or 'messages', .*; it has 'text'"):
-        rlvr.prompt_of({"text": "1+1=2"}, RowFormat())
 
 
 def test_rewards_do_not_see_the_space_that_answers_begin_with() -> None:

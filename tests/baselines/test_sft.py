@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("trl")
 
@@ -62,9 +61,8 @@ class TestMasks:
         {"messages": [{"role": role, "content": content} for role, content in TURNS]},
     )
 
-    @pytest.mark.parametrize("packing", [False, True])
-    @pytest.mark.parametrize("length", [7, 16, 64])
-    def test_labels_are_the_tokens_that_ebft_flags(self, packing: bool, length: int) -> None:
+    @pytest.mark.parametrize(("length", "packing"), [(7, False), (16, True), (64, False)])
+    def test_labels_are_the_tokens_that_ebft_flags(self, length: int, packing: bool) -> None:
         dataset = sequences([*self.FORMATS] * 3, length, packing)
         found = iter(sft.token_rows(dataset, answer_only=True))
         seen = 0
@@ -86,7 +84,7 @@ class TestMasks:
 
     @pytest.mark.parametrize(
         ("changes", "answer_only"),
-        [({"answer_only": True}, True), ({}, False), ({"answer_only": True, "loss_on_answers": False}, False)],
+        [({"answer_only": True}, True), ({"answer_only": True, "loss_on_answers": False}, False)],
         ids=str,
     )
     def test_what_the_model_is_given(
@@ -105,14 +103,11 @@ class TestMasks:
                 assert answer == (text.split("=")[1] if answer_only else text)
         assert documents == len(train_set.index)
 
-    @pytest.mark.parametrize("answer_only", [False, True])
-    def test_packed_documents_apart_are_documents_alone(
-        self, tiny: Path, sums: Path, tmp_path: Path, answer_only: bool
-    ) -> None:
+    def test_packed_documents_apart_are_documents_alone(self, tiny: Path, sums: Path, tmp_path: Path) -> None:
         """The loss of every batch against plain sequences of one document each; without masks it is another."""
         first: dict[bool, float] = {}
         for masks in (True, False):
-            settings = {"pack_training": True, "max_length": 50, "document_masks": masks, "answer_only": answer_only}
+            settings = {"pack_training": True, "max_length": 50, "document_masks": masks, "answer_only": True}
             loaded = load(tmp_path, tiny, sums, **settings)
             trainer = sft.build(loaded)
             for batch in trainer.get_train_dataloader():
@@ -141,29 +136,15 @@ class TestMasks:
             sft.token_rows(sequences(rows[:1], 10), answer_only=True)
 
 
-def log_likelihood(model: Any, tokenizer: Any, prompt: str, answer: str) -> float:
-    """Of an answer after its prompt, by transformers alone."""
-    before = tokenizer(prompt)["input_ids"]
-    after = [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-    with torch.no_grad():
-        logits = model(torch.tensor([before + after])).logits[0].log_softmax(-1)
-    return sum(float(logits[len(before) - 1 + place, token]) for place, token in enumerate(after))
-
-
 @pytest.mark.pictures
 def test_a_run_and_a_resumed_one(tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Answers become likelier, a run leaves what `ebft train` leaves, and one that was stopped ends the same."""
+    """Held-out answers become likelier, a run leaves what `ebft train` leaves, one that was stopped ends the same."""
     recipe = write_recipe(tmp_path, tiny, sums, answer_only=True, max_steps=30, eval_steps=15, save_steps=15, gamma=0.1)
     output, stopped = tmp_path / "out", tmp_path / "stopped"
     assert run("sft", recipe, output) == 0
     printed = capsys.readouterr()
     assert "cross-entropy, answer tokens" in printed.out
     assert "note: gamma: used by EBFT training only" in printed.err
-    tokenizer = AutoTokenizer.from_pretrained(output / "final")
-    before, after = (AutoModelForCausalLM.from_pretrained(p) for p in (tiny, output / "final"))
-    for prompt, answer in (("1+2=", "3, and that is all"), ("5+5=", "10, and that is all")):
-        likelier = [log_likelihood(model, tokenizer, prompt, answer) for model in (before, after)]
-        assert likelier[1] > likelier[0] + 20
     results = results_of(output)
     assert results["method"] == "sft"
     assert results["after"]["eval_answer_cross_entropy"] < results["before"]["eval_answer_cross_entropy"] - 1
@@ -186,38 +167,24 @@ def test_a_run_and_a_resumed_one(tiny: Path, sums: Path, tmp_path: Path, capsys:
         assert one == other, name
 
 
-def test_an_adapter_is_trained_and_can_be_a_start(tiny: Path, sums: Path, tmp_path: Path) -> None:
+def test_every_option_trains(tiny: Path, sums: Path, tmp_path: Path) -> None:
     """LoRA with SFT, then EBFT from it: the adapter is merged into the weights."""
     pytest.importorskip("peft")
-    recipe = write_recipe(tmp_path, tiny, sums, eval_strategy="no", save_strategy="no", max_steps=2)
-    adapter = tmp_path / "adapter"
-    assert run("sft", recipe, adapter, "--lora", "true", "--learning_rate", "1e-2") == 0
-    assert (adapter / "final" / "adapter_model.safetensors").exists()
-    assert run("train", recipe, tmp_path / "ebft", "--model", adapter) == 0
-    merged = results_of(tmp_path / "ebft")["before"]["eval_cross_entropy"]
-    assert merged == pytest.approx(results_of(adapter)["after"]["eval_cross_entropy"], rel=1e-5)
-    assert (tmp_path / "ebft" / "final" / "model.safetensors").exists()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"bf16": True, "trl_options": {"loss_type": "dft"}},
-        {"lora": True, "bf16": True, "gradient_accumulation_steps": 2, "gradient_checkpointing": True},
-        {"pack_training": True, "document_masks": True, "save_log_spaced": True},
-    ],
-    ids=str,
-)
-def test_every_option_trains(tiny: Path, sums: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    schedule = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}
-    recipe = write_recipe(tmp_path, tiny, sums, **{"max_steps": 2, "samples_every": 1, **schedule, **changes})
-    assert run("sft", recipe, tmp_path / "out") == 0
-    results = results_of(tmp_path / "out")
+    options = {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "trl_options": {"loss_type": "dft"}}
+    options |= {"pack_training": True, "document_masks": True, "save_log_spaced": True, "lr_scheduler_type": "linear"}
+    recipe, adapter = write_recipe(tmp_path, tiny, sums, max_steps=2, samples_every=1, **options), tmp_path / "adapter"
+    assert run("sft", recipe, adapter, "--lora", "true", "--bf16", "true", "--learning_rate", "1e-2") == 0
+    results = results_of(adapter)
     assert results["after"]["eval_cross_entropy"] != results["before"]["eval_cross_entropy"]
-    first, last = [entry for entry in metrics_of(tmp_path / "out") if "loss" in entry]
-    assert first["learning_rate"] > last["learning_rate"] >= 1e-4
-    saved = {p.parent.name for p in (tmp_path / "out").glob("*/COMPLETE")}
-    assert saved == {"checkpoint-2", *(["checkpoint-1"] if "save_log_spaced" in changes else [])}
+    first, last = [entry for entry in metrics_of(adapter) if "loss" in entry]
+    assert first["learning_rate"] > last["learning_rate"] > 0
+    assert {p.parent.name for p in adapter.glob("*/COMPLETE")} == {"checkpoint-1", "checkpoint-2"}
+    assert (adapter / "final" / "adapter_model.safetensors").exists()
+    recipe = write_recipe(tmp_path, adapter, sums, max_steps=1, save_strategy="no", bf16=True, document_masks=True)
+    assert run("train", recipe, tmp_path / "ebft") == 0
+    merged = results_of(tmp_path / "ebft")["before"]["eval_cross_entropy"]
+    assert merged == pytest.approx(results["after"]["eval_cross_entropy"], rel=1e-2)
+    assert (tmp_path / "ebft" / "final" / "model.safetensors").exists()
 
 
 def test_a_dry_run_shows_rows_and_writes_nothing(tiny: Path, tmp_path: Path, capsys: Any) -> None:
@@ -242,12 +209,9 @@ def test_a_dry_run_shows_rows_and_writes_nothing(tiny: Path, tmp_path: Path, cap
 @pytest.mark.parametrize(
     ("arguments", "changes", "what"),
     [
-        (["--max_length", "1"], {}, "max_length=1 must be at least 2"),
-        (["--max_lenght", "8"], {}, "did you mean '--max-length'?"),
         (["--rewards", "bleu"], {}, "unknown option '--rewards'"),
         (["--feature_source", "average"], {}, "cannot measure baselines"),
         (["--fsdp", "full_shard"], {}, "fsdp works with `ebft train` only"),
-        (["--feature_layers", "99"], {}, "layers=[99] must be fractions of the depth"),
         (["--prompt_column", "question"], {}, "is in none of the datasets"),
         (["--dry-run"], {"trl_options": {"packing": True}}, "trl_options holds 'packing', a setting of its own"),
         (["--dry-run"], {"trl_options": {"loss_typ": "dft"}}, "did you mean 'loss_type'?"),

@@ -7,12 +7,10 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.launcher.api import LaunchConfig
 from transformers import AutoModelForCausalLM
 
 from ebft.loading import Checkpoint
@@ -48,10 +46,8 @@ def run(
     processes: int, recipe: Path, output: Path, *flags: object, kill_at: str = "", kill_rank: int = 1
 ) -> group.Ended:
     """`ebft train` on so many processes, without a launcher that stands by."""
-    arguments, variables = (
-        killed_runs.arguments(recipe, output, *flags),
-        killed_runs.variables(recipe, kill_at, kill_rank),
-    )
+    arguments = killed_runs.arguments(recipe, output, *flags)
+    variables = killed_runs.variables(recipe, kill_at, kill_rank)
     return group.run(processes, killed_runs.main, arguments, folder=output.parent, variables=variables)
 
 
@@ -79,13 +75,9 @@ def killed(recipe: Path, how: list[str], tmp_path_factory: pytest.TempPathFactor
         ended = run(2, recipe, output, kill_at="step:3")
         assert ended.codes == [1, -signal.SIGKILL], ended.said
         return output
-    begin = time.monotonic()
     died = start(recipe, output, "--launch", 2, *how, kill_at="step:3", kill_rank=1)
     errors = died.communicate(timeout=120)[1]
     assert died.returncode == 1, errors
-    killed_at = max(p.stat().st_mtime for p in output.rglob("*"))  # hardly later than the last thing written
-    limit = 30 if hasattr(LaunchConfig, "shutdown_timeout") else 45  # torch 2.11 waits 30 s whatever it is told
-    assert time.time() - killed_at < limit, f"{time.monotonic() - begin} s in all"
     assert [line for line in errors.splitlines() if line.startswith("ebft:")] == [
         "ebft: process 1 of 2 was killed (SIGKILL); the machine may be out of memory; the others were stopped",
         f"ebft: the last good checkpoint is {output}/checkpoint-2; continue with: ebft train --config "
@@ -160,32 +152,6 @@ def test_resumed_on_another_number_of_processes(
     assert steps(output) == list(range(1, STEPS + 1))
 
 
-def test_a_process_that_does_not_answer(recipe: Path, tmp_path: Path) -> None:
-    """It is given up after ddp_timeout, on CPUs too and without a launcher."""
-    flags = ("--fsdp", "--ddp_timeout", 4, "--validation_split", 0)
-    ended = run(2, recipe, tmp_path / "run", *flags, kill_at="sleep:3:9")
-    assert ended.codes == [1, 1], ended.said
-    assert "ebft: lost another process: " in ended.said[0]
-    assert "Timed out waiting 4000ms" in ended.said[0]
-
-
-def test_the_launcher_says_an_error_once(recipe: Path, tmp_path: Path) -> None:
-    wrong = start(recipe, tmp_path / "run", "--launch=2", "--horizon", 100)
-    errors = wrong.communicate(timeout=120)[1]
-    assert wrong.returncode == 2
-    assert errors.count("\n") == 1, errors
-    assert "horizon=100" in errors
-    assert not (tmp_path / "run").exists()
-
-
-def wait_for(started: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 90
-    while not reached():
-        assert started.poll() is None, started.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_a_notice_to_one_process_stops_all_after_the_same_step(
     recipe: Path, how: list[str], uninterrupted: Path, tmp_path: Path
 ) -> None:
@@ -200,31 +166,24 @@ def test_a_notice_to_one_process_stops_all_after_the_same_step(
     assert_the_same(output, uninterrupted)
 
 
-@pytest.mark.parametrize(
-    ("sent", "code", "said"),
-    [(signal.SIGINT, 130, "ebft: stopped\n"), (signal.SIGUSR1, 75, "ebft: stopped by SIGUSR1\n")],
-)
-def test_what_the_launcher_is_told_stops_all(
-    sent: signal.Signals, code: int, said: str, recipe: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "run"
+def test_what_the_launcher_is_told_stops_all(recipe: Path, tmp_path: Path) -> None:
+    output, deadline = tmp_path / "run", time.monotonic() + 90
     started = start(recipe, output, "--launch", 2, "--max_steps", 100000)
     try:
-        wait_for(started, lambda: (output / "checkpoint-2" / "COMPLETE").exists())
-        workers = children(started.pid)
+        while not (output / "checkpoint-2" / "COMPLETE").exists():
+            assert started.poll() is None, started.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        found = subprocess.run(["pgrep", "-P", str(started.pid)], capture_output=True, text=True).stdout
+        workers = [int(line) for line in found.split()]
         assert len(workers) >= 2
-        started.send_signal(sent)
-        errors = started.communicate(timeout=60)[1]
+        started.send_signal(signal.SIGUSR1)
+        errors = started.communicate(timeout=90)[1]
     finally:
         started.kill()
-    assert started.returncode == code, errors
-    assert errors.count(said) == 1, errors
+    assert started.returncode == 75, errors
+    assert errors.count("ebft: stopped by SIGUSR1\n") == 1, errors
     assert "the last good checkpoint is" in errors
     assert "Traceback" not in errors
     assert all(damage(p) == [] for p in output.glob("checkpoint-*"))
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
-
-
-def children(pid: int) -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
-    return [int(line) for line in found.split()]

@@ -79,20 +79,13 @@ def model(tied: bool, sharded: bool) -> PreTrainedModel:
         return LlamaForCausalLM(config)
 
 
-def text(documents: int, seed: int, packing: bool = True) -> SequenceDataset:
-    """Documents of different lengths."""
-    generator = torch.Generator().manual_seed(seed)
-    lengths = (20 + torch.randint(9, (documents,), generator=generator)).tolist()
-    return counting_text(documents, seed, lengths, packing)
-
-
 def sequences(count: int, seed: int, packing: bool) -> SequenceDataset:
-    if not packing:
-        return text(count, seed, False)
+    """So many, of documents of different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = (20 + torch.randint(9, (2 * count,), generator=generator)).tolist()
     documents = count
-    while len(dataset := text(documents, seed)) < count:
+    while len(dataset := counting_text(documents, seed, lengths[:documents], packing)) < count:
         documents += 1
-    assert len(dataset) == count
     return dataset
 
 

@@ -1,9 +1,8 @@
-"""What happens beside training: the metrics file, checkpoints, tasks, progress, stopping."""
+"""What happens beside training: the metrics file, the best checkpoint, tasks, stopping."""
 
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from ebft import EBFTConfig, EBFTTrainer
-from ebft.errors import ConfigError
-from ebft.runtime import messages
-from ebft.train.callbacks import EarlyStopping, MetricsFile, Progress
+from ebft import EBFTTrainer
+from ebft.train.callbacks import EarlyStopping, MetricsFile
 from tests.baselines.runs import ROWS, metrics_of, results_of, run, write_recipe
-from tests.config.recipes import load
 from tests.models import tiny_model
 from tests.tiny_tokenizer import END, VOCABULARY, byte_tokenizer
 from tests.train.small_runs import config, counting_text, small_model
@@ -24,29 +20,28 @@ from tests.train.small_runs import config, counting_text, small_model
 pytestmark = pytest.mark.usefixtures("offline")
 
 
-@pytest.mark.parametrize("metric", ["cfm", "whitened_proxy"])
-def test_the_best_checkpoint_is_the_best(tmp_path: Path, metric: str) -> None:
-    """Smaller is better but for the proxy and the reward, and the best one survives the limit."""
+def test_the_best_checkpoint_is_the_best(tmp_path: Path) -> None:
+    """Of the proxy a larger one is better; and the best one survives the limit."""
     steps = dict(max_steps=6, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2)
-    best_one = dict(save_total_limit=1, load_best_model_at_end=True, metric_for_best_model=metric)
-    args = config(tmp_path, learning_rate=3e-3, **steps, **best_one)
+    best_one = dict(save_total_limit=1, load_best_model_at_end=True, metric_for_best_model="whitened_proxy")
+    args, name = config(tmp_path, learning_rate=3e-3, **steps, **best_one), "eval_whitened_proxy"
     trainer = EBFTTrainer(small_model(), args, counting_text(), counting_text(documents=8, seed=1))
     trainer.train()
-    seen = {e["step"]: e[f"eval_{metric}"] for e in trainer.state.log_history if f"eval_{metric}" in e}
-    best = (max if metric == "whitened_proxy" else min)(seen, key=lambda step: seen[step])
+    seen = {e["step"]: e[name] for e in trainer.state.log_history if name in e}
+    best = max(seen, key=lambda step: seen[step])
     assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best}")
     assert (tmp_path / f"checkpoint-{best}" / "COMPLETE").exists()
-    assert trainer.evaluate()[f"eval_{metric}"] == pytest.approx(seen[best], rel=1e-5)
-    logged = [entry.get("model_step") for entry in metrics_of(tmp_path) if f"eval_{metric}" in entry]
+    assert trainer.evaluate()[name] == pytest.approx(seen[best], rel=1e-5)
+    logged = [entry.get("model_step") for entry in metrics_of(tmp_path) if name in entry]
     assert logged == [None] * len(seen) + [best]
-    assert results_of(tmp_path)["after"][f"eval_{metric}"] == pytest.approx(seen[best], rel=1e-5)
+    assert results_of(tmp_path)["after"][name] == pytest.approx(seen[best], rel=1e-5)
 
 
 def at_step(output: Path, step: int, first: bool = True, max_steps: int = 9, **changes: Any) -> Any:
     """As much of a trainer as a callback looks at."""
     state = SimpleNamespace(global_step=step, is_world_process_zero=first, max_steps=max_steps)
     args = config(output, **changes)
-    return SimpleNamespace(state=state, args=args, settings=args, control=SimpleNamespace())
+    return SimpleNamespace(state=state, args=args, settings=args, control=SimpleNamespace(), is_in_train=True)
 
 
 def test_the_metrics_file_drops_what_lies_behind_the_checkpoint(tmp_path: Path) -> None:
@@ -61,92 +56,55 @@ def test_the_metrics_file_drops_what_lies_behind_the_checkpoint(tmp_path: Path) 
     assert metrics_of(tmp_path) == [{"step": step, "reward": float(step), "eval_cfm_se": None} for step in (1, 2)]
 
 
-def test_a_run_of_warm_up_alone_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for changes, said in ({"warmup_steps": 9}, True), ({"warmup_steps": 8}, False):
-        caplog.clear()
-        MetricsFile(at_step(tmp_path, 0, **changes)).on_train_begin()
-        assert ("warm-up takes all 9 steps" in caplog.text) == said
+@pytest.mark.parametrize(
+    ("values", "greater", "threshold", "since"),
+    [
+        ([3.0, 2.0, 1.0], False, 0.0, 0),
+        ([3.0, 2.0, 2.0, 2.5], False, 0.0, 2),
+        ([3.0, 2.0, 2.0, 2.5], True, 0.0, 3),
+        ([3.0, 2.9, 2.8], False, 0.5, 2),
+        ([3.0, 2.8, 2.4], False, 0.5, 0),  # better than the best by more than the threshold, in two evaluations
+        ([1.0, float("nan"), float("nan")], False, 0.0, 2),
+    ],
+)
+def test_the_log_of_a_checkpoint_is_enough_to_stop_early(
+    values: list[float], greater: bool, threshold: float, since: int
+) -> None:
+    """A resumed run has a new callback, and the log of the run before."""
+    for patience, stops in ((since, since > 0), (since + 1, False)):
+        stopping = {"early_stopping_patience": max(patience, 1), "early_stopping_threshold": threshold}
+        trainer = at_step(Path("out"), 3, eval_strategy="steps", greater_is_better=greater, **stopping)
+        trainer.state.log_history = [{"loss": 1.0}, *({"eval_cfm": v} for v in values)]
+        EarlyStopping(trainer).on_evaluate()
+        assert hasattr(trainer.control, "should_training_stop") == stops
 
 
-class TestEarlyStopping:
-    @pytest.mark.parametrize(
-        ("values", "greater", "threshold", "since"),
-        [
-            ([3.0], False, 0.0, 0),
-            ([3.0, 2.0, 1.0], False, 0.0, 0),
-            ([3.0, 2.0, 2.0, 2.5], False, 0.0, 2),
-            ([3.0, 2.0, 2.0, 2.5], True, 0.0, 3),
-            ([3.0, 2.9, 2.8], False, 0.5, 2),
-            ([3.0, 2.8, 2.4], False, 0.5, 0),  # better than the best by more than the threshold, in two evaluations
-            ([1.0, float("nan"), float("nan")], False, 0.0, 2),
-        ],
-    )
-    def test_the_log_of_a_checkpoint_is_enough(
-        self, values: list[float], greater: bool, threshold: float, since: int
-    ) -> None:
-        """A resumed run has a new callback, and the log of the run before."""
-        for patience, stops in ((since, since > 0), (since + 1, False)):
-            stopping = {"early_stopping_patience": max(patience, 1), "early_stopping_threshold": threshold}
-            trainer = at_step(Path("out"), 3, eval_strategy="steps", greater_is_better=greater, **stopping)
-            trainer.state.log_history = [{"loss": 1.0}, *({"eval_cfm": v} for v in values)]
-            EarlyStopping(trainer).on_evaluate()
-            assert hasattr(trainer.control, "should_training_stop") == stops
-
-    def test_a_run_stops_and_a_resumed_one_counts_on(self, tiny: Path, sums: Path, tmp_path: Path) -> None:
-        """Nothing is ever better by a million, so it stops at the third evaluation, killed after the second or not."""
-        recipe = write_recipe(tmp_path, tiny, sums, max_steps=8, eval_steps=1, save_steps=1)
-        stopping = ["--early_stopping_patience", 2, "--early-stopping-threshold", 1e6]
-        assert run("train", recipe, tmp_path / "out", *stopping, "--max_steps", 2) == 0
-        assert run("train", recipe, tmp_path / "out", *stopping, "--resume") == 0
-        assert results_of(tmp_path / "out")["steps"] == 3
-
-    def test_it_needs_evaluations(self) -> None:
-        with pytest.raises(ConfigError, match="needs evaluations; set eval_strategy=steps"):
-            load(early_stopping_patience=2)
-
-
-class TestProgress:
-    SHOWN = {"reward": "reward", "ebft/cfm": "cfm"}  # noqa: RUF012
-
-    def test_a_line_for_every_entry_and_how_far_it_is(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        monkeypatch.setattr(messages, "SECONDS", 0.0)
-        caplog.set_level(logging.INFO, "ebft")
-        trainer = at_step(Path("out"), 40, max_steps=50)
-        callback = Progress(trainer, self.SHOWN, bar=True)
-        callback.on_train_begin()
-        trainer.state.global_step = 41
-        callback.on_step_end()
-        callback.on_log(logs={"reward": 1.0, "loss": 2.0})
-        callback.on_log(logs={"eval_cfm": 0.5, "eval_cfm_se": 0.1, "eval_runtime": 3.0})
-        Progress(at_step(Path("out"), 41, first=False), self.SHOWN, bar=True).on_log(logs={"reward": 1.0})
-        callback.on_log(logs={"learning_rate": 1.0})
-        callback.on_train_end()
-        said = [line for line in caplog.messages if not line.startswith("training")]
-        assert said == ["step 41: reward 1", "step 41: cfm 0.5"]
-        assert any(line.startswith("training: 41 of 50 [") for line in caplog.messages)
-
-
-@pytest.fixture
-def options(tmp_path: Path) -> dict[str, Any]:
-    pairs, rows = tmp_path / "pairs.jsonl", tmp_path / "rows.jsonl"
-    pairs.write_text("".join(json.dumps({"de": f"Haus {n}", "en": f"house {n}"}) + "\n" for n in range(3)))
-    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    translation = {"translation_data": str(pairs), "source_field": "de", "target_field": "en", "samples": 2}
-    anchors = {"context_length": 32, "horizon": 4, "stride": 4, "answer_only": False}
-    more = {"rollouts": 2, "sequences": 100, "profile_lengths": [1, 4], "profile_stride": 8, "max_new_tokens": 4}
-    return {**translation, **anchors, **more, "calibration_data": str(rows)}
+def test_a_run_stops_early_and_a_resumed_one_counts_on(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    """Nothing is ever better by a million, so it stops at the third evaluation, killed after the second or not."""
+    recipe = write_recipe(tmp_path, tiny, sums, max_steps=8, eval_steps=1, save_steps=1)
+    stopping = ["--early_stopping_patience", 2, "--early-stopping-threshold", 1e6]
+    assert run("train", recipe, tmp_path / "out", *stopping, "--max_steps", 2) == 0
+    assert run("train", recipe, tmp_path / "out", *stopping, "--resume") == 0
+    assert results_of(tmp_path / "out")["steps"] == 3
 
 
 class TestTasks:
+    @pytest.fixture
+    def options(self, tmp_path: Path) -> dict[str, Any]:
+        pairs, rows = tmp_path / "pairs.jsonl", tmp_path / "rows.jsonl"
+        pairs.write_text("".join(json.dumps({"de": f"Haus {n}", "en": f"house {n}"}) + "\n" for n in range(3)))
+        rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        translation = {"translation_data": str(pairs), "source_field": "de", "target_field": "en", "samples": 2}
+        anchors = {"context_length": 32, "horizon": 4, "stride": 4, "answer_only": False}
+        more = {"rollouts": 2, "sequences": 100, "profile_lengths": [1, 4], "profile_stride": 8, "max_new_tokens": 4}
+        return {**translation, **anchors, **more, "calibration_data": str(rows)}
+
     def trainer(self, output: Path, **changes: Any) -> EBFTTrainer:
         torch.manual_seed(0)
         # Gradient checkpointing turns the model's cache off.
         settings: dict[str, Any] = dict(samples=2, per_device_train_batch_size=2, gradient_checkpointing=True)
         model = tiny_model("llama", vocab_size=VOCABULARY, num_hidden_layers=2)
-        args: EBFTConfig = config(output, **{**settings, **changes})
-        return EBFTTrainer(model, args, ROWS, ROWS[:6], byte_tokenizer(pad=END))
+        return EBFTTrainer(model, config(output, **{**settings, **changes}), ROWS, ROWS[:6], byte_tokenizer(pad=END))
 
     def test_every_k_steps_without_changing_the_training(self, options: dict[str, Any], tmp_path: Path) -> None:
         tasks = dict(eval_tasks=["translation", "calibration"], eval_tasks_every=2, eval_task_options=options)
@@ -181,14 +139,10 @@ class TestTasks:
         assert list(found) == [0, 2, 4]
         assert trained.state.best_metric == max(found[2], found[4])
 
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"eval_tasks": ["translatio"]}, "eval_tasks.*'translatio'.*did you mean 'translation'"),
+    def test_mistakes_show_before_the_first_step(self, tmp_path: Path) -> None:
+        for changes, message in (
             ({"eval_task_options": {"model": "m"}}, "eval_task_options holds 'model', which training decides itself"),
             ({"eval_task_options": {}}, "the task translation needs --translation-data"),
-        ],
-    )
-    def test_mistakes_show_before_the_first_step(self, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=message):
-            self.trainer(tmp_path / "out", **{"eval_tasks": ["translation"], **changes})
+        ):
+            with pytest.raises(ValueError, match=message):
+                self.trainer(tmp_path / "out", **{"eval_tasks": ["translation"], **changes})

@@ -19,14 +19,6 @@ from tests.baselines.runs import needs_trl, results_of, run, write_recipe
 pytestmark = pytest.mark.usefixtures("offline")
 
 
-@needs_trl
-def test_evaluation_that_is_asked_for_without_data(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
-    for command in ("train", "sft"):
-        assert run(command, write_recipe(tmp_path, tiny, sums, validation_split=0), tmp_path / "out") == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("ebft: eval_strategy=steps needs validation data; set validation_split")
-
-
 def records_of(output: Path, when: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (output / f"validation-{when}.jsonl").read_text().splitlines()]
 
@@ -103,44 +95,35 @@ def test_prompts_are_answered_and_curves_are_live(
     assert results_of(output)["answers"]["before"] == answers["before"]
 
 
-class TestHub:
-    """`push_to_hub`, with the hub's two calls replaced."""
+def test_push_to_hub_is_the_final_model_and_nothing_else(
+    tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """With the hub's two calls replaced: first there is no token, then the upload fails."""
+    hub = {"push_to_hub": True, "hub_model_id": "me/mine", "hub_private_repo": True}
+    recipe, output = write_recipe(tmp_path, tiny, sums, max_steps=1, eval_strategy="no", **hub), tmp_path / "out"
+    made: list[Any] = []
 
-    @pytest.fixture
-    def recipe(self, tiny: Path, sums: Path, tmp_path: Path) -> Path:
-        hub = {"push_to_hub": True, "hub_model_id": "me/mine", "hub_private_repo": True}
-        return write_recipe(tmp_path, tiny, sums, max_steps=1, eval_strategy="no", **hub)
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise OSError("401 Unauthorized\nand a long explanation")
 
-    def test_the_final_model_and_nothing_else(
-        self, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-    ) -> None:
-        made: list[Any] = []
+    def create_repo(self: Any, repo_id: str, *, private: bool, exist_ok: bool) -> Any:
+        made.append((repo_id, private, exist_ok))
+        return SimpleNamespace(repo_id=repo_id)
 
-        def create_repo(self: Any, repo_id: str, *, private: bool, exist_ok: bool) -> Any:
-            made.append((repo_id, private, exist_ok))
-            return SimpleNamespace(repo_id=repo_id)
+    def upload_folder(self: Any, *, repo_id: str, folder_path: Path, revision: str | None) -> Any:
+        made.append((repo_id, {file.name for file in folder_path.iterdir()}))
+        raise ConnectionError("the hub is away")
 
-        def upload_folder(self: Any, *, repo_id: str, folder_path: Path, revision: str | None) -> Any:
-            made.append((repo_id, {file.name for file in folder_path.iterdir()}))
-            raise ConnectionError("the hub is away")
-
-        monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create_repo)
-        monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload_folder)
-        assert run("train", recipe, tmp_path / "out") == 0, "a failed upload does not fail the run"
-        created, (name, files) = made
-        assert (created, name) == (("me/mine", True, True), "me/mine")
-        assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= files
-        assert json.loads((tmp_path / "out" / "resolved.json").read_text())["push_to_hub"] is True
-        assert f"again by hand: hf upload me/mine {tmp_path / 'out' / 'final'}" in capsys.readouterr().err
-
-    def test_without_a_token_nothing_is_trained(
-        self, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
-            raise OSError("401 Unauthorized\nand a long explanation")
-
-        monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
-        assert run("train", recipe, tmp_path / "out") == 2
-        line = capsys.readouterr().err.splitlines()[-1]
-        assert "me/mine cannot be made on the hub: 401 Unauthorized; log in with `hf auth login`" in line
-        assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
+    assert run("train", recipe, output) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "me/mine cannot be made on the hub: 401 Unauthorized; log in with `hf auth login`" in line
+    assert not output.exists(), "nothing is trained"
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create_repo)
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload_folder)
+    assert run("train", recipe, output) == 0, "a failed upload does not fail the run"
+    created, (name, files) = made
+    assert (created, name) == (("me/mine", True, True), "me/mine")
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= files
+    assert json.loads((output / "resolved.json").read_text())["push_to_hub"] is True
+    assert f"again by hand: hf upload me/mine {output}/final" in capsys.readouterr().err

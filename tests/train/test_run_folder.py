@@ -39,7 +39,7 @@ def sequences(*texts: str) -> SequenceDataset:
 @pytest.fixture
 def used(tmp_path: Path) -> Path:
     """The folder of a run with one complete checkpoint."""
-    folder(tmp_path / "out").describe_run(sequences("abc", "defg"))
+    folder(tmp_path / "out").describe(sequences("abc", "defg"))
     checkpoint = tmp_path / "out" / "checkpoint-2"
     checkpoint.mkdir()
     run_folder.mark_complete(checkpoint)
@@ -64,18 +64,18 @@ def test_a_folder_that_is_new_or_of_a_run_is_ours(used: Path, tmp_path: Path) ->
     assert folder(used).claim(True, "ebft") is None, "from the beginning"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"max_steps": 50},
-        {"logging_steps": 3, "save_steps": 7, "run_name": "again"},
+def test_what_may_change_when_a_run_is_resumed(used: Path) -> None:
+    resolved = json.loads((used / "resolved.json").read_text())
+    (used / "resolved.json").write_text(json.dumps({**resolved, "answer_only": False, "alpha": 0.5}))
+    for changes in (
+        {"max_steps": 50, "logging_steps": 3, "save_steps": 7, "run_name": "again"},
         {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2},
-        {"gamma": "0.1"},
-        {"horizon": 8},  # the default, said aloud
-    ],
-)
-def test_what_may_change_when_a_run_is_resumed(used: Path, changes: dict[str, Any]) -> None:
-    assert folder(used, **changes).claim(True, "ebft") == used / "checkpoint-2"
+        {"gamma": "0.1", "horizon": 8},  # the second is the default, said aloud
+    ):
+        resumed = folder(used, **changes)
+        assert resumed.claim(True, "ebft") == used / "checkpoint-2"
+        # What nobody gave stays as the run began: a default may have changed since.
+        assert (resumed.training.answer_only, resumed.training.alpha, resumed.training.gamma) == (False, 0.5, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,6 @@ def test_what_may_change_when_a_run_is_resumed(used: Path, changes: dict[str, An
     [
         ({"gamma": 0.2}, "holds a run with gamma=0.1, not 0.2"),
         ({"horizon": 4}, "holds a run with horizon=8, not 4"),
-        ({"model": "other"}, "holds a run with model='m', not 'other'"),
         ({"dataset": ["d", "e"]}, r"dataset=\['d'\], not \['d', 'e'\]"),
         ({"per_device_train_batch_size": 4}, "holds a run of 2 sequences per step, not 4"),
         ({"fsdp": "full_shard"}, "checkpoint-2 holds a whole model; resume without fsdp"),
@@ -95,13 +94,6 @@ def test_another_run_is_not_resumed(used: Path, changes: dict[str, Any], message
         folder(used, **changes).claim(True, "ebft" if changes else "sft")
 
 
-def test_other_data_under_the_same_name(used: Path) -> None:
-    folder(used).check_same_data(sequences("abc", "defg"))
-    for other in (sequences("abc"), sequences("defg", "abc"), sequences("abd", "defg")):
-        with pytest.raises(ConfigError, match="the dataset has changed since the run"):
-            folder(used).check_same_data(other)
-
-
 def test_a_run_is_described_by_what_was_given_and_what_came_of_it(used: Path) -> None:
     given = yaml.safe_load((used / "recipe.yaml").read_text())
     assert given == {**GIVEN, "dataset": ["d"], "output_dir": str(used)}
@@ -109,44 +101,28 @@ def test_a_run_is_described_by_what_was_given_and_what_came_of_it(used: Path) ->
     assert (resolved["gamma"], resolved["horizon"], resolved["sequences_per_step"]) == (0.1, 8, 2)
     data = json.loads((used / "data.json").read_text())
     assert (data["documents"], data["tokens"]) == (2, 7)
+    folder(used).describe(sequences("abc", "defg"))
+    for other in (sequences("abc"), sequences("defg", "abc"), sequences("abd", "defg")):
+        with pytest.raises(ConfigError, match="the dataset has changed since the run"):
+            folder(used).describe(other)
 
 
-def test_one_run_at_a_time(tmp_path: Path) -> None:
+def test_one_run_at_a_time_and_a_final_model_that_is_whole_or_not_there(tmp_path: Path) -> None:
     output = tmp_path / "out"
     with folder(output).locked():
         with pytest.raises(ConfigError, match=rf"out is in use by process {os.getpid()} on "), folder(output).locked():
             pass
         assert folder(output).claim(False, "ebft") is None, "a lock alone is no run"
     assert not output.exists(), "nothing came of it"
-
-
-def test_the_final_model_is_whole_or_not_there(tmp_path: Path) -> None:
-    run_folder = folder(tmp_path)
-
-    def fail_half_way() -> None:
-        with run_folder.writing_final() as final:
-            final.mkdir()
-            raise OSError("no room")
-
-    with pytest.raises(OSError, match="no room"):
-        fail_half_way()
+    with pytest.raises(FileNotFoundError), run_folder.whole(tmp_path / "final") as final:
+        (final / "model").write_text("half")  # there is no such folder
     assert not (tmp_path / "final").exists()
     for text in ("first", "second"):
-        with run_folder.writing_final() as final:
+        with run_folder.whole(tmp_path / "final") as final:
             final.mkdir()
             (final / "model").write_text(text)
         assert [file.read_text() for file in (tmp_path / "final").iterdir()] == [text]
     assert [path.name for path in tmp_path.iterdir()] == ["final"]
-
-
-def test_what_nobody_gave_stays_as_the_run_began(used: Path) -> None:
-    """A default may have changed since."""
-    resolved = json.loads((used / "resolved.json").read_text())
-    (used / "resolved.json").write_text(json.dumps({**resolved, "answer_only": False, "alpha": 0.5}))
-    resumed = folder(used)
-    assert resumed.training.answer_only
-    resumed.claim(True, "ebft")
-    assert (resumed.training.answer_only, resumed.training.alpha, resumed.training.gamma) == (False, 0.5, 0.1)
 
 
 class TestBeforeAfter:
@@ -196,9 +172,6 @@ class TestBeforeAfter:
         assert after["after"]["eval_cfm"] == evaluated["eval_cfm"]
         records = (tmp_path / "run" / "validation-after.jsonl").read_text().splitlines()
         assert len(records) == after["ruler"]["validation_sequences"]
-
-    def test_the_folder_of_a_run_by_the_command_is_left_alone(self, tiny: Path, tmp_path: Path) -> None:
-        (tmp_path / "recipe.yaml").write_text("model: x\n")
-        (tmp_path / "results.json").write_text("{}")
-        self.trainer(tiny, tmp_path).evaluate()
-        assert (tmp_path / "results.json").read_text() == "{}"
+        (tmp_path / "run" / "recipe.yaml").write_text("model: x\n")  # now it is the folder of a run by the command
+        run.evaluate()
+        assert results_of(tmp_path / "run") == after

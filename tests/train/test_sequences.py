@@ -11,7 +11,7 @@ import pytest
 from ebft.config.recipe import load_recipe
 from ebft.data.packing import DocumentIndex, SequenceDataset, tokenize_rows
 from ebft.errors import DataError
-from ebft.train.sequences import load_data, look_at_positions, trained_part
+from ebft.train.sequences import load_data, look_at_lengths, trained_part
 from tests.models import tiny_model
 from tests.test_iteration import dataset
 from tests.tiny_tokenizer import PAD, byte_tokenizer
@@ -23,9 +23,7 @@ LETTERS = [chr(97 + i) * 3 for i in range(10)]
 GIVEN = {"model": "m", "output_dir": "o", "use_cpu": True, "context_length": 8, "horizon": 2, "stride": 2}
 
 
-def load(
-    folder: Path, *sources: list[Any], held_out: list[str] | None = None, needs_anchors: bool = True, **settings: Any
-) -> Any:
+def load(folder: Path, *sources: list[Any], held_out: list[str] | None = None, **settings: Any) -> Any:
     """Sources of rows, or of texts; a document a row."""
     given: dict[str, Any] = {**GIVEN, "packing": False, "dataset": []}
     for number, rows in enumerate([*sources, *([held_out] if held_out else [])]):
@@ -34,7 +32,7 @@ def load(
         given["dataset"].append(str(file))
     if held_out:
         given["validation_dataset"] = given["dataset"].pop()
-    return load_data(load_recipe(None, {**given, **settings}), TOKENIZER, needs_anchors)
+    return load_data(load_recipe(None, {**given, **settings}), TOKENIZER)
 
 
 def texts(dataset: SequenceDataset) -> list[str]:
@@ -57,16 +55,11 @@ def test_a_split_holds_out_some_documents_and_trains_on_the_others(tmp_path: Pat
     assert (texts(train), none) == (LETTERS, None)
 
 
-def test_validation_data_of_its_own(tmp_path: Path) -> None:
-    train, validation = load(tmp_path, LETTERS, held_out=["xyz", "uvw", "rst"], validation_sequences=2)
-    assert texts(train) == LETTERS
-    assert texts(validation) == ["xyz", "uvw"], "no more than validation_sequences"
-
-
-def test_several_sources_are_mixed_in_their_proportions(tmp_path: Path) -> None:
+def test_mixtures_and_validation_data_of_its_own(tmp_path: Path) -> None:
     sources = ["aaa"] * 6, ["bbb"] * 6
-    train, _ = load(tmp_path, *sources, validation_split=0)
+    train, validation = load(tmp_path, *sources, held_out=["xyz", "uvw", "rst"], validation_sequences=2)
     assert sorted(texts(train)) == ["aaa"] * 6 + ["bbb"] * 6, "everything, by default"
+    assert texts(validation) == ["xyz", "uvw"], "no more than validation_sequences"
     train, _ = load(tmp_path, *sources, dataset_weights=[2, 1], validation_split=0)
     assert sorted(texts(train)) == ["aaa"] * 6 + ["bbb"] * 3
 
@@ -74,17 +67,13 @@ def test_several_sources_are_mixed_in_their_proportions(tmp_path: Path) -> None:
 def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="one document cannot be split"):
         load(tmp_path, ["aaa"], validation_split=0.5)
-    with pytest.raises(DataError, match="no rollout can begin in the data"):
-        load(tmp_path, ["a"] * 4, horizon=4, validation_split=0)
-    found = load(tmp_path, ["a"] * 4, needs_anchors=False, horizon=4, validation_split=0)
-    assert len(found[0]) == 4, "baselines need no anchors"
     turns = [{"role": role, "content": "some words"} for role in ("user", "narrator")]
     for row in {"messages": turns}, {"prompt": turns, "completion": turns}:
         with pytest.raises(DataError, match="no row has an assistant turn; give answers the role 'assistant'"):
             load(tmp_path, [row] * 4)
 
 
-TEXTS = {"validation_split": 0, "needs_anchors": False, "horizon": 1, "stride": 1, "packing": True}
+TEXTS = {"validation_split": 0, "horizon": 1, "stride": 1, "packing": True}
 USER = {"role": "user", "content": "hi"}
 ROWS = [
     *[{"messages": [USER, {"role": "assistant", "content": "hello"}]}] * 2,
@@ -98,9 +87,7 @@ ROWS = [
     ("rows", "settings", "said"),
     [
         (LETTERS, {"validation_split": 3}, "validation sequences: 3; standard errors will be large"),
-        (LETTERS[:2] * 20, {"validation_split": 20}, "20 of 20 validation rows are also in the training data"),
         (LETTERS * 4, {"held_out": [LETTERS[4], *["new"] * 19]}, "1 of 20 validation rows are also in the training"),
-        (["a" * 40] * 9, {"validation_split": 0}, f"cuts 9 documents, {33 / 41:.1%} of all tokens"),
         (ROWS, TEXTS, "0.jsonl: 4 of 8 rows have no answer, or an empty one (first: row 3)"),
         ([{"prompt": "a", "completion": "b"}] * 8, TEXTS, "the model sees 'ab'"),
         ([{"q": "a", "completion": "b"}] * 8, {**TEXTS, "prompt_template": "{q}:"}, "the model sees 'a:b'"),
@@ -108,9 +95,7 @@ ROWS = [
         # Nothing is odd about these.
         ([chr(97 + i % 26) * (1 + i // 26) for i in range(40)], {"validation_split": 20, "horizon": 1}, ""),
         ([{"prompt": "a", "completion": "b"}] * 8, {**TEXTS, "prompt_separator": ""}, ""),
-        ([{"prompt": "a\n", "completion": "b"}] * 8, TEXTS, ""),
         (["a"] * 8, {**TEXTS, "document_masks": True, "short_truths": False}, ""),
-        (["a"] * 8, {**TEXTS, "document_masks": True, "anchors": "answer_start"}, ""),
     ],
 )
 def test_what_is_often_not_meant(
@@ -124,36 +109,30 @@ def test_what_is_often_not_meant(
 
 
 @pytest.mark.parametrize(
-    ("lengths", "changes", "said"),
+    ("length", "changes", "said"),
     [
-        ([30], {"context_length": 257}, True),
-        ([30], {"context_length": 256}, False),
-        ([30], {"context_length": 257, "packing": False}, False),
-        ([30], {"context_length": 257, "document_masks": True}, False),
-        ([300], {"context_length": 257, "document_masks": True}, True),
+        (30, {}, "longer than the model was made for; use context_length<=256"),
+        (30, {"packing": False}, ""),
+        (30, {"apart": True}, ""),
+        (300, {"apart": True}, "longer than the model was made for; use context_length<=256"),
+        (514, {"packing": False, "apart": True}, "context_length=257 cuts 1 documents, 50.0% of all tokens"),
     ],
 )
-def test_sequences_longer_than_the_model_was_made_for(
-    lengths: list[int], changes: dict[str, Any], said: bool, caplog: pytest.LogCaptureFixture
+def test_documents_that_are_cut_or_longer_than_the_model_was_made_for(
+    length: int, changes: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    index = dataset(lengths).index
-    data = SequenceDataset(index, changes["context_length"], changes.get("packing", True))
-    look_at_positions(tiny_model("llama"), data, "context_length", changes.get("document_masks", False))
-    assert ("context_length=257 is longer than the model was made for" in caplog.text) == said
+    data = SequenceDataset(dataset([length]).index, 257, changes.get("packing", True))
+    look_at_lengths(tiny_model("llama"), data, "context_length", changes.get("apart", False))
+    assert said in caplog.text
+    assert bool(caplog.text) == bool(said)
 
 
-@pytest.mark.parametrize(
-    ("row", "settings", "command", "expected"),
-    [
-        ({"prompt": "ab", "completion": "c"}, {}, "train", "the answers of 4 documents: 8 of their 16 tokens"),
-        ({"prompt": "ab", "completion": "c"}, {"answer_only": False}, "train", "all 16 tokens of 4 documents"),
-        ({"prompt": "ab", "completion": "c"}, {"loss_on_answers": False}, "sft", "all 16 tokens of 4 documents"),
-        ({"text": "abc"}, {}, "train", "all 16 tokens of 4 documents"),
-    ],
-)
-def test_a_run_says_what_it_trains_on(
-    row: dict[str, str], settings: dict[str, Any], command: str, expected: str
-) -> None:
+def test_a_run_says_what_it_trains_on() -> None:
     """A token for each byte, and an end token."""
-    recipe = load_recipe(None, {**GIVEN, "dataset": ["d"], **settings}, command)
-    assert trained_part(recipe, DocumentIndex.of(tokenize_rows([row] * 4, TOKENIZER))) == expected
+    for row, settings, command, expected in (
+        ({"prompt": "ab", "completion": "c"}, {}, "train", "8 of the 16 tokens of 4 documents"),
+        ({"prompt": "ab", "completion": "c"}, {"loss_on_answers": False}, "sft", "16 of the 16 tokens of 4 documents"),
+        ({"text": "abc"}, {}, "train", "16 of the 16 tokens of 4 documents"),
+    ):
+        recipe = load_recipe(None, {**GIVEN, "dataset": ["d"], **settings}, command)
+        assert trained_part(recipe, DocumentIndex.of(tokenize_rows([row] * 4, TOKENIZER))) == expected
