@@ -210,8 +210,11 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "compare": (_of("studies.commands", "compare"), "a table and overlaid curves of runs: RUN RUN ... [--output DIR]"),
     "generate": (_of("evaluate.generate_command"), "what models write: --model M [M ...] --prompt TEXT; or a chat"),
     "export": (_of("train.export"), "an ordinary model folder; an adapter is merged: RUN --output DIR"),
-    "eval": (_of("evaluate.eval_command"), "evaluate a checkpoint: --model M --tasks calibration,mbpp --output DIR"),
-    "score": (_of("evaluate.score_command"), "score what `ebft eval --no-score` or another tool generated"),
+    "eval": (
+        _of("evaluate.commands", "evaluate"),
+        "evaluate a checkpoint: --model M --tasks calibration,mbpp --output DIR",
+    ),
+    "score": (_of("evaluate.commands", "score"), "score what `ebft eval --no-score` or another tool generated"),
     "fetch": (_of("fetch"), "get a model without a model hub: smollm2-135m"),
     "env": (_env, "versions and hardware, for bug reports"),
 }

@@ -14,10 +14,6 @@ class DataError(ValueError):
     """The user's data cannot be used; the message says what to change."""
 
 
-class HubUnreachable(DataError):
-    """A dataset of the hub that is neither here nor can be downloaded; the message says what else can be given."""
-
-
 class TrainingDiverged(RuntimeError):
     """Loss or reward are no longer numbers to learn from; the message says what to try."""
 

@@ -394,7 +394,6 @@ def test_a_folder_of_several_models_is_scored_with_its_comparison(
         (["--tasks", "calibration"], "the task calibration needs --calibration-data"),
         (["--tasks", "translation"], "the task translation needs --translation-data"),
         (["--tasks", "humaneval", "--humaneval", "gone.jsonl"], "gone.jsonl: no such file"),
-        (["--tasks", "mbpp"], "not a file, not in the cache of `datasets`"),
         (["--tasks", "humaneval", "--device", "gpu"], "device='gpu': "),
         (["--tasks", "humaneval", "--model", "./nowhere"], "nowhere': no such folder"),
     ],

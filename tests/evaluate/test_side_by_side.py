@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from transformers import MambaConfig, MambaForCausalLM
 
@@ -89,25 +87,6 @@ def test_attention_meets_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     busy.go([], [[5] * 60, [6] * 3], 40)
     assert {columns for tokens, columns in sizes if tokens == 1} == {64, 128}
     assert {columns for tokens, columns in sizes if tokens > 1} == {59}
-
-
-_PROMPTS = st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=12), max_size=4)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    events=st.lists(st.tuples(_PROMPTS, st.sampled_from([1, 2, 3, 5, 13]), st.integers(0, 255)), min_size=1, max_size=6)
-)
-@pytest.mark.parametrize("family", ["gpt2", "gemma3"])
-def test_any_rows_at_any_time(family: str, events: list[tuple[list[list[int]], int, int]]) -> None:
-    model, busy = _MODELS[family], Busy(_MODELS[family])
-    for joining, steps, leaving in events:
-        busy.go([place for place in range(len(busy.rows)) if not leaving >> place % 8 & 1], joining, steps)
-    for prompt, uniform, made in [*busy.left, *busy.rows]:
-        check_drawn(model, prompt, made, uniform)
-
-
-_MODELS = {family: tiny_model(family) for family in ("gpt2", "gemma3")}
 
 
 def counted(model: Any) -> list[tuple[int, int]]:

@@ -17,39 +17,33 @@ Passed = dict[str, list[list[int]]]  # by set and problem, of each sample
 
 
 @pytest.mark.pictures
-def test_curves_are_drawn_with_the_papers_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_are_drawn_and_cross_entropy_at_every_temperature_is_in_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import matplotlib.pyplot as plt
 
     drawn: list[Any] = []
     monkeypatch.setattr(plt, "close", drawn.append)
-    results = {}
+    results: dict[str, Any] = {"code": {"tasks": {}}}
     for name, s in (("base", 1), ("ebft", 2)):
-        profile = [{"length": g, "value": g * s, "standard_error": 0.1, "count": 2} for g in (1, 8, 128)]
-        results[name] = {"tasks": {"calibration": {"metrics": {}, "profile": profile}}}
+        point = {"value": 2.0 * s, "standard_error": 0.1, "count": 3}
+        profile = [{**point, "length": g, "value": g * s} for g in (1, 8, 128)]
+        points = [{"temperature": t, "cross_entropy": point, "answer_cross_entropy": None} for t in TEMPERATURES]
+        results[name] = {"tasks": {"calibration": {"metrics": {}, "profile": profile, "temperatures": points}}}
+    moved = {"ebft": {("calibration", "cross_entropy_temperature_0.6"): Estimate(-0.5, 0.25)}}
+    rows = tables.table(results, moved, temperatures=True)
+    assert rows[0] == ("task", "metric", "code", "base", "ebft", "ebft - code")
+    [row] = [row for row in rows if row[1] == "cross-entropy, all tokens at temperature 0.6"]
+    assert row[2:] == ("", "2.0000 ± 0.1000 (n=3)", "4.0000 ± 0.1000 (n=3)", "-0.5000 ± 0.2500")
+    assert len(rows) == 1 + 3 + len(TEMPERATURES), "no answer tokens, no rows"
+    assert len(tables.table(results, moved)) == 1 + 3
     tables.draw(results, tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["profile.png"]
+    assert {file.name for file in tmp_path.iterdir()} == {"profile.png", "temperatures.png"}
     axis = drawn[0].axes[0]
     assert axis.get_xlabel() == "completion length (tokens)"
-    assert axis.get_ylabel() == "conditional feature-matching loss"
     assert [list(line.get_ydata()) for line in axis.lines] == [[1, 8, 128], [2, 16, 256]]
     assert list(axis.lines[0].get_xdata()) == [1, 8, 128]
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["base", "ebft"]
-
-
-@pytest.mark.pictures
-def test_cross_entropy_at_every_temperature_is_in_the_page_and_the_picture(tmp_path: Path) -> None:
-    point = {"value": 2.0, "standard_error": 0.1, "count": 3}
-    points = [{"temperature": t, "cross_entropy": point, "answer_cross_entropy": None} for t in TEMPERATURES]
-    results = {"base": {"tasks": {"calibration": {"metrics": {}, "temperatures": points}}}, "code": {"tasks": {}}}
-    moved = {"code": {("calibration", "cross_entropy_temperature_0.6"): Estimate(-0.5, 0.25)}}
-    rows = tables.table(results, moved, temperatures=True)
-    assert rows[0] == ("task", "metric", "base", "code", "code - base")
-    name = "cross-entropy, all tokens at temperature 0.6"
-    assert rows[2] == ("calibration", name, "2.0000 ± 0.1000 (n=3)", "", "-0.5000 ± 0.2500")
-    assert len(rows) == 1 + len(TEMPERATURES), "no answer tokens, no rows"
-    assert len(tables.table(results, moved)) == 1
-    tables.draw(results, tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["temperatures.png"]
 
 
 def test_labels_tell_models_apart() -> None:

@@ -26,7 +26,7 @@ from ebft.config.evaluation import EvalOptions
 from ebft.config.recipe import load_recipe
 from ebft.data.rows import read_rows
 from ebft.errors import ConfigError, DataError
-from ebft.evaluate.score_command import read_samples
+from ebft.evaluate.commands import read_samples
 from ebft.evaluate.tasks import problem_sets
 from ebft.problems.catalog import BENCHMARKS, load_problems
 from ebft.train import run_folder

@@ -5,8 +5,7 @@ import trl
 
 import ebft.baselines.rlvr
 import ebft.baselines.sft
-import ebft.evaluate.eval_command
-import ebft.evaluate.score_command
+import ebft.evaluate.commands
 import ebft.studies.commands
 import ebft.train.run
 

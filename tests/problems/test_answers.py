@@ -18,40 +18,28 @@ ANSWERS = {
     "body": BODY,
     "body without its first indentation": "return a + b\n",
     "body of two lines without its first indentation": "total = a + b\n    return total\n",
-    "body at the margin": "total = a + b\nreturn total\n",
-    "body and more functions": BODY + "\ndef other():\n    return 1\n",
     "body and prose": BODY + "\nThis function adds two numbers.\n",
     "body and a closing fence": BODY + "```\n\nExplanation follows.\n",
-    "body and tests": BODY + "\nassert add(1, 1) == 2\n",
     "function": FUNCTION,
     "prompt repeated": HEAD + BODY,
     "fenced function": f"Here you go:\n\n```python\n{FUNCTION}```\nIt adds.",
-    "fenced without language": f"```\n{FUNCTION}```",
     "fence not closed": f"Sure!\n```python\n{FUNCTION}",
     "fenced body": f"```python\n{BODY}```",
     "fenced body at the margin": "```python\nreturn a + b\n```",
-    "tildes": f"~~~python\n{FUNCTION}~~~",
     "second block has it": f"First install it:\n```bash\npip install nothing\n```\nThen:\n```python\n{FUNCTION}```",
     "usage after it": f"```python\n{FUNCTION}```\nUse it:\n```python\nprint(add(1, 2))\n```",
     "indented fence": "1. Do this:\n   ```python\n   def add(a, b):\n       return a + b\n   ```\n",
     "windows lines": "```python\r\n" + FUNCTION.replace("\n", "\r\n") + "```\r\n",
     "prose around": f"The function is\n\n{FUNCTION}\nand that is all.",
-    "future import": f"```python\nfrom __future__ import annotations\n{FUNCTION}```",
     "main block": f"```python\n{FUNCTION}\nif __name__ == '__main__':\n    raise SystemExit(input())\n```",
     "lambda": "```python\nadd = lambda a, b: a + b\n```",
-    "helper before it": "```python\ndef plus(a, b):\n    return a + b\n\ndef add(a, b):\n    return plus(a, b)\n```",
-    "byte order mark": "\ufeff" + FUNCTION,
     "byte order mark in a fence": f"```python\n\ufeff{FUNCTION}```",
-    "byte order mark before a body": "\ufeff" + BODY,
-    "quoted": "> " + FUNCTION.replace("\n", "\n> "),
     "quoted after prose": "Here it is:\n\n> " + FUNCTION.replace("\n", "\n> "),
     "quoted fence": "It is this:\n>\n" + f"> ```python\n{FUNCTION}```\n".replace("\n", "\n> "),
     "begin and done": f"[BEGIN]\n{FUNCTION}[DONE]",
     # of a chat
     "cut in an example": f"```python\n{FUNCTION}\n# Example\nprint(add(1,",
-    "wrong asserts of its own": f"```python\n{FUNCTION}\nassert add(1, 1) == 3\n```",
     "asks for input": f"```python\n{FUNCTION}\nprint(add(int(input()), 1))\n```",
-    "continues an open block": f"from math import sqrt\n\n{FUNCTION}",
     "continues and closes it": f"{FUNCTION}```\n",
     "the head again and a helper": f"def plus(a, b):\n    return a + b\n\n\n{HEAD}    return plus(a, b)\n",
     "cut in a second function": f"{FUNCTION}\n\ndef test():\n    x = [1,",
@@ -67,9 +55,7 @@ def test_answers_are_read(name: str) -> None:
 
 
 @needs_sandbox
-@pytest.mark.parametrize(
-    "answer", ["", "    pass\n", "pass", "I cannot help.", "```python\n```", "def sub(a, b): return a + b"]
-)
+@pytest.mark.parametrize("answer", ["", "pass", "I cannot help.", "```python\n```", "def sub(a, b): return a + b"])
 def test_answers_without_a_solution_fail(answer: str) -> None:
     assert run_tests(ADD, answer, limits=LONG).status == "failed"
 
@@ -86,12 +72,8 @@ def test_reading_takes_linear_time(piece: str) -> None:
     assert time.process_time() - started < 3
 
 
-def test_the_first_reading_is_prompt_and_completion() -> None:
+def test_blocks_and_the_first_reading_which_is_prompt_and_completion() -> None:
     assert python_variants(HEAD, BODY, "add")[0] == (HEAD + BODY,)
-
-
-def test_blocks() -> None:
-    assert fenced_blocks("none") == []
     assert fenced_blocks("```a\n1\n```\n2\n```\n3\n```") == ["1", "3"]
     assert fenced_blocks("x `y` ```not a fence``` z") == []
     assert fenced_blocks("code\n```\n") == ["code"]
@@ -104,16 +86,9 @@ def test_a_body_stays_the_answer_when_the_model_begins_anew() -> None:
     assert not run_tests(ADD, f"    return 0\n\n{FUNCTION}", limits=LONG).passed
 
 
-@pytest.mark.parametrize(
-    "answer",
-    ["I cannot help.", "What should it do?\nPlease say more.", "```python\n```", "The sum of a and b:\n\n$a+b$"],
-)
-def test_prose_is_no_code(answer: str) -> None:
-    assert not has_code(answer)
-    assert not has_code(answer, "cpp")
-
-
-def test_programs_are_code() -> None:
+def test_programs_are_code_and_prose_is_none() -> None:
     assert all(map(has_code, ANSWERS.values()))
     assert has_code("```cpp\nint add(int a, int b) {\n    return a + b;\n}\n```", "cpp")
-    assert has_code("  return a + b;\n", "js")
+    for answer in ("What should it do?\nPlease say more.", "```python\n```", "The sum of a and b:\n\n$a+b$"):
+        assert not has_code(answer)
+        assert not has_code(answer, "cpp")

@@ -12,21 +12,13 @@ import pytest
 
 from ebft.errors import DataError
 from ebft.problems.catalog import load_problems
-from ebft.problems.problem import Attempt, Problem, Record, run_many, run_tests
+from ebft.problems.problem import Problem, Record, run_tests
 from ebft.problems.python_problems import humaneval_problem, mbpp_problem
 from ebft.sandbox.bubblewrap import Limits
 from tests.problems.rows import HUMANEVAL, MBPP
 from tests.sandbox.sandboxed import ADD, HEAD, needs_sandbox
 
 LONG = Limits(seconds=30.0)
-
-
-@needs_sandbox
-def test_many_at_a_time() -> None:
-    attempts = [Attempt(ADD, "    return a + b\n" if n % 2 else "    return a - b\n", n) for n in range(8)]
-    outcomes = run_many(attempts, limits=LONG, workers=2)
-    found = {attempt.tag: outcome.passed for attempt, outcome in outcomes}
-    assert found == {n: bool(n % 2) for n in range(8)}
 
 
 def test_files(tmp_path: Path) -> None:
@@ -93,7 +85,6 @@ RIGHT, WRONG = "def last(n):\n    return n % TEN\nTEN = 10\n", "def last(n):\n  
     ("answer", "passes"),
     [
         (RIGHT + "\ndef first(n):\n    while n >= 10:\n        n = n //", True),  # cut off
-        (RIGHT + '\ndef first(n):\n    """The fir', True),
         (RIGHT + "\ndef first(n", True),
         (RIGHT + "\ndef last(n):\n    return n", True),  # cut off, and by chance it compiles
         (RIGHT + "\nlast(undefined)\nx = last(undefined)\nwhile True: pass", True),
@@ -101,7 +92,6 @@ RIGHT, WRONG = "def last(n):\n    return n % TEN\nTEN = 10\n", "def last(n):\n  
         ("import math\nsum = 2 +\n" + RIGHT, False),
         (WRONG + "\n" + RIGHT, False),
         (WRONG + "\ndef first(n):\n    return (n", False),
-        ("def last(n):\n    return n %", False),
     ],
 )
 def test_what_follows_the_function_does_not_count(answer: str, passes: bool) -> None:
@@ -131,8 +121,8 @@ DEEP = "x = " + "-" * 100_000 + "1"
 @pytest.mark.parametrize(
     ("make", "change", "message"),
     [
-        *((humaneval_problem, {name: None}, f"has no field '{name}'") for name in HUMANEVAL),
-        *((mbpp_problem, {name: None}, f"has no field '{name}'") for name in ("task_id", "text", "test_list")),
+        (humaneval_problem, {"entry_point": None}, "has no field 'entry_point'"),
+        (mbpp_problem, {"test_list": None}, "has no field 'test_list'"),
         (humaneval_problem, {"test": "def check(:"}, "'test' is not valid Python"),
         (humaneval_problem, {"test": DEEP}, r"'test' is not valid Python .nested too deeply"),
         (humaneval_problem, {"prompt": 5}, "'prompt' is a number, not a string"),
@@ -144,7 +134,4 @@ def test_fields_that_cannot_be_used(make: Callable[[Record], Problem], change: d
     row = HUMANEVAL if make is humaneval_problem else MBPP
     with pytest.raises(DataError, match=message):
         make(Record("own", {**row, **change}))
-
-
-def test_a_prompt_that_no_parser_can_read_is_a_prompt() -> None:
-    assert humaneval_problem(Record("own", {**HUMANEVAL, "prompt": DEEP[4:]})).tests.classes == ()
+    assert humaneval_problem(Record("own", {**HUMANEVAL, "prompt": DEEP[4:]})).tests.classes == (), "a prompt in prose"

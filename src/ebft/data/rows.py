@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ebft.data.row_format import Row
-from ebft.errors import DataError, HubUnreachable, first_line, nearest
+from ebft.errors import DataError, first_line, nearest
 from ebft.runtime.files import sha256_of
 from ebft.runtime.machine import hub_unreachable
 
@@ -164,7 +164,7 @@ def _from_hub(name: str, split: str | None) -> Any:
         hint = nearest(name, BUILTIN) or "; give a local copy, a built-in name or a dataset of the hub"
         if unreachable is None:
             raise DataError(f"{name}: not a file, and no dataset of the hub: {first_line(error)}{hint}") from None
-        raise HubUnreachable(f"{name}: not a file, not in the cache of `datasets`, and {unreachable}{hint}") from None
+        raise DataError(f"{name}: not a file, not in the cache of `datasets`, and {unreachable}{hint}") from None
 
 
 def _stdlib_code(split: str) -> Iterator[Row]:

@@ -10,7 +10,7 @@ import argparse
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from transformers import TextStreamer
 
 from ebft.config import evaluation
 from ebft.config.data import DataConfig
-from ebft.config.evaluation import EvalOptions, settings_of_run
+from ebft.config.evaluation import BORROWED, EvalOptions, settings_of_run
 from ebft.config.settings import Parser
-from ebft.data.row_format import RowFormat, fields_of, with_escapes
+from ebft.data.row_format import RowFormat, fields_of
 from ebft.data.rows import TEXT_FILES, read_rows
 from ebft.errors import ConfigError, DataError
 from ebft.evaluate.generation import Completion, GenerationSettings, Generator, chat_text
@@ -35,7 +35,8 @@ from ebft.runtime.messages import printable, quiet_libraries
 logger = logging.getLogger(__name__)
 
 OF_SAMPLING = ("temperature", "top_p", "system_prompt", "seed", "too_long")
-OF_EVAL = ("model", "limit", *OF_SAMPLING, "batch_size", "dtype", "device", "trust_remote_code")
+OF_EVAL = {"model", "limit", *OF_SAMPLING, "batch_size", "dtype", "device", "trust_remote_code"}
+OF_EVAL |= {"prompt_column", "prompt_separator"}
 SHOWN = 240  # characters of a prompt above its answers: its end, since many begin alike
 
 
@@ -46,43 +47,45 @@ class PromptFormat:
     kind: str | None = None  # as `RowFormat.prompt_kind` has it; None: not known, or several
     rows: RowFormat = RowFormat()
 
-    @classmethod
-    def chosen(cls, given: argparse.Namespace, models: Sequence[str]) -> PromptFormat:
-        """As in the first of the runs behind these models, but for what flags say."""
-        kind, rows = {"raw": "text", "chat": "messages"}.get(given.prompt_style), RowFormat()
-        runs = {model: settings_of_run(Path(model).expanduser()) for model in models if kind is None}
-        for model, settings in [(model, settings) for model, settings in runs.items() if settings is not None][:1]:
-            logger.info(f"prompts are made as in the run of {model}; --prompt-style raw leaves them as they are")
-            kinds = settings.get("prompt_kinds") or []
-            kind = kinds[0] if len(kinds) == 1 else None
-            rows = DataConfig(**{f.name: settings[f.name] for f in fields(DataConfig) if f.name in settings}).row_format
-        texts = {"prompt_template": given.prompt_template, "prompt_separator": given.prompt_separator}
-        own: dict[str, Any] = {name: with_escapes(text) for name, text in texts.items() if text is not None}
-        if given.prompt_column is not None:  # the run's template would win over it
-            own = {"prompt": given.prompt_column, "prompt_template": "", **own}
-        return cls(kind, replace(rows, **own))
-
     def of_text(self, text: str) -> Any:
         """The prompt of what somebody types."""
         column = "instruction" if self.kind == "alpaca" else self.rows.prompt
         columns = fields_of(self.rows.prompt_template) if self.rows.prompt_template else [column]
         return self.rows.prompt_of({columns[0]: text})
 
-    def of_file(self, name: str, limit: int | None) -> list[Any]:
-        file = Path(name)
-        if file.suffix in TEXT_FILES and file.is_file():
-            found = [self.of_text(line) for line in file.read_text("utf-8").splitlines() if line]
-        else:
+    def prompts(self, typed: Sequence[str], name: str | None, limit: int | None) -> list[Any]:
+        """Of typed texts and of a file's; conversations, if any of them is one."""
+        found: list[Any] = []
+        if name is not None and Path(name).suffix in TEXT_FILES and Path(name).is_file():
+            found = [self.of_text(line) for line in Path(name).read_text("utf-8").splitlines() if line]
+        elif name is not None:
             found = [prompt for prompt in map(self.rows.prompt_of, read_rows(name)) if prompt]
-        if not found:
+        if name is not None and not found:
             raise DataError(f"{name}: no prompts; rows need {self.rows.prompt!r} or 'messages', or --prompt-column")
-        return found[:limit]
+        every = [*map(self.of_text, typed), *found[:limit]]
+        if self.kind != "messages" and all(isinstance(prompt, str) for prompt in every):
+            return every
+        return [[{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt for prompt in every]
 
-    def all_alike(self, prompts: list[Any]) -> list[Any]:
-        """Conversations, if any of them is one."""
-        if self.kind != "messages" and all(isinstance(prompt, str) for prompt in prompts):
-            return prompts
-        return [[{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt for prompt in prompts]
+
+def chosen(given: argparse.Namespace) -> tuple[EvalOptions, PromptFormat]:
+    """Prompts are made as in the first of the runs behind the models, but for what flags say."""
+    kind = {"raw": "text", "chat": "messages"}.get(given.prompt_style)
+    values = {**given.settings, "max_new_tokens": given.max_new_tokens, "samples": given.samples}
+    if given.prompt_template is not None:
+        values["calibration_prompt_template"] = given.prompt_template
+    models = values.get("model", [])
+    runs = [(model, run) for model in models if (run := settings_of_run(Path(model).expanduser())) is not None]
+    for model, run in runs[:1] if kind is None else ():
+        logger.info(f"prompts are made as in the run of {model}; --prompt-style raw leaves them as they are")
+        kinds = run.get("prompt_kinds") or []
+        kind = kinds[0] if len(kinds) == 1 else None
+        of_run = {name: run[inner] for name, (inner, owner) in BORROWED.items() if owner is DataConfig and inner in run}
+        if "prompt_column" in values:
+            of_run.pop("calibration_prompt_template", None)  # it would win over the column
+        values = of_run | values
+    options = EvalOptions.from_values(values)
+    return options, PromptFormat(kind, options.data.row_format)
 
 
 def load(name: str, options: EvalOptions) -> Generator:
@@ -162,22 +165,17 @@ def command(arguments: list[str]) -> int:
     add("--prompt", action="append", default=[], help="as often as you like; none: a chat. Line breaks: $'one\\ntwo'")
     add("--file", help="prompts in a file: a line each in .txt, else rows as training takes them")
     add("--prompt-style", choices=("raw", "chat"), help="raw: as given; chat: a user's turn; default: the run's")
-    add("--prompt-column", help="column of prompts; default: the run's, else prompt")
     add("--prompt-template", help="prompts of columns: 'Q: {question}\\nA:'; default: the run's")
-    add("--prompt-separator", help="what follows prompts that end in no whitespace; default: the run's")
     add("--max-new-tokens", default=128, help="longest answer in tokens [128]")
     add("--samples", default=1, help="answers to each prompt [1]")
     add("--output", help="also write the answers to this JSONL file")
     parser.add_settings("As in `ebft eval`", [(name, f) for name, f, _ in evaluation.options() if name in OF_EVAL])
     given = parser.parse_args(arguments)
-    own = {"max_new_tokens": given.max_new_tokens, "samples": given.samples}
-    options = EvalOptions.from_values({**given.settings, **own})
+    options, made = chosen(given)
     if not options.model:
         raise ConfigError("no model: give --model, folders of runs, models or hub names")
-    made = PromptFormat.chosen(given, options.model)
     if given.prompt or given.file is not None:
-        of_file = made.of_file(given.file, options.limit) if given.file is not None else []
-        answer_prompts(made.all_alike([*map(made.of_text, given.prompt), *of_file]), options, given.output)
+        answer_prompts(made.prompts(given.prompt, given.file, options.limit), options, given.output)
     elif given.output or options.samples != 1:
         raise ConfigError("--output and --samples need prompts: give --prompt or --file")
     else:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import os
 import platform
@@ -32,8 +31,6 @@ from ebft.sandbox.bubblewrap import bubblewrap_version
 from ebft.sandbox.other_languages import LANGUAGES, NOT_COMPILED
 from ebft.sandbox.python_tests import ERROR, STATUSES
 from ebft.version import __version__
-
-logger = logging.getLogger(__name__)
 
 K = (1, 4, 16)
 HARNESS = 7  # one more whenever answers are read or run in another way, so that outcomes of before are not kept
@@ -102,33 +99,25 @@ def _outcomes(
     problems: Mapping[str, Problem], rows: Sequence[Row], sandbox: Sandbox, workers: int, file: Path
 ) -> list[dict[str, Any]]:
     """The outcome of each row, in their order. Those of an earlier run are kept where problem, completion, limits,
-    toolchain and our own reading of answers are the same."""
-    earlier: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for outcome in read_jsonl(file):
-        if outcome["status"] != ERROR:
-            earlier[outcome["key"]].append(outcome)
-    found: dict[int, dict[str, Any]] = {}
-    todo: list[Attempt] = []
-    for place, row in enumerate(rows):
+    toolchain and our own reading of answers are the same, and equal answers to a problem are run once."""
+    limits, keys, todo = sandbox.limits, list[str](), dict[str, Attempt]()
+    for row in rows:
         problem = problems[row["task_id"]]
-        made = [repr(problem), row["completion"], asdict(sandbox.limits), sandbox.unsafe, _toolchain(problem.language)]
-        key = hashlib.sha256(json.dumps([*made, HARNESS], sort_keys=True).encode("ascii")).hexdigest()[:32]
-        about = {"task_id": problem.task_id, "language": problem.language, "sample": row["sample"], "key": key}
-        if earlier[key]:
-            found[place] = earlier[key].pop() | about
-        else:
-            todo.append(Attempt(problem, row["completion"], (place, about)))
+        made = [repr(problem), row["completion"], asdict(limits), sandbox.unsafe, _toolchain(problem.language), HARNESS]
+        keys.append(hashlib.sha256(json.dumps(made, sort_keys=True).encode("ascii")).hexdigest()[:32])
+        todo[keys[-1]] = Attempt(problem, row["completion"], keys[-1])
+    found = {one["key"]: one for one in read_jsonl(file) if one["status"] != ERROR and one["key"] in todo}
     write_jsonl(file, found.values())
-    if found and todo:
-        logger.info(f"{len(found)} of {len(rows)} outcomes already exist")
-    with progress("programs", len(rows), len(found)) as advance, file.open("a", encoding="utf-8") as appended:
-        for attempt, outcome in run_many(todo, sandbox, sandbox.limits, workers):
-            place, about = attempt.tag
-            found[place] = about | asdict(outcome) | {"passed": outcome.passed}
-            appended.write(json.dumps(found[place]) + "\n")
+    todo = {key: attempt for key, attempt in todo.items() if key not in found}
+    with progress("programs", len(todo)) as advance, file.open("a", encoding="utf-8") as appended:
+        for attempt, outcome in run_many(todo.values(), sandbox, limits, workers):
+            found[attempt.tag] = {"key": attempt.tag, **asdict(outcome), "passed": outcome.passed}
+            appended.write(json.dumps(found[attempt.tag]) + "\n")
             appended.flush()
             advance(1)
-    complete = [found[place] for place in range(len(rows))]
+    language = next(iter(problems.values())).language
+    about = [{"task_id": row["task_id"], "language": language, "sample": row["sample"]} for row in rows]
+    complete = [found[key] | of_row for key, of_row in zip(keys, about, strict=True)]
     write_jsonl(file, complete)
     return complete
 
@@ -141,9 +130,7 @@ def _toolchain(language: str) -> dict[str, str]:
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> Fraction:
-    """The estimate for one problem with `passed` of `samples` samples passing; there is none of fewer than k."""
-    if not 0 <= passed <= samples or not 1 <= k <= samples:
-        raise ValueError(f"there is no pass@{k} of {samples} samples of which {passed} pass")
+    """The estimate for one problem with `passed` of `samples` samples passing, of which there are at least k."""
     return 1 - Fraction(math.comb(samples - passed, k), math.comb(samples, k))
 
 

@@ -45,10 +45,8 @@ class TranslationScoring:
 
 def expected_best(scores: Sequence[float], k: int) -> float:
     """The expected maximum of k of the scores, drawn without replacement."""
-    n = len(scores)
-    if not 1 <= k <= n:
-        raise ValueError(f"k={k} must lie between 1 and the number of samples, {n}")
-    return math.fsum(s * (math.comb(i, k - 1) / math.comb(n, k)) for i, s in enumerate(sorted(scores)))
+    every = math.comb(len(scores), k)
+    return math.fsum(s * (math.comb(i, k - 1) / every) for i, s in enumerate(sorted(scores)))
 
 
 def score_translations(
@@ -61,13 +59,12 @@ def score_translations(
     `chrf_statistics`, for tests of the difference between two models.
     """
     texts = [[one_line(text) for text in of_pair] for of_pair in texts]
-    scores = _sentence_scores(pairs, texts, scoring)
+    scores, corpora = _sentence_scores(pairs, texts, scoring), {name: _Corpus(name, pairs, scoring) for name in CORPUS}
     rows = [
         {"task_id": pair.key, "sample": number, **{name: of[place][number] for name, of in scores.items()}}
         for place, pair in enumerate(pairs)
         for number in range(len(texts[place]))
     ]
-    corpora = {name: _Corpus(name, pairs, scoring) for name in CORPUS}
     metrics: Metrics = {}
     if max(map(len, texts)) == 1:
         for name, corpus in corpora.items():
@@ -79,20 +76,17 @@ def score_translations(
         fewest = min(map(len, texts))
         for k in (k for k in ks if k <= fewest):
             for name, corpus in corpora.items():
-                picked = [_picked(texts, scores[f"sentence_{name}"], at, k) for at in range(0, fewest - k + 1, k)]
-                found = [corpus.score(of_group, bootstrap=group == 0)[0] for group, of_group in enumerate(picked)]
+                found = []
+                for at in range(0, fewest - k + 1, k):  # of every sentence the best of these k, of equal ones the first
+                    best = [max(range(at, at + k), key=of.__getitem__) for of in scores[f"sentence_{name}"]]
+                    picked = [of_pair[number] for of_pair, number in zip(texts, best, strict=True)]
+                    found.append(corpus.score(picked, bootstrap=at == 0)[0])
                 # The groups share the sentences, so their average errs like one of them, at most.
                 metrics[f"best_of_{k}_{name}"] = found[0] | {"value": fmean(entry["value"] for entry in found)}
             for name, of in scores.items():
                 metrics[f"best_of_{k}_{name}"] = mean_of([expected_best(of_pair, k) for of_pair in of])
     signatures = {name: str(corpus.metric.get_signature()) for name, corpus in corpora.items()}
     return {"metrics": metrics, "signatures": signatures, "sentences": rows}
-
-
-def _picked(texts: Sequence[Sequence[str]], scores: Sequence[Sequence[float]], at: int, k: int) -> list[str]:
-    """Of every sentence the best of k translations, the first of which is number `at`; of equal ones the first."""
-    best = [max(range(at, at + k), key=of_pair.__getitem__) for of_pair in scores]
-    return [of_pair[number] for of_pair, number in zip(texts, best, strict=True)]
 
 
 def _sentence_scores(pairs: Sequence[Pair], texts: Sequence[Sequence[str]], scoring: TranslationScoring) -> Scores:

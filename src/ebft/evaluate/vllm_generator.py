@@ -63,10 +63,9 @@ class VLLMGenerator(Generator):
             # again, the same ones by their seeds, without stop strings, and cut here.
             stopped = [pair for pair, one in made.items() if isinstance(one.stop_reason, str)]
             early = [(p, s) for p, s in stopped if len(made[p, s].text) < len(fitted[p].whitespace)]
-            finishes = dict.fromkeys(made, "end") | dict.fromkeys(stopped, "stop")
             made |= ask(early, ()) if early else {}
-            finishes |= {pair: "length" for pair, one in made.items() if one.finish_reason == "length"}
-            yield [
-                (p, s, completion_of(fitted[p], one.text, finishes[p, s], len(one.token_ids), settings))
-                for (p, s), one in made.items()
-            ]
+            batch = []
+            for (p, s), one in made.items():
+                finish = "length" if one.finish_reason == "length" else "stop" if (p, s) in stopped else "end"
+                batch.append((p, s, completion_of(fitted[p], one.text, finish, len(one.token_ids), settings)))
+            yield batch

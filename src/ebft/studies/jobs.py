@@ -212,7 +212,7 @@ def _is_of(run: Path, given: Settings) -> bool:
 
 def _is_evaluated(output: Path, given: Settings, of_model: dict[Path, str]) -> bool:
     """Whether every task has results with these settings, of the model as it is now."""
-    from ebft.evaluate.eval_command import task_settings
+    from ebft.evaluate.commands import task_settings
     from ebft.evaluate.tables import is_scored
 
     if any(file.exists() and file.read_text(encoding="utf-8") != text for file, text in of_model.items()):

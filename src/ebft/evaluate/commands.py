@@ -1,0 +1,268 @@
+"""`ebft eval`: tasks on checkpoints, with results that can be resumed and compared. `ebft score FOLDER`: what
+`ebft eval --no-score` has generated, in one evaluation or in many, such as a study's, scored where there is a sandbox,
+with the same results as if it had been scored at once. `ebft score TASK --samples FILE`: completions made elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ebft.config import evaluation
+from ebft.config.evaluation import EvalOptions
+from ebft.config.settings import Parser
+from ebft.data import rows
+from ebft.errors import ConfigError, DataError, nearest
+from ebft.evaluate import differences, tables
+from ebft.evaluate.scoring import K, Row, Scored, shares_of_kinds
+from ebft.evaluate.tasks import MEMORY_MIB, ProblemSet, fingerprint, problem_sets
+from ebft.method.measures import TEMPERATURES
+from ebft.problems import translation
+from ebft.problems.catalog import BENCHMARKS, load_problems
+from ebft.problems.multipl_e import language_code
+from ebft.problems.problem import read_records
+from ebft.runtime.files import locked, read_json, write_json, write_text
+from ebft.runtime.machine import describe
+from ebft.runtime.messages import print_error, print_table, quiet_libraries
+
+logger = logging.getLogger(__name__)
+
+TABLE_FILE, LOCK_FILE = "results.md", "eval.lock"  # the lock: while a process writes here
+# Which options a task's numbers depend on: its groups' and the seed and limit, but not how fast it is made.
+_GROUPS = {"calibration": ("calibration",), "translation": ("generation", "translation")}
+_SOURCES = {"humaneval": ("humaneval",), "mbpp": ("mbpp",), "multipl-e": ("multipl_e", "languages")}
+_NOT_OF_NUMBERS = ("workers", "calibration_batch_size", "score")  # what is scored later has the same scores
+TASKS = (*BENCHMARKS, "translation")  # of `ebft score`, and options of `ebft eval` that are flags there, too
+OF_FOLDERS = {"workers", "unsafe_exec"}  # the others are those of the evaluation
+OF_SAMPLES = {
+    "timeout",
+    "source_field",
+    "target_field",
+    "target_language",
+    "bleu_tokenize",
+    "comet_model",
+    "comet_python",
+}
+
+
+def evaluate(arguments: list[str]) -> int:
+    usage = "--model M --tasks calibration,humaneval,... --output DIR [options]"
+    parser = Parser("eval", "Evaluate checkpoints. The same command resumes where it stopped.", usage)
+    for group, (_, title) in evaluation.GROUPS.items():
+        parser.add_settings(title, [(name, f) for name, f, _ in evaluation.options(group)])
+    options = EvalOptions.from_values(parser.parse_args(arguments).settings)
+    print_table(run(options, ["ebft", "eval", *arguments]))
+    print(f"\n{options.output}/{TABLE_FILE}")
+    return 0
+
+
+def run(options: EvalOptions, command: Sequence[str]) -> tables.Rows:
+    """Evaluate, or compare; returns the table."""
+    for name in ("output",) if options.compare else ("output", "model", "tasks"):
+        if not getattr(options, name):
+            raise ConfigError(f"no {name}: give --{name}")
+    output, labels = Path(options.output).expanduser(), tables.labels(options.compare or options.model)
+    if options.compare:
+        folders = dict(zip(labels, (Path(place).expanduser() for place in options.compare), strict=True))
+        found = {label: tables.read_results(folder) for label, folder in folders.items()}
+        with locked(output / LOCK_FILE):
+            return present(found, folders, output)
+    from ebft.evaluate.subject import CheckpointSubject
+
+    quiet_libraries()
+    # What can be wrong with models, data and settings shows before a model is loaded or a folder made.
+    subjects = [CheckpointSubject(name, options) for name in options.model]
+    sets: dict[str, list[ProblemSet]] = {task: problem_sets(task, options) for task in options.tasks}
+    several = {label: output / re.sub(r"[^\w.-]+", "-", label).strip("-.") for label in labels}
+    folders = several if len(labels) > 1 else {labels[0]: output}
+    with ExitStack() as held:
+        for place in sorted({output, *folders.values()}):
+            held.enter_context(locked(place / LOCK_FILE))
+        results = {}
+        for (label, folder), subject in zip(folders.items(), subjects, strict=True):
+            logger.info(f"{label} -> {folder}")
+            results[label] = _evaluate(options, sets, subject, folder, command)
+            subject.unload()  # room for the next one
+        return present(results, folders, output)
+
+
+def _evaluate(
+    options: EvalOptions, sets: Mapping[str, Sequence[ProblemSet]], subject: Any, folder: Path, command: Sequence[str]
+) -> tables.Results:
+    """All tasks on one model. Written after every task, so that a stopped run keeps what it has."""
+    from ebft.evaluate.run_task import run_task, with_prompt_style
+
+    if any(task != "calibration" for task in options.tasks):
+        options = with_prompt_style(options, subject)
+    file = folder / tables.RESULTS_FILE
+    finished = {} if options.overwrite or not file.exists() else tables.read_results(folder)["tasks"]
+    about = {"seed": options.seed, "versions": describe(), "command": list(command)}
+    results = {**subject.describe(), **about, "tasks": dict(finished)}
+    for task in options.tasks:
+        inputs: list[Any] = [[p.keys, p.asked[options.prompt_style], p.skipped] for p in sets[task]]
+        if task == "calibration":
+            data = rows.contents(options.calibration_data or "", options.calibration_split)
+            inputs = [subject.feature_source, data, TEMPERATURES]
+        settings = task_settings(task, options)
+        mark = fingerprint([task, subject.identity, inputs, settings])  # the same for the same numbers
+        if finished.get(task, {}).get("mark") == mark and (tables.is_scored(finished[task]) or not options.score):
+            logger.info(f"{task}: already in {file}")
+            continue
+        found = run_task(task, options, subject, folder, sets[task])
+        _record(folder, results, task, {**found, "settings": settings, "mark": mark})
+    return results
+
+
+def _record(folder: Path, results: tables.Results, task: str, entry: Mapping[str, Any]) -> None:
+    for note in entry["notes"]:
+        logger.warning(f"{task}: {note}")
+    results["tasks"][task] = entry
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / tables.RESULTS_FILE, results)
+
+
+def task_settings(task: str, options: EvalOptions) -> dict[str, Any]:
+    left_out = {*_NOT_OF_NUMBERS, *(name for other, names in _SOURCES.items() if other != task for name in names)}
+    left_out |= {"prompt_style"} if options.prompt_style == "auto" else set()  # not decided yet
+    found = options.values(*_GROUPS.get(task, ("generation", "code")))
+    found = {name: value for name, value in found.items() if name not in left_out}
+    return {"seed": options.seed, "limit": options.limit, **found}
+
+
+def present(results: dict[str, tables.Results], folders: dict[str, Path], output: Path) -> tables.Rows:
+    """Writes the tables and pictures; returns the table."""
+    tables.check_same_space(results)
+    moved = differences.against_first(results, folders)
+    output.mkdir(parents=True, exist_ok=True)
+    write_text(output / TABLE_FILE, tables.markdown(results, moved))
+    if any("calibration" in found["tasks"] for found in results.values()):
+        tables.draw(results, output)
+    return tables.table(results, moved)
+
+
+# ---- ebft score ------------------------------------------------------------------------------------------------------
+
+
+def score(arguments: list[str]) -> int:
+    parser = Parser("score", "Score completions made elsewhere. The same command resumes where it stopped.")
+    add = parser.add_argument
+    add("task", help=f"{', '.join(TASKS)}; or a folder of `ebft eval --no-score`, or of a study of them")
+    add("--problems", help="JSONL (or .jsonl.gz) in the dataset's own fields, or a hub name; of a folder: TASK=FILE")
+    add("--samples", help="JSONL with task_id (or name) and completion; several per task give pass@k")
+    add("--output", help="results as JSON; FILE.samples.jsonl beside it has each sample's outcome")
+    add("--memory", type=int, default=MEMORY_MIB, help="MiB for each program [1024]")
+    add("--k", default=",".join(map(str, K)), help="which pass@k to report, where there are enough samples [1,4,16]")
+    add("--language", help="of multipl-e: only problems in this language")
+    ours = OF_FOLDERS | OF_SAMPLES
+    parser.add_settings("As in `ebft eval`", [(name, f) for name, f, _ in evaluation.options() if name in ours])
+    options = parser.parse_args(arguments)
+    if options.task in TASKS:
+        print_table(tables.table({"value": {"tasks": {options.task: score_samples(options)}}}, {}))
+        return 0
+    if not (folder := Path(options.task).expanduser()).is_dir():
+        raise DataError(f"unknown task {options.task!r}, and no such folder{nearest(options.task, TASKS)}")
+    if odd := {*options.settings} - OF_FOLDERS:
+        raise DataError(f"--{min(odd).replace('_', '-')} is not for a folder: its settings are those of its evaluation")
+    errors = score_folder(folder, options.problems or "", options.settings)
+    for error in errors:
+        print_error(error)
+    return 2 if errors else 0
+
+
+def score_samples(options: argparse.Namespace) -> Scored:
+    """Completions made elsewhere, as the command line says; writes the results and returns them."""
+    task, source, given = options.task, options.problems, options.settings
+    if not (source and options.samples and options.output):
+        raise DataError(f"`ebft score {task}` needs --problems FILE, --samples FILE and --output FILE")
+    output = Path(options.output).expanduser()
+    details = output.with_name(f"{output.stem}.samples.jsonl")
+    if {output.resolve(), details.resolve()} & {
+        Path(name).expanduser().resolve() for name in (source, options.samples)
+    }:
+        raise DataError(f"--output {output} would overwrite problems or samples; choose another name")
+    asked = {"tasks": [task], task.replace("-", "_"): source}
+    if task == "translation":  # prompts, which name both languages, are not needed
+        fields = translation.find_fields(source, given=(given.get("source_field"), given.get("target_field")))
+        target = fields[1] if fields[1] in translation.LANGUAGE_NAMES else "unknown"
+        asked = {"source_language": "unknown", "target_language": target, "translation_data": source}
+    if task == "multipl-e":
+        every = sorted({problem.language for problem in load_problems(task, source)})
+        asked["languages"] = [language_code(options.language)] if options.language else every
+        if len(asked["languages"]) > 1:
+            raise DataError(f"{source} has several languages; choose one with --language: {', '.join(every)}")
+    with locked(output.with_name(f"{output.name}.lock"), output):
+        [problems] = problem_sets(task, EvalOptions.from_values({**asked, **given}), options.memory)
+        if problems.skipped:
+            raise DataError(problems.skipped)
+        samples = read_samples(options.samples, problems)
+        found = problems.score(samples, details, [int(k) for k in options.k.split(",")])
+        results = {"task": task, "notes": [], **found}
+        results["metrics"] |= shares_of_kinds(samples, problems.language)
+        results["settings"] |= {name: getattr(options, name) for name in ("problems", "samples", "language")}
+        write_json(output, results, indent=2)
+    for note in results["notes"]:
+        logger.warning(note)
+    return results
+
+
+def read_samples(source: str, problems: ProblemSet) -> list[Row]:
+    """Completions in the file's order; `MBPP/11` also stands for 11. Those of MultiPL-E's other languages are left."""
+    known, counted, found = {*problems.keys}, Counter[str](), list[Row]()
+    for record in read_records(source):
+        if record.row.get("language") in {*evaluation.LANGUAGES} - {problems.language}:
+            continue
+        name = str(translation.row_id(record))
+        key = name if name in known else name.split("/")[-1]
+        if key not in known:
+            raise DataError(f"{record.where}: there is no problem {name[:100]!r}, but {problems.keys[0]!r}")
+        row = {"task_id": key, "sample": counted[key], "completion": record.text("completion")}
+        found.append(row | {"finish": record.row.get("finish")})  # only `ebft eval`'s own files say
+        counted[key] += 1
+    return found
+
+
+def score_folder(folder: Path, problems: str, settings: Mapping[str, Any]) -> list[str]:
+    """Scores what is left in all evaluations of the folder; returns why some could not be, which stops no other.
+
+    Args:
+        problems: where they are now, if not where they were: `humaneval=FILE,mbpp=FILE`.
+        settings: the number of workers, and whether to do without a sandbox.
+    """
+    from ebft.evaluate.run_task import scored  # brings in torch
+
+    moved = {task.replace("-", "_"): file for task, _, file in (pair.partition("=") for pair in problems.split(","))}
+    every = {file.parent: read_json(file) or {} for file in sorted(folder.rglob(tables.RESULTS_FILE))}
+    found = {place: results for place, results in every.items() if "tasks" in results}
+    if not found:
+        raise DataError(f"{folder} holds no results of `ebft eval`; score a file with `ebft score TASK --samples FILE`")
+    errors = []
+    for place, results in found.items():
+        with locked(place / LOCK_FILE):
+            for task, entry in [(t, entry) for t, entry in results["tasks"].items() if not tables.is_scored(entry)]:
+                asked = {name: value for name, value in entry["settings"].items() if value is not None}
+                asked |= {"tasks": [task], **settings, **{name: file for name, file in moved.items() if name in asked}}
+                try:
+                    options = EvalOptions.from_values(asked)
+                    now = scored(options, place, problem_sets(task, options))
+                    _record(place, results, task, {**now, **{name: entry[name] for name in ("settings", "mark")}})
+                except (DataError, ConfigError) as error:  # the latter: no sandbox
+                    errors.append(f"{place}, {task}: {error} (problems that have moved: --problems {task}=FILE)")
+            logger.info(f"{place}:")
+            print_table(_present({place: results}, place))
+    if len(found) > 1 and all(place.parent == folder for place in found):  # of several models, compared
+        _present(found, folder)
+    return errors
+
+
+def _present(found: Mapping[Path, tables.Results], folder: Path) -> tables.Rows:
+    """The table of `ebft eval`, of several models in the order in which they were given."""
+    given = next(iter(found.values())).get("command", [])
+    places = sorted(found, key=lambda place: given.index(model) if (model := found[place]["model"]) in given else 0)
+    names = tables.labels([found[place]["model"] for place in places])
+    results = {name: found[place] for name, place in zip(names, places, strict=True)}
+    return present(results, dict(zip(names, places, strict=True)), folder)
