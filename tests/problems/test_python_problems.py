@@ -125,7 +125,7 @@ DEEP = "x = " + "-" * 100_000 + "1"
         (mbpp_problem, {"test_list": None}, "has no field 'test_list'"),
         (humaneval_problem, {"test": "def check(:"}, "'test' is not valid Python"),
         (humaneval_problem, {"test": DEEP}, r"'test' is not valid Python .nested too deeply"),
-        (humaneval_problem, {"prompt": 5}, "'prompt' is a number, not a string"),
+        (humaneval_problem, {"prompt": 5}, "'prompt' is int, not a string"),
         (mbpp_problem, {"test_list": []}, "test_list is empty"),
         (mbpp_problem, {"code": DEEP}, "'code' is not valid Python .nested too deeply"),
     ],
