@@ -1,14 +1,22 @@
-"""`ebft study run` and `ebft sweep` through the command: with a stand-in for the runs, and once with real ones."""
+"""`ebft study run` and `ebft sweep` through the command: with stand-ins for the runs and for Slurm's commands, and once
+with real runs."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import signal
+import subprocess
+import threading
+import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ebft import cli
 from ebft.config.recipe import read_values
@@ -21,6 +29,7 @@ from tests.studies.commands import attempts, run, sweep, write_study
 from tests.studies.conftest import STUB
 
 pytestmark = pytest.mark.usefixtures("offline")
+SLURM = ("--launcher", "slurm")
 
 
 def started(out: Path) -> dict[str, int]:
@@ -65,14 +74,12 @@ class TestOrder:
     def test_features_of_another_method_and_a_grid_for_all(self, tmp_path: Path) -> None:
         methods = {"first": {"method": "sft", "seeds": [0]}, "ebft": {"after": "first"}}
         plan = Plan(read_study(write_study(tmp_path, methods, settings={"feature_model": "first"})))
-        first, ebft = (
-            next(run.given for run in plan.runs if run.name == name) for name in ("first,seed=0", "ebft,seed=1")
-        )
+        first, ebft = plan.runs[0].given, plan.runs[2].given
         assert "feature_model" not in first
         assert ebft["feature_model"] == ebft["model"] == first["output_dir"]
         methods = {"sft": {"seeds": [0]}, "ebft": {"after": "sft", "seeds": [0]}}
         plan = Plan(read_study(write_study(tmp_path, methods, grid={"model": ["a/small", "b/large"]})))
-        large = next(run.given for run in plan.runs if run.name == "ebft,model=large,seed=0")
+        large = plan.runs[3].given
         assert large["model"].endswith("sft,model=large,seed=0")
         assert large["feature_model"] == "b/large"
         assert [job.name for job in plan.evaluations][:2] == ["evaluate-base,model=small", "evaluate-base,model=large"]
@@ -87,11 +94,8 @@ class TestAgain:
             "ebft": {"settings": {"run_name": "once"}},
         }
         file = write_study(tmp_path, methods, seeds=[0])
-        assert run(file, "--jobs", 2) == 1
-        printed = capsys.readouterr()
-        assert "2 jobs failed; the same command tries again" in printed.err
-        assert "sft,seed=0: failed: this point fails" in printed.out
-        assert run(file, "--jobs", 2) == 1
+        assert [run(file, "--jobs", 2) for _ in range(2)] == [1, 1]
+        assert "sft,seed=0: failed: this point fails" in capsys.readouterr().out
         assert started(tmp_path / "out") == {"sft,seed=0": 2, "ebft,seed=0": 2}
         states = {job.name: job.state for job in Plan(read_study(file)).jobs}
         assert (states["child,seed=0"], states["evaluate-ebft,seed=0"]) == ("to do", "finished")
@@ -122,15 +126,13 @@ def test_points_of_a_sweep_are_skipped_resumed_and_tried_again(recipe: Path, tmp
     lines = capsys.readouterr().out.splitlines()
     assert (lines[0], len(lines)) == ("learning_rate=1,run_name=good: to do", 7)
     assert not (tmp_path / "out").exists()
-    assert sweep(recipe, *arguments) == 1
-    assert "4 jobs failed; the same command tries again" in capsys.readouterr().err
-    assert sweep(recipe, *arguments) == 1
+    assert [sweep(recipe, *arguments) for _ in range(2)] == [1, 1]
     printed = capsys.readouterr()
+    assert "4 jobs failed; the same command tries again" in printed.err
     assert "6 training runs and 0 evaluations, 2 of them finished" in printed.err
     assert "learning_rate=1,run_name=fail: failed (exit code 2): this point fails" in printed.err
-    states = [line.split()[1] for line in printed.out.splitlines() if line.startswith("learning_rate=")]
+    states = [line.split()[1] for line in printed.out.splitlines() if line.startswith("learning_rate=")][-18:]
     assert states[:6] == ["finished", "finished", "failed:"] * 2
-    assert "1.0000 ± 0.2500" in printed.out
     assert (tmp_path / "out" / "compare" / "compare.html").exists()
     assert sweep(recipe, *arguments, "--max_steps", 7) == 1  # a finished point whose recipe has changed is resumed
     of_good = attempts(tmp_path / "out" / "learning_rate=1,run_name=good")
@@ -148,10 +150,9 @@ def test_inputs_are_looked_at_before_anything_starts(
     good = {"dataset": [str(sums)]}
     for settings, words in (
         ({**good, "model": "smollm2-153m"}, "did you mean 'smollm2-135m'"),
-        ({}, "ebft: one.jsonl: no such file"),
         (good, "evaluation: three.jsonl: no such file"),
     ):
-        methods = {"sft": {"settings": good}, "ebft": {"settings": settings}}
+        methods = {"sft": {"settings": settings}}
         file = write_study(tmp_path, methods, settings=real, evaluation={"tasks": ["mbpp"], "mbpp": "three.jsonl"})
         assert run(file, "--dry-run") == run(file) == 2
         assert words in capsys.readouterr().err
@@ -167,6 +168,137 @@ def test_inputs_are_looked_at_before_anything_starts(
     other = {**real, "dataset": [str(sums)], "learning_rate": 2e-4}
     assert run(write_study(tmp_path, {"sft": {}}, settings=other, **two)) == 2
     assert "holds a run with learning_rate=0.001, not 0.0002" in capsys.readouterr().err
+
+
+def wait_for(*files: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not all(file.exists() for file in files) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+@pytest.mark.usefixtures("stub")
+def test_one_point_at_a_time_on_each_gpu(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert sweep(recipe, "--set", "learning_rate=1,2,3,4,5", "--use_cpu", "false") == 0
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for point in (tmp_path / "out").glob("learning_rate=*"):
+        start, end = attempts(point)
+        spans.setdefault(start["gpu"], []).append((start["start"], end["end"]))
+    assert set(spans) == {"4", "6"}
+    for on_one_gpu in spans.values():
+        assert all(before[1] <= after[0] for before, after in pairwise(sorted(on_one_gpu)))
+
+
+@pytest.mark.usefixtures("stub")
+def test_ctrl_c_stops_the_points_and_says_how_to_resume(recipe: Path, tmp_path: Path, capsys: Any) -> None:
+    runs = [tmp_path / "out" / f"run_name=wait,learning_rate={rate}" for rate in (1, 2)]
+
+    def stop() -> None:
+        wait_for(*(point / "attempts.jsonl" for point in runs))
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    (stopping := threading.Thread(target=stop)).start()
+    assert sweep(recipe, "--set", "run_name=wait", "--set", "learning_rate=1,2", "--jobs=2") == 130
+    stopping.join()
+    assert "stopped; the same command resumes from here" in capsys.readouterr().err
+    assert all((point / "interrupted").exists() for point in runs)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """sbatch runs every task of an array at once, and notes other jobs in `later`; squeue says what is in `queue`."""
+    folder, log = tmp_path / "bin", tmp_path / "cluster"
+    folder.mkdir()
+    log.mkdir()
+    (folder / "sbatch").write_text(
+        f"""#!/bin/bash
+echo "$2" >> {log}/submitted
+[ -e {log}/never ] && echo 4711 && exit
+[ -e "$2" ] || {{ printf '%s\\n' "$@" > {log}/later; echo 4712; exit; }}
+last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$2")
+for task in $(seq 0 "$last"); do (cd / && SLURM_ARRAY_TASK_ID=$task bash "$2" >> {log}/output 2>&1); done
+echo "4711;cluster"
+"""
+    )
+    (folder / "scontrol").write_text(f'#!/bin/bash\necho "$@" >> {log}/requeued\n')
+    (folder / "squeue").write_text(f"#!/bin/bash\ncat {log}/queue 2>/dev/null\nexit 0\n")
+    for file in folder.iterdir():
+        file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return log
+
+
+@pytest.mark.usefixtures("stub")
+def test_an_array_job_runs_what_is_left(recipe: Path, tmp_path: Path, cluster: Path, capsys: Any) -> None:
+    arguments = [*SLURM, "--set", "learning_rate=1,2", "--set", "run_name=good,once"]
+    arguments += ["--slurm", "partition=gpu", "--slurm", "no-requeue", "--jobs", "3"]
+    file = tmp_path / "out" / "sweep.sbatch"
+    assert sweep(recipe, *arguments, "--dry-run") == 0
+    assert f"written and not submitted: sbatch {file}" in capsys.readouterr().out
+    assert not (cluster / "submitted").exists()
+    assert sweep(recipe, *arguments) == 0
+    assert "submitted as job 4711" in capsys.readouterr().err
+    lines = file.read_text().splitlines()
+    assert {"#SBATCH --array=0-3%3", "#SBATCH --partition=gpu", "#SBATCH --no-requeue"} <= set(lines)
+    # The second time only those that failed are in the array; a third time there is nothing to submit.
+    assert sweep(recipe, *arguments) == 0
+    assert "#SBATCH --array=0-1%3\n" in file.read_text()
+    capsys.readouterr()
+    assert sweep(recipe, *arguments) == 0
+    assert len((cluster / "submitted").read_text().splitlines()) == 2
+    assert capsys.readouterr().out.count(": finished\n") == 4
+
+    # A task whose time is up goes back into the queue.
+    assert sweep(recipe, *SLURM, "--set", "run_name=wait", "--dry-run") == 0
+    variables = {**os.environ, "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
+    with subprocess.Popen(["bash", str(file)], env=variables, start_new_session=True) as process:
+        wait_for(tmp_path / "out" / "run_name=wait" / "attempts.jsonl")
+        assert not (cluster / "requeued").exists()
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(30) == 75, "the run has ended by itself"
+    assert (cluster / "requeued").read_text() == "requeue 4711_0\n"
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_study_is_submitted_stage_by_stage(tmp_path: Path, cluster: Path, capsys: Any) -> None:
+    """First the search, then the seed that is left and what starts from it, where jobs fail."""
+    bad = {"method": "ebft", "after": "sft", "settings": {"run_name": "fail"}}
+    methods = {"sft": {"search": {"learning_rate": [0.5, 0.25]}}, "bad": bad}
+    three_stages = (write_study(tmp_path, methods, evaluation=False), *SLURM, "--slurm", "partition=gpu")
+    # A chain ends where tasks never start.
+    (cluster / "never").touch()
+    assert run(*three_stages) == 0
+    assert run(*three_stages, "--next-stage") == 0
+    assert len((cluster / "submitted").read_text().splitlines()) == 2, "one stage, and what would follow"
+    (cluster / "never").unlink()
+    assert run(*three_stages) == 0
+    script, later = tmp_path / "out" / "study.sbatch", cluster / "later"
+    assert "#SBATCH --array=0-1\n" in script.read_text(), "two candidates"
+    (cluster / "queue").write_text("4700\n4712\n")
+    assert run(*three_stages) == 2
+    assert "job 4711 4712 of this study is still in the queue" in capsys.readouterr().err
+    # As Slurm would: the job that waited runs the command, which submits a stage and the next job, until there is none.
+    for stage in (["sft,learning_rate=0.25,seed=1", "bad,seed=0"], ["bad,seed=1"]):
+        asked = dict(line.lstrip("-").partition("=")[::2] for line in later.read_text().splitlines())
+        later.unlink()
+        assert asked.items() >= {"dependency": "afterany:4711", "partition": "gpu"}.items()
+        assert "gpus-per-task" not in asked
+        words = shlex.split(asked["wrap"])
+        assert words[-1] == "--next-stage"
+        assert cli.main(words[words.index("study") :]) == 0
+        assert all(f"{name}.yaml" in script.read_text() for name in stage)
+        assert f"0-{len(stage) - 1}" in script.read_text()
+    assert not later.exists(), "the chain has ended, though a job has failed"
+    jobs = json.loads((tmp_path / "out" / "study.json").read_text())["jobs"]
+    assert jobs["sft,learning_rate=0.25,seed=1"]["state"] == "finished"
+    assert jobs["bad,seed=0"]["state"] == "failed: this point fails"
+    # By hand, what failed is tried again, and nothing waits for it.
+    (cluster / "queue").unlink()
+    assert run(*three_stages) == 0
+    assert "bad,seed=0" in script.read_text()
+    assert not later.exists()
 
 
 def test_real_runs_and_their_report(tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

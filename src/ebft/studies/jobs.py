@@ -10,7 +10,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Container
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import yaml
@@ -79,7 +78,7 @@ def last_error(log: Path) -> str | None:
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     lines = f"\n{text}".rpartition(f"\n{PROMPT}")[2].splitlines()
     found = next((line.removeprefix("ebft: ") for line in lines if line.startswith("ebft: ")), None)
-    return None if found == "stopped" else found
+    return None if found and found.startswith("stopped") else found
 
 
 class Plan:
@@ -97,19 +96,14 @@ class Plan:
         self._folder = study.folder.resolve()
         for row in study.rows:
             self.final[row.name] = self._add(row)
+        # The models that runs start from: `base`, or several if the study is about models.
+        models = list(dict.fromkeys(str(row.settings["model"]) for row in study.rows if row.after is None))
+        values = [{"model": model} for model in models]
+        self.bases = [Row("base", "base", each if len(models) > 1 else {}, each) for each in values]
         self.evaluations = self._evaluations() if study.evaluation else []
-
-    @property
-    def runs(self) -> list[Run]:
-        return list(self._runs.values())
-
-    @property
-    def jobs(self) -> list[Job]:
-        return [*self.runs, *self.evaluations]
-
-    @property
-    def unfinished(self) -> list[Job]:
-        return [job for job in self.jobs if not job.finished]
+        self.runs = list(self._runs.values())
+        self.jobs: list[Job] = [*self.runs, *self.evaluations]
+        self.unfinished = [job for job in self.jobs if not job.finished]
 
     def given_up(self, job: Job) -> bool:
         return job.name in self.failed or (self.once and job.log.exists())
@@ -119,13 +113,6 @@ class Plan:
         first = sorted(self.unfinished, key=lambda job: isinstance(job, Run))
         missing = {str(run.output) for run in self.runs if not run.finished}
         return [job for job in first if not missing & {*job.models}]
-
-    @cached_property
-    def bases(self) -> list[Row]:
-        """The models that runs start from: `base`, or several if the study is about models."""
-        models = list(dict.fromkeys(str(row.settings["model"]) for row in self.study.rows if row.after is None))
-        values = [{"model": model} for model in models]
-        return [Row("base", "base", each if len(models) > 1 else {}, each) for each in values]
 
     def _add(self, row: Row) -> list[Run]:
         """Its runs as far as they are known; returns those to report."""
@@ -203,11 +190,12 @@ class Plan:
 def _is_of(run: Path, given: Settings) -> bool:
     """Whether a run had this very recipe; after a change, such as more steps, it has to continue. The place of the
     study does not count: a copy of it is as finished as it was."""
-
-    def anywhere(recipe: Settings) -> str:
-        return repr(sorted(recipe.items())).replace(recipe["output_dir"].removesuffix(run.name), "")
-
-    return anywhere(yaml.load((run / "recipe.yaml").read_text(encoding="utf-8"), _Loader)) == anywhere(given)
+    before = yaml.load((run / "recipe.yaml").read_text(encoding="utf-8"), _Loader)
+    there, here = (
+        repr(sorted(recipe.items())).replace(recipe["output_dir"].removesuffix(run.name), "")
+        for recipe in (before, given)
+    )
+    return there == here
 
 
 def _is_evaluated(output: Path, given: Settings, of_model: dict[Path, str]) -> bool:
