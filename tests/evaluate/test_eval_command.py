@@ -27,14 +27,7 @@ PAIRS = [{"de": f"Haus {n}" + "!" * n, "en": f"house {n}"} for n in range(6)]
 ROWS = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}, that is all"} for a in range(6) for b in range(6)]
 
 
-@pytest.fixture(autouse=True)
-def away_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EBFT_CACHE", str(tmp_path / "cache"))
-    import datasets
-    import huggingface_hub
-
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+pytestmark = pytest.mark.usefixtures("offline")
 
 
 @pytest.fixture(scope="module")

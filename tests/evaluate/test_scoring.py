@@ -62,6 +62,9 @@ def test_outcomes_are_kept_but_errors_are_tried_again(ran: list[str], tmp_path: 
     ran.clear()
     score_programs(PROBLEMS, ROWS, Sandbox(limits=Limits(seconds=3)), file)
     assert len(ran) == 4, "other limits, other outcomes"
+    ran.clear()
+    found = score_programs(PROBLEMS, [row("a", sample, "equal") for sample in range(3)], Sandbox(), file)
+    assert (ran, found["counts"]["samples"], len(file.read_text().splitlines())) == (["equal"], 3, 3)
 
 
 @pytest.mark.parametrize(("answers", "named"), [("ab", True), ("ac", False), ("a", False)])

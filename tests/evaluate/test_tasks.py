@@ -34,13 +34,10 @@ def test_the_hub_is_asked_for_the_datasets_by_name(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Sandbox, "check", lambda self: None)
     sets = problem_sets("humaneval", EvalOptions(limit=2))
     assert sets[0].keys == ["Test/0", "Test/1"]
-    with pytest.raises(ValueError, match=r"test_list|text"):
-        problem_sets("mbpp", EvalOptions())
     with pytest.raises(ValueError, match="head of a function"):
         problem_sets("multipl-e", EvalOptions(languages=["rs"]))
     assert asked == [
         ("openai/openai_humaneval", None, "test"),
-        ("google-research-datasets/mbpp", "full", "test"),
         ("nuprl/MultiPL-E", "humaneval-rs", "test"),
     ]
 

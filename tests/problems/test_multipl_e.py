@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ebft.errors import DataError
-from ebft.problems.multipl_e import MOST, language_code, multipl_e_problem
+from ebft.problems.multipl_e import MOST, multipl_e_problem
 from ebft.problems.problem import Record
 from tests.sandbox.multipl_e import FORMS, checks_of, own_problem, prompt_of
 
@@ -82,9 +82,5 @@ def test_bad_problems() -> None:
             multipl_e_problem(Record("file: row 3", {name: value for name, value in row.items() if name != missing}))
     with pytest.raises(DataError, match="does not end with the head of a function"):
         multipl_e_problem(Record("file: row 3", {**row, "prompt": "// nothing\n"}))
-
-
-def test_languages_by_their_names() -> None:
-    assert [language_code(name) for name in ("C++", "go_test.go", "TypeScript", "rs")] == ["cpp", "go", "ts", "rs"]
     with pytest.raises(DataError, match="unknown language"):
-        language_code("cobol")
+        multipl_e_problem(Record("file: row 3", {**row, "language": "cobol"}))

@@ -52,8 +52,14 @@ _NOT_OF_A_SEQUENCE = ("calibration_data", "calibration_split", "sequences", "fea
 
 def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Scored:
     """From the task's options to records on disk to numbers."""
-    config, ends = options.method, end_token_ids(subject.tokenizer, True)
-    documents = calibration_documents(options, subject.tokenizer)
+    config, data, ends = options.method, options.data, end_token_ids(subject.tokenizer, True)
+    source = options.calibration_data or "", subject.tokenizer, options.calibration_split
+    store = tokenize_source(*source, data.row_format, data.limit_documents)
+    documents, test = DocumentIndex.of(store).without_test(data.test_split, data.split_seed)
+    if options.held_out:  # what a run with this validation_split validated on
+        documents = documents.split(options.held_out, data.split_seed)[1]
+    elif test is not None:
+        documents = test
     dataset = SequenceDataset(documents, config.context_length, config.packing, pad_token_id(subject.tokenizer))
     check_sequences(dataset, config, ends if config.completions_end else None)
     rows = range(min(len(dataset), options.sequences, options.limit or options.sequences))
@@ -93,15 +99,6 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Sco
         "text": text_checksum(dataset, rows),  # differences are between measurements of the same
         "notes": [ENDS_NOT_MEASURED] if config.leaves_ends_out else [],
     }
-
-
-def calibration_documents(options: EvalOptions, tokenizer: Any) -> DocumentIndex:
-    source, data = options.calibration_data or "", options.data
-    store = tokenize_source(source, tokenizer, options.calibration_split, data.row_format, data.limit_documents)
-    rest, test = DocumentIndex.of(store).without_test(data.test_split, data.split_seed)
-    if options.held_out:  # what a run with this validation_split validated on
-        return rest.split(options.held_out, data.split_seed)[1]
-    return rest if test is None else test
 
 
 def measure_sequences(

@@ -39,15 +39,8 @@ _SOURCES = {"humaneval": ("humaneval",), "mbpp": ("mbpp",), "multipl-e": ("multi
 _NOT_OF_NUMBERS = ("workers", "calibration_batch_size", "score")  # what is scored later has the same scores
 TASKS = (*BENCHMARKS, "translation")  # of `ebft score`, and options of `ebft eval` that are flags there, too
 OF_FOLDERS = {"workers", "unsafe_exec"}  # the others are those of the evaluation
-OF_SAMPLES = {
-    "timeout",
-    "source_field",
-    "target_field",
-    "target_language",
-    "bleu_tokenize",
-    "comet_model",
-    "comet_python",
-}
+OF_SAMPLES = {"timeout", "source_field", "target_field", "target_language"}
+OF_SAMPLES |= {"bleu_tokenize", "comet_model", "comet_python"}
 
 
 def evaluate(arguments: list[str]) -> int:

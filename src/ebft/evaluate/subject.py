@@ -43,7 +43,12 @@ class CheckpointSubject:
 
     def __init__(self, name: str, options: EvalOptions) -> None:
         self.options, self.checkpoint = options, Checkpoint.find(name)
-        self.device, self.dtype = device_and_dtype(options.device, options.dtype)
+        place = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+        try:
+            self.device = torch.empty(0, device=place).device
+        except (RuntimeError, AssertionError) as error:  # no such device, or none on this machine
+            raise ConfigError(f"device={options.device!r}: {first_line(error)}") from None
+        self.dtype = DTYPES.get(options.dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self.identity: Any = [*self.checkpoint.identity(), str(self.dtype)]
         self.feature_name: str = options.feature_model or (options.model[0] if options.model else name)
         # The adapter's base is the model before training, whose features the method itself uses.
@@ -90,13 +95,3 @@ class CheckpointSubject:
 
 
 Subject = LoadedSubject | CheckpointSubject
-
-
-def device_and_dtype(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
-    """Where a model goes, by default a GPU if there is one, and its precision, by default bfloat16 there."""
-    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    try:
-        place = torch.empty(0, device=chosen).device
-    except (RuntimeError, AssertionError) as error:  # no such device, or none on this machine
-        raise ConfigError(f"device={device!r}: {first_line(error)}") from None
-    return place, DTYPES.get(dtype, torch.bfloat16 if place.type == "cuda" else torch.float32)
