@@ -63,7 +63,7 @@ class TestWindow:
         found = {}
         for batch in micro_batches:
             layout, lengths = batch["layout"], batch["completion_lengths"]
-            completions = layout.generated(batch["input_ids"])
+            completions = layout.completions(batch["input_ids"])
             for row, ids in enumerate(batch["input_ids"][:, :T].tolist()):
                 own = () if lengths is None else tuple(lengths[row].flatten().tolist())
                 found[tuple(ids), tuple(completions[row].flatten().tolist()), own] = batch["advantages"][row].tolist()
@@ -154,7 +154,7 @@ class TestWindow:
                 assert float(window.metrics[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
         for mine, other in zip(gradients, plain_gradients, strict=True):
             assert (mine - other).abs().max() <= 1e-5 * other.abs().max().clamp(min=1e-2)
-        completions = torch.cat([b["layout"].generated(b["input_ids"]) for b in window.micro_batches])
+        completions = torch.cat([b["layout"].completions(b["input_ids"]) for b in window.micro_batches])
         equal = (completions == completions[:, :, :1]).all(-1).all(-1)
         assert bool(equal.any()), "completions that are all equal, or less is shown"
         assert not bool(equal.all())

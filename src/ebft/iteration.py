@@ -97,15 +97,10 @@ def check_sequences(dataset: SequenceDataset, config: MethodConfig, end_token_id
             return
     answers = config.answer_only or config.anchors == "answer_start"
     what, longest = ("answer", dataset.index.answer_counts) if answers else ("document", dataset.lengths)
-    ways_out = {
-        "answer_only=false": config.answer_only and config.anchors == "strided",
-        "short_truths=true": config.leaves_ends_out,
-        "rows with answers after a prompt": config.anchors == "answer_start",
-    }
     raise DataError(
         f"no rollout can begin in the data: the longest {what} has {int(longest.max())} tokens, horizon is "
         f"{config.horizon}, and rollouts begin every stride={config.stride} tokens, after a context; use a smaller "
-        f"horizon or stride, longer sequences{''.join(f', or {way}' for way, helps in ways_out.items() if helps)}"
+        "horizon or stride, or longer texts (docs/troubleshooting.md has more ways out)"
     )
 
 
@@ -149,6 +144,14 @@ class Packing:
             nodes = rounded_up(nodes, every_node)
             predicting = rounded_up(predicting, len(rows) * every_node)
         return layout.select_rows(index).with_tree(self.tree.select(index), nodes, predicting)
+
+    def computed(self, sequences: int) -> tuple[int, int]:
+        """Tokens that go through the layers, and rows that predict completions, where so many rows hold a text."""
+        of = self.layout
+        if self.tree is None:
+            rows = of.num_anchors * (1 + of.samples * (of.horizon - 1))
+            return sequences * of.packed_length, sequences * rows
+        return sequences * of.context_length + sum(self.nodes), sum(self.predicting)
 
 
 def packings(
@@ -202,21 +205,16 @@ def score(
     with clock.phase("features"):
         generated, truth = features(layout.pack(input_ids, rollouts.completions), layout, rollouts.lengths)
     with clock.phase("rewards"):
-        truth_group = _truth_groups(input_ids, layout, rollouts)
+        completions = rollouts.completions
+        if rollouts.lengths is not None:  # a sample is the truth if the two agree up to their own ends
+            steps = torch.arange(layout.horizon, device=completions.device)
+            completions = torch.where(steps < rollouts.lengths[..., None], completions, -2)
+        truth_group = truth_groups(completions, layout.truths(input_ids), rollouts.groups)
         alignment, diversity = feature_matching_rewards(
             generated, truth, config.whitening, rollouts.groups, truth_group
         )
         cfm = conditional_feature_matching_loss(generated, truth) if layout.samples > 1 else None
     return Scores(alignment, diversity, cfm)
-
-
-def _truth_groups(input_ids: Tensor, layout: PackedLayout, rollouts: Rollouts) -> Tensor:
-    """The group of the samples that are the truth itself, [b, B]; -1 where none is. Both sides up to their own end."""
-    completions = rollouts.completions
-    if rollouts.lengths is not None:
-        steps = torch.arange(layout.horizon, device=completions.device)
-        completions = torch.where(steps < rollouts.lengths[..., None], completions, -2)
-    return truth_groups(completions, layout.truths(input_ids), rollouts.groups)
 
 
 @dataclass
@@ -280,6 +278,9 @@ def prepare_window(
     metrics["ebft/anchors"] = totals["contexts"] / totals["sequences"]
     metrics["ebft/packed_tokens"] = totals["packed_tokens"]
     metrics["ebft/shared"] = 1 - totals["nodes"] / totals["generated_tokens"].clamp(min=1)
+    of_layout = {name: getattr(layout, name).expand(rows, -1) for name in ("anchors", "anchor_mask", "truth_lengths")}
+    of_scores = {"alignment": scores.alignment, "diversity": scores.diversity, "advantages": advantages}
+    of_sequences = {"input_ids": input_ids, "completions": rollouts.completions, **of_scores, **of_layout}
     return Window(
         [
             {**batch, "generated_tokens": totals["generated_tokens"], "truth_tokens": totals["truth_tokens"]}
@@ -290,7 +291,7 @@ def prepare_window(
         totals["tokens"],
         {name: totals[name] for name in ("packed_tokens", "scored_tokens", "trained_tokens", "trained_rows")},
         metrics,
-        _example(input_ids, rollouts, scores, layout, advantages),
+        {name: values[0] for name, values in of_sequences.items()},
     )
 
 
@@ -301,17 +302,14 @@ def _counts(
     rows, device = rollouts.completions.shape[0], rollouts.completions.device
     real = on_host.document_ids != PADDING
     sequences = int(real.any(1).sum())  # rows that only fill up a process's part hold no token
-    text = sequences * layout.context_length
-    plain = sequences * (layout.packed_length - layout.context_length)
-    trees = to_score.tree is not None
-    per_anchor = 1 + layout.samples * (layout.horizon - 1)
+    (scored, _), (trained, trained_rows) = to_score.computed(sequences), to_train.computed(sequences)
     known = {
         "sequences": sequences,
         "tokens": int(real.sum()),
-        "packed_tokens": text + plain,
-        "scored_tokens": text + (sum(to_score.nodes) if trees else plain),
-        "trained_tokens": text + (sum(to_train.nodes) if trees else plain),
-        "trained_rows": sum(to_train.predicting) if trees else sequences * layout.num_anchors * per_anchor,
+        "packed_tokens": sequences * layout.packed_length,
+        "scored_tokens": scored,
+        "trained_tokens": trained,
+        "trained_rows": trained_rows,
     }
     counted = counted_tokens(layout, rows, rollouts.lengths)
     generated = counted.sum()
@@ -371,20 +369,6 @@ def micro_batches(
             "advantages": advantages[index],
             "completion_lengths": chosen.lengths,
         }
-
-
-def _example(
-    input_ids: Tensor, rollouts: Rollouts, scores: Scores, layout: PackedLayout, advantages: Tensor
-) -> dict[str, Tensor]:
-    names = ("anchors", "anchor_mask", "truth_lengths")
-    return {
-        "input_ids": input_ids[0],
-        "completions": rollouts.completions[0],
-        "alignment": scores.alignment[0],
-        "diversity": scores.diversity[0],
-        "advantages": advantages[0],
-        **{name: getattr(layout, name).expand(len(input_ids), -1)[0] for name in names},
-    }
 
 
 # The frozen model of the KL term, and a context to run it in.
