@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ebft.config.method import MethodConfig
 from ebft.config.training import EBFTConfig
-from ebft.data.packing import PADDING, OnHost, SequenceDataset, collate
+from ebft.data.packing import PADDING, Batch, OnHost, SequenceDataset, collate
 from ebft.errors import DataError
 from ebft.method.anchors import whole_answers
 from ebft.method.cross_entropy import Reference
@@ -56,7 +56,7 @@ class Rollouts:
 
 def join(parts: Sequence[Part]) -> Part:
     """What was found for one batch after the other, as for all of them at once."""
-    columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(parts[0])}
+    columns = {name: [vars(part)[name] for part in parts] for name in vars(parts[0])}
     joined: dict[str, Any] = {k: None if v[0] is None else torch.cat(v) for k, v in columns.items()}
     return type(parts[0])(**joined)
 
@@ -70,21 +70,18 @@ def make_layout(
     """
     documents, answers = on_host.document_ids, on_host.answer_mask
     padding = documents == PADDING
-    lengths = None
-    if not config.document_masks and bool(padding.any()):
-        lengths = (~padding).sum(1)
-    given: dict[str, Any] = {"lengths": lengths, "allow_empty": True}
-    given["document_ids"] = documents if config.document_masks else None
+    lengths = (~padding).sum(1) if bool(padding.any()) and not config.document_masks else None
+    shown = documents if config.document_masks else None
     ends = torch.zeros_like(answers) if end_token_ids is None else torch.isin(on_host.input_ids, end_token_ids)
     if config.anchors == "answer_start":
         whole = whole_answers(answers, documents, ends, config.horizon)
         targets = answers if config.answer_only else torch.ones_like(answers)
-        return PackedLayout.at_answer_starts(
-            whole, config.horizon, samples, round_up=round_up, target_mask=targets, **given
-        )
-    given["answer_mask"] = answers if config.answer_only else None
-    given["ends"] = ends if config.short_truths else None
-    return StridedLayout(config.context_length, config.horizon, config.stride, samples, fixed_shape=True, **given)
+        given = (whole, config.horizon, samples, shown, lengths)
+        return PackedLayout.at_answer_starts(*given, allow_empty=True, round_up=round_up, target_mask=targets)
+    sizes = (config.context_length, config.horizon, config.stride, samples)
+    where = (shown, answers if config.answer_only else None, lengths)
+    ended = ends if config.short_truths else None
+    return StridedLayout(*sizes, *where, fixed_shape=True, allow_empty=True, ends=ended)
 
 
 def check_sequences(dataset: SequenceDataset, config: MethodConfig, end_token_ids: Tensor | None) -> None:
@@ -221,7 +218,7 @@ def score(
 class Window:
     """What one process computes the loss of; counts and metrics are those of all processes together."""
 
-    micro_batches: list[dict[str, Any]]
+    micro_batches: list[Batch]
     generated_tokens: Tensor
     sequences: Tensor
     tokens: Tensor  # of the contexts, padding left out
@@ -238,7 +235,7 @@ class Window:
 def prepare_window(
     model: nn.Module,
     features: FeatureNetwork,
-    batches: list[dict[str, Any]],
+    batches: list[Batch],
     config: EBFTConfig,
     step: int,
     end_token_ids: Tensor | None,
@@ -350,7 +347,7 @@ def distinct_share(groups: Tensor) -> Tensor:
 
 def micro_batches(
     sizes: Sequence[int], input_ids: Tensor, rollouts: Rollouts, packing: Packing, advantages: Tensor
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Batch]:
     """The rows of a window in parts of these sizes; those with trees of about one size go together."""
     order = list(range(input_ids.shape[0]))
     by_size: Tensor | None = None
@@ -375,7 +372,7 @@ def micro_batches(
 Frozen = Callable[[], tuple[nn.Module, AbstractContextManager[Any]]]
 
 
-def loss_of(model: nn.Module, batch: dict[str, Any], config: MethodConfig, frozen: Frozen | None = None) -> LossTerms:
+def loss_of(model: nn.Module, batch: Batch, config: MethodConfig, frozen: Frozen | None = None) -> LossTerms:
     """The loss of a micro-batch as `iteration.Window` holds them. frozen: needed with kl_weight."""
     packed_ids, layout = batch["input_ids"], batch["layout"]
     hidden = packed_hidden_states(model, packed_ids, layout, config.attention_backend, whole=False)

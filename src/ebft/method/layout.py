@@ -286,10 +286,7 @@ class PackedLayout:
 
     def check_batch(self, batch_size: int) -> None:
         if self.batch_size is not None and self.batch_size != batch_size:
-            raise ValueError(
-                f"the layout describes {self.batch_size} sequences but the batch has {batch_size}; "
-                "build one layout per batch when documents, answers or lengths are given per row"
-            )
+            raise ValueError(f"the layout describes {self.batch_size} sequences but the batch has {batch_size}")
 
     # ---- trees -----------------------------------------------------------------------------------------------------
 

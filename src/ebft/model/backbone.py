@@ -286,7 +286,7 @@ def _example(base: PreTrainedModel) -> tuple[PackedLayout, Tensor, Tensor]:
     layout = StridedLayout(context_length=8, horizon=3, stride=5, samples=1).to(device)
     # Tokens from all over the vocabulary: its first ones are often special, and what a model makes of a row of those
     # depends on the last digit (SmolLM2-135M: 100 times as much as for these).
-    vocabulary = min(embedding_size(base), output_head(base).vocabulary_size)
+    vocabulary = min(embedding_size(base), len(output_head(base).weight))
     ids = torch.arange(1, 12, device=device)[None] * 7919 % vocabulary
     return layout, ids[:, :8], ids[:, None, None, 8:]
 
