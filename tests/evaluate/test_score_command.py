@@ -13,8 +13,9 @@ from ebft.runtime.files import read_jsonl
 from ebft.sandbox.other_languages import Language
 from tests.hard.honest import ANSWERS
 from tests.problems.pairs import GUESSES, PAIRS, write
+from tests.sandbox.attacks.python import HEAD, TESTS
 from tests.sandbox.multipl_e import checks_of, prompt_of
-from tests.sandbox.sandboxed import HEAD, TESTS, needs_language, needs_sandbox
+from tests.sandbox.sandboxed import needs_language, needs_sandbox
 
 ADD = {"task_id": "Own/0", "prompt": HEAD, "entry_point": "add", "test": TESTS}
 NEGATE = {

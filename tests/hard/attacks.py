@@ -1,6 +1,6 @@
 """All hostile answers beside honest ones: nothing hostile passes, and no honest verdict changes because of a neighbour.
 
-    python -m tests.hard.attacks --honest 2000 --workers 2 [--python-only]
+    python -m tests.hard.attacks --honest 2000 --workers 2 [--seconds 20] [--python-only]
 
 Run it as root and as an ordinary user.
 """
@@ -17,15 +17,13 @@ from ebft.sandbox.box import Limits
 from tests.hard import options
 from tests.hard.honest import ANSWERS
 from tests.sandbox.attacks import others
-from tests.sandbox.attacks.python import FLOODS, FORGERIES, PROBES
+from tests.sandbox.attacks.python import ADD, FLOODS, FORGERIES, PROBES
 from tests.sandbox.multipl_e import own_problem
-from tests.sandbox.sandboxed import ADD
-
-LIMITS = Limits(seconds=20.0, memory_mib=512, processes=32, disk_mib=16, output_kib=64)
 
 
 def main() -> int:
-    given = options(honest=2000, workers=2, python_only=False)
+    given = options(honest=2000, workers=2, seconds=20.0, python_only=False)
+    limits = Limits(given.seconds, memory_mib=512, processes=32, disk_mib=16, output_kib=64)
     hostile = [Attempt(ADD, code, (name, False)) for name, code in (FORGERIES | PROBES | FLOODS).items()]
     for language, attacks in others.ATTACKS.items() if not given.python_only else ():
         problem, right = own_problem(language), ANSWERS[language]["join_numbers"][0]
@@ -42,7 +40,7 @@ def main() -> int:
         if n % every == 0 and hostile:
             mixed.append(hostile.pop())
     started, counts, wrong = time.monotonic(), Counter[str](), 0
-    for attempt, outcome in run_many([*mixed, *hostile], limits=LIMITS, workers=given.workers):
+    for attempt, outcome in run_many([*mixed, *hostile], limits=limits, workers=given.workers):
         name, right = attempt.tag
         counts["honest" if name == "honest" else "hostile" if not right else "right in other languages"] += 1
         if outcome.passed != right:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import random
-import sys
 import tempfile
 import time
 from collections import deque
@@ -110,8 +109,8 @@ def parsers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], Any]]]
     return found
 
 
-def fuzz(name: str, inputs: int, seed: int) -> tuple[bool, str]:
-    """Whether a parser took or refused everything in good time, and a line that says so."""
+def fuzz(name: str, inputs: int, seed: int) -> str:
+    """A line that says what a parser took and refused; an error if it did neither, or not in good time."""
     folder = Path(tempfile.mkdtemp())
     file_name, valid, parse = parsers(folder)[name]
     draw, file, refused, slowest = random.Random(f"{seed} {name}"), folder / file_name, 0, 0.0
@@ -126,24 +125,19 @@ def fuzz(name: str, inputs: int, seed: int) -> tuple[bool, str]:
         except EXPECTED:
             refused += 1
         except BaseException as error:
-            return False, f"{name}: input {number} raised {type(error).__name__}: {error}\n{content!r}"[:2000]
+            raise RuntimeError(f"{name}: input {number}: {content!r}"[:2000]) from error
         slowest = max(slowest, time.monotonic() - started)
-        if slowest > SLOWEST:
-            return False, f"{name}: input {number} took {slowest:.1f} s\n{content!r}"[:2000]
-    return True, f"{name}: {inputs} inputs, {refused} refused, none took longer than {slowest:.3f} s"
+        assert slowest < SLOWEST, f"{name}: input {number} took {slowest:.1f} s: {content!r}"[:2000]
+    return f"{name}: {inputs} inputs, {refused} refused, none took longer than {slowest:.3f} s"
 
 
-def main() -> int:
+def main() -> None:
     given = options(inputs=10_000, seed=0, at_once=2)  # for every parser; parsers side by side
     names = list(parsers(Path(tempfile.mkdtemp())))
     with ProcessPoolExecutor(given.at_once) as pool:
-        for passed, line in pool.map(fuzz, names, repeat(given.inputs), repeat(given.seed)):
+        for line in pool.map(fuzz, names, repeat(given.inputs), repeat(given.seed)):
             print(line, flush=True)
-            if not passed:
-                pool.shutdown(cancel_futures=True)
-                return 1
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -37,44 +37,30 @@ SETTINGS: dict[str, Any] = {
     "learning_rate": 1e-3, "warmup_steps": 0, "use_cpu": True, "disable_tqdm": True,
 }  # fmt: skip
 RLVR = {"rewards": "bleu", "generations": 4, "max_new_tokens": 3}
-TRAINING = ("train", "sft", "rlvr")
-SAMPLES = 40
-
-
+ROWS_OF = {"score": 40, "eval": 24}  # completions
 CASES = ["train", "train on 2", "sft", "rlvr", "eval", "score", "sweep"]
 # The points of a sweep are runs of `train` whose processes import everything anew: it has every second turn.
 TURNS = [*CASES, *CASES[:-1]]
 
 
-class Home:
-    """A model, data and problems, and the commands over them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.model = make_model(folder / "model")
-        self.rows = write_rows(folder / "rows.jsonl", ROWS)
-        body = "    return a + b\n"
-        samples = [{"task_id": HUMANEVAL["task_id"], "completion": f"{body}    # {n}\n"} for n in range(SAMPLES)]
-        self.problems = write_rows(folder / "problems.jsonl", [HUMANEVAL])
-        self.samples = write_rows(folder / "samples.jsonl", samples)
-
-    def arguments(self, case: str, output: Path) -> list[str]:
-        command = case.split()[0]
-        if command == "score":
-            given = ["--problems", self.problems, "--samples", self.samples, "--output", output / "scores.json"]
-            return ["score", "humaneval", *map(str, given)]
-        if command == "eval":
-            given = ["--model", self.model, "--tasks", "humaneval", "--humaneval", self.problems, "--output", output]
-            more = ["--samples", 24, "--max-new-tokens", 4, "--batch-size", 2, "--no-greedy", "--prompt-style", "raw"]
-            return ["eval", *map(str, [*given, *more])]
-        settings = {**SETTINGS, "model": str(self.model), "dataset": str(self.rows)}
-        settings |= RLVR if command == "rlvr" else {}
+def commands(folder: Path) -> dict[str, list[str]]:
+    """The command line of each case, over a model, data and problems in a folder; OUTPUT stands for where to."""
+    model, rows = make_model(folder / "model"), write_rows(folder / "rows.jsonl", ROWS)
+    task = HUMANEVAL["task_id"]
+    made = [{"task_id": task, "completion": f"    return a + b\n    # {n}\n"} for n in range(ROWS_OF["score"])]
+    problems, samples = write_rows(folder / "problems.jsonl", [HUMANEVAL]), write_rows(folder / "samples.jsonl", made)
+    score = f"humaneval --problems {problems} --samples {samples} --output OUTPUT/scores.json"
+    evaluate = f"--model {model} --tasks humaneval --humaneval {problems} --samples {ROWS_OF['eval']} --output OUTPUT"
+    evaluate += " --no-greedy --max-new-tokens 4 --batch-size 2 --prompt-style raw"
+    found = {"score": ["score", *score.split()], "eval": ["eval", *evaluate.split()]}
+    for case in set(CASES) - set(found):
+        settings = {**SETTINGS, "model": str(model), "dataset": str(rows), **(RLVR if case == "rlvr" else {})}
         settings["per_device_train_batch_size"] //= processes_of(case)
-        recipe = self.folder / f"{case}.yaml".replace(" ", "-")
+        recipe = folder / f"{case}.yaml".replace(" ", "-")
         recipe.write_text(yaml.safe_dump(settings))
-        common = ["--config", str(recipe), "--output_dir", str(output)]
-        more = ["--set", "gamma=0,0.1", "--jobs", "2"] if command == "sweep" else ["--resume"]
-        return [command, *common, *more]
+        more = ["--set", "gamma=0,0.1", "--jobs", "2"] if case == "sweep" else ["--resume"]
+        found[case] = [case.split()[0], "--config", str(recipe), "--output_dir", "OUTPUT", *more]
+    return found
 
 
 def processes_of(case: str) -> int:
@@ -83,10 +69,10 @@ def processes_of(case: str) -> int:
 
 def outcome(case: str, output: Path) -> Any:
     """What must not depend on how often a run was ended."""
-    if case in ("score", "eval"):
-        [file] = output.rglob("*.samples.jsonl")
+    if case in ROWS_OF:
+        [file] = output.rglob("scores.samples.jsonl" if case == "score" else "humaneval.samples.jsonl")
         rows = [json.loads(line) for line in file.read_text().splitlines()]
-        assert len(rows) == (SAMPLES if case == "score" else 24), f"{len(rows)} rows"
+        assert len(rows) == ROWS_OF[case], f"{len(rows)} rows"
         assert max(Counter(row["sample"] for row in rows).values()) == 1, "an outcome or a completion is there twice"
         return sorted([row["sample"], row.get("completion"), row.get("status"), row.get("key")] for row in rows)
     runs = sorted(path.parent for path in output.glob("*/final")) if case == "sweep" else [output]
@@ -117,7 +103,7 @@ def _child(environment: dict[str, str], log: Path, arguments: list[str]) -> None
     sys.exit(cli.main(arguments))
 
 
-def start(case: str, arguments: list[str], home: Home, log: Path) -> list[Any]:
+def start(case: str, command: list[str], output: Path, log: Path) -> list[Any]:
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.hard.preload"])
     with socket.socket() as free:
@@ -125,12 +111,16 @@ def start(case: str, arguments: list[str], home: Home, log: Path) -> list[Any]:
         port = free.getsockname()[1]
     group, size = [], processes_of(case)
     for rank in range(size):
-        environment = {"EBFT_CACHE": str(home.folder / "cache"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        environment = {"EBFT_CACHE": str(output.parents[1] / "cache"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         if size > 1:
             ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             environment |= {name: str(value) for name, value in ranks.items()}
-        group.append(context.Process(target=_child, args=(environment, log, arguments)))
+        group.append(
+            context.Process(
+                target=_child, args=(environment, log, [word.replace("OUTPUT", str(output)) for word in command])
+            )
+        )
         group[-1].start()
     return group
 
@@ -147,13 +137,12 @@ def wait(group: list[Any], seconds: float, log: Path) -> list[int]:
     return [process.exitcode for process in group]
 
 
-def trial(case: str, number: signal.Signals, moment: float, home: Home, expected: Any) -> bool:
+def trial(case: str, number: signal.Signals, moment: float, folder: Path, command: list[str], expected: Any) -> bool:
     """Whether the run was still at work when the signal came."""
-    output = Path(tempfile.mkdtemp(dir=home.folder)) / "run"
+    output = Path(tempfile.mkdtemp(dir=folder)) / "run"
     log = output.with_name("log")
     log.touch()  # also if it is ended before it says anything
-    arguments = home.arguments(case, output)
-    group = start(case, arguments, home, log)
+    group = start(case, command, output, log)
     time.sleep(moment)
     for process in group if number == signal.SIGTERM or case == "sweep" else group[-1:]:
         if process.is_alive():
@@ -167,7 +156,7 @@ def trial(case: str, number: signal.Signals, moment: float, home: Home, expected
     if number == signal.SIGTERM:
         assert set(ended) <= {0, 75, -15}, f"{ended}: {log.read_text()[-2000:]}"
         assert "Traceback" not in log.read_text(), log.read_text()[-2000:]
-    assert set(wait(start(case, arguments, home, log), 240, log)) == {0}, log.read_text()[-3000:]
+    assert set(wait(start(case, command, output, log), 240, log)) == {0}, log.read_text()[-3000:]
     found = outcome(case, output)
     assert found == expected, f"{case} ended by {number.name} after {moment:.2f} s is not the same; see {output}"
     shutil.rmtree(output.parent)
@@ -177,12 +166,12 @@ def trial(case: str, number: signal.Signals, moment: float, home: Home, expected
 def main() -> int:
     given = options(each=100, seed=0, at_once=2)  # trials for each of the two signals, and how many side by side
     draw = random.Random(given.seed)
-    home = Home(Path(tempfile.mkdtemp(prefix="ebft-kills-")))
-    lengths, expected = {}, {}
+    folder = Path(tempfile.mkdtemp(prefix="ebft-kills-"))
+    made, lengths, expected = commands(folder), {}, {}
     for case in [CASES[0], *CASES]:  # once more than needed: the first takes as long as all imports
-        output = Path(tempfile.mkdtemp(dir=home.folder)) / "alone"
-        begin, log = time.monotonic(), output.with_suffix(".log")
-        assert set(wait(start(case, home.arguments(case, output), home, log), 240, log)) == {0}, log.read_text()[-3000:]
+        output = Path(tempfile.mkdtemp(dir=folder)) / "run"
+        begin, log = time.monotonic(), output.with_name("log")
+        assert set(wait(start(case, made[case], output, log), 240, log)) == {0}, log.read_text()[-3000:]
         lengths[case], expected[case] = time.monotonic() - begin, outcome(case, output)
     trials = [
         (TURNS[place % len(TURNS)], number, draw.random())
@@ -191,7 +180,7 @@ def main() -> int:
     ]
     counts: Counter[tuple[str, str, bool]] = Counter()
     with ThreadPoolExecutor(given.at_once) as pool:
-        running = [pool.submit(trial, c, n, moment * lengths[c], home, expected[c]) for c, n, moment in trials]
+        running = [pool.submit(trial, c, n, at * lengths[c], folder, made[c], expected[c]) for c, n, at in trials]
         try:
             for place, ((case, number, _), one) in enumerate(zip(trials, running, strict=True), 1):
                 counts[case, number.name, one.result()] += 1
@@ -203,7 +192,7 @@ def main() -> int:
         told = {n: (counts[case, n, True], counts[case, n, False]) for n in ("SIGKILL", "SIGTERM")}
         text = ", ".join(f"{name} {sum(pair)} times ({pair[0]} of them before its end)" for name, pair in told.items())
         print(f"{case}: {text}: the same result every time")
-    shutil.rmtree(home.folder)
+    shutil.rmtree(folder)
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.sandbox.sandboxed import HEAD
+from tests.sandbox.attacks.python import HEAD
 
 HUMANEVAL = {
     "task_id": "Own/0",

@@ -9,7 +9,8 @@ import pytest
 from ebft.problems.answers import fenced_blocks, has_code, python_variants
 from ebft.problems.problem import run_tests
 from ebft.sandbox.bubblewrap import Limits
-from tests.sandbox.sandboxed import ADD, HEAD, needs_sandbox
+from tests.sandbox.attacks.python import ADD, HEAD
+from tests.sandbox.sandboxed import needs_sandbox
 
 LONG = Limits(seconds=30.0)
 BODY = "    return a + b\n"

@@ -16,7 +16,8 @@ from ebft.problems.problem import Problem, Record, run_tests
 from ebft.problems.python_problems import humaneval_problem, mbpp_problem
 from ebft.sandbox.bubblewrap import Limits
 from tests.problems.rows import HUMANEVAL, MBPP
-from tests.sandbox.sandboxed import ADD, HEAD, needs_sandbox
+from tests.sandbox.attacks.python import ADD, HEAD
+from tests.sandbox.sandboxed import needs_sandbox
 
 LONG = Limits(seconds=30.0)
 

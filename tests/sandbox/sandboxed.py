@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from functools import cache
-from pathlib import Path
 
+import psutil
 import pytest
 
-from ebft.problems.problem import Attempt, Record, run_many
-from ebft.problems.python_problems import humaneval_problem
+from ebft.problems.problem import Attempt, run_many
 from ebft.sandbox.box import Sandbox, SandboxError
 from ebft.sandbox.bubblewrap import Limits
 from ebft.sandbox.other_languages import LANGUAGES
 from ebft.sandbox.python_tests import Outcome
-from tests.sandbox.attacks.python import HEAD, TESTS
 
 SMALL = Limits(seconds=1.5, memory_mib=256, processes=16, disk_mib=16, output_kib=64)
 LONG = Limits(seconds=30.0)
-ADD = humaneval_problem(Record("own", {"task_id": "Own/0", "prompt": HEAD, "entry_point": "add", "test": TESTS}))
 
 
 @cache
@@ -49,14 +45,10 @@ def not_passed(attempts: Iterable[Attempt], limits: Limits = LONG) -> dict[str, 
 def processes_of(marker: str) -> list[int]:
     """Those with the marker in their command line or environment."""
     found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid():
-            try:
-                command, *variables = (Path(f"/proc/{entry}/{file}").read_bytes() for file in ("cmdline", "environ"))
-            except OSError:
-                continue
-            if marker.encode() in command.replace(b"\0", b" ") + b"".join(variables):
-                found.append(int(entry))
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        words = [*(process.info["cmdline"] or ()), *map("=".join, (process.info["environ"] or {}).items())]
+        if marker in " ".join(words):
+            found.append(process.pid)
     return found
 
 

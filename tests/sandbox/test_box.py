@@ -7,9 +7,8 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ import pytest
 
 from ebft.problems.problem import Attempt, run_tests
 from ebft.sandbox import box
-from ebft.sandbox.box import Ending, RunningCommand, Sandbox, SandboxError, monitor
+from ebft.sandbox.box import RunningCommand, Sandbox, SandboxError, monitor
 from ebft.sandbox.bubblewrap import PYTHON, Command, Limits
 from ebft.sandbox.seccomp import NATIVE
-from tests.sandbox.attacks.python import FLOODS, FORGERIES, PROBES, probe
-from tests.sandbox.sandboxed import ADD, LONG, SMALL, gone, needs_sandbox, not_passed, processes_of, wait_for
+from tests.sandbox.attacks.python import ADD, FLOODS, FORGERIES, PROBES, probe
+from tests.sandbox.sandboxed import LONG, SMALL, gone, needs_sandbox, not_passed, processes_of, wait_for
 
 RIGHT = "    return a + b\n"
 
@@ -59,26 +58,17 @@ def test_probes_find_what_is_allowed() -> None:
     assert not_passed([Attempt(ADD, probe(attempt), attempt) for attempt in allowed], limits) == {}
 
 
-@contextmanager
-def many_files(number: int) -> Iterator[None]:
-    """As in a process that trains."""
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY and most < 2 * number:
-        pytest.skip("nobody may open that many files here")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, 2 * number), most))
-    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(number)]
-    try:
-        yield
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
-
-
 @needs_sandbox
 @pytest.mark.parametrize("files", [100, 498, 1100])  # beyond the program's limit, `seccomp.PROGRAM`, `select`'s limit
 def test_whoever_scores_may_have_many_files_open(files: int) -> None:
-    with many_files(files):
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= most < 2 * files:  # -1 stands for no limit
+        pytest.skip("nobody may open that many files here")
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (limit, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, 2 * files), most))
+        for _ in range(files):
+            stack.enter_context(open("/dev/null"))
         assert run_tests(ADD, RIGHT, limits=LONG).passed
         found = Sandbox().run(Command(["ls", "/proc/self/fd"]))
         native = Sandbox().run(Command(["/usr/bin/env", "--version"], calls=NATIVE))
@@ -136,12 +126,12 @@ def test_unsafe_runs_without_a_sandbox() -> None:
 @pytest.mark.parametrize(
     ("program", "memory", "expected"),
     [
-        ("while True: print('y' * 99)", 64, Ending.OUTPUT),
+        ("while True: print('y' * 99)", 64, "output"),
         # Each stays below its own limit; the monitor adds them up.
-        ("import os\nfor _ in range(3): os.fork()\nx = b'x' * (40 << 20)", 128, Ending.MEMORY),
+        ("import os\nfor _ in range(3): os.fork()\nx = b'x' * (40 << 20)", 128, "memory"),
         # Memory of the kernel, which no resource limit counts: 20,000 empty files take about as many KiB, 200 pairs of
         # sockets about 100 MiB once they are full.
-        ("for n in range(20000): open(f'/box/{n}', 'w').close()", 24, Ending.MEMORY),
+        ("for n in range(20000): open(f'/box/{n}', 'w').close()", 24, "memory"),
         ("import os, socket\nfor _ in range(3): os.fork()\nx = [socket.socketpair() for _ in range(25)]", 96, "memory"),
     ],
 )
@@ -156,10 +146,10 @@ def test_output_and_memory_are_bounded(program: str, memory: int, expected: str)
     ("command", "seconds", "busy", "expected"),
     [
         # Done in time, and not late because whoever watches it was busy with another answer.
-        ("echo done", 0.1, 0.3, (Ending.EXITED, [b"done\n"])),
-        ("exec >&-; sleep 0.5", 30.0, 0.0, (Ending.EXITED, [b""])),
-        ("exec >&-; exec sleep 60", 0.2, 0.0, (Ending.TIMEOUT, [b""])),
-        ("exec yes", 0.2, 0.0, (Ending.TIMEOUT, None)),
+        ("echo done", 0.1, 0.3, ("exited", [b"done\n"])),
+        ("exec >&-; sleep 0.5", 30.0, 0.0, ("exited", [b""])),
+        ("exec >&-; exec sleep 60", 0.2, 0.0, ("timeout", [b""])),
+        ("exec yes", 0.2, 0.0, ("timeout", None)),
     ],
 )
 def test_who_is_late(command: str, seconds: float, busy: float, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,5 +160,5 @@ def test_who_is_late(command: str, seconds: float, busy: float, expected: Any, m
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         ending, written = monitor([process], [process.stdout.fileno()], Limits(seconds, 100, output_kib=10**6))
         assert (ending, expected[1] and written) == expected
-        assert (process.poll() is None) == (ending == Ending.TIMEOUT)
+        assert (process.poll() is None) == (ending == "timeout")
         process.kill()

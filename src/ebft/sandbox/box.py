@@ -24,36 +24,29 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
+from typing import Literal
 from weakref import WeakSet
 
 from ebft.errors import SandboxError
-from ebft.sandbox.bubblewrap import INSIDE, Command, Limits, command_line, sealed_file
-from ebft.sandbox.control_groups import Group, groups_home, process_trees
+from ebft.sandbox.bubblewrap import INSIDE, Command, Group, Limits, command_line, groups_home, process_tree, sealed_file
 
 UNSAFE_HINT = "or pass --unsafe-exec to run model-written programs with your own rights"
-
-
-class Ending:
-    EXITED = "exited"
-    TIMEOUT = "timeout"
-    MEMORY = "memory"
-    OUTPUT = "output"
+Ending = Literal["exited", "timeout", "memory", "output"]  # by itself, or because of a limit
 
 
 @dataclass(frozen=True)
 class Finished:
     """What is left of a command: how it ended and what it wrote."""
 
-    ending: str
+    ending: Ending
     returncode: int | None
     stdout: bytes
     stderr: bytes
 
     @property
     def succeeded(self) -> bool:
-        return self.ending == Ending.EXITED and self.returncode == 0
+        return self.ending == "exited" and self.returncode == 0
 
 
 class RunningCommand:
@@ -110,11 +103,6 @@ class RunningCommand:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
-    @property
-    def ran_out_of_memory(self) -> bool:
-        """Whether the kernel ended it for that, by its control group."""
-        return self.group is not None and self.group.ran_out_of_memory
-
 
 def _wait_until_closed(gate: socket.socket) -> None:
     """For the end of the first process inside, which has the other end of the connection."""
@@ -159,18 +147,14 @@ class Sandbox:
             probe = self._run([Command(["/usr/bin/env", "true"])], replace(self.limits, seconds=30.0))
             if not probe.succeeded:
                 said = " ".join(probe.stderr.decode(errors="replace").split())[:300] or f"exit code {probe.returncode}"
-                raise SandboxError(
-                    f"bubblewrap is installed but cannot start here ({said}); it must be 0.7 or newer, and "
-                    "unprivileged user namespaces may be switched off, or a container may forbid mounts: allow them, "
-                    f"{UNSAFE_HINT}"
-                )
+                needs = "0.7 or newer, user namespaces, and mounts, which a container may forbid: allow them"
+                raise SandboxError(f"bubblewrap cannot start here ({said}); it needs {needs}, {UNSAFE_HINT}")
             self._checked = True
 
     def run(self, *commands: Command, limits: Limits | None = None) -> Finished:
         """Runs programs side by side, each in a fresh box, until the last of them ends, whose output is returned.
 
-        Args:
-            limits: of all of them together; else those of the last.
+        `limits` are those of all of them together, or else of the last.
         """
         self.check()
         return self._run(commands, limits or commands[-1].limits)
@@ -190,8 +174,8 @@ class Sandbox:
                     stack.callback(running[-1].end)
             processes = [started.process for started in reversed(running)]
             ending, outputs = monitor(processes, [out, error], limits)
-            if ending == Ending.EXITED and any(started.ran_out_of_memory for started in running):
-                ending = Ending.MEMORY
+            if ending == "exited" and any(c.group and c.group.ran_out_of_memory for c in running):
+                ending = "memory"
         return Finished(ending, processes[0].returncode, *outputs)
 
     def start(self, command: Command, stdout: int, stderr: int) -> RunningCommand:
@@ -213,40 +197,40 @@ class Sandbox:
 MEMORY_EVERY = 0.05  # seconds; a program fills perhaps 200 MiB in between
 PIPE = 2**20  # bytes that a pipe can hold: so much may have been written in time and not been read
 INODE = 1024  # bytes that the kernel keeps for an empty file
+# The most that it keeps for a pipe or a socket that nobody may enlarge, with what it needs for its lists.
+WMEM = Path("/proc/sys/net/core/wmem_default")
+SOCKET = int(WMEM.read_text()) if WMEM.exists() else 212992
+BUFFERS = {"pipe": 16 * os.sysconf("SC_PAGE_SIZE"), "socket": SOCKET * 3 // 2}
 
 
 def monitor(
     processes: Sequence[subprocess.Popen[bytes]], pipes: Sequence[int], limits: Limits
-) -> tuple[str, list[bytes]]:
+) -> tuple[Ending, list[bytes]]:
     """Waits for the end of the first process, reading what it writes into the pipes; ends nothing itself.
 
-    The other processes run beside it and count for the memory. Returns one of `Ending` and what each pipe carried.
+    The other processes run beside it and count for the memory. Returns how it ended and what each pipe carried.
     """
     deadline = time.monotonic() + limits.seconds
     read: dict[int, bytearray] = {pipe: bytearray() for pipe in pipes}
     room, roots = limits.output_kib * 1024, [process.pid for process in processes]
-    ending, handle = Ending.EXITED, os.pidfd_open(roots[0])
-    try:
-        with selectors.DefaultSelector() as selector:
-            for descriptor in (*pipes, handle):
-                selector.register(descriptor, selectors.EVENT_READ)
-            while selector.get_map() and ending == Ending.EXITED:
-                left = deadline - time.monotonic()
-                if memory_of(roots) > limits.memory_mib * 2**20:
-                    ending = Ending.MEMORY
-                    break
-                for key, _ in selector.select(max(0.0, min(left, MEMORY_EVERY))):
-                    if key.fd != handle and (chunk := os.read(key.fd, PIPE)):
-                        read[key.fd] += chunk
-                    else:  # ended, or closed
-                        selector.unregister(key.fd)
-                if left <= 0 and selector.get_map():
-                    # Only after a last read: we may have been held up, and not the program.
-                    ending = Ending.TIMEOUT
-                elif sum(map(len, read.values())) > room:
-                    ending = Ending.OUTPUT
-    finally:
-        os.close(handle)
+    ending: Ending = "exited"
+    with selectors.DefaultSelector() as selector, open(os.pidfd_open(roots[0]), "rb", 0) as process:
+        for descriptor in (*pipes, process.fileno()):
+            selector.register(descriptor, selectors.EVENT_READ)
+        while selector.get_map() and ending == "exited":
+            left = deadline - time.monotonic()
+            if memory_of(roots) > limits.memory_mib * 2**20:
+                ending = "memory"
+                break
+            for key, _ in selector.select(max(0.0, min(left, MEMORY_EVERY))):
+                if key.fd in read and (chunk := os.read(key.fd, PIPE)):
+                    read[key.fd] += chunk
+                else:  # ended, or closed
+                    selector.unregister(key.fd)
+            if left <= 0 and selector.get_map():  # only after a last read: we may have been held up, not the program
+                ending = "timeout"
+            elif sum(map(len, read.values())) > room:
+                ending = "output"
     return ending, [bytes(read[pipe][:room]) for pipe in pipes]
 
 
@@ -258,7 +242,7 @@ def memory_of(roots: Sequence[int]) -> int:
     """
     total = 0
     buffers: set[str] = set()
-    for process, children in process_trees(roots):
+    for process, children in process_tree(roots):
         try:
             if process in roots:
                 total += sum(map(_files_of, children))
@@ -270,18 +254,7 @@ def memory_of(roots: Sequence[int]) -> int:
                 buffers.add(os.readlink(f"/proc/{process}/fd/{descriptor}"))  # such as pipe:[1234]
         except OSError:  # it has ended meanwhile
             continue
-    sizes = _buffer_sizes()
-    return total + sum(sizes.get(name.partition(":")[0], 0) for name in buffers)
-
-
-@cache
-def _buffer_sizes() -> dict[str, int]:
-    """The most that the kernel keeps for a pipe or a socket that nobody may enlarge."""
-    try:
-        socket = int(Path("/proc/sys/net/core/wmem_default").read_text())
-    except OSError:
-        socket = 212992
-    return {"pipe": 16 * os.sysconf("SC_PAGE_SIZE"), "socket": socket * 3 // 2}  # with what it needs for its lists
+    return total + sum(BUFFERS.get(name.partition(":")[0], 0) for name in buffers)
 
 
 def _files_of(first: int) -> int:

@@ -74,30 +74,25 @@ def run_python(sandbox: Sandbox, tests: PythonTests, limits: Limits) -> Outcome:
         return Command((), limits, {}, stdin, folders, variables, pipes=pipes, module=module)
 
     program = {"variants": tests.variants, "names": [*tests.names, *tests.classes], "sanitize": tests.sanitize}
-    names = ("prompt", "setup", "tests", "names", "classes", "modules", "check")
     done = sandbox.run(
         command("candidate", program, to_program, from_program),
-        command("driver", {name: getattr(tests, name) for name in names}, to_tests, from_tests),
+        command("driver", vars(tests), to_tests, from_tests),
         limits=replace(limits, memory_mib=2 * limits.memory_mib, output_kib=64),
     )
     if (exceeded := limit_exceeded(done.ending, limits)) is not None:
         return exceeded
-    try:
-        found = json.loads(done.stdout)
-        outcome = Outcome(found["status"], one_line(found["message"]))
-    except (ValueError, KeyError, TypeError):
+    if not done.stdout:
         return Outcome(ERROR, "the process that runs the tests ended without a result")
-    return outcome if outcome.status in STATUSES else Outcome(ERROR, "the process that runs the tests gave no result")
+    found = json.loads(done.stdout)
+    return Outcome(found["status"], one_line(found["message"]))
 
 
-def limit_exceeded(ending: str, limits: Limits) -> Outcome | None:
-    if ending == Ending.TIMEOUT:
-        return Outcome(TIMEOUT, f"not finished after {limits.seconds:g} s")
-    if ending == Ending.MEMORY:
-        return Outcome(FAILED, f"held more than {limits.memory_mib} MiB of memory")
-    if ending == Ending.OUTPUT:
-        return Outcome(FAILED, f"wrote more than {limits.output_kib} KiB")
-    return None
+def limit_exceeded(ending: Ending, limits: Limits) -> Outcome | None:
+    return {
+        "timeout": Outcome(TIMEOUT, f"not finished after {limits.seconds:g} s"),
+        "memory": Outcome(FAILED, f"held more than {limits.memory_mib} MiB of memory"),
+        "output": Outcome(FAILED, f"wrote more than {limits.output_kib} KiB"),
+    }.get(ending)
 
 
 def one_line(message: str, longest: int = 300) -> str:

@@ -23,14 +23,10 @@ ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7), "arm64":
 NATIVE, RUNTIME, TOOLCHAIN = "native", "runtime", "toolchain"
 
 
-def _table(text: str) -> dict[str, tuple[int | None, int | None]]:
+def _table(text: str) -> dict[str, list[int | None]]:
     """`name:x86_64/aarch64`, from the kernel's tables; a dash where an architecture has no such call."""
-    found = {}
-    for entry in text.split():
-        name, _, numbers = entry.partition(":")
-        first, second = (None if number == "-" else int(number) for number in numbers.split("/"))
-        found[name] = (first, second)
-    return found
+    entries = (entry.split(":") for entry in text.split())
+    return {name: [None if n == "-" else int(n) for n in numbers.split("/")] for name, numbers in entries}
 
 
 ALLOWED = _table("""

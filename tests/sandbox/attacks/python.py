@@ -2,8 +2,12 @@
 """Hostile answers to: write `add(a, b)`, the sum of two numbers.
 
 FORGERIES try to pass without solving the problem. PROBES solve it only if something forbidden works, so that each of
-them fails for the reason it is meant to. FLOODS try to use the machine up.
+them fails for the reason it is meant to. FLOODS try to use the machine up. Only the standard library is needed: another
+user, who may not have our packages, runs them too.
 """
+
+from ebft.problems.problem import Record
+from ebft.problems.python_problems import humaneval_problem
 
 HEAD = 'def add(a, b):\n    """The sum of two numbers."""\n'
 TESTS = """
@@ -16,6 +20,7 @@ def check(candidate):
     assert not candidate(0, 0)
     assert candidate(1, 0)
 """
+ADD = humaneval_problem(Record("own", {"task_id": "Own/0", "prompt": HEAD, "entry_point": "add", "test": TESTS}))
 
 
 # A program that writes the same into every descriptor.

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Server:
-    def __init__(self, channel: wire.Channel) -> None:
-        self.channel = channel
+class Server(wire.Channel):
+    def __init__(self, read: int, write: int) -> None:
+        super().__init__(read, write)
         self.objects: list[Any] = []
         self.numbers: dict[int, int] = {}
         self.namespace: dict[str, Any] = {}
@@ -36,18 +36,16 @@ class Server:
         tag = "iterator" if iterates else "match" if type(value).__name__ == "Match" else "object"
         return [tag, self.numbers[id(value)]]
 
-    def dereference(self, tag: str, content: Any) -> Any:
+    def dereference(self, tag: str, content: Any, made: Any) -> Any:
         if tag == "object":
             return self.objects[content]
-        if tag == "name":
-            return self.namespace[content]
-        if tag == "builtin":
-            return getattr(builtins, content)
+        if tag == "name":  # of the program, or of Python
+            return self.namespace[content] if content in self.namespace else getattr(builtins, content)
         if tag == "callback":
 
             def callback(*arguments: Any) -> Any:
-                self.channel.send({"callback": content, "arguments": self.encode(list(arguments))})
-                answer = self.channel.receive()
+                self.send({"callback": content, "arguments": self.encode(list(arguments))})
+                answer = self.receive()
                 if "error" in answer:
                     raise getattr(builtins, answer["error"][0], RuntimeError)(answer["error"][1])
                 return self.decode(answer["value"])
@@ -55,15 +53,9 @@ class Server:
             return callback
         raise wire.ProtocolError("a malformed message")
 
-    def encode(self, value: Any) -> Any:
-        return wire.encode(value, self.reference)
-
-    def decode(self, message: Any) -> Any:
-        return wire.decode(message, self.dereference)
-
     def serve(self) -> None:
         while True:
-            request = self.channel.receive()
+            request = self.receive()
             arguments, keywords = self.decode(request["arguments"]), dict(self.decode(request["keywords"]))
             try:
                 answer = {"value": self.encode(self.target(request)(*arguments, **keywords))}
@@ -71,7 +63,7 @@ class Server:
                 raise
             except BaseException as error:
                 answer = told(error)
-            self.channel.send(answer)
+            self.send(answer)
 
     def target(self, request: dict[str, Any]) -> Any:
         """A method of an object that stays here, or what the program calls so."""
@@ -177,8 +169,7 @@ def walk(node: ast.AST) -> Iterator[Any]:
 
 
 def main() -> None:
-    job, channel = wire.begin()
-    server = Server(channel)
+    job, server = wire.begin(Server)
     sys.argv[:] = ["program.py"]
     sys.path += job["packages"]
     sys.modules["program"] = module = types.ModuleType("program")
@@ -188,9 +179,9 @@ def main() -> None:
         for code in choose(job["variants"], job["names"], job["sanitize"]):
             exec(code, server.namespace)
     except BaseException as error:
-        channel.send(told(error))
+        server.send(told(error))
         return
-    channel.send({"value": None})
+    server.send({"value": None})
     try:
         server.serve()
     except wire.ProtocolError:  # the tests are over

@@ -29,9 +29,9 @@ class ProgramError(Exception):
     """The program raised something that is no builtin exception."""
 
 
-class Client:
-    def __init__(self, channel: wire.Channel) -> None:
-        self.channel = channel
+class Client(wire.Channel):
+    def __init__(self, read: int, write: int) -> None:
+        super().__init__(read, write)
         self.callbacks: list[Callable[..., Any]] = []
         self.calls = 0
         self.ended: str | None = None
@@ -39,30 +39,21 @@ class Client:
     def reference(self, value: Any) -> list[Any]:
         if isinstance(value, Remote):
             return ["object", value._number]
-        if type(value) is StandIn:
-            return ["name", value.__name__]
         name = getattr(value, "__name__", "")
-        if isinstance(value, (type, types.BuiltinFunctionType)) and getattr(builtins, name, None) is value:
-            return ["builtin", name]
+        python = isinstance(value, (type, types.BuiltinFunctionType)) and getattr(builtins, name, None) is value
+        if python or type(value) is StandIn:
+            return ["name", name]
         if callable(value):
             self.callbacks.append(value)
             return ["callback", len(self.callbacks) - 1]
         raise TypeError(f"an object of the type {type(value).__name__} cannot be passed to the program")
 
-    def encode(self, value: Any) -> Any:
-        return wire.encode(value, self.reference)
+    def dereference(self, tag: str, content: Any, made: type[Remote] | None) -> Remote:
+        if tag in ("object", "iterator", "match") and type(content) is int:
+            return (made or Remote)(self, content, tag)
+        raise wire.ProtocolError("a malformed message")
 
-    def decode(self, message: Any, made: type[Remote] | None = None) -> Any:
-        def dereference(tag: str, content: Any) -> Remote:
-            if tag in ("object", "iterator", "match") and type(content) is int:
-                return (made or Remote)(self, content, tag)
-            raise wire.ProtocolError("a malformed message")
-
-        return wire.decode(message, dereference)
-
-    def call(
-        self, number: int | None, name: str, arguments: Any, keywords: Any, made: type[Remote] | None = None
-    ) -> Any:
+    def call(self, number: int | None, name: str, arguments: Any, keywords: Any, made: Any = None) -> Any:
         """Calls a method of the object with this number, or else what the program calls so. `made` is the kind of
         stand-in for what is returned and stays there."""
         if self.ended is not None:
@@ -70,9 +61,9 @@ class Client:
         arguments, keywords = self.encode(list(arguments)), self.encode(keywords)
         self.calls += 1
         try:
-            self.channel.send({"object": number, "name": name, "arguments": arguments, "keywords": keywords})
+            self.send({"object": number, "name": name, "arguments": arguments, "keywords": keywords})
             while "callback" in (answer := self.receive()):
-                self.channel.send(self._call_back(answer))
+                self.send(self._call_back(answer))
             if "error" not in answer:
                 return self.decode(answer.get("value"), made)
             error = self.exception(answer["error"])
@@ -84,12 +75,6 @@ class Client:
         if isinstance(error, ProgramEnded):
             self.ended = str(error)
         raise error
-
-    def receive(self) -> dict[str, Any]:
-        answer = self.channel.receive()
-        if not isinstance(answer, dict):
-            raise wire.ProtocolError("a malformed message")
-        return answer
 
     def _call_back(self, answer: dict[str, Any]) -> dict[str, Any]:
         number, arguments = answer["callback"], self.decode(answer.get("arguments"))
@@ -180,8 +165,7 @@ class StandIn:
         return self._client.call(None, self.__name__, arguments, keywords, self._made)
 
 
-def run(job: dict[str, Any], channel: wire.Channel) -> dict[str, str]:
-    client = Client(channel)
+def run(job: dict[str, Any], client: Client) -> dict[str, str]:
     namespace: dict[str, Any] = {"__name__": "tests"}
     sys.path += job["packages"]
     try:  # noqa: SIM105 (contextlib is one more to import)
@@ -212,8 +196,7 @@ def run(job: dict[str, Any], channel: wire.Channel) -> dict[str, str]:
 def describe(error: BaseException) -> str:
     if isinstance(error, (ProgramEnded, wire.ProtocolError)):
         return str(error) or "the program has ended"
-    line = ""
-    trace = error.__traceback__
+    line, trace = "", error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == TESTS:
             line = f"test line {trace.tb_lineno}: "
@@ -222,12 +205,12 @@ def describe(error: BaseException) -> str:
 
 
 def main() -> None:
-    job, channel = wire.begin()
+    job, client = wire.begin(Client)
     results = os.dup(1)
     for standard in (1, 2):
         os.dup2(0, standard)  # tests may print; only the result goes to our own process
     try:
-        result = run(job, channel)
+        result = run(job, client)
     except BaseException as error:
         result = {"status": "error", "message": f"the tests cannot run: {type(error).__name__}: {error}"[:500]}
     os.write(results, wire.to_json(result))
