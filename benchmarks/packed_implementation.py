@@ -59,7 +59,7 @@ class PackedImplementation:
         self.frozen = FeatureNetwork(model, normalize="joint", source=source, backend=settings.backend)
         if settings.compile:
             compile_layers(decoder_of(model))
-            compile_layers(self.frozen.decoder)
+            self.frozen.compile_layers()
         self.step = 0
         self.last: Rolled | None = None
 

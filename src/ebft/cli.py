@@ -141,7 +141,7 @@ def _train(command: str, arguments: list[str]) -> int:
         from ebft.runtime import processes
         from ebft.train import report, run
 
-        method = run.EBFT
+        method: type[run.Measured] = run.EBFTTrainer
         if command != "train":
             from ebft.baselines import trl_trainers
 

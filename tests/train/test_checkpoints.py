@@ -13,7 +13,7 @@ from ebft.errors import ConfigError, Preempted
 from ebft.runtime import processes
 from ebft.runtime.launch import stop_on_notice
 from ebft.train import run_folder
-from ebft.train.preemption import Preemption
+from ebft.train.callbacks import Preemption
 from tests import killed_runs
 from tests.baselines.runs import write_recipe
 from tests.distributed import group

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from datasets import Dataset
@@ -32,7 +32,6 @@ from ebft.runtime import processes
 from ebft.runtime.files import read_json, write_json
 from ebft.train.callbacks import Callback
 from ebft.train.report import table_cell
-from ebft.train.run import TrainingMethod
 from ebft.train.sequences import Loaded, warn
 
 PROMPT_CHARACTERS = 1000  # of a prompt in the table of samples
@@ -41,7 +40,35 @@ Prompt = str | list[dict[str, Any]]  # a text, or messages
 
 
 class MeasuredRLVR(trl_trainers.Baseline, GRPOTrainer):
+    method, title = "rlvr", "reinforcement learning from verifiable rewards (TRL's GRPOTrainer)"
+    shown: ClassVar = {"reward": "reward", "reward_counts/timeouts": "timeouts", "reward_counts/raised": "raised"}
     judge: Judge
+
+    @classmethod
+    def build(cls, loaded: Loaded) -> MeasuredRLVR:
+        judge, arguments = _prepare(loaded)
+        texts = [question.prompt for question in judge.questions]
+        prompts = Dataset.from_dict({"prompt": texts, "row": list(range(len(texts)))})
+        trainer = cls(
+            model=loaded.model,
+            reward_funcs=judge.functions(),
+            args=arguments,
+            train_dataset=prompts,
+            # Never looked at: `evaluate` validates as EBFT does. transformers wants one where evaluation is asked for.
+            eval_dataset=None if loaded.validation_set is None else prompts.select([0]),
+            processing_class=trl_trainers.with_padding(loaded.tokenizer),
+            peft_config=peft_config(loaded.recipe),
+        )
+        trainer.judge, judge.trainer = judge, trainer
+        trainer.complete(loaded, judge)
+        return trainer
+
+    @classmethod
+    def rows(cls, loaded: Loaded) -> int:
+        """Answers; TRL leaves out prompts that do not fill a step."""
+        judge, arguments = _prepare(loaded)
+        answers = len(judge.questions) * int(arguments.num_generations or 1)
+        return answers - answers % loaded.recipe.training.rows_per_step
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         # Before answers are drawn: on a GPU, probabilities that are no numbers end the process.
@@ -249,37 +276,4 @@ def _prepare(loaded: Loaded) -> tuple[Judge, GRPOConfig]:
     return Judge(rewards, questions, recipe.data.row_format.answers_begin_with), arguments
 
 
-def build(loaded: Loaded) -> MeasuredRLVR:
-    judge, arguments = _prepare(loaded)
-    texts = [question.prompt for question in judge.questions]
-    prompts = Dataset.from_dict({"prompt": texts, "row": list(range(len(texts)))})
-    trainer = MeasuredRLVR(
-        model=loaded.model,
-        reward_funcs=judge.functions(),
-        args=arguments,
-        train_dataset=prompts,
-        # Never looked at: `evaluate` validates as EBFT does. transformers wants one where evaluation is asked for.
-        eval_dataset=None if loaded.validation_set is None else prompts.select([0]),
-        processing_class=trl_trainers.with_padding(loaded.tokenizer),
-        peft_config=peft_config(loaded.recipe),
-    )
-    trainer.judge, judge.trainer = judge, trainer
-    trainer.complete(loaded, "rlvr", judge)
-    return trainer
-
-
-def _rows(loaded: Loaded) -> int:
-    """Answers of an epoch; TRL leaves out prompts that do not fill a step."""
-    settings = loaded.recipe.training
-    assert isinstance(settings, RLVRSettings)
-    answers = len(_prepare(loaded)[0].questions) * settings.generations
-    return answers - answers % settings.rows_per_step
-
-
-METHOD = TrainingMethod(
-    "rlvr",
-    "reinforcement learning from verifiable rewards (TRL's GRPOTrainer)",
-    {"reward": "reward", "reward_counts/timeouts": "timeouts", "reward_counts/raised": "raised"},
-    build,
-    _rows,
-)
+TRAINER = MeasuredRLVR

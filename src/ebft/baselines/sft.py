@@ -6,7 +6,7 @@ mask of answers is ebft's own, the same for all formats of data.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow
@@ -22,13 +22,39 @@ from ebft.errors import DataError
 from ebft.loading import peft_config
 from ebft.runtime import processes
 from ebft.train.callbacks import wide
-from ebft.train.run import TrainingMethod
 from ebft.train.sequences import Loaded, look_at_lengths, warn
 
 IGNORED = -100
 
 
 class MeasuredSFT(trl_trainers.Baseline, SFTTrainer):
+    method, title = "sft", "supervised fine-tuning (TRL's SFTTrainer)"
+    shown: ClassVar = {"loss": "loss", "mean_token_accuracy": "accuracy"}
+
+    @classmethod
+    def build(cls, loaded: Loaded) -> MeasuredSFT:
+        rows, arguments = _prepare(loaded)
+        tokenizer, validation_set = trl_trainers.with_padding(loaded.tokenizer), loaded.validation_set
+        collator = None  # TRL's own
+        if "seq_lengths" in rows.column_names:
+            collator = DataCollatorForLanguageModeling(tokenizer.pad_token_id, return_position_ids=True)
+        trainer = cls(
+            model=loaded.model,
+            args=arguments,
+            train_dataset=rows,
+            # Never looked at: `evaluate` validates as EBFT does. transformers wants one where evaluation is asked for.
+            eval_dataset=None if validation_set is None else token_rows(validation_set, False),
+            processing_class=tokenizer,
+            data_collator=collator,
+            peft_config=peft_config(loaded.recipe),
+        )
+        trainer.complete(loaded)
+        return trainer
+
+    @classmethod
+    def rows(cls, loaded: Loaded) -> int:
+        return len(_prepare(loaded)[0])
+
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         counts = {"tokens": inputs["attention_mask"].sum(), "targets": (inputs["labels"][:, 1:] != IGNORED).sum()}
         tokens, targets = processes.sum_over_processes(counts).values()
@@ -98,30 +124,4 @@ def _prepare(loaded: Loaded) -> tuple[Dataset, SFTConfig]:
     return rows, arguments
 
 
-def build(loaded: Loaded) -> MeasuredSFT:
-    rows, arguments = _prepare(loaded)
-    tokenizer, validation_set = trl_trainers.with_padding(loaded.tokenizer), loaded.validation_set
-    collator = None  # TRL's own
-    if "seq_lengths" in rows.column_names:
-        collator = DataCollatorForLanguageModeling(tokenizer.pad_token_id, return_position_ids=True)
-    trainer = MeasuredSFT(
-        model=loaded.model,
-        args=arguments,
-        train_dataset=rows,
-        # Never looked at: `evaluate` validates as EBFT does. transformers wants one where evaluation is asked for.
-        eval_dataset=None if validation_set is None else token_rows(validation_set, False),
-        processing_class=tokenizer,
-        data_collator=collator,
-        peft_config=peft_config(loaded.recipe),
-    )
-    trainer.complete(loaded, "sft")
-    return trainer
-
-
-METHOD = TrainingMethod(
-    "sft",
-    "supervised fine-tuning (TRL's SFTTrainer)",
-    {"loss": "loss", "mean_token_accuracy": "accuracy"},
-    build,
-    lambda loaded: len(_prepare(loaded)[0]),
-)
+TRAINER = MeasuredSFT

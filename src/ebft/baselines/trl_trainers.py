@@ -20,25 +20,25 @@ from ebft.data.packing import collate, end_token_ids, to_device
 from ebft.errors import ConfigError, how_to_install, nearest
 from ebft.iteration import prepare_window
 from ebft.loading import feature_network
-from ebft.model.backbone import copy_in_dtype, evaluating, prepare_model
+from ebft.model.backbone import evaluating, prepare_model
+from ebft.model.working_copy import copy_in_dtype
 from ebft.runtime import processes
 from ebft.train import report
 from ebft.train.measured import Measured
 from ebft.train.networks import FlopCounter
-from ebft.train.run import TrainingMethod
 from ebft.train.sequences import Loaded, warn
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
 
 
-def method(name: str) -> TrainingMethod:
+def method(name: str) -> type[Measured]:
     """`sft` or `rlvr`, if TRL is there."""
     if find_spec("trl") is None:
         raise ConfigError(f"ebft {name} needs trl; {how_to_install('baselines')}")
     from huggingface_hub import constants
 
     constants.HF_HUB_DISABLE_TELEMETRY = True  # TRL reports every trainer to its makers; nobody asked our users
-    return import_module(f"ebft.baselines.{name}").METHOD
+    return import_module(f"ebft.baselines.{name}").TRAINER
 
 
 def check(recipe: Recipe) -> None:
@@ -79,7 +79,7 @@ class Baseline(Measured):
 
     flops: FlopCounter
 
-    def complete(self, loaded: Loaded, method: str, *state: TrainerCallback) -> None:
+    def complete(self, loaded: Loaded, *own: TrainerCallback) -> None:
         """Once TRL's trainer is made: validation against a network that is frozen now, and what all runs have."""
         self.settings, self.held_out = loaded.recipe.training, loaded.validation_set
         self.flops = FlopCounter(self.model)
@@ -89,7 +89,7 @@ class Baseline(Measured):
             self.end_token_ids = end_token_ids(loaded.tokenizer, self.settings.completions_end)
         elif self.settings.eval_tasks:
             raise ConfigError("eval_tasks needs validation data; set validation_split or validation_dataset")
-        self.equip(method, *state)
+        self.equip(*own)
 
     @property
     def autocasts(self) -> bool:

@@ -26,7 +26,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ebft.method import Backend
+from ebft.method.choices import Backend
 from ebft.method.layout import PackedLayout
 from ebft.method.rewards import token_groups
 from ebft.model import flex
@@ -255,9 +255,13 @@ class CachedPass(Pass):
             # Without a window all steps of a completion see the same context.
             of_step = step if rule.window is not None else 0
             mask = self._once(flex.mask_of_step, of_step, rule.window, flex.block_size(q))
-            at = torch.full((), step, device=q.device)
+            at = self._once(_on_device, step)
             return flex.attend_step(q, self.context[layer], self.own[layer], mask, rule, step, at)
         return _attend_step(q, self.context[layer], self.own[layer], layout, rule, step)
+
+
+def _on_device(layout: PackedLayout, number: int) -> Tensor:
+    return torch.full((), number, device=layout.device)
 
 
 def _attend_step(q: Tensor, context: KV, own: KV, layout: PackedLayout, rule: ScoreRule, step: int) -> Tensor:

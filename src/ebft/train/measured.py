@@ -8,7 +8,7 @@ import time
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from ebft.runtime.files import json_ready, read_json, read_jsonl, write_json, wr
 from ebft.runtime.timing import DeferredChecks
 from ebft.train import callbacks
 from ebft.train.run_folder import RECIPE_FILE, RESOLVED_FILE, RESULTS_FILE
+from ebft.train.sequences import Loaded
 
 
 class Measured(Trainer):
@@ -39,6 +40,10 @@ class Measured(Trainer):
     somebody's own, `evaluate()` before and after `train()` does the same.
     """
 
+    method: ClassVar[str]  # the name in results.json
+    title: ClassVar[str]  # for the model card
+    shown: ClassVar[dict[str, str]]  # metrics in the terminal, by short names
+    needs_anchors: ClassVar[bool] = False  # the training text must have one
     model: Any
     control: Any
     processing_class: Any
@@ -50,7 +55,17 @@ class Measured(Trainer):
     by_command = False
     _evaluated: int | None = None  # the step of the last evaluation of the held-out data
 
-    def equip(self, method: str, *own: TrainerCallback) -> None:
+    @classmethod
+    def build(cls, loaded: Loaded) -> Measured:
+        """As the commands build it."""
+        raise NotImplementedError
+
+    @classmethod
+    def rows(cls, loaded: Loaded) -> int:
+        """Of an epoch, as --dry-run counts its steps."""
+        return len(loaded.train_set)
+
+    def equip(self, *own: TrainerCallback) -> None:
         """Give the trainer what all have, once it is made. What `own` callbacks write into a checkpoint is there before
         it is marked as complete."""
         avoid_cudnn_attention()
@@ -59,7 +74,7 @@ class Measured(Trainer):
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = f"{self.args.output_dir}/runs"
         self.deferred_checks, self.costs = DeferredChecks(), callbacks.CostTracker(self)
-        self.results: dict[str, Any] = {"method": method}
+        self.results: dict[str, Any] = {"method": self.method}
         self.records: dict[str, list[Record]] = {}
         self._check_gradients()
         for callback in (callbacks.MetricsFile(self), self.costs, callbacks.Samples(self), *own):
@@ -116,9 +131,6 @@ class Measured(Trainer):
         if resume_from_checkpoint and "before" not in self.results and self.held_out is not None:
             self.take_over()
         self.write_results()
-        if self._writes and not self.by_command:
-            resolved = {"model": getattr(self.model.config, "_name_or_path", None), **self.args.to_dict()}
-            write_text(Path(str(self.args.output_dir)) / RESOLVED_FILE, json.dumps(resolved, indent=1, default=str))
         trained = super().train(resume_from_checkpoint, *args, **kwargs)
         if self._evaluated != self.state.global_step or self.args.load_best_model_at_end:
             for name in ("after", "change"):  # of another model than the one that is left
@@ -157,20 +169,18 @@ class Measured(Trainer):
         if when == "before" or not (self.by_command or self.is_in_train):
             self.write_results()
 
-    @property
-    def _writes(self) -> bool:
-        """The first process, and not into the folder of a run by a command."""
-        folder = Path(str(self.args.output_dir))
-        return processes.rank() == 0 and (self.by_command or not (folder / RECIPE_FILE).exists())
-
     def write_results(self) -> None:
-        """Records before the results that they belong to."""
-        if self._writes:
-            folder = Path(str(self.args.output_dir))
-            folder.mkdir(parents=True, exist_ok=True)
-            for when in self.records.keys() & self.results.keys():
-                write_jsonl(folder / f"validation-{when}.jsonl", self.records[when])
-            write_json(folder / RESULTS_FILE, json_ready(self.results))
+        """Records before the results that they belong to. A program leaves the folder of a run by a command alone."""
+        folder = Path(str(self.args.output_dir))
+        if processes.rank() != 0 or (not self.by_command and (folder / RECIPE_FILE).exists()):
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        if not self.by_command:
+            resolved = {"model": getattr(self.model.config, "_name_or_path", None), **self.args.to_dict()}
+            write_text(folder / RESOLVED_FILE, json.dumps(resolved, indent=1, default=str))
+        for when in self.records.keys() & self.results.keys():
+            write_jsonl(folder / f"validation-{when}.jsonl", self.records[when])
+        write_json(folder / RESULTS_FILE, json_ready(self.results))
 
     # ---- training --------------------------------------------------------------------------------------------------
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,62 +20,44 @@ from ebft.errors import ConfigError, first_line
 from ebft.runtime import processes
 from ebft.runtime.files import share_weights
 from ebft.train import report
-from ebft.train.callbacks import EarlyStopping, EvalTasks, Progress
+from ebft.train.callbacks import EarlyStopping, EvalTasks, Preemption, Progress
 from ebft.train.measured import Measured
-from ebft.train.preemption import Preemption
 from ebft.train.run_folder import FINAL, RunFolder, whole
-from ebft.train.sequences import Loaded, describe, load, prompt_kinds, trained_part, warn
+from ebft.train.sequences import Loaded, first_document, load, prompt_kinds, trained_part, warn
 from ebft.train.trainer import EBFTTrainer
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class TrainingMethod:
-    """EBFT here, SFT and RLVR in `baselines`."""
-
-    name: str
-    title: str  # for the model card
-    shown: Mapping[str, str]  # metrics in the terminal, by short names
-    build: Callable[[Loaded], Measured]
-    rows: Callable[[Loaded], int]  # of an epoch, as --dry-run counts its steps
-    needs_anchors: bool = False  # the training text must have one
-
-
-def _ebft_trainer(loaded: Loaded) -> EBFTTrainer:
-    recipe, data = loaded.recipe, (loaded.train_set, loaded.validation_set)
-    return EBFTTrainer(loaded.model, recipe.training, *data, loaded.tokenizer, loading.peft_config(recipe))
-
-
-EBFT = TrainingMethod(
-    "ebft",
-    "Energy-Based Fine-Tuning",
-    {"reward": "reward", "ebft/cfm": "cfm", "ebft/cross_entropy": "ce", "ebft/distinct": "distinct"},
-    _ebft_trainer,
-    lambda loaded: len(loaded.train_set),
-    needs_anchors=True,
-)
-
-
-def plan(recipe: Recipe, method: TrainingMethod = EBFT) -> list[str]:
+def plan(recipe: Recipe, method: type[Measured] = EBFTTrainer) -> list[str]:
     """`--dry-run`: what a run would do, as lines to print; nothing in processes other than the first."""
-    processes.start(recipe.training)
+    config = recipe.training
+    processes.start(config)
     loaded = load(recipe, method.needs_anchors)
-    if recipe.training.process_index != 0:
+    if config.process_index != 0:
         return []
-    if recipe.training.eval_tasks:
-        EvalTasks(None, recipe.training)
-    loading.check_feature_model(recipe.training, loaded.tokenizer)  # which only a run builds
-    return describe(loaded, method.rows(loaded))
+    if config.eval_tasks:
+        EvalTasks(None, config)
+    loading.check_feature_model(config, loaded.tokenizer)  # which only a run builds
+    epoch = math.ceil(method.rows(loaded) / config.rows_per_step)
+    steps = config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)
+    held_out = "none" if loaded.validation_set is None else f"{len(loaded.validation_set):,} sequences"
+    return [
+        f"model       {recipe.model.model}, {loaded.model.num_parameters():,} parameters in {recipe.model.model_dtype}",
+        f"trains on   {trained_part(recipe, loaded.train_set.index)}",
+        f"validation  {held_out}",
+        f"steps       {steps:,} ({epoch:,} an epoch), of {config.rows_per_step:,} rows each",
+        *("", "The first document, as the model sees it:", *first_document(loaded)),
+    ]
 
 
-def train(recipe: Recipe, resume: bool = False, method: TrainingMethod = EBFT) -> dict[str, Any]:
+def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTrainer) -> dict[str, Any]:
     """Run a recipe from start to end, or resume it. Returns the results before and after, in the first process."""
     args = recipe.training
     processes.start(args)
     folder, preemption = RunFolder(recipe), Preemption()
     with preemption.listen(), folder.locked():
-        checkpoint = folder.claim(resume, method.name)
+        checkpoint = folder.claim(resume, method.method)
         if pushes := args.push_to_hub:
             _make_repository(args)
         loaded = load(recipe, method.needs_anchors)
@@ -102,7 +83,7 @@ def train(recipe: Recipe, resume: bool = False, method: TrainingMethod = EBFT) -
         return trainer.results if folder.is_first else {}
 
 
-def _build(loaded: Loaded, method: TrainingMethod) -> Measured:
+def _build(loaded: Loaded, method: type[Measured]) -> Measured:
     """The trainer, with ebft's own progress instead of transformers'."""
     recipe, args = loaded.recipe, loaded.recipe.training
     if not torch.accelerator.is_available() and not as_given("use_cpu", recipe.given, recipe.command):
@@ -113,7 +94,7 @@ def _build(loaded: Loaded, method: TrainingMethod) -> Measured:
     trainer.remove_callback(PrinterCallback)
     if args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStopping(trainer))
-    trainer.add_callback(Progress(trainer, method.shown))
+    trainer.add_callback(Progress(trainer))
     return trainer
 
 

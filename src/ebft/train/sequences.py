@@ -1,9 +1,8 @@
-"""What a recipe trains on: its data as sequences, the model, what is often not meant about them, and `--dry-run`."""
+"""What a recipe trains on: its data as sequences, the model, what is often not meant about them."""
 
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, islice
@@ -189,20 +188,10 @@ def trained_part(recipe: Recipe, index: DocumentIndex) -> str:
     return f"{int(counted.sum()):,} of the {int(index.lengths.sum()):,} tokens of {len(index):,} documents"
 
 
-def describe(loaded: Loaded, rows: int) -> list[str]:
-    """What `--dry-run` prints: the model, the data, and the first document. rows: that the method trains on."""
-    recipe, config, train_set = loaded.recipe, loaded.recipe.training, loaded.train_set
-    epoch = math.ceil(rows / config.rows_per_step)
-    steps = config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)
-    shown = [
-        f"model       {recipe.model.model}, {loaded.model.num_parameters():,} parameters in {recipe.model.model_dtype}",
-        f"trains on   {trained_part(recipe, train_set.index)}",
-        f"validation  {'none' if loaded.validation_set is None else f'{len(loaded.validation_set):,} sequences'}",
-        f"steps       {steps:,} ({epoch:,} an epoch), of {config.rows_per_step:,} rows each",
-        *("", "The first document, as the model sees it:"),
-    ]
-    store, inside = train_set.index.where(0)
+def first_document(loaded: Loaded) -> list[str]:
+    store, inside = loaded.train_set.index.where(0)
     document = zip(store.tokens[inside].tolist(), store.answers[inside].tolist(), strict=True)
+    shown = []
     for is_answer, part in islice(groupby(document, key=lambda token: token[1]), 8):
         text = repr(loaded.tokenizer.decode([token for token, _ in part]))
         shown.append(f"  {'answer' if is_answer else 'prompt'}  {text if len(text) <= 300 else f'{text[:300]}...'}")

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ from ebft.train import report
 from ebft.train.callbacks import Callback, wide
 from ebft.train.measured import Measured
 from ebft.train.networks import Networks, disable_dropout
-from ebft.train.sequences import ENDS_LEFT_OUT, look_at_answers, look_at_copies, look_at_lengths, warn
+from ebft.train.sequences import ENDS_LEFT_OUT, Loaded, look_at_answers, look_at_copies, look_at_lengths, warn
 
 # What a window says of itself also where nothing was rolled out.
 _OF_EVERY_STEP = ("ebft/anchors", "ebft/packed_tokens")
@@ -72,6 +72,8 @@ class EBFTTrainer(Measured):
         callbacks: beside the standard ones (metrics file, checkpoint marks, progress).
     """
 
+    method, title, needs_anchors = "ebft", "Energy-Based Fine-Tuning", True
+    shown: ClassVar = {"reward": "reward", "ebft/cfm": "cfm", "ebft/cross_entropy": "ce", "ebft/distinct": "distinct"}
     args: EBFTConfig
     lr_scheduler: Any
     way_out = "try a lower learning_rate, a gamma above 0, or whitening=reference, and look at the last samples"
@@ -140,7 +142,12 @@ class EBFTTrainer(Measured):
         # compute_loss divides by the counts of the whole window: the Trainer must not divide by the accumulation again.
         self.model_accepts_loss_kwargs = True
         self.features = self.networks.features
-        self.equip("ebft", AroundOptimizer(self))
+        self.equip(AroundOptimizer(self))
+
+    @classmethod
+    def build(cls, loaded: Loaded) -> EBFTTrainer:
+        recipe, data = loaded.recipe, (loaded.train_set, loaded.validation_set)
+        return cls(loaded.model, recipe.training, *data, loaded.tokenizer, loading.peft_config(recipe))
 
     def compute_model(self) -> Any:
         return self.networks.compute_model()
