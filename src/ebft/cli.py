@@ -21,7 +21,7 @@ from ebft.config.settings import Parser
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
 from ebft.runtime import launch
 from ebft.runtime.launch import LAUNCHED, PREEMPTED, ProcessKilled, how_to_resume
-from ebft.runtime.machine import describe, lack_of_gpu_memory
+from ebft.runtime.machine import describe
 from ebft.runtime.messages import print_error, print_table, printable, quiet_libraries, show_messages
 from ebft.version import __version__
 
@@ -68,8 +68,9 @@ def _failed(error: BaseException, how_to_go_on: str = "") -> int:
         what, code = f"stopped{how_to_go_on}", INTERRUPTED
     elif isinstance(error, Preempted):
         what, code = f"stopped by {error}{how_to_go_on}", PREEMPTED
-    elif (lack := lack_of_gpu_memory(error)) is not None:
-        what = f"{lack}; make batches smaller (docs/troubleshooting.md){how_to_go_on}"
+    elif type(error).__name__ == "OutOfMemoryError":  # torch's, which goes on about processes and fragmentation
+        first = ". ".join(str(error).split(". ")[:3])
+        what = f"{first}; make batches smaller (docs/troubleshooting.md){how_to_go_on}"
     elif isinstance(error, OSError):
         what = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
     elif isinstance(error, TrainingDiverged | ProcessKilled):

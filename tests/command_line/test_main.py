@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,6 @@ from tqdm import tqdm
 from ebft import __version__, cli, fetch
 from ebft.errors import Preempted
 from ebft.runtime import launch
-from ebft.runtime.messages import printable
 from tests.imports import Ended, run_commands
 
 # The arguments, the exit code, and what standard error says.
@@ -27,7 +23,8 @@ LIGHT: dict[str, tuple[list[str], int, str]] = {
     "help": (["--help"], 0, ""),
     "version": (["--version"], 0, ""),
     "unknown command": (["trian"], 2, "unknown command 'trian'; there is train, sft, rlvr, plan, "),
-    "launch": (["train", "--launch", "two"], 2, "--launch takes the number of processes"),
+    "launch": (["train", "--launch", "two"], 2, "--launch takes the number of processes to start; leave it out"),
+    "control characters": (["plan", "--gpu", "h100", "--config", "\x1b[2J"], 2, "\\x1b[2J: no such"),
     "eval option": (["eval", "--modle", "m"], 2, "did you mean '--model'?"),
     "eval task": (["eval", "--model", "m", "--tasks", "humanevl", "--output", "o"], 2, "did you mean 'humaneval'?"),
     "score option": (["score", "humaneval", "--problem", "f"], 2, "did you mean '--problems'"),
@@ -63,26 +60,6 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"\n  ebft {name} " in text for name in cli.COMMANDS)
     assert (cli.main([]), cli.main(["--version"])) == (2, 0)
     assert capsys.readouterr().out == f"{text}{__version__}\n"
-
-
-def test_env_names_versions_and_hardware(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["env"]) == 0
-    found = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
-    assert {"platform", "python", "ebft", "torch", "transformers", "peft", "cpu cores"} <= set(found)
-    assert any(name.startswith("gpu") for name in found)
-
-
-def test_help_into_a_pipe_that_closes() -> None:
-    command = f"{shlex.quote(sys.executable)} -m ebft.cli train --help | head -n 1"
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True)
-    assert (done.stdout[:17], done.stderr) == ("usage: ebft train", "")
-
-
-def test_names_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["train", "--config", "\x1b[2J\x07.yaml"]) == 2
-    assert capsys.readouterr().err.startswith("ebft: \\x1b[2J\\x07.yaml: no such recipe: ")
-    assert printable("a\tb\n\x9b\u202e") == "a\tb\n\\x9b\\u202e"
 
 
 def test_an_error_does_not_stand_on_the_line_of_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,16 +118,6 @@ def test_who_says_that_another_process_died(
     monkeypatch.setenv(launch.LAUNCHED, "1" if launched else "")
     assert cli._run_failed(stopped, tmp_path) == 75
     assert ("stopped by SIGTERM" in capsys.readouterr().err) == (not launched)
-
-
-@pytest.mark.parametrize("number", [[], ["two"], ["0"], ["2"]])
-def test_launch_that_is_refused(
-    number: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if number == ["2"]:
-        monkeypatch.setenv("WORLD_SIZE", "2")
-    assert cli.main(["train", "--model", "m", "--launch", *number]) == 2
-    assert "takes the number of processes to start; leave it out under torchrun" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["train", "sft", "rlvr"])

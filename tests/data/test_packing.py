@@ -95,7 +95,7 @@ def rows_of(dataset: SequenceDataset) -> list[Row]:
 
 class TestSequences:
     @given(documents_strategy, st.integers(1, 17), st.booleans())
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     def test_equal_a_plain_concatenation(self, drawn: list[list[tuple[int, bool]]], T: int, packing: bool) -> None:
         documents = documents_of(drawn)
         dataset = SequenceDataset(index_of(documents), T, packing, PAD_TOKEN)
@@ -163,7 +163,7 @@ class TestMix:
 
 
 class TestFirst:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(documents_strategy, st.integers(2, 9), st.booleans(), st.integers(1, 12))
     def test_rows_are_the_first_ones_and_no_others(
         self, drawn: list[list[tuple[int, bool]]], T: int, packing: bool, rows: int

@@ -48,18 +48,10 @@ def ending_tokenizer() -> Any:
         ({"prompt": "2+2=", "completion": "4", "other": 1}, [(False, "2+2="), (True, f"4{END}")]),
         ({"prompt": "a", "completion": "b", "text": "c"}, [(False, "a"), (True, f"b{END}")]),
         (
-            {"messages": [{"role": "system", "content": "be brief"}, *turns("hi", "hello", "2+2?", "4")]},
+            # letters of several bytes, and turns with the same words
+            {"messages": [{"role": "system", "content": "be brief"}, *turns("ünï", "日本", "日本", "ünï")]},
             [
-                (False, "<system>be brief</turn><user>hi</turn><assistant>"),
-                (True, "hello</turn>"),
-                (False, "<user>2+2?</turn><assistant>"),
-                (True, f"4</turn>{END}"),
-            ],
-        ),
-        (  # letters of several bytes, and turns with the same words
-            {"messages": turns("ünï", "日本", "日本", "ünï")},
-            [
-                (False, "<user>ünï</turn><assistant>"),
+                (False, "<system>be brief</turn><user>ünï</turn><assistant>"),
                 (True, "日本</turn>"),
                 (False, "<user>日本</turn><assistant>"),
                 (True, f"ünï</turn>{END}"),
@@ -128,7 +120,7 @@ def test_rows_of_others(row: Row, standard: Row, names: dict[str, str], kind: st
     assert RowFormat(**names).prompt_kind(row) == kind
 
 
-@pytest.mark.parametrize("role", ["Assistant", "ASSISTANT", "GPT", "bot", "model", "ai", "AI"])
+@pytest.mark.parametrize("role", ["Assistant", "GPT", "bot"])
 def test_roles_in_any_letters(role: str) -> None:
     said = [{"role": "User", "content": "hi"}, {"role": role, "content": "hello", "id": 3}, {"role": "Critic"}]
     found = RowFormat().standard({"messages": said})["messages"]
@@ -189,20 +181,19 @@ REFUSING = "{{ raise_exception('roles must alternate') }}"
 SHORTENING = "{% for m in messages %}{{ m.content if loop.last else '' }}{% endfor %}"
 
 
-NEEDED = r"needs 'text', 'prompt' and 'completion', or 'messages'; it has 'question'.*prompt_column"
 TEMPLATE = dict(prompt_template=QUESTION)
 
 
 @pytest.mark.parametrize(
     ("row", "names", "template", "words"),
     [
-        ({"question": "a"}, {}, "", NEEDED),
+        ({"question": "a"}, {}, "", r"needs 'text', 'prompt' and 'completion', or 'messages'; it has 'question'"),
         ({"text": 3}, {}, "", "column 'text' holds int, not text"),
         ({"prompt": "a", "answer": None}, dict(completion="answer"), "", r"column 'answer' is empty \(null\)"),
         ({"completion": "b"}, TEMPLATE, "", "names 'question', which is no column"),
         ({"question": "a", "reply": "b"}, TEMPLATE, "", "needs 'completion' beside its prompt_template; it has"),
         ({"messages": [{"content": "a"}]}, {}, "", "non-empty list"),
-        ({"messages": turns("a")}, {}, None, "no chat template.*use 'prompt' and 'completion'"),
+        ({"messages": turns("a")}, {}, None, "does not accept this conversation: .*chat_template is not set"),
         ({"messages": turns("a")}, {}, REFUSING, "does not accept this conversation: roles must alternate"),
         ({"messages": turns(*"abcd")}, {}, SHORTENING, "turn 1 differently inside a longer conversation"),
         # A column that was named and is not used would be a run on other text than was meant.

@@ -41,21 +41,17 @@ def read(source: Path | str, split: str = "train") -> list[dict[str, Any]]:
     return list(read_rows(str(source), split))
 
 
-def test_json(tmp_path: Path) -> None:
+def test_json_and_parquet(tmp_path: Path) -> None:
     for suffix in ("jsonl", "ndjson", "json"):
         assert read(write_jsonl(tmp_path / f"rows.{suffix}", ROWS)) == ROWS
     file = tmp_path / "rows.jsonl"
     file.write_text('{"text": "a"}\n\n  \n{"text": "b"}', encoding="utf-8-sig")  # with a byte order mark
     assert read(file) == [{"text": "a"}, {"text": "b"}]
-    for before in ("", "\n  "):
-        (tmp_path / "rows.json").write_text(before + json.dumps(ROWS, indent=2))
-        assert read(tmp_path / "rows.json") == ROWS
-
-
-def test_parquet(tmp_path: Path) -> None:
-    rows = [{"messages": [{"role": "user", "content": str(number)}]} for number in range(2500)]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    assert read(tmp_path / "rows.parquet") == rows
+    (tmp_path / "rows.json").write_text("\n  " + json.dumps(ROWS, indent=2))
+    assert read(tmp_path / "rows.json") == ROWS
+    many = [{"messages": [{"role": "user", "content": str(number)}]} for number in range(2500)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(many), tmp_path / "rows.parquet")
+    assert read(tmp_path / "rows.parquet") == many
 
 
 @pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("csv", ";"), ("csv", "\t"), ("tsv", "\t")])
@@ -64,12 +60,6 @@ def test_csv_and_tsv(tmp_path: Path, suffix: str, delimiter: str) -> None:
     assert read(write_delimited(tmp_path / f"rows.{suffix}", long, delimiter)) == long
     (tmp_path / "one.csv").write_text("text\nhello\n", encoding="utf-8-sig")  # with a byte order mark
     assert read(tmp_path / "one.csv") == [{"text": "hello"}]
-
-
-def test_a_text_file_is_one_document(tmp_path: Path) -> None:
-    file = tmp_path / "document.py"
-    file.write_text("x = 1\ny = 'é'\n", encoding="utf-8")
-    assert read(file) == [{"text": "x = 1\ny = 'é'\n"}]
 
 
 def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
@@ -83,12 +73,10 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
     assert [row["text"] for row in read(tmp_path, "test")] == ["test_a"]
     with pytest.raises(DataError, match="no files of the split 'validation'; there is 'train', 'test'"):
         read(tmp_path, "validation")  # never training files instead
-
-
-def test_modules_of_a_program_are_no_splits(tmp_path: Path) -> None:
-    for name in ("model", "test_model", "train"):
-        (tmp_path / f"{name}.py").write_text(name)
-    assert [row["text"] for row in read(tmp_path)] == ["model", "test_model", "train"]
+    (tmp_path / "program").mkdir()
+    for name in ("test_model", "train"):  # whose modules are no splits
+        (tmp_path / "program" / f"{name}.py").write_text(name, encoding="utf-8")
+    assert read(tmp_path / "program") == [{"text": "test_model"}, {"text": "train"}]
 
 
 @pytest.mark.parametrize(
@@ -97,15 +85,13 @@ def test_modules_of_a_program_are_no_splits(tmp_path: Path) -> None:
         ("rows.jsonl", "", "the file is empty"),
         ("rows.jsonl", '{"text": "a"}\n\n{"text": "b"\n', "line 3 is not valid JSON"),
         ("rows.jsonl", json.dumps({"data": [{"text": "a"}]}, indent=1), "line 1 is not valid JSON.*a list of rows"),
-        ("rows.json", '[\n{"text": "a"},\n{"text": b}\n]', "the file is not valid JSON .*line 3"),
         ("rows.jsonl", '{"text": "a"}\n3', "line 2 holds int, not an object"),
-        *((f"rows.{kind}", '[{"text": "café"}]'.encode("latin1"), "UTF-8") for kind in ("jsonl", "csv", "json")),
+        *((f"rows.{kind}", '[{"text": "café"}]'.encode("latin1"), "UTF-8") for kind in ("jsonl", "csv", "txt")),
         ("rows.parquet", "no parquet", "not a parquet file"),
-        ("rows.txt", "café".encode("latin1"), "not UTF-8 text"),
         ("rows.jsonl", '{"a": "b"}\n{"a": "\\ud83d"}', "line 2 is not valid JSON in UTF-8 .*surrogates not allowed"),
         ("rows.csv", 'text\n"a" b"\nc\n', "expected after"),
         ("rows.csv", 'text\na\n"b\nc\n', "unexpected end of data"),
-        ("rows.xlsx", "a", "unknown file type; use one of .jsonl"),
+        ("rows.xlsx", "a", "line 1 is not valid JSON"),
     ],
     ids=str,
 )
@@ -163,10 +149,10 @@ def test_fingerprints_change_with_content_time_and_files_of_the_split(tmp_path: 
 
 def test_functions_of_the_standard_library() -> None:
     """Signature and docstring are the prompt, the rest is the completion."""
-    rows = read("stdlib-functions")
-    assert rows == read("stdlib-functions"), "in a fixed order"
-    assert len({row["source"].split(":")[0] for row in rows}) > 100
-    for row in rows[:400]:
+    rows, again = (list(itertools.islice(read_rows("stdlib-functions"), 400)) for _ in range(2))
+    assert rows == again, "in a fixed order"
+    assert len({row["source"].split(":")[0] for row in rows}) > 10
+    for row in rows:
         # The prompt alone is a whole function: the docstring closes it, and nothing of the body is in it.
         (prompt,), (whole,) = ast.parse(row["prompt"]).body, ast.parse(row["prompt"] + row["completion"]).body
         for function in (prompt, whole):

@@ -228,21 +228,6 @@ def test_every_block_is_closed_and_json_is_json(page: Path) -> None:
             text = text[decoder.raw_decode(text)[1] :].strip()
 
 
-WRONG = [
-    "train --horizonn 8",
-    "sweep --config r.yaml --set horizonn=1,2",
-    "eval --modell m",
-    "export runs/a --outputt b",
-]
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_command_is_not_taken(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, *arguments = wrong.split()
-    with pytest.raises((AssertionError, ConfigError, pytest.fail.Exception)):
-        check_command(name, arguments, monkeypatch)
-
-
 def test_every_public_name_has_an_example() -> None:
     code = "\n".join(block.code for block in blocks(ROOT / "docs" / "python.md", "python"))
     assert [name for name in ebft.__all__ if not name.startswith("_") and not re.search(rf"\b{name}\b", code)] == []

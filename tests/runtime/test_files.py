@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import math
 import os
@@ -79,24 +77,6 @@ def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> 
     assert not (tmp_path / "new").exists(), "a folder that stays empty goes with its lock"
 
 
-def test_the_lock_of_another_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a disk without the kernel's locks, a file that somebody has left stands for the lock."""
-
-    def not_here(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOSYS, "no locks")
-
-    monkeypatch.setattr(fcntl, "flock", not_here)
-    lock = tmp_path / "lock"
-    lock.write_text("7\nelsewhere\n")
-    words = rf"/a is in use by process 7 on elsewhere; .*; if elsewhere is dead, delete {lock}"
-    with pytest.warns(UserWarning, match="flock"), pytest.raises(ConfigError, match=words):
-        ExitStack().enter_context(locked(lock, tmp_path / "a"))
-    lock.unlink()
-    with pytest.warns(UserWarning, match="flock"), locked(lock):
-        assert lock.exists()
-    assert not lock.exists()
-
-
 def test_waiting_for_the_holder_to_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the jobs of a sweep do, whose predecessors may need a moment to save a checkpoint."""
     monkeypatch.setenv(files.LOCK_WAIT, "30")
@@ -108,6 +88,3 @@ def test_waiting_for_the_holder_to_leave(tmp_path: Path, monkeypatch: pytest.Mon
     holder.close()
     waiting.join(20)
     assert not waiting.is_alive()
-    monkeypatch.setenv(files.LOCK_WAIT, "long")
-    with pytest.raises(ConfigError, match="EBFT_LOCK_WAIT=long is not a number of seconds"):
-        ExitStack().enter_context(locked(tmp_path / "lock"))

@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher import api
 
 from ebft.errors import ConfigError
-from ebft.runtime import launch, processes, timing
+from ebft.runtime import launch, processes
 from ebft.runtime.timing import Clock, DeferredChecks
 
 CPU = torch.device("cpu")
@@ -125,20 +125,6 @@ def test_a_launcher_that_was_killed_before_its_process_began(alive: bool) -> Non
 
 
 # ---- time and numbers ------------------------------------------------------------------------------------------------
-
-
-def test_phases_add_up_and_a_reading_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, clock = [100.0], Clock(CPU)
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-    for seconds in (1.0, 2.0):
-        with clock.phase("rollout"):
-            now[0] += seconds
-        now[0] += 50  # belongs to no phase
-    start = clock.mark()
-    now[0] += 0.5
-    clock.add("optimizer", start)
-    assert clock.read() == {"rollout": 3.0, "optimizer": 0.5}
-    assert clock.read() == {}
 
 
 @pytest.mark.cuda

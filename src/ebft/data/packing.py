@@ -36,7 +36,7 @@ from ebft.data.rows import fingerprint, read_rows
 from ebft.errors import ConfigError, DataError
 from ebft.runtime import processes
 from ebft.runtime.files import cache_directory
-from ebft.runtime.messages import tracked
+from ebft.runtime.messages import progress
 
 PADDING = -1
 NOTHING = -1  # a row that is not there: only padding, no anchors, no truth tokens
@@ -118,11 +118,13 @@ def _documents(
     rows: Iterable[Row], tokenizer: Any, row_format: RowFormat, source: str, total: int | None
 ) -> Iterator[Document]:
     number = 0
-    for number, row in enumerate(tracked(rows, f"tokenising {source}", total), 1):
-        try:
-            yield encode(row, tokenizer, row_format)
-        except DataError as error:
-            raise DataError(f"{source}: row {number}: {error}") from None
+    with progress(f"tokenising {source}", total, leave=False) as advance:
+        for number, row in enumerate(rows, 1):
+            try:
+                yield encode(row, tokenizer, row_format)
+            except DataError as error:
+                raise DataError(f"{source}: row {number}: {error}") from None
+            advance(1)
     if not number:
         raise DataError(f"{source}: no rows")
 

@@ -148,11 +148,6 @@ def is_glued(prompt: Any, completion: Any) -> bool:
     return both and not prompt[-1].isspace() and not completion[:1].isspace()
 
 
-def ends_with_space(prompt: Any) -> bool:
-    """Whether a prompt ends with a space that tokenizers would make part of the word after it; not indentation."""
-    return isinstance(prompt, str) and prompt.endswith(" ") and bool(prompt.rpartition("\n")[2].strip())
-
-
 def as_messages(turns: Any) -> Any:
     """Turns with `role` and `content`, and the roles that chat templates know; what is no list of turns, as it is."""
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
@@ -256,13 +251,11 @@ def _from_messages(messages: Any, first_answer: int, tokenizer: PreTrainedTokeni
     """The whole conversation is rendered and tokenised once; answers are found as stretches of its text."""
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise DataError("'messages' must be a non-empty list of {'role': ..., 'content': ...}")
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise DataError("the tokenizer has no chat template, which 'messages' needs; use 'prompt' and 'completion'")
 
     def render(turns: list[Any], **options: Any) -> str:
         try:
             return str(tokenizer.apply_chat_template(turns, tokenize=False, **options))
-        except Exception as error:  # a role or an order of turns that the template does not take
+        except Exception as error:  # no template, or a role or an order of turns that it does not take
             raise DataError(f"the chat template does not accept this conversation: {first_line(error)}") from None
 
     whole = render(messages)

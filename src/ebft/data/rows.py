@@ -107,10 +107,8 @@ def _read_file(file: Path) -> Iterator[Row]:
                 yield from batch.to_pylist()
         elif file.suffix in (".csv", ".tsv"):
             yield from _read_csv(file)
-        elif file.suffix in ROW_FILES:
-            yield from _read_json(file)
         else:
-            raise DataError(f"unknown file type; use one of {', '.join(ROW_FILES + TEXT_FILES)}")
+            yield from _read_json(file)
     except (ValueError, csv.Error, OSError, EOFError) as error:  # pyarrow's errors are these, too
         what = "not UTF-8 text: " if isinstance(error, UnicodeError) else ""
         raise DataError(f"{file}: {what}{first_line(error)}") from None

@@ -83,18 +83,16 @@ def locked(file: Path, guarded: Path | None = None) -> Iterator[None]:
     also by `kill -9`. A folder that is made for it, and stays empty, goes with it."""
     from filelock import FileLock, Timeout  # its import takes longer than all others here
 
-    wait = os.environ.get(LOCK_WAIT) or "0"
-    if not wait.replace(".", "", 1).isdecimal():
-        raise ConfigError(f"{LOCK_WAIT}={wait} is not a number of seconds")
-    lock, is_new = FileLock(file, timeout=float(wait)), not file.parent.exists()
+    lock, is_new = FileLock(file, timeout=float(os.environ.get(LOCK_WAIT) or 0)), not file.parent.exists()
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock.acquire()
     except Timeout:
-        pid, host, *_ = [*file.read_text().split(), "(unknown)", "(unknown)"]
-        dead = f"; if {host} is dead, delete {file}" if host != socket.gethostname() else ""
-        what = f"{guarded or file.parent} is in use by process {pid} on {host}"
-        raise ConfigError(f"{what}; wait for it or stop it, or choose another place{dead}") from None
+        holder = " on ".join(file.read_text().split()) or "(unknown)"
+        what = (
+            f"{guarded or file.parent} is in use by process {holder}; wait for it or stop it, or choose another place"
+        )
+        raise ConfigError(f"{what} (if that machine is dead, delete {file})") from None
     try:
         file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
         yield

@@ -33,14 +33,6 @@ def describe() -> dict[str, str]:
     return found
 
 
-def lack_of_gpu_memory(error: BaseException) -> str | None:
-    """What torch says first when a GPU's memory is full; None if this is another error. It goes on about processes and
-    fragmentation."""
-    if type(error).__name__ != "OutOfMemoryError":  # torch.OutOfMemoryError; torch may not be imported
-        return None
-    return ". ".join(str(error).split(". ")[:3])
-
-
 @cache
 def hub_unreachable() -> str | None:
     """Why nothing can be downloaded from the model hub; None if it answers, whatever it says. From then on only its

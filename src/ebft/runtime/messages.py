@@ -9,15 +9,14 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 SECONDS = 60.0  # between two lines of progress in a log file
-Item = TypeVar("Item")
 
 
 class _Stderr(logging.Handler):
@@ -115,10 +114,3 @@ def progress(
         look |= {"file": _LogFile(), "mininterval": SECONDS, "miniters": 1, "delay": 0 if leave else SECONDS}
     with tqdm(total=total, initial=done, desc=title, leave=leave, **look) as bar:
         yield bar.update
-
-
-def tracked(items: Iterable[Item], title: str, total: int | None) -> Iterator[Item]:
-    with progress(title, total, leave=False) as advance:
-        for item in items:
-            yield item
-            advance(1)
