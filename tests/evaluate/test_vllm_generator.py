@@ -39,7 +39,7 @@ def test_vllm_requests_against_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "vllm", stand_in)
     settings = GenerationSettings(max_new_tokens=10, temperature=0.6, samples=2, stop=("\n//",), seed=1)
     prompts = ["a\n", "b\n", "c\n", "d ", "e", "f" * 46]
-    found = VLLMGenerator("m", byte_tokenizer()).complete(prompts, settings)
+    found = VLLMGenerator("m", byte_tokenizer(), None).complete(prompts, settings)
     assert [(of[0].text, of[0].finish) for of in found] == [
         ("    return x", "stop"),
         ("// first\nsecond", "stop"),

@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from ebft.config.data import TASKS, DataConfig, Task
 from ebft.config.method import MethodConfig, settings_that_change
-from ebft.config.settings import Setting, check, option, suggestion, typed, types_of
+from ebft.config.settings import Setting, Values, check, option, suggestion, typed, types_of
 from ebft.errors import ConfigError
 from ebft.runtime.files import read_json
 
@@ -124,12 +124,12 @@ class EvalOptions:
         self.profile_lengths = sorted(n for n in self.profile_lengths if 1 <= n <= context - self.profile_stride)
 
     @classmethod
-    def from_values(cls, values: dict[str, Any]) -> EvalOptions:
+    def from_values(cls, values: Values) -> EvalOptions:
         """From the text of flags or from a recipe, by the names of the flags."""
         if values.get("like"):
             values = {**as_the_run_validated(values["like"], values.get("calibration_data")), **values}
         kinds = {name: types_of(owner)[f.name] for name, f, owner in options()}
-        given: dict[type, dict[str, Any]] = {EvalOptions: {}, MethodConfig: {}, DataConfig: {}}
+        given: dict[type, Values] = {EvalOptions: {}, MethodConfig: {}, DataConfig: {}}
         for name, value in values.items():
             if name not in kinds:
                 raise ConfigError(f"unknown option {name!r} of an evaluation{suggestion(name, kinds)}")
@@ -141,9 +141,9 @@ class EvalOptions:
         method = MethodConfig(**given[MethodConfig], eval_seed=own.get("seed", 0))
         return cls(**own, method=method, data=DataConfig(**given[DataConfig]))
 
-    def values(self, *groups: str) -> dict[str, Any]:
+    def values(self, *groups: str) -> Values:
         """The options of some groups, by the names of their flags."""
-        owners: dict[type, Any] = {EvalOptions: self, MethodConfig: self.method, DataConfig: self.data}
+        owners: dict[type, object] = {EvalOptions: self, MethodConfig: self.method, DataConfig: self.data}
         return {name: getattr(owners[owner], f.name) for name, f, owner in options(*groups)}
 
 
@@ -159,13 +159,13 @@ def options(*groups: str) -> Iterator[tuple[str, Setting, type]]:
             yield name, next(f for f in fields(owner) if f.name == inner), owner
 
 
-def settings_of_run(folder: Path) -> dict[str, Any] | None:
+def settings_of_run(folder: Path) -> Values | None:
     """Of a run's folder, or of a model or checkpoint inside one."""
     found = (read_json(place / "resolved.json") for place in (folder, folder.parent))
     return next((settings for settings in found if isinstance(settings, dict)), None)
 
 
-def as_the_run_validated(folder: str, text: str | None = None) -> dict[str, Any]:
+def as_the_run_validated(folder: str, text: str | None = None) -> Values:
     """The options that measure what a run measured, on the same text, or on another one, which is taken whole."""
     settings = settings_of_run(Path(folder).expanduser())
     if settings is None or not {"dataset", "model"} <= settings.keys():  # such as of a run by the Python trainer

@@ -14,7 +14,6 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ from ebft.data.packing import (
     tokenize_source,
 )
 from ebft.data.rows import contents
-from ebft.evaluate.scoring import Scored
+from ebft.evaluate.scoring import Metric, Scored
 from ebft.evaluate.subject import Subject
 from ebft.evaluate.tasks import ResumableRecords
 from ebft.iteration import check_sequences, pack_to_score
@@ -127,7 +126,7 @@ def measure_sequences(
         yield records_of(found)
 
 
-def _changed(config: MethodConfig, **changes: Any) -> MethodConfig:
+def _changed(config: MethodConfig, **changes: float) -> MethodConfig:
     """Without the checks of a recipe: a profile's horizon may be longer than one would train with."""
     settings = copy.copy(config)
     vars(settings).update(changes)
@@ -135,7 +134,7 @@ def _changed(config: MethodConfig, **changes: Any) -> MethodConfig:
 
 
 def profile_of(
-    model: nn.Module, features: FeatureNetwork, batch: dict[str, Any], options: EvalOptions, ends: Tensor | None
+    model: nn.Module, features: FeatureNetwork, batch: dict[str, Tensor], options: EvalOptions, ends: Tensor | None
 ) -> dict[str, Tensor]:
     """`profile_contexts` and `cfm_at_<length>` for each sequence of a batch, [b] each."""
     lengths, input_ids = options.profile_lengths, batch["input_ids"]
@@ -155,7 +154,7 @@ def profile_of(
     return found
 
 
-def _entry(name: str, estimate: Estimate, records: Sequence[Record]) -> dict[str, Any]:
+def _entry(name: str, estimate: Estimate, records: Sequence[Record]) -> Metric:
     """`count` is that of the sequences that have any of what the metric is per."""
     value, error = (x if math.isfinite(x) else None for x in estimate)  # JSON has no NaN
     return {

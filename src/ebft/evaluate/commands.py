@@ -15,7 +15,7 @@ from typing import Any
 
 from ebft.config import evaluation
 from ebft.config.evaluation import EvalOptions
-from ebft.config.settings import Parser
+from ebft.config.settings import Parser, Values
 from ebft.data import rows
 from ebft.errors import ConfigError, DataError, nearest
 from ebft.evaluate import differences, tables
@@ -97,7 +97,7 @@ def _evaluate(
     about = {"seed": options.seed, "versions": describe(), "command": list(command)}
     results = {**subject.describe(), **about, "tasks": dict(finished)}
     for task in options.tasks:
-        inputs: list[Any] = [[p.keys, p.asked[options.prompt_style], p.skipped] for p in sets[task]]
+        inputs: list[object] = [[p.keys, p.asked[options.prompt_style], p.skipped] for p in sets[task]]
         if task == "calibration":
             data = rows.contents(options.calibration_data or "", options.calibration_split)
             inputs = [subject.feature_source, data, TEMPERATURES]
@@ -111,7 +111,7 @@ def _evaluate(
     return results
 
 
-def _record(folder: Path, results: tables.Results, task: str, entry: Mapping[str, Any]) -> None:
+def _record(folder: Path, results: tables.Results, task: str, entry: tables.Results) -> None:
     for note in entry["notes"]:
         logger.warning(f"{task}: {note}")
     results["tasks"][task] = entry
@@ -119,7 +119,7 @@ def _record(folder: Path, results: tables.Results, task: str, entry: Mapping[str
     write_json(folder / tables.RESULTS_FILE, results)
 
 
-def task_settings(task: str, options: EvalOptions) -> dict[str, Any]:
+def task_settings(task: str, options: EvalOptions) -> Values:
     left_out = {*_NOT_OF_NUMBERS, *(name for other, names in _SOURCES.items() if other != task for name in names)}
     left_out |= {"prompt_style"} if options.prompt_style == "auto" else set()  # not decided yet
     found = options.values(*_GROUPS.get(task, ("generation", "code")))
@@ -219,7 +219,7 @@ def read_samples(source: str, problems: ProblemSet) -> list[Row]:
     return found
 
 
-def score_folder(folder: Path, problems: str, settings: Mapping[str, Any]) -> list[str]:
+def score_folder(folder: Path, problems: str, settings: Values) -> list[str]:
     """Scores what is left in all evaluations of the folder; returns why some could not be, which stops no other.
 
     Args:

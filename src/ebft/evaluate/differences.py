@@ -11,7 +11,6 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ebft.evaluate.scoring import KINDS, Scored, kinds_by_problem, mean_of, outcomes_file, over_sets, pass_at_k
 from ebft.evaluate.tables import Differences, Results, parts_of
@@ -60,7 +59,7 @@ def _of_problems(entry: Scored, mine: Path, first: Path) -> dict[str, Estimate]:
     }
 
 
-def by_problem(folder: Path, part: Mapping[str, Any], metric: str) -> dict[str, float]:
+def by_problem(folder: Path, part: Scored, metric: str) -> dict[str, float]:
     """What each problem of a set gives to a metric; empty if its files are not there, or hold too few samples."""
     found = re.fullmatch(rf"(greedy_)?(?:pass@(\d+)|({'|'.join(KINDS)}))", metric)
     if found is None:

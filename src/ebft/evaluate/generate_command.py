@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 OF_SAMPLING = ("temperature", "top_p", "system_prompt", "seed", "too_long")
 OF_EVAL = {"model", "limit", *OF_SAMPLING, "batch_size", "dtype", "device", "trust_remote_code"}
 OF_EVAL |= {"prompt_column", "prompt_separator"}
+Prompt = Any  # a text to continue, or the turns of a conversation
 SHOWN = 240  # characters of a prompt above its answers: its end, since many begin alike
 
 
@@ -47,15 +48,15 @@ class PromptFormat:
     kind: str | None = None  # as `RowFormat.prompt_kind` has it; None: not known, or several
     rows: RowFormat = RowFormat()
 
-    def of_text(self, text: str) -> Any:
+    def of_text(self, text: str) -> Prompt:
         """The prompt of what somebody types."""
         column = "instruction" if self.kind == "alpaca" else self.rows.prompt
         columns = fields_of(self.rows.prompt_template) if self.rows.prompt_template else [column]
         return self.rows.prompt_of({columns[0]: text})
 
-    def prompts(self, typed: Sequence[str], name: str | None, limit: int | None) -> list[Any]:
+    def prompts(self, typed: Sequence[str], name: str | None, limit: int | None) -> list[Prompt]:
         """Of typed texts and of a file's; conversations, if any of them is one."""
-        found: list[Any] = []
+        found: list[Prompt] = []
         if name is not None and Path(name).suffix in TEXT_FILES and Path(name).is_file():
             found = [self.of_text(line) for line in Path(name).read_text("utf-8").splitlines() if line]
         elif name is not None:
@@ -93,7 +94,7 @@ def load(name: str, options: EvalOptions) -> Generator:
     return CheckpointSubject(name, options).generator
 
 
-def answer(generator: Generator, prompts: Sequence[Any], options: EvalOptions) -> list[list[Completion]]:
+def answer(generator: Generator, prompts: Sequence[Prompt], options: EvalOptions) -> list[list[Completion]]:
     """`options.samples` answers to every prompt; all of them are texts, or all conversations."""
     given = {name: getattr(options, name) for name in (*OF_SAMPLING, "samples", "max_new_tokens")}
     settings = GenerationSettings(**given, prompt_style="raw" if isinstance(prompts[0], str) else "rendered")
@@ -101,7 +102,7 @@ def answer(generator: Generator, prompts: Sequence[Any], options: EvalOptions) -
     return generator.complete(texts, settings)
 
 
-def answer_prompts(prompts: Sequence[Any], options: EvalOptions, output: str | None) -> None:
+def answer_prompts(prompts: Sequence[Prompt], options: EvalOptions, output: str | None) -> None:
     answers = {}
     for label, name in zip(labels(options.model), options.model, strict=True):  # one in memory at a time
         answers[label] = answer(load(name, options), prompts, options)

@@ -23,6 +23,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
 
 from ebft.errors import ConfigError
 from ebft.evaluate.side_by_side import SideBySide, check_plain_cache
@@ -81,9 +83,9 @@ class Fitted(NamedTuple):
 class Generator:
     """Completions of prompts. `context` is the most tokens that prompt and completion may have together, if known."""
 
-    streamer: Any = None  # of transformers: sees tokens as they come, where one completion is made at a time
+    streamer: BaseStreamer | None = None  # sees tokens as they come, where one completion is made at a time
 
-    def __init__(self, tokenizer: Any, context: int | None) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, context: int | None) -> None:
         self.tokenizer, self.context = tokenizer, context
 
     @abstractmethod
@@ -143,7 +145,7 @@ class TransformersGenerator(Generator):
         batch_size: completions generated at once; None: 16 on a CPU, on a GPU as many as fit (`rows_that_fit`).
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Any, batch_size: int | None = 8) -> None:
+    def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, batch_size: int | None = 8) -> None:
         limits = (getattr(text_config(model), "max_position_embeddings", 0), getattr(tokenizer, "model_max_length", 0))
         known = (limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**9)  # "unknown" is 1e30
         super().__init__(tokenizer, next(known, None))
@@ -258,7 +260,7 @@ def _uniforms(rows: Sequence[_Row], settings: GenerationSettings) -> Tensor:
     return uniforms(seeds, samples, 1, settings.max_new_tokens)[:, 0, 0]
 
 
-def tokenize(prompt: str, tokenizer: Any, settings: GenerationSettings) -> list[int]:
+def tokenize(prompt: str, tokenizer: PreTrainedTokenizerBase, settings: GenerationSettings) -> list[int]:
     """The tokens a completion follows. A chat template brings its own special tokens."""
     if settings.prompt_style == "raw":
         tokens = tokenizer(prompt)["input_ids"]
@@ -270,23 +272,23 @@ def tokenize(prompt: str, tokenizer: Any, settings: GenerationSettings) -> list[
     return tokenizer(prompt, add_special_tokens=False)["input_ids"]
 
 
-def chat_text(turns: list[dict[str, str]], tokenizer: Any, system_prompt: str | None = None) -> str:
+def chat_text(turns: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, system_prompt: str | None = None) -> str:
     """A conversation by the tokenizer's template, up to where the assistant's next turn begins."""
     if getattr(tokenizer, "chat_template", None) is None:
         raise ConfigError("the tokenizer has no chat template; give the model prompts as texts (--prompt-style raw)")
     system = [{"role": "system", "content": system_prompt}] if system_prompt else []
-    return tokenizer.apply_chat_template([*system, *turns], tokenize=False, add_generation_prompt=True)
+    return str(tokenizer.apply_chat_template([*system, *turns], tokenize=False, add_generation_prompt=True))
 
 
-def continuation(tokenizer: Any, prompt: list[int], tokens: list[int]) -> str:
+def continuation(tokenizer: PreTrainedTokenizerBase, prompt: list[int], tokens: list[int]) -> str:
     """The text of `tokens` after the prompt. Decoded alone, some tokenizers would lose the space they begin with."""
     before = prompt[-8:]
     context, whole = _decode(tokenizer, before), _decode(tokenizer, [*before, *tokens])
     return whole[len(context) :] if whole.startswith(context) else _decode(tokenizer, tokens)
 
 
-def _decode(tokenizer: Any, tokens: list[int]) -> str:
-    return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+def _decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
+    return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def prompt_seed(seed: int, key: str) -> int:

@@ -39,7 +39,8 @@ KINDS = ("empty", "cut", "no_code")  # of answers that are none, each counted on
 
 Row = dict[str, Any]  # of a completion: task_id, sample (its number), completion, finish (how it ended, if known)
 Scored = dict[str, Any]  # {"metrics": {name: {"value", "standard_error", "count"}}, and further details}
-Metrics = dict[str, dict[str, Any]]
+Metric = dict[str, Any]
+Metrics = dict[str, Metric]
 
 
 def available_cores() -> int:
@@ -97,7 +98,7 @@ def outcomes_file(completions: Path) -> Path:
 
 def _outcomes(
     problems: Mapping[str, Problem], rows: Sequence[Row], sandbox: Sandbox, workers: int, file: Path
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """The outcome of each row, in their order. Those of an earlier run are kept where problem, completion, limits,
     toolchain and our own reading of answers are the same, and equal answers to a problem are run once."""
     limits, keys, todo = sandbox.limits, list[str](), dict[str, Attempt]()
@@ -140,14 +141,14 @@ def pass_at_ks(counts: Sequence[tuple[int, int]], ks: Sequence[int]) -> Metrics:
     return {f"pass@{k}": mean_of([pass_at_k(*count, k) for count in counts]) for k in ks if k <= fewest}
 
 
-def mean_of(values: Sequence[float | Fraction]) -> dict[str, Any]:
+def mean_of(values: Sequence[float | Fraction]) -> Metric:
     """With its standard error over problems or sentences, which a single one does not have."""
     exact = [Fraction(value) for value in values]
     error = math.sqrt(statistics.variance(exact) / len(exact)) if len(exact) > 1 else None
     return {"value": float(statistics.mean(exact)), "standard_error": error, "count": len(exact)}
 
 
-def over_sets(parts: Sequence[Mapping[str, Any]]) -> Metrics:
+def over_sets(parts: Sequence[Scored]) -> Metrics:
     """Of sets of problems that are independent of each other, such as languages: the plain mean over those that have a
     metric, and each under its own name."""
     found: Metrics = {}

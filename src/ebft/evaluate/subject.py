@@ -8,12 +8,13 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from ebft.config.evaluation import EvalOptions
 from ebft.errors import ConfigError, first_line
 from ebft.evaluate.generation import Generator, TransformersGenerator
 from ebft.loading import DTYPES, Checkpoint, other_feature_network, tap_settings
-from ebft.model.features import FeatureNetwork
+from ebft.model.features import FeatureNetwork, Source
 
 logger = logging.getLogger(__name__)
 
@@ -23,12 +24,12 @@ class LoadedSubject:
     """A model that is there already, in training. `identity` tells weights apart."""
 
     model: Any
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     features: FeatureNetwork
-    identity: Any
+    identity: object
     batch_size: int | None
     feature_name: str = "the training run's"
-    feature_source: Any = feature_name
+    feature_source: object = feature_name
 
     @property
     def generator(self) -> Generator:
@@ -49,13 +50,13 @@ class CheckpointSubject:
         except (RuntimeError, AssertionError) as error:  # no such device, or none on this machine
             raise ConfigError(f"device={options.device!r}: {first_line(error)}") from None
         self.dtype = DTYPES.get(options.dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
-        self.identity: Any = [*self.checkpoint.identity(), str(self.dtype)]
+        self.identity: object = [*self.checkpoint.identity(), str(self.dtype)]
         self.feature_name: str = options.feature_model or (options.model[0] if options.model else name)
         # The adapter's base is the model before training, whose features the method itself uses.
         self.feature_checkpoint = Checkpoint.find(Checkpoint.find(self.feature_name).base)
-        self.feature_source: Any = [*self.feature_checkpoint.identity(), str(self.dtype)]
+        self.feature_source: object = [*self.feature_checkpoint.identity(), str(self.dtype)]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, str | None]:
         names = {"model": self.checkpoint.name, "base": self.checkpoint.base, "adapter": self.checkpoint.adapter}
         return {**names, "dtype": str(self.dtype).removeprefix("torch."), "device": str(self.device)}
 
@@ -65,7 +66,7 @@ class CheckpointSubject:
             vars(self).pop(name, None)
 
     @cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.checkpoint.load_tokenizer(self.options.trust_remote_code)
 
     @cached_property
@@ -87,7 +88,7 @@ class CheckpointSubject:
         if options.feature_model is None:
             logger.info(f"calibration: no --feature-model, so features are those of {base}; compare only with the same")
         if base == self.checkpoint.base:  # the weights are here already
-            source: Any = "shared" if self.checkpoint.adapter is None else "adapter_off"
+            source: Source = "shared" if self.checkpoint.adapter is None else "adapter_off"
             return FeatureNetwork(self.model, source=source, **tap_settings(options.method))
         return other_feature_network(
             base, self.model, options.method, self.tokenizer, self.dtype, options.trust_remote_code

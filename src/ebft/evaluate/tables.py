@@ -14,7 +14,7 @@ from ebft.runtime.files import read_json
 from ebft.runtime.messages import plot_label
 
 RESULTS_FILE = "results.json"
-Results = dict[str, Any]
+Results = dict[str, Any]  # as JSON has them: of a model, of one of its tasks, or a metric
 Differences = dict[tuple[str, str], Estimate]  # by task and metric
 Rows = list[tuple[str, ...]]
 
@@ -27,12 +27,12 @@ def read_results(folder: str | Path) -> Results:
     return found
 
 
-def parts_of(entry: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def parts_of(entry: Results) -> Sequence[Results]:
     """The sets of problems of a task, such as languages."""
     return entry.get("parts", [entry])
 
 
-def is_scored(entry: Mapping[str, Any]) -> bool:
+def is_scored(entry: Results) -> bool:
     """Whether a task has its scores: `ebft eval --no-score` leaves them for later."""
     return not any(part.get("unscored") for part in parts_of(entry))
 
@@ -64,8 +64,8 @@ def table(results: Mapping[str, Results], differences: Mapping[str, Differences]
     return rows
 
 
-def _values(results: Results, temperatures: bool) -> dict[tuple[str, str], Mapping[str, Any]]:
-    found: dict[tuple[str, str], Mapping[str, Any]] = {}
+def _values(results: Results, temperatures: bool) -> dict[tuple[str, str], Results]:
+    found: dict[tuple[str, str], Results] = {}
     for task, entry in results["tasks"].items():
         found |= {(task, name): value for name, value in entry["metrics"].items()}
         found |= {(task, f"cfm_at_{point['length']}"): point for point in entry.get("profile", ())}
@@ -76,12 +76,12 @@ def _values(results: Results, temperatures: bool) -> dict[tuple[str, str], Mappi
     return found
 
 
-def _at_temperatures(entry: Mapping[str, Any], tokens: str) -> list[tuple[float, Mapping[str, Any]]]:
+def _at_temperatures(entry: Results, tokens: str) -> list[tuple[float, Results]]:
     points = [(point["temperature"], point[f"{tokens}cross_entropy"]) for point in entry.get("temperatures", ())]
     return [(temperature, value) for temperature, value in points if value is not None]
 
 
-def _cell(entry: Mapping[str, Any] | None) -> str:
+def _cell(entry: Results | None) -> str:
     if entry is None or "skipped" in entry:
         return f"skipped: {entry['skipped']}" if entry else ""
     known = with_error(entry["value"], entry.get("standard_error")) or "not a number"

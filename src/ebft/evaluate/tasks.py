@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from ebft.config.evaluation import EvalOptions
+from ebft.config.settings import Values
 from ebft.data.rows import check_source
 from ebft.errors import ConfigError, DataError, SandboxError
 from ebft.evaluate.scoring import Row, Scored, outcomes_file, score_programs
@@ -110,7 +110,7 @@ def _translation_set(options: EvalOptions) -> ProblemSet:
     return ProblemSet("translation", [pair.key for pair in pairs], asked, TRANSLATION_TOKENS, score)
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
@@ -122,7 +122,7 @@ class ResumableRecords:
     """
 
     def __init__(
-        self, folder: Path, name: str, settings: dict[str, Any], overwrite: bool = False, replace_changed: bool = False
+        self, folder: Path, name: str, settings: Values, overwrite: bool = False, replace_changed: bool = False
     ) -> None:
         self.file, settings_file = folder / f"{name}.jsonl", folder / f"{name}.settings.json"
         settings, before = json_ready(settings), read_json(settings_file) or {}
@@ -140,7 +140,7 @@ class ResumableRecords:
         if self.file.exists():  # without the line that a killed run was writing
             os.truncate(self.file, self.file.read_bytes().rfind(b"\n") + 1)
 
-    def append(self, rows: Sequence[dict[str, Any]]) -> None:
+    def append(self, rows: Sequence[Row]) -> None:
         with self.file.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         self.rows += rows

@@ -26,7 +26,7 @@ from statistics import fmean
 from typing import Any
 
 from ebft.errors import ConfigError
-from ebft.evaluate.scoring import K, Metrics, Scored, mean_of
+from ebft.evaluate.scoring import K, Metric, Metrics, Scored, mean_of
 from ebft.problems.translation import LANGUAGE_NAMES, Pair, one_line
 
 COMET_WORKER = Path(__file__).with_name("comet_worker.py")
@@ -148,7 +148,7 @@ class _Corpus:
         padded = [[*pair.references, *[None] * (most - len(pair.references))] for pair in pairs]
         self.references = [list(stream) for stream in zip(*padded, strict=True)]
 
-    def score(self, texts: list[str], bootstrap: bool = True) -> tuple[dict[str, Any], list[list[int]]]:
+    def score(self, texts: list[str], bootstrap: bool = True) -> tuple[Metric, list[list[int]]]:
         """With the bootstrap's standard error, and what each sentence adds to the sums that the score is made of."""
         value = float(self.metric.corpus_score(texts, self.references).score)
         adds = [list(map(int, of_one)) for of_one in self.metric._extract_corpus_statistics(texts, self.references)]

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from ebft.errors import ConfigError, how_to_install
 from ebft.evaluate.generation import GREEDY, GenerationSettings, Generator, Made, Wanted, completion_of, prompt_seed
 
@@ -24,7 +26,7 @@ class VLLMGenerator(Generator):
         options: further arguments of `vllm.LLM`.
     """
 
-    def __init__(self, model: str, tokenizer: Any, adapter: str | None = None, **options: Any) -> None:
+    def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, adapter: str | None, **options: Any) -> None:
         try:
             import vllm
         except ImportError:
