@@ -35,10 +35,7 @@ class Networks:
         self.model, self.args = model, args
         self.adapted, self.sharded = hasattr(model, "disable_adapter"), args.sharding is not None
         if any(parameter.dtype == torch.float16 for parameter in model.parameters()):
-            raise ConfigError(
-                "the model's weights are in float16, in which the small gradients of a mean over all tokens of a step "
-                "are lost; load it in float32 or bfloat16"
-            )
+            raise ConfigError("weights in float16 lose small gradients; load the model in float32 or bfloat16")
         if self.sharded:
             if getattr(model, "is_quantized", False):
                 raise ConfigError("fsdp with a quantised model is not supported; load it in float32 or bfloat16")

@@ -137,11 +137,8 @@ class RunFolder:
         data = {"documents": len(train_set.index), "tokens": train_set.total_tokens, "checksums": checksums}
         before = read_json(self.path / DATA_FILE)
         if before is not None and before != data:
-            raise ConfigError(
-                f"the dataset has changed since the run in output_dir={self.path} began: {before['documents']} "
-                f"documents and {before['tokens']} tokens then, {data['documents']} and {data['tokens']} now, or other "
-                "text; put the old data back, or choose another folder"
-            )
+            what = f"the dataset has changed since the run in output_dir={self.path} began"
+            raise ConfigError(f"{what} with {before['documents']} documents; put it back, or choose another folder")
         if self.is_first:
             resolved = {**asdict(recipe.model), **asdict(recipe.data), **training.to_dict()} | {
                 "push_to_hub": recipe.given.get("push_to_hub", False),  # which the run has taken from the Trainer

@@ -138,9 +138,7 @@ def look_at_answers(store: TokenStore, tokenizer: PreTrainedTokenizerBase, where
     """Rows whose answer is missing or empty, often by a slip; an error if no row has one."""
     counts = np.asarray(store.answer_counts)
     if not counts.any():  # only a conversation can be without: text and completions end with an answer's end token
-        raise DataError(
-            "no row has an assistant turn; give answers the role 'assistant', or plain text in a column 'text'"
-        )
+        raise DataError("no row has an assistant turn; give answers the role 'assistant', or text in a column 'text'")
 
     @cache
     def is_blank(ids: tuple[int, ...]) -> bool:
