@@ -81,7 +81,7 @@ def test_as_another_user() -> None:
         for limit in ("--nofile=200:200", "--nproc=1000:1000", "--fsize=100000:100000", "--as=4000000000", "--cpu=30"):
             asked = ask(*check, limit=limit)
             assert asked.returncode == 0, (limit, asked.stderr)
-        asked = ask("-m", "tests.hard.attacks", "--python-only", "--honest", "6", "--seconds", "3")
+        asked = ask("-m", "tests.hard.attacks", "--python-only", "--honest=6", "--seconds=3", "--workers=4")
     assert asked.returncode == 0, asked.stdout + asked.stderr
     assert asked.stdout.startswith("as user 65534: ")
 
