@@ -57,13 +57,11 @@ def compare(folders: Sequence[str], output: str, axis: str = "steps", names: Seq
     figure = figures.training_figure(evidence, axis)
     if figure is None:
         raise ConfigError(f"--x {axis}: these runs have not logged it; use --x steps")
-    first, *others = evidence.rows
     tested = [f"{VALIDATION} {metric}" for metric in metrics]
-    pairs = [(first, other) for other in others]
     state = {True: "finished", False: "not finished"}
     every = [
         _metrics_table(runs, metrics),
-        differences_table(tested, pairs, "differences", "Paired differences after training"),
+        differences_table(evidence, tested, "differences", "Paired differences after training"),
         costs_table([({"run": run.name, "method": run.method, "state": state[run.finished]}, run) for run in runs]),
         settings_table({run.name: run for run in runs}),
     ]

@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,18 +21,9 @@ from ebft.method.measures import SumsAndCounts, sums_by_metric
 from ebft.runtime.files import read_json, read_jsonl
 from ebft.studies.jobs import last_error
 from ebft.studies.runs import METRICS_FILE, Json, Run, compares, read_run, validated_apart, what_differs
-from ebft.studies.statistics import Corpus, Measured, measured
+from ebft.studies.statistics import Corpus, CorpusMetric, Measured, measured
 
 VALIDATION = "validation"  # begins the names of metrics where nothing was tested
-
-
-class Score(NamedTuple):
-    """A metric of one model."""
-
-    value: float
-    error: float | None = None  # standard error, where no items are known
-    by_item: Measured | Corpus | None = None
-    items: tuple[object, ...] = ()  # what the items are: only the same ones are compared
 
 
 @dataclass
@@ -44,7 +35,7 @@ class Model:
     problems: list[str] = field(default_factory=list)  # what is missing, broken, or does not compare
     evaluation: Path | None = None
     results: Json = field(default_factory=dict)  # of the evaluation, by task
-    scores: dict[str, Score] = field(default_factory=dict)
+    scores: dict[str, Measured | Corpus] = field(default_factory=dict)
 
     @property
     def state(self) -> str:
@@ -63,7 +54,7 @@ class Row:
     values: Json = field(default_factory=dict)  # of its grid
     after: str | None = None  # the method whose final models it started from
 
-    def scores(self, metric: str) -> list[Score]:
+    def scores(self, metric: str) -> list[Any]:
         return [model.scores[metric] for model in self.models if metric in model.scores]
 
 
@@ -158,12 +149,11 @@ def _read_model(folder: Path, title: str, given: Json) -> Model:
     return model
 
 
-def _error(log: Path) -> str | None:
-    error = last_error(log)
-    return error and textwrap.shorten(error, 160, placeholder=" ...")  # all of it is in the log
+def _error(log: Path) -> str:
+    return textwrap.shorten(last_error(log) or "", 160, placeholder=" ...")  # all of it is in the log
 
 
-def _read_run(model: Model, place: Path, title: str, error: str | None) -> None:
+def _read_run(model: Model, place: Path, title: str, error: str) -> None:
     try:
         model.run = read_run(place)
     except ConfigError as broken:
@@ -176,16 +166,18 @@ def _read_run(model: Model, place: Path, title: str, error: str | None) -> None:
         model.problems.append(f"failed after {steps}: {error}" if error else f"not finished: {steps}")
 
 
-def scores_of_run(run: Run, seed: int | None = None) -> dict[str, Score]:
+def scores_of_run(run: Run, seed: int | None = None) -> dict[str, Measured | Corpus]:
     """What is known of a run without an evaluation."""
-    found = {f"{VALIDATION} {name}": score for name, score in _by_sequence(run.records, seed).items()}
+    found: dict[str, Measured | Corpus] = {
+        f"{VALIDATION} {name}": score for name, score in _by_sequence(run.records, seed).items()
+    }
     if logged := run.rewards():
         last = [entry["reward"] for entry in logged if entry["step"] > 0.9 * logged[-1]["step"]]
-        found["reward"] = Score(sum(last) / len(last) if last else logged[-1]["reward"])
+        found["reward"] = Measured(sum(last) / len(last) if last else logged[-1]["reward"], seed=seed)
     return found
 
 
-def _read_evaluation(model: Model, folder: Path, error: str | None) -> None:
+def _read_evaluation(model: Model, folder: Path, error: str) -> None:
     found = read_json(folder / "results.json")
     if not isinstance(found, dict) or not isinstance(found.get("tasks"), dict):
         broken = "is broken" if (folder / "results.json").exists() else "is not there yet"
@@ -202,12 +194,11 @@ def _read_evaluation(model: Model, folder: Path, error: str | None) -> None:
             model.problems.append(f"its evaluation of {task} is broken: {type(broken).__name__} {broken}")
 
 
-def _scores_of_task(task: str, entry: Json, folder: Path, seed: int | None) -> dict[str, Score]:
+def _scores_of_task(task: str, entry: Json, folder: Path, seed: int | None) -> dict[str, Measured | Corpus]:
     entries = {**entry["metrics"], **entry.get("rollouts", {})}
-    scores = {
-        name: Score(float(one["value"]), one.get("standard_error"))
-        for name, one in entries.items()
-        if one["value"] is not None
+    known = {name: one for name, one in entries.items() if one["value"] is not None}
+    scores: dict[str, Measured | Corpus] = {
+        name: Measured(float(one["value"]), seed=seed, error=one.get("standard_error")) for name, one in known.items()
     }
     if task == "calibration":
         records = [r for r in read_jsonl(folder / "calibration.jsonl") if r["sequence"] < entry["sequences"]]
@@ -220,19 +211,18 @@ def _scores_of_task(task: str, entry: Json, folder: Path, seed: int | None) -> d
         items = tuple(row["task_id"] for row in rows)
         for name in (name for name in scores if name.startswith("greedy_") and rows):
             score = name.removeprefix("greedy_")
-            if score == "bleu" or score == "chrf":
-                statistics = np.array([row[f"{score}_statistics"] for row in rows])
-                scores[name] = Score(scores[name].value, None, Corpus(score, statistics, seed), items)
+            if score in ("bleu", "chrf"):
+                metric: CorpusMetric = "bleu" if score == "bleu" else "chrf"
+                scores[name] = Corpus(metric, np.array([row[f"{score}_statistics"] for row in rows]), seed, items)
             elif score in rows[0]:
-                scores[name] = _mean([row[score] for row in rows], items, seed)
+                scores[name] = _mean(dict(zip(items, (row[score] for row in rows), strict=True)), seed)
         return scores
     of_problems = {metric: _of_problems(entry, metric, folder) for metric in entry["metrics"]}
-    return scores | {m: _mean(list(found.values()), tuple(found), seed) for m, found in of_problems.items() if found}
+    return scores | {metric: _mean(found, seed) for metric, found in of_problems.items() if found}
 
 
-def _mean(values: Sequence[float], items: tuple[object, ...], seed: int | None) -> Score:
-    found = measured(SumsAndCounts(values, [1] * len(values)), seed)
-    return Score(found.value, None, found, items)
+def _mean(values: Mapping[Any, float], seed: int | None) -> Measured:
+    return measured(SumsAndCounts(list(values.values()), [1] * len(values)), seed, tuple(values))
 
 
 def _of_problems(entry: Json, metric: str, folder: Path) -> dict[tuple[str, str], float]:
@@ -245,14 +235,11 @@ def _of_problems(entry: Json, metric: str, folder: Path) -> dict[tuple[str, str]
     return {(name, key): rate * weights[name] for name, of_set in rates.items() for key, rate in of_set.items()}
 
 
-def _by_sequence(records: list[Json], seed: int | None) -> dict[str, Score]:
+def _by_sequence(records: list[Json], seed: int | None) -> dict[str, Measured]:
     """Of every metric of validation or calibration. `reward` is not one of them: it repeats the proxy."""
-    items, found = tuple((record["sequence"], record["tokens"]) for record in records), {}
-    for name, sums in sums_by_metric(records).items():
-        if name != "reward" and not any(map(math.isnan, sums.sums)):
-            one = measured(sums, seed)
-            found[name] = Score(one.value, None, one, items)
-    return found
+    items = tuple((record["sequence"], record["tokens"]) for record in records)
+    sums = {name: one for name, one in sums_by_metric(records).items() if name != "reward"}
+    return {name: measured(one, seed, items) for name, one in sums.items() if not any(map(math.isnan, one.sums))}
 
 
 def _how_measured(entry: Json) -> Json:

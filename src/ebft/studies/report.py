@@ -45,10 +45,9 @@ def write(study: str, output: str | None = None, paper: bool = False) -> Report:
     every = [
         tables.main_table(evidence, metrics, ranked),
         *(tables.paper_tables(evidence.manifest.get("paper")) if paper else ()),
-        tables.differences_table(metrics, tables.pairs_of(evidence), "differences", "Paired differences"),
+        tables.differences_table(evidence, metrics, "differences", "Paired differences"),
         tables.metrics_table(evidence, others, "other-metrics", "Other metrics", "not tested."),
         *tables.profile_tables(evidence),
-        tables.searches_table(evidence),
         tables.settings_table({row.title: m.run for row in evidence.rows for m in row.models[:1] if m.run is not None}),
         tables.costs_table([({"method": row.title, "seed": m.seed, "state": m.state}, m.run) for row, m in trained]),
     ]
@@ -66,7 +65,9 @@ def write(study: str, output: str | None = None, paper: bool = False) -> Report:
     verdicts = _verdicts(ranked) + _verdicts(tables.rankings(evidence, metrics, of_kinds=True), of_kinds=True)
     title, manifest = str(evidence.manifest["study"]), evidence.manifest
     done = sum(model.run is not None and model.run.finished for _, model in trained)
-    about = f"{len(evidence.rows)} rows, {done} of {len(trained)} final runs finished. {_test_data(evidence)}"
+    about = (
+        f"{len(evidence.rows)} rows, {done} of {len(trained)} final runs finished. Cross-entropy is in nats per token."
+    )
     page: Json = {"title": title, "about": about, "notes": evidence.notes, "verdicts": verdicts, "tables": every}
     made_with = {name: str(manifest.get(name, "")) for name in ("started", "command", "code", "machine")}
     write_text(place / PAGE, render({**page, "answers": _answers(evidence), "made_with": made_with}, drawn))
@@ -86,49 +87,32 @@ def render(page: Json, drawn: Mapping[str, Figure]) -> str:
     return Environment(autoescape=True).from_string(template).render(page, figures=pictures)
 
 
-def _test_data(evidence: Evidence) -> str:
-    test: Json = next(filter(None, (model.results.get("calibration") for model in evidence.models)), {})
-    if "tokens" not in test:
-        return "Made by ebft study."
-    counts = f"{test['sequences']:,} sequences with {test['tokens']:,} tokens, and {test['contexts']:,} contexts"
-    return f"Test data: {counts} for completions. Cross-entropy is in nats per token. Made by ebft study."
-
-
 def _verdicts(ranked: Sequence[Test], of_kinds: bool = False) -> list[str]:
-    """A plain sentence for each question, made from the tests and never stronger than they allow.
+    """A plain sentence for each metric, made from the tests and never stronger than they allow.
 
     of_kinds: these are the best rows of two methods."""
     found, tests = [], sum(not math.isnan(one.p) for one in ranked)
     for one in ranked:
-        about = facts(one.metric)
         where = "on validation data" if one.metric.startswith(f"{VALIDATION} ") else "on the test data"
-        asked = f"has the {'lowest' if about.smaller_is_better else 'highest'} {about.title} {where}?"
-        asked = f"solves the most problems, by {about.title}?" if about.is_rate else asked
-        both = f"Of {one.mine.kind} and {one.other.kind}, each with its best row: which" if of_kinds else "Which"
+        asked = f"{facts(one.metric).title}, {where}{', best row of each method' * of_kinds}"
+        means = [(row, summary_of(row, one.metric)) for row in (one.mine, one.other)]
+        best, second = (f"{row.title} ({math.nan if mean is None else mean.value:.4f})" for row, mean in means)
+        if one.found is None or one.reading == "not tested":
+            said = f"{best}, {second}; this cannot be tested here, so it is no ranking"
+        else:
+            # The interval is of this test alone, and may leave out 0 where the corrected p is not small.
+            p = f"p {shown(one.found.p)} alone, {shown(one.p)} after correction for {tests} tests"
+            decided = f"not decided between {best} and {second}"
+            if one.reading == "better":
+                decided = f"{best} is better than {second}"
+            said = f"{decided}; difference {shown(one.found)}, {p}"
+            if one.found.seeds < 2:
+                said += "; with one training run each, this says nothing about training again"
         # What was trained before counts for a row that started from there, and not for the other.
         warm = [row for row in (one.mine, one.other) if row.after is not None and one.mine.after != one.other.after]
         starts = [f" {r.title} started from the final models of {r.after}, so it had more training." for r in warm]
-        found.append(f"{both} {asked} {_answer(one, tests)}{''.join(starts)}")
+        found.append(f"{asked}: {said}.{''.join(starts)}")
     return found
-
-
-def _answer(one: Test, tests: int) -> str:
-    means = [summary_of(row, one.metric) for row in (one.mine, one.other)]
-    best, second = (f"{math.nan if found is None else found.value:.4f}" for found in means)
-    values, test = f"{one.mine.title} has {best}, {one.other.title} {second}", one.found
-    if test is None or math.isnan(one.p):
-        return f"{values}. This cannot be tested here, so it is no ranking."
-    if test.value == 0:
-        return f"{values}: the same."
-    # The interval is of this test alone, and may leave out 0 where the corrected p is not small.
-    gap = f"difference {shown(test)}, p {shown(test.p)} alone, {shown(one.p)} after correction for {tests} tests"
-    if one.reading == "not separable":
-        more = "more seeds or more test data" if test.seeds > 1 else "more seeds and more test data"
-        return f"Not decided: {values} ({gap}). It would take {more}."
-    won = f"{one.mine.title}, with {best}; {one.other.title} has {second} ({gap})."
-    if test.seeds > 1:
-        return won
-    return f"Of these very models {won} With one training run each, this says nothing about training again."
 
 
 def _answers(evidence: Evidence) -> list[Table]:

@@ -42,9 +42,12 @@ class Measured:
     """A metric of one model: its value, and how each item pulls at it (the pulls add up to 0)."""
 
     value: float
-    pulls: np.ndarray  # NaN: an item that counts nothing, such as a sequence without contexts
+    # NaN: an item that counts nothing, such as a sequence without contexts. None: nothing is known of items.
+    pulls: np.ndarray | None = None
     seed: int | None = None  # None: nothing was trained
     count: float = 0  # tokens, contexts or problems behind the value
+    items: tuple[object, ...] = ()  # what they are: only the same ones are compared
+    error: float | None = None  # standard error, where nothing is known of items
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +57,7 @@ class Corpus:
     metric: CorpusMetric
     statistics: np.ndarray  # [sentences, numbers that sacrebleu adds up]
     seed: int | None = None  # None: nothing was trained
+    items: tuple[object, ...] = ()
 
     @property
     def value(self) -> float:
@@ -84,26 +88,40 @@ class Summary:
         return math.nan if self.interval is None else (self.interval.high - self.interval.low) / 2
 
 
-def measured(given: SumsAndCounts, seed: int | None = None) -> Measured:
+def measured(given: SumsAndCounts, seed: int | None = None, items: tuple[object, ...] = ()) -> Measured:
     """From what each item gives. An item that counts nothing is no observation: it adds no certainty."""
     observed = np.flatnonzero(given.counts)
     value, influences = linearized(given, observed.tolist())
     pulls = np.full(len(given.counts), np.nan)
     pulls[observed] = influences
-    return Measured(value, pulls, seed, math.fsum(given.counts))
+    return Measured(value, pulls, seed, math.fsum(given.counts), items)
 
 
 def summarise(runs: Runs, is_rate: bool = False) -> Summary:
     """The mean over the seeds of one method."""
     value = fmean(run.value for run in runs)
-    of_items, items, _ = _over_items(value, runs)
-    spread, freedom = _combined(of_items, items, [[run.value for run in runs]])
-    interval = wilson(value, items, spread) if is_rate else _interval(value, spread, freedom)
+    if all(isinstance(run, Corpus) or run.pulls is not None for run in runs):
+        of_items, items, _ = _over_items(value, runs)
+        degrees = float(items - 1)
+    else:  # best-of-k of a corpus, or a reward: its own error, or how the seeds vary alone
+        errors = [run.error for run in runs if isinstance(run, Measured) and run.error is not None]
+        of_items = fmean(e * e for e in errors) if len(errors) == len(runs) else 0.0 if len(runs) > 1 else math.nan
+        items, degrees = 0, 1e9
+    spread, freedom = _combined(of_items, degrees, [[run.value for run in runs]])
+    interval = wilson(value, items, spread) if is_rate and items else _interval(value, spread, freedom)
     return Summary(value, interval, items=items, seeds=sum(run.seed is not None for run in runs))
 
 
-def difference(mine: Runs, other: Runs) -> Summary:
-    """`mine` minus `other`, on the same items. Runs with the same seeds are paired."""
+def same_items(*sides: Runs) -> bool:
+    """Whether there are runs on all sides, of the same items."""
+    runs = [run for side in sides for run in side]
+    return all(sides) and all(run.items and run.items == runs[0].items for run in runs)
+
+
+def difference(mine: Runs, other: Runs, largest: float = math.inf) -> Summary:
+    """`mine` minus `other`, on the same items. Runs with the same seeds are paired.
+
+    largest: that it can be, such as 1 of rates."""
     from scipy.stats import t
 
     value = fmean(run.value for run in mine) - fmean(run.value for run in other)
@@ -114,9 +132,9 @@ def difference(mine: Runs, other: Runs) -> Summary:
     if seeds[0] == seeds[1] and all(len(found) > 1 for found in seeds):
         theirs = {run.seed: run.value for run in other}
         by_run = [[run.value - theirs[run.seed] for run in mine]]
-    spread, freedom = _combined(of_items, items, by_run)
+    spread, freedom = _combined(of_items, items - 1, by_run)
     p = math.nan
-    if (interval := _interval(value, spread, freedom)) is not None:
+    if (interval := _interval(value, spread, freedom, largest)) is not None:
         far = abs(value) / math.sqrt(spread) if spread else math.inf
         p = 1.0 if value == 0 else max(2 * float(t.sf(far, freedom)), least)
     return Summary(value, interval, p, items, min((len(found) for found in seeds if found), default=0))
@@ -125,16 +143,16 @@ def difference(mine: Runs, other: Runs) -> Summary:
 def _over_items(value: float, *sides: Runs) -> tuple[float, int, float]:
     """The variance of a mean, or of a difference of two, over items (NaN for fewer than two); how many these are; and
     a p-value that a t test may not be below."""
-    runs = [run for side in sides for run in side]
+    runs: list[Any] = [run for side in sides for run in side]
     if isinstance(runs[0], Corpus):
         drawn, items = _moved(sides, draws), len(runs[0].statistics)
         return float(drawn.var(ddof=1)) if items > 1 else math.nan, items, bootstrap_p(value, drawn)
-    observed = ~np.all([np.isnan(run.pulls) for run in runs if isinstance(run, Measured)], axis=0)
+    observed = ~np.all([np.isnan(run.pulls) for run in runs], axis=0)
     items = int(observed.sum())
     if items < 2:
         return math.nan, items, math.nan
 
-    def pulls(run: Measured) -> np.ndarray:
+    def pulls(run: Any) -> np.ndarray:
         # A mean over these items has to be moved by as much as the mean over those that count in the run.
         return np.nan_to_num(run.pulls[observed]) * (items / (~np.isnan(run.pulls)).sum())
 
@@ -149,22 +167,22 @@ def _moved(sides: Sequence[Runs], of_run: Callable[[Any], np.ndarray]) -> np.nda
     return means[0] - means[1] if len(means) > 1 else means[0]
 
 
-def _combined(of_items: float, items: int, by_run: Sequence[Sequence[float]]) -> tuple[float, float]:
+def _combined(of_items: float, freedom: float, by_run: Sequence[Sequence[float]]) -> tuple[float, float]:
     """The sum of the variances over items and over runs, and its degrees of freedom by Welch and Satterthwaite."""
-    parts = [(of_items, items - 1), *((variance(of) / len(of), len(of) - 1) for of in by_run if len(of) > 1)]
+    parts = [(of_items, freedom), *((variance(of) / len(of), len(of) - 1) for of in by_run if len(of) > 1)]
     total = math.fsum(part for part, _ in parts)
     if math.isnan(total) or total == 0:
-        return total, float(items - 1)
-    return total, total**2 / math.fsum(part**2 / freedom for part, freedom in parts)
+        return total, freedom
+    return total, total**2 / math.fsum(part**2 / degrees for part, degrees in parts)
 
 
-def _interval(value: float, spread: float, freedom: float) -> Interval | None:
+def _interval(value: float, spread: float, freedom: float, largest: float = math.inf) -> Interval | None:
     from scipy.stats import t
 
     if math.isnan(spread) or math.isnan(value):
         return None
     half = float(t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(spread)
-    return Interval(value - half, value + half)
+    return Interval(max(value - half, -largest), min(value + half, largest))
 
 
 def sign_flip_p(differences: Sequence[float] | np.ndarray) -> float:

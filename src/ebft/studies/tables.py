@@ -7,19 +7,17 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from statistics import fmean, variance
 from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
 
 from ebft.config.method import ONLY_EBFT
 from ebft.runtime.files import read_json
-from ebft.studies.evidence import VALIDATION, Evidence, Row, Score
+from ebft.studies.evidence import VALIDATION, Evidence, Row
 from ebft.studies.runs import Json, Run, facts
-from ebft.studies.statistics import Interval, Runs, Summary, difference, holm, summarise
+from ebft.studies.statistics import Interval, Summary, difference, holm, same_items, summarise
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -84,8 +82,6 @@ def shown(cell: Cell) -> str:
             return "not a number"
         if interval is None:
             return f"{cell.value:{sign}.4f}"
-        if cell.items and cell.value == 0 and interval.low == interval.high:
-            return "0 (equal on every item)"
         width = interval.high - interval.low
         digits = min(8, max(2, 2 - math.floor(math.log10(width)))) if 0 < width < math.inf else 4
         # Where there is little room, the line breaks before the interval and not inside it.
@@ -129,7 +125,10 @@ class Test(NamedTuple):
 
 def tested(pairs: Sequence[tuple[str, Row, Row]]) -> list[Test]:
     """With p-values by Holm's method over all of them."""
-    found = [compare_rows(mine, other, metric) for metric, mine, other in pairs]
+    found = []
+    for metric, row, other in pairs:
+        mine, theirs, largest = row.scores(metric), other.scores(metric), 1.0 if facts(metric).is_rate else math.inf
+        found.append(difference(mine, theirs, largest) if same_items(mine, theirs) else None)
     adjusted = holm([math.nan if one is None else one.p for one in found])
     return [Test(*pair, one, p) for pair, one, p in zip(pairs, found, adjusted, strict=True)]
 
@@ -137,37 +136,9 @@ def tested(pairs: Sequence[tuple[str, Row, Row]]) -> list[Test]:
 def summary_of(row: Row, metric: str) -> Summary | None:
     """The mean over a row's seeds, with its interval."""
     scores = row.scores(metric)
-    if (sides := _by_item(scores)) is not None:
-        return _within(summarise(sides[0], facts(metric).is_rate), 0.0 if metric.endswith("distinct") else None)
-    if not scores:
+    if len({score.items for score in scores}) > 1:  # seeds that were measured on other items
         return None
-    # Of scores of a whole corpus: its own error, and how the seeds vary.
-    values, known = [s.value for s in scores], [s.error**2 for s in scores if s.error is not None]
-    parts = [fmean(known)] if len(known) == len(scores) else []
-    parts += [variance(values) / len(values)] if len(values) > 1 else []
-    half = 1.96 * math.sqrt(sum(parts))
-    interval = Interval(fmean(values) - half, fmean(values) + half) if parts else None
-    return Summary(fmean(values), interval, seeds=len(scores))
-
-
-def compare_rows(mine: Row, other: Row, metric: str) -> Summary | None:
-    sides = _by_item(mine.scores(metric), other.scores(metric))
-    return None if sides is None else _within(difference(*sides), -1.0 if facts(metric).is_rate else None)
-
-
-def _within(found: Summary, least: float | None) -> Summary:
-    """No share is more than all."""
-    if least is None or found.interval is None:
-        return found
-    return replace(found, interval=Interval(max(least, found.interval.low), min(1.0, found.interval.high)))
-
-
-def _by_item(*sides: Sequence[Score]) -> list[Runs] | None:
-    """What each item adds to the scores, if the items are the same in all of them."""
-    every = [score for side in sides for score in side]
-    if not all(sides) or len({score.items for score in every}) > 1 or any(s.by_item is None for s in every):
-        return None
-    return [[score.by_item for score in side] for side in sides]  # type: ignore[misc]
+    return summarise(scores, facts(metric).is_rate) if scores else None
 
 
 def main_metrics(evidence: Evidence) -> list[str]:
@@ -222,46 +193,31 @@ def metrics_table(evidence: Evidence, metrics: Sequence[str], name: str, title: 
 def main_table(evidence: Evidence, metrics: Sequence[str], ranked: Sequence[Test]) -> Table:
     best = [f"{column_title(one.metric)}: {one.mine.title}" for one in ranked if one.p < SIGNIFICANT]
     caption = (
-        "these are over the measured items and the training runs. Best by the paired test against the runner-up, with "
+        "these are over the measured items and the training runs; of a single run they say nothing about training "
+        "again. Best by the paired test against the runner-up, with "
         f"p < {SIGNIFICANT} after Holm's correction for the {sum(not math.isnan(one.p) for one in ranked)} such tests "
         f"of this table: {'; '.join(best) or 'none'}."
     )
-    single = [row.title for row in evidence.rows if row.kind != "base" and sum(bool(m.scores) for m in row.models) == 1]
-    if single:
-        caption += (
-            f" One training run: {', '.join(single)}. Intervals and tests of these cover which items were measured, "
-            "and say nothing about training again with another seed."
-        )
     return metrics_table(evidence, metrics, "main", "Main results", caption)
 
 
 def profile_tables(evidence: Evidence) -> list[Table]:
-    """The feature-matching loss over completion length, and how methods of different kinds differ in it; where all
-    are of one kind, how they differ among themselves."""
+    """The feature-matching loss over completion length."""
     lengths = [metric for metric in evidence.metrics if "cfm_at_" in metric]
-    rows = [row for row in evidence.rows if row.kind != "base"]
-    one_kind = len({row.kind for row in rows}) == 1
-    pairs = [(one, other) for one, other in itertools.combinations(rows, 2) if one_kind or one.kind != other.kind]
     # Only contexts that are followed by a text of the greatest length are in it, so that these may be few.
-    items = [f for row in evidence.rows for m in lengths if (f := summary_of(row, m)) is not None]
-    caption = f"not tested. Measured on {min((found.items for found in items), default=0):,} sequences."
-    title = "Feature-matching loss over completion length"
-    return [
-        metrics_table(evidence, lengths, "profile", title, caption),
-        differences_table(lengths, pairs, "profile-differences", f"{title}: paired differences"),
-    ]
+    items = [f.items for row in evidence.rows for m in lengths if (f := summary_of(row, m)) is not None]
+    title, caption = "Feature-matching loss over completion length", f"on {min(items, default=0):,} sequences."
+    of_pairs = differences_table(evidence, lengths, "profile-differences", f"{title}: paired differences")
+    return [metrics_table(evidence, lengths, "profile", title, caption), of_pairs]
 
 
-def pairs_of(evidence: Evidence) -> list[tuple[Row, Row]]:
-    """Every pair of rows, or with many rows each against the first that was trained."""
-    rows = [row for row in evidence.rows if any(model.scores for model in row.models)]
-    if len(rows) <= _MOST_ROWS_FOR_PAIRS:
-        return list(itertools.combinations(rows, 2))
-    first = next((row for row in rows if row.kind != "base"), rows[0])
-    return [(first, row) for row in rows if row is not first]
-
-
-def differences_table(metrics: Sequence[str], pairs: Sequence[tuple[Row, Row]], name: str, title: str) -> Table:
+def differences_table(evidence: Evidence, metrics: Sequence[str], name: str, title: str) -> Table:
+    """Of every pair of rows, or with many rows of each from the first that was trained."""
+    scored = [row for row in evidence.rows if any(model.scores for model in row.models)]
+    pairs = list(itertools.combinations(scored, 2))
+    if len(scored) > _MOST_ROWS_FOR_PAIRS:
+        first = next((row for row in scored if row.kind != "base"), scored[0])
+        pairs = [(first, row) for row in scored if row is not first]
     every = tested([(metric, mine, other) for metric, (other, mine) in itertools.product(metrics, pairs)])
     rows: list[dict[str, Cell]] = []
     for one in every:
@@ -303,38 +259,18 @@ def costs_table(runs: Sequence[tuple[Mapping[str, Cell], Run | None]]) -> Table:
     return Table("costs", "Runs and what they cost", rows)
 
 
-def searches_table(evidence: Evidence) -> Table:
-    """What was tried on validation, and what was chosen."""
-    rows: list[dict[str, Cell]] = []
-    for row in evidence.manifest["rows"]:
-        for one in row["searched"]:
-            results = read_json(evidence.folder / one["run"] / "results.json") or {}
-            found = (results.get("after") or {}).get(f"eval_{row['choose_by']}")
-            settings = ", ".join(f"{name} {_setting(value)}" for name, value in one["values"].items())
-            tried = {"method": row["title"], "setting": settings, "chosen by": facts(row["choose_by"]).title}
-            mark = "chosen" if one["values"] == row["chosen"] else ""
-            rows.append({**tried, "on validation": "missing" if found is None else found, "": mark})
-    caption = "Chosen on the validation data with one seed; the test data had no part in it."
-    return Table("searches", "What was searched", rows, caption)
-
-
 def settings_table(runs: Mapping[str, Run]) -> Table:
-    """What runs set differently, of what each of them or a recipe has."""
-    settings: dict[str, Json] = {}
-    given: set[str] = set()
+    """What runs set differently, of what they have in common."""
+    settings: dict[str, dict[str, str]] = {}
     for title, run in runs.items():
         found: Json = read_json(run.folder / "resolved.json") or {}
-        idle = _NOT_A_DIFFERENCE if run.method == "ebft" else (*_NOT_A_DIFFERENCE, *ONLY_EBFT)
+        idle = {*_NOT_A_DIFFERENCE, *(ONLY_EBFT if run.method != "ebft" else ())}
         if found.get("max_steps", -1) > 0:  # which then also ends the epochs
-            idle = (*idle, "num_train_epochs")
+            idle.add("num_train_epochs")
         settings[title] = {name: _setting(value) for name, value in found.items() if name not in idle}
-        if (recipe := run.folder / "recipe.yaml").is_file():
-            given |= set(yaml.safe_load(recipe.read_text(encoding="utf-8")))
-    rows = []
-    for name in dict.fromkeys(itertools.chain(*settings.values())):
-        values = {title: of.get(name, "") for title, of in settings.items() if of}
-        if len(set(values.values())) > 1 and (name in given or "" not in values.values()):
-            rows.append({"setting": name, **values})
+    names = dict.fromkeys(itertools.chain(*settings.values()))
+    differ = [name for name in names if len({of[name] for of in settings.values() if name in of}) > 1]
+    rows = [{"setting": name, **{title: of.get(name) for title, of in settings.items()}} for name in differ]
     return Table("settings", "What differs between the settings", rows)
 
 
