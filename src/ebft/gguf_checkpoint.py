@@ -8,10 +8,14 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ebft.errors import ConfigError
 from ebft.runtime.messages import progress
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader, ReaderTensor
+    from transformers import PreTrainedConfig
 
 TABLE = "model.embed_tokens.weight"
 
@@ -53,7 +57,7 @@ def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
     ).save_pretrained(folder)
 
 
-def _named(reader: Any, config: Any) -> tuple[dict[str, Any], object]:
+def _named(reader: GGUFReader, config: PreTrainedConfig) -> tuple[dict[str, ReaderTensor], object]:
     """The file's tensors by their names in transformers, and what undoes the changes that llama.cpp makes to them."""
     import torch
     import transformers
@@ -81,7 +85,7 @@ def _dequantized(given: tuple[Any, int, str, Any]) -> object:
     return processor.process(weights=dequantize(data, Kind(kind)), name=name).weights
 
 
-def _tokenizer(reader: Any, gguf: Path, config: Any, ends: Sequence[str]) -> Any:
+def _tokenizer(reader: GGUFReader, gguf: Path, config: Any, ends: Sequence[str]) -> Any:
     """As the original's: a feature network is refused whose vocabulary is another.
 
     transformers 5.17 takes the token that begins a message of SmolLM2 for its end, and cuts most of Qwen's special

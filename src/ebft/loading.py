@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ebft import fetch
 from ebft.config.method import MethodConfig
 from ebft.config.recipe import Recipe
+from ebft.config.settings import Values
 from ebft.config.training import EBFTConfig
 from ebft.data.row_format import check_tokenizer
 from ebft.errors import ConfigError, first_line, how_to_install, nearest
@@ -61,7 +63,7 @@ class Checkpoint:
         _check_weights(folder, name)
         return cls(name, str(folder))
 
-    def identity(self) -> list[Any]:
+    def identity(self) -> list[object]:
         """What changes when the weights change: names, sizes and times of their files; of a hub name, the name."""
         folders = [Path(place) for place in (self.base, self.adapter) if place is not None and Path(place).is_dir()]
         kinds = (*WEIGHTS, *ADAPTER_WEIGHTS)
@@ -92,19 +94,19 @@ class Checkpoint:
             return PeftModel.from_pretrained(base, self.adapter)
 
 
-def load_pretrained(name: str, dtype: torch.dtype, trust_remote_code: bool = False, **options: Any) -> Any:
+def load_pretrained(name: str, dtype: torch.dtype, trust_code: bool = False, **options: object) -> PreTrainedModel:
     """From a folder or a hub name, or from a checkpoint of a sharded run; `options` are for the former."""
     folder = Path(name).expanduser()
     with _said(f"model={name!r} cannot be loaded"):
         if not (folder / sharding.MODEL).is_dir():
-            code = {"trust_remote_code": trust_remote_code}
+            code = {"trust_remote_code": trust_code}
             return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **code, **options)
-        model = _model_like(name, dtype, trust_remote_code)
+        model = _model_like(name, dtype, trust_code)
         sharding.load_whole(folder, model)
         return model
 
 
-def _model_like(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+def _model_like(name: str, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
     """Of the same shape, with other weights."""
     config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
@@ -144,7 +146,7 @@ def load_model(recipe: Recipe) -> Any:
     return load_pretrained(name, dtype, model.trust_remote_code, **options)
 
 
-def feature_network(model: Any, config: EBFTConfig, tokenizer: PreTrainedTokenizerBase | None) -> FeatureNetwork:
+def feature_network(model: nn.Module, config: EBFTConfig, tokenizer: PreTrainedTokenizerBase | None) -> FeatureNetwork:
     """The feature network that the settings ask for: another checkpoint, or made from the model as it is now."""
     dtype = torch.bfloat16 if config.bf16 else None
     if config.feature_model is not None:
@@ -171,7 +173,7 @@ def check_feature_model(config: EBFTConfig, tokenizer: PreTrainedTokenizerBase) 
 
 def other_feature_network(
     name: str,
-    like: torch.nn.Module,
+    like: nn.Module,
     config: MethodConfig,
     tokenizer: PreTrainedTokenizerBase | None,
     dtype: torch.dtype,
@@ -183,7 +185,7 @@ def other_feature_network(
         return FeatureNetwork.from_pretrained(place, like, tokenizer, model_kwargs, **tap_settings(config))
 
 
-def tap_settings(config: MethodConfig) -> dict[str, Any]:
+def tap_settings(config: MethodConfig) -> Values:
     """What of the settings says how features are read off a network."""
     return {
         "layers": config.feature_taps,
@@ -236,7 +238,7 @@ def peft_config(recipe: Recipe) -> PeftConfig | None:
     if model.peft is None:
         targets = model.lora_target_modules
         split = targets if targets == "all-linear" else [target.strip() for target in targets.split(",")]
-        given: dict[str, Any] = {"r": model.lora_r, "lora_alpha": model.lora_alpha, "lora_dropout": model.lora_dropout}
+        given: Values = {"r": model.lora_r, "lora_alpha": model.lora_alpha, "lora_dropout": model.lora_dropout}
         given["target_modules"] = split
     else:
         given = _read_peft(model.peft) if isinstance(model.peft, str) else model.peft
@@ -251,14 +253,14 @@ def peft_config(recipe: Recipe) -> PeftConfig | None:
         return kinds[kind](**{"task_type": "CAUSAL_LM", **values})
 
 
-def _read_peft(place: str) -> dict[str, Any]:
+def _read_peft(place: str) -> Values:
     file = Path(place).expanduser()
     file = file / ADAPTER_FILE if file.is_dir() else file
     with _said(f"peft={place!r} is no {ADAPTER_FILE}, nor a folder with one"):
         return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
-def add_adapter(model: Any, config: PeftConfig) -> Any:
+def add_adapter(model: PreTrainedModel, config: PeftConfig) -> Any:
     """The model with a fresh adapter, whose weights are float32 whatever the base model's are."""
     from peft import get_peft_model
 
@@ -270,7 +272,7 @@ def add_adapter(model: Any, config: PeftConfig) -> Any:
     return adapted
 
 
-def four_bit(device: torch.device) -> dict[str, Any]:
+def four_bit(device: torch.device) -> Values:
     """How `from_pretrained` keeps a base model in 4 bits: QLoRA's data type, its scales quantised as well."""
     _need("bitsandbytes", "load_in_4bit=true", "qlora")
     from transformers import BitsAndBytesConfig

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from inspect import get_annotations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import yaml
 
@@ -52,7 +52,7 @@ def field_types(command: str = "train") -> Values:
     return {name: kind for section in sections(command) for name, kind in types_of(section).items()}
 
 
-def as_given(name: str, values: Mapping[str, object], command: str = "train") -> Any:
+def as_given(name: str, values: Mapping[str, object], command: str = "train") -> object:
     """What a setting is with these values: the one given, as its type, or the default."""
     if name in values:
         return typed(name, values[name], field_types(command)[name])
@@ -125,7 +125,7 @@ def check_datasets(values: Mapping[str, object]) -> None:
 class _Loader(yaml.SafeLoader):
     """Of a name that stands twice, YAML's own takes the last without a word."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         names = [name.value for name, _ in node.value]
         if twice := [name for name in names if names.count(name) > 1]:
             raise yaml.YAMLError(f"{twice[0]!r} stands there twice")

@@ -59,7 +59,7 @@ def default_of(f: Setting) -> Any:
 
 
 @cache
-def types_of(cls: type) -> dict[str, Any]:
+def types_of(cls: type) -> Values:
     """The type of every setting that a dataclass takes."""
     hints = typing.get_type_hints(cls)
     return {f.name: hints[f.name] for f in fields(cls) if f.init}
@@ -89,7 +89,7 @@ def suggestion(name: str, known: Collection[str]) -> str:
 # ---- values --------------------------------------------------------------------------------------------------------
 
 
-def typed(name: str, value: object, kind: Any) -> Any:
+def typed(name: str, value: object, kind: object) -> Any:
     """A value of YAML, or the text of a flag, as the type of its setting."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if {NoneType, Any} & {*kinds} and value in (None, "none", "None", "null"):
@@ -110,7 +110,7 @@ def typed(name: str, value: object, kind: Any) -> Any:
     raise ConfigError(f"{name}={value!r} is not {' or '.join(meant)}")
 
 
-def _read(value: Any, kind: Any) -> Any:
+def _read(value: Any, kind: Any) -> object:
     """None where it is no such thing."""
     if kind is bool:
         return _YES_NO.get(str(value).lower())
@@ -144,7 +144,7 @@ class Parser(argparse.ArgumentParser):
             is_list = isinstance(default, list)
             group.add_argument(*flags, dest=name, nargs="*", action=_Given, const=is_list, help=shown)
 
-    def parse_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
+    def parse_args(self, args: Sequence[str], namespace: argparse.Namespace | None = None) -> argparse.Namespace:  # type: ignore[override]
         """The options; `settings` holds those of `add_settings` that were given."""
         known = self._option_string_actions
         if "--log-level" not in known:  # in training it is a setting

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,6 +37,10 @@ from ebft.errors import ConfigError, DataError
 from ebft.runtime import processes
 from ebft.runtime.files import cache_directory
 from ebft.runtime.messages import progress
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase as Tokenizer
+    from transformers import TrainingArguments
 
 PADDING = -1
 NOTHING = -1  # a row that is not there: only padding, no anchors, no truth tokens
@@ -88,7 +92,7 @@ class TokenStore:
 
 
 def tokenize_source(
-    source: str, tokenizer: Any, split: str = "train", row_format: RowFormat = PLAIN, limit: int | None = None
+    source: str, tokenizer: Tokenizer, split: str = "train", row_format: RowFormat = PLAIN, limit: int | None = None
 ) -> TokenStore:
     """The tokens of a source, from the cache if they were made before."""
     identity = [FORMAT_VERSION, fingerprint(source, split), _identity(tokenizer), vars(row_format), limit]
@@ -108,14 +112,14 @@ def tokenize_source(
     return TokenStore.open(folder)
 
 
-def tokenize_rows(rows: Iterable[Row], tokenizer: Any) -> TokenStore:
+def tokenize_rows(rows: Iterable[Row], tokenizer: Tokenizer) -> TokenStore:
     """The tokens of rows given as a `datasets.Dataset` or a list of dictionaries."""
     total = len(rows) if isinstance(rows, Sized) else None
     return TokenStore.from_documents(_documents(rows, tokenizer, PLAIN, "the dataset", total))
 
 
 def _documents(
-    rows: Iterable[Row], tokenizer: Any, row_format: RowFormat, source: str, total: int | None
+    rows: Iterable[Row], tokenizer: Tokenizer, row_format: RowFormat, source: str, total: int | None
 ) -> Iterator[Document]:
     number = 0
     with progress(f"tokenising {source}", total, leave=False) as advance:
@@ -141,7 +145,7 @@ def _write(folder: Path, documents: Iterable[Document]) -> None:
     np.save(folder / "offsets.npy", np.cumsum(lengths, dtype=np.int64))
 
 
-def _identity(tokenizer: Any) -> list[Any]:
+def _identity(tokenizer: Tokenizer) -> list[object]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     template, *adds = (getattr(tokenizer, name, None) for name in ("chat_template", "add_bos_token", "add_eos_token"))
@@ -280,13 +284,13 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         }
 
 
-def pad_token_id(tokenizer: Any) -> int:
+def pad_token_id(tokenizer: Tokenizer) -> int:
     """What stands in the place of padding. Which one does not matter: padding is known by position, never by value."""
     given = (getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id"))
     return next((token for token in given if token is not None), 0)
 
 
-def end_token_ids(tokenizer: Any, completions_end: bool) -> Tensor | None:
+def end_token_ids(tokenizer: Tokenizer | None, completions_end: bool) -> Tensor | None:
     """What ends a completion, on the host: layouts need it there. None if nothing does."""
     return torch.tensor([tokenizer.eos_token_id]) if tokenizer is not None and completions_end else None
 
@@ -344,13 +348,13 @@ class Share(Sampler[int]):
         return iter(mine + [NOTHING] * (self.rows - len(mine)))
 
 
-def compiles_for_sizes(config: Any) -> bool:
+def compiles_for_sizes(config: TrainingArguments) -> bool:
     """On a GPU code is compiled for every size of a batch: half a minute for a short last one, more than it takes to
     compute rows of nothing."""
     return bool(config.device.type == "cuda")
 
 
-def train_loader(config: Any, dataset: Any) -> DataLoader:
+def train_loader(config: TrainingArguments, dataset: Any) -> DataLoader:
     """This process's part of the batches."""
     if config.train_sampling_strategy not in SAMPLING_STRATEGIES:
         raise ConfigError(f"on several processes, train_sampling_strategy is {' or '.join(SAMPLING_STRATEGIES)}")
@@ -372,7 +376,7 @@ def train_loader(config: Any, dataset: Any) -> DataLoader:
     return prepare_data_loader(loader, config.device, num_processes=1, process_index=0, put_on_device=True)
 
 
-def evaluation_loader(config: Any, dataset: Any) -> DataLoader:
+def evaluation_loader(config: TrainingArguments, dataset: SequenceDataset) -> DataLoader:
     """This process's part of all rows; `join_rows` puts the parts together."""
     size = config.per_device_eval_batch_size
     rows = Share(range(len(dataset)), size, full=compiles_for_sizes(config))

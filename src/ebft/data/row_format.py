@@ -142,10 +142,11 @@ def with_escapes(text: str) -> str:
     return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
-def is_glued(prompt: Any, completion: Any) -> bool:
+def is_glued(prompt: object, completion: object) -> bool:
     """Whether nothing stands between the texts of a prompt and its answer."""
-    both = isinstance(prompt, str) and isinstance(completion, str) and bool(prompt)
-    return both and not prompt[-1].isspace() and not completion[:1].isspace()
+    if not (isinstance(prompt, str) and isinstance(completion, str) and prompt):
+        return False
+    return not prompt[-1].isspace() and not completion[:1].isspace()
 
 
 def as_messages(turns: Any) -> Any:
@@ -219,7 +220,7 @@ def encode(row: Row, tokenizer: PreTrainedTokenizerBase, row_format: RowFormat =
     return _ended(document, tokenizer)
 
 
-def _text(value: Any, column: str) -> str:
+def _text(value: object, column: str) -> str:
     if not isinstance(value, str):
         found = "is empty (null)" if value is None else f"holds {type(value).__name__}, not text"
         raise DataError(f"column {column!r} {found}")
@@ -247,14 +248,14 @@ def _from_parts(prompt: str, completion: str, tokenizer: PreTrainedTokenizerBase
     return Document([*prompt_tokens, *completion_tokens], answers)
 
 
-def _from_messages(messages: Any, first_answer: int, tokenizer: PreTrainedTokenizerBase) -> Document:
+def _from_messages(messages: object, first_answer: int, tokenizer: PreTrainedTokenizerBase) -> Document:
     """The whole conversation is rendered and tokenised once; answers are found as stretches of its text."""
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise DataError("'messages' must be a non-empty list of {'role': ..., 'content': ...}")
 
-    def render(turns: list[Any], **options: Any) -> str:
+    def render(turns: list[Row], asks: bool = False) -> str:
         try:
-            return str(tokenizer.apply_chat_template(turns, tokenize=False, **options))
+            return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=asks))
         except Exception as error:  # no template, or a role or an order of turns that it does not take
             raise DataError(f"the chat template does not accept this conversation: {first_line(error)}") from None
 
@@ -263,7 +264,7 @@ def _from_messages(messages: Any, first_answer: int, tokenizer: PreTrainedTokeni
     for index, message in enumerate(messages):
         if message["role"] != "assistant" or index < first_answer:
             continue
-        before = render(messages[:index], add_generation_prompt=True) if index else ""
+        before = render(messages[:index], asks=True) if index else ""
         after = render(messages[: index + 1])
         if not (whole.startswith(after) and after.startswith(before)):
             raise DataError(

@@ -58,7 +58,7 @@ def check_source(source: str) -> None:
         _from_hub(source, None)
 
 
-def fingerprint(source: str, split: str = "train") -> list[Any]:
+def fingerprint(source: str, split: str = "train") -> list[object]:
     """What changes when the rows of a source change, at a glance: names, sizes and times of its files."""
     if source in BUILTIN:
         return contents(source, split)
@@ -66,7 +66,7 @@ def fingerprint(source: str, split: str = "train") -> list[Any]:
     return [source, split, stats]
 
 
-def contents(source: str, split: str = "train") -> list[Any]:
+def contents(source: str, split: str = "train") -> list[object]:
     """What changes when the rows of a source change, also after it was copied or moved: names and hashes of its
     files. It reads them whole."""
     if source in BUILTIN:

@@ -29,6 +29,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+State = dict[str, Any]  # of a checkpoint
 _DECODE = "ebft_decode"
 MODEL, OPTIMIZER, AVERAGE = "model_shards", "optimizer_shards", "feature_average_shards"  # in a checkpoint
 
@@ -140,12 +141,12 @@ def gathered(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.cpu() for name, value in complete if dist.get_rank() == 0}
 
 
-def save(folder: Path, state: dict[str, Any]) -> None:
+def save(folder: Path, state: State) -> None:
     with _plain_errors():
         dcp.save(state, checkpoint_id=folder)
 
 
-def load(folder: Path, state: dict[str, Any]) -> None:
+def load(folder: Path, state: State) -> None:
     """Into the very tensors of `state`; whatever else it holds is replaced in it."""
     with _plain_errors():
         dcp.load(state, checkpoint_id=folder)
@@ -160,12 +161,12 @@ def _plain_errors() -> Iterator[None]:
         raise next(iter(error.failures.values()))[0] from None
 
 
-def optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+def optimizer_state(model: nn.Module, optimizer: Any) -> State:
     """By names of parameters, so that the number of processes does not matter."""
     return get_optimizer_state_dict(model, getattr(optimizer, "optimizer", optimizer))  # the one in accelerate's
 
 
-def set_optimizer_state(model: nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
+def set_optimizer_state(model: nn.Module, optimizer: Any, state: State) -> None:
     set_optimizer_state_dict(model, getattr(optimizer, "optimizer", optimizer), state)
 
 

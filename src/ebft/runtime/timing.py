@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Mark = Any  # seconds of the host, or an event of a GPU
+
 
 class Clock:
     """Adds up the time of phases. On a GPU events mark them, and are read only when somebody asks."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
-        self._phases: list[tuple[str, Any, Any]] = []
+        self._phases: list[tuple[str, Mark, Mark]] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -25,14 +27,14 @@ class Clock:
         yield
         self.add(name, start)
 
-    def mark(self) -> Any:
+    def mark(self) -> Mark:
         if not self.on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def add(self, name: str, start: Any) -> None:
+    def add(self, name: str, start: Mark) -> None:
         """The time since `start` belongs to `name`."""
         self._phases.append((name, start, self.mark()))
 

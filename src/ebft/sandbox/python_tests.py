@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ebft.sandbox.box import Ending, Sandbox
 from ebft.sandbox.bubblewrap import Command, Limits
@@ -67,7 +66,7 @@ def run_python(sandbox: Sandbox, tests: PythonTests, limits: Limits) -> Outcome:
     folders, packages = _numpy()
     (to_program, from_tests), (to_tests, from_program) = os.pipe(), os.pipe()
 
-    def command(module: str, job: dict[str, Any], *pipes: int) -> Command:
+    def command(module: str, job: dict[str, object], *pipes: int) -> Command:
         stdin = json.dumps(job | {"packages": packages}).encode("ascii")
         # numpy's threads each want address space, and would only wait for each other.
         variables = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
