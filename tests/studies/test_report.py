@@ -228,6 +228,7 @@ class TestWhatIsMissing:
         assert "calibration was measured differently than of base (horizon 4 and 8, text other and t)" in note
         (ebft,) = [row for row in evidence.rows if row.title == "ebft"]
         assert len(ebft.scores("calibration cfm")) == 1  # the other seed
+        assert ["calibration" in model.results for model in ebft.models] == [False, True], "for the figures"
         assert len(ebft.scores("humaneval pass@1")) == 2
 
     def test_a_task_of_some_models_only(self, study: Path) -> None:

@@ -105,7 +105,10 @@ class Evidence:
     def _drop_what_was_measured_otherwise(self) -> None:
         first: dict[str, tuple[str, Json]] = {}
         evaluated = [(row.title, model) for row in self.rows for model in row.models if model.results]
+        tasks = dict.fromkeys(task for _, model in evaluated for task in model.results)
         for title, model in evaluated:
+            lacking = [task for task in tasks if task not in model.results]
+            model.problems += [f"{task} was measured on other models and not here" for task in lacking]
             for task, entry in list(model.results.items()):
                 how = _how_measured(entry)
                 of, theirs = first.setdefault(task, (title, how))
@@ -116,13 +119,10 @@ class Evidence:
                         "`ebft study run` measures again what is old"
                     )
                     model.drop(task)
+                    del model.results[task]  # nor is it drawn
                 elif not is_scored(entry):
                     where = f"run `ebft score {self.folder}`, where there is a sandbox"
                     model.problems.append(f"{task} is not all scored yet: {where}")
-        for _, model in evaluated:
-            model.problems += [
-                f"{task} was measured on other models and not here" for task in first if task not in model.results
-            ]
 
 
 def read_study_folder(folder: Path) -> Evidence:

@@ -17,7 +17,7 @@ from ebft.config.method import ONLY_EBFT
 from ebft.runtime.files import read_json
 from ebft.studies.evidence import VALIDATION, Evidence, Row
 from ebft.studies.runs import Json, Run, facts
-from ebft.studies.statistics import Interval, Summary, difference, holm, same_items, summarise
+from ebft.studies.statistics import Interval, Measured, Summary, difference, holm, same_items, summarise
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -136,8 +136,8 @@ def tested(pairs: Sequence[tuple[str, Row, Row]]) -> list[Test]:
 def summary_of(row: Row, metric: str) -> Summary | None:
     """The mean over a row's seeds, with its interval."""
     scores = row.scores(metric)
-    if len({score.items for score in scores}) > 1:  # seeds that were measured on other items
-        return None
+    if len({score.items for score in scores}) > 1:  # seeds that were measured on other items vary as a whole
+        scores = [Measured(score.value, seed=score.seed) for score in scores]
     return summarise(scores, facts(metric).is_rate) if scores else None
 
 
