@@ -59,7 +59,7 @@ class PackedImplementation:
         self.frozen = FeatureNetwork(model, normalize="joint", source=source, backend=settings.backend)
         if settings.compile:
             compile_layers(decoder_of(model))
-            self.frozen.compile_layers()
+            compile_layers(self.frozen.decoder)
         self.step = 0
         self.last: Rolled | None = None
 

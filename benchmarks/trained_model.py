@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ebft.data.packing import DocumentIndex, SequenceDataset, tokenize_rows
-from ebft.model.working_copy import WorkingCopy, copy_in_dtype
+from ebft.model.backbone import WorkingCopy, copy_in_dtype
 from shapes import SIZES
 from step_settings import SEED, Settings
 

@@ -14,14 +14,14 @@ from ebft.runtime.machine import hub_unreachable
 from tests.baselines.runs import ROWS, make_model, write_rows
 from tests.models import EXTRA_CONFIGS, FAMILIES
 
-PLACES = [
-    pytest.param(("cpu", "sdpa"), id="cpu-sdpa"),
-    pytest.param(("cuda", "sdpa"), id="cuda-sdpa", marks=pytest.mark.cuda),
-    pytest.param(("cuda", "flex"), id="cuda-flex", marks=pytest.mark.cuda),
-]
 
-
-@pytest.fixture(params=PLACES)
+@pytest.fixture(
+    params=[
+        pytest.param(("cpu", "sdpa"), id="cpu-sdpa"),
+        pytest.param(("cuda", "sdpa"), id="cuda-sdpa", marks=pytest.mark.cuda),
+        pytest.param(("cuda", "flex"), id="cuda-flex", marks=pytest.mark.cuda),
+    ]
+)
 def device_and_backend(request: pytest.FixtureRequest) -> tuple[str, str]:
     return request.param
 
@@ -38,12 +38,9 @@ def tolerance(device_and_backend: tuple[str, str]) -> float:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
-    skip = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
-        if "cuda" in item.keywords:
-            item.add_marker(skip)
+        if "cuda" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 def pytest_configure() -> None:
@@ -72,11 +69,7 @@ def pictures(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _write_no_picture(figure: Figure, file: Any, **options: Any) -> None:
-    content = b"not rendered"
-    if hasattr(file, "write"):
-        file.write(content)
-    else:
-        Path(file).write_bytes(content)
+    (file.write if hasattr(file, "write") else Path(file).write_bytes)(b"not rendered")
 
 
 @pytest.fixture

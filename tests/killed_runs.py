@@ -49,22 +49,15 @@ def _arm(kind: str, where: str) -> None:
     from ebft.train.trainer import EBFTTrainer
 
     if kind in ("write", "full"):
-        _before_or_after(torch, "save", lambda _, file, *__: str(file).endswith(where), kind)
-    elif kind == "mark":
-        _before_or_after(run_folder, "mark_complete", lambda checkpoint: checkpoint.name == where, kind)
-    else:
-        methods = {"save": "_save_rng_state", "shards": "_save_optimizer_and_scheduler"}
-        step, _, seconds = where.partition(":")
-        _before_or_after(
-            EBFTTrainer,
-            methods.get(kind, "training_step"),
-            lambda trainer, *_: trainer.state.global_step == int(step),
-            kind,
-            float(seconds or 0),
-        )
+        return _before_or_after(torch, "save", lambda _, file, *__: str(file).endswith(where), kind)
+    if kind == "mark":
+        return _before_or_after(run_folder, "mark_complete", lambda checkpoint: checkpoint.name == where, kind)
+    step, _, seconds = where.partition(":")
+    method = {"save": "_save_rng_state", "shards": "_save_optimizer_and_scheduler"}.get(kind, "training_step")
+    _before_or_after(EBFTTrainer, method, lambda trainer, *_: trainer.state.global_step == int(step), kind, seconds)
 
 
-def _before_or_after(owner: Any, name: str, is_now: Callable[..., bool], kind: str, seconds: float = 0) -> None:
+def _before_or_after(owner: Any, name: str, is_now: Callable[..., bool], kind: str, seconds: str = "") -> None:
     """Make something happen in the function `owner.name` when it is called with arguments for which `is_now`."""
     original = getattr(owner, name)
 
@@ -78,7 +71,7 @@ def _before_or_after(owner: Any, name: str, is_now: Callable[..., bool], kind: s
         if kind == "full":
             raise OSError(28, "No space left on device", str(args[1]))
         if kind == "sleep":
-            time.sleep(seconds)
+            time.sleep(float(seconds))
             return original(*args, **kwargs)
         if kind == "write":
             original(*args, **kwargs)

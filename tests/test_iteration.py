@@ -11,12 +11,11 @@ from torch import Tensor
 
 from ebft.config.method import MethodConfig
 from ebft.config.training import EBFTConfig
-from ebft.data.packing import PADDING, DocumentIndex, OnHost, SequenceDataset, TokenStore, collate
+from ebft.data.packing import DocumentIndex, OnHost, SequenceDataset, TokenStore, collate
 from ebft.data.row_format import Document
 from ebft.errors import DataError
 from ebft.iteration import Rollouts, check_sequences, make_layout, prepare_window, score
 from ebft.method.cross_entropy import Reference
-from ebft.method.layout import PackedLayout
 from ebft.method.losses import counted_tokens, ebft_loss
 from ebft.method.rewards import leave_one_out_advantages, token_groups
 from ebft.model.backbone import output_head, packed_hidden_states
@@ -42,17 +41,6 @@ def dataset(lengths: list[int], packing: bool = True) -> SequenceDataset:
     return SequenceDataset(DocumentIndex.of(TokenStore.from_documents(made)), T, packing)
 
 
-def layout_of(documents: Tensor, config: MethodConfig) -> PackedLayout:
-    everything = torch.ones_like(documents, dtype=torch.bool)
-    return make_layout(OnHost(documents, everything, input_ids=documents), config, 3, None)
-
-
-def test_shapes_do_not_depend_on_the_data_with_strided_anchors() -> None:
-    documents = ([0] * T, [0] * 5 + [1] * 19, [PADDING] * T)
-    layouts = [layout_of(torch.tensor([row]), method(document_masks=True)) for row in documents]
-    assert len({(layout.num_anchors, layout.packed_length) for layout in layouts}) == 1
-
-
 class TestWindow:
     @pytest.fixture(scope="class")
     def networks(self) -> tuple[Any, FeatureNetwork]:
@@ -75,7 +63,7 @@ class TestWindow:
         found = {}
         for batch in micro_batches:
             layout, lengths = batch["layout"], batch["completion_lengths"]
-            completions = layout.generated(batch["input_ids"])
+            completions = layout.completions(batch["input_ids"])
             for row, ids in enumerate(batch["input_ids"][:, :T].tolist()):
                 own = () if lengths is None else tuple(lengths[row].flatten().tolist())
                 found[tuple(ids), tuple(completions[row].flatten().tolist()), own] = batch["advantages"][row].tolist()
@@ -166,7 +154,7 @@ class TestWindow:
                 assert float(window.metrics[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
         for mine, other in zip(gradients, plain_gradients, strict=True):
             assert (mine - other).abs().max() <= 1e-5 * other.abs().max().clamp(min=1e-2)
-        completions = torch.cat([b["layout"].generated(b["input_ids"]) for b in window.micro_batches])
+        completions = torch.cat([b["layout"].completions(b["input_ids"]) for b in window.micro_batches])
         equal = (completions == completions[:, :, :1]).all(-1).all(-1)
         assert bool(equal.any()), "completions that are all equal, or less is shown"
         assert not bool(equal.all())
@@ -194,7 +182,8 @@ def test_a_sample_that_is_the_truth_has_its_features(ended: bool) -> None:
     if ended:
         ids[:, 2::4] = ids[:, 1::4]  # a sample that ends with its second token looks like the truth
     config = method(whitening="paper")
-    layout = layout_of(torch.zeros_like(ids), config)
+    on_host = OnHost(torch.zeros_like(ids), torch.ones_like(ids).bool(), input_ids=ids)
+    layout = make_layout(on_host, config, 3, None)
     samples = torch.randint(VOCABULARY, (1, layout.num_anchors, 3, 3), generator=torch.Generator().manual_seed(1))
     samples[:, :, 1] = layout.truths(ids)
     lengths = torch.tensor([3, 2, 3]).expand(1, layout.num_anchors, 3) if ended else None

@@ -270,7 +270,7 @@ def test_rows_without_whole_answers_are_refused_as_data_but_not_as_a_batch() -> 
         dataset = dataset_of([document], packing=False)
         batch = batch_of(dataset)
         assert not layout_of(batch, config).anchor_mask.any()
-        with pytest.raises(DataError, match="or rows with answers after a prompt"):
+        with pytest.raises(DataError, match="the longest answer has"):
             check_sequences(dataset, config, ends)
         terms = loss_of(tiny_model(), batch, config, round_up=True)
         assert int(terms.generated_tokens) == 0

@@ -11,9 +11,8 @@ import torch
 
 pytest.importorskip("trl")
 
-from ebft import validation
 from tests.baselines.all_trainers import make_trainers
-from tests.baselines.runs import metrics_of, results_of, run, write_recipe, write_rows
+from tests.baselines.runs import metrics_of, results_of, run, write_recipe
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -57,26 +56,6 @@ def test_identical_numbers_for_an_identical_model(
     moved = {name: measured(trainer) for name, trainer in made.items()}
     assert moved["ebft"]["eval_cfm"] != found["ebft"]["eval_cfm"]
     assert moved["sft"] == moved["rlvr"] == moved["ebft"]
-
-
-def test_every_context_weighs_the_same(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not every sequence: these differ in length, and so in their number of contexts."""
-    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "1", "completion": "2" * (8 + n)} for n in range(32)])
-    trainer = make_trainers(tiny, rows, tmp_path, packing=False)["ebft"]
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    mean = validation.mean_over_contexts
-
-    def spy(values: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-        seen.append((values.double(), valid))
-        return mean(values, valid)
-
-    monkeypatch.setattr(validation, "mean_over_contexts", spy)
-    found = trainer.evaluate()
-    contexts = torch.cat([valid.sum(1) for _, valid in seen])
-    assert len(contexts.unique()) > 1
-    for place, name in enumerate(("cfm", "whitened_proxy", "reward")):
-        of_metric = torch.cat([values[valid] for values, valid in seen[place::5]])
-        assert found[f"eval_{name}"] == pytest.approx(float(of_metric.mean()), rel=1e-9)
 
 
 def test_the_same_names_at_the_same_steps(tiny: Path, sums: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ebft.config.method import MethodConfig
 from ebft.config.training import EBFTConfig
-from ebft.data.packing import PADDING, OnHost, SequenceDataset, collate
+from ebft.data.packing import PADDING, Batch, OnHost, SequenceDataset, collate
 from ebft.errors import DataError
 from ebft.method.anchors import whole_answers
 from ebft.method.cross_entropy import Reference
@@ -56,7 +56,7 @@ class Rollouts:
 
 def join(parts: Sequence[Part]) -> Part:
     """What was found for one batch after the other, as for all of them at once."""
-    columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(parts[0])}
+    columns = {name: [vars(part)[name] for part in parts] for name in vars(parts[0])}
     joined: dict[str, Any] = {k: None if v[0] is None else torch.cat(v) for k, v in columns.items()}
     return type(parts[0])(**joined)
 
@@ -70,21 +70,18 @@ def make_layout(
     """
     documents, answers = on_host.document_ids, on_host.answer_mask
     padding = documents == PADDING
-    lengths = None
-    if not config.document_masks and bool(padding.any()):
-        lengths = (~padding).sum(1)
-    given: dict[str, Any] = {"lengths": lengths, "allow_empty": True}
-    given["document_ids"] = documents if config.document_masks else None
+    lengths = (~padding).sum(1) if bool(padding.any()) and not config.document_masks else None
+    shown = documents if config.document_masks else None
     ends = torch.zeros_like(answers) if end_token_ids is None else torch.isin(on_host.input_ids, end_token_ids)
     if config.anchors == "answer_start":
         whole = whole_answers(answers, documents, ends, config.horizon)
         targets = answers if config.answer_only else torch.ones_like(answers)
-        return PackedLayout.at_answer_starts(
-            whole, config.horizon, samples, round_up=round_up, target_mask=targets, **given
-        )
-    given["answer_mask"] = answers if config.answer_only else None
-    given["ends"] = ends if config.short_truths else None
-    return StridedLayout(config.context_length, config.horizon, config.stride, samples, fixed_shape=True, **given)
+        given = (whole, config.horizon, samples, shown, lengths)
+        return PackedLayout.at_answer_starts(*given, allow_empty=True, round_up=round_up, target_mask=targets)
+    sizes = (config.context_length, config.horizon, config.stride, samples)
+    where = (shown, answers if config.answer_only else None, lengths)
+    ended = ends if config.short_truths else None
+    return StridedLayout(*sizes, *where, fixed_shape=True, allow_empty=True, ends=ended)
 
 
 def check_sequences(dataset: SequenceDataset, config: MethodConfig, end_token_ids: Tensor | None) -> None:
@@ -97,15 +94,10 @@ def check_sequences(dataset: SequenceDataset, config: MethodConfig, end_token_id
             return
     answers = config.answer_only or config.anchors == "answer_start"
     what, longest = ("answer", dataset.index.answer_counts) if answers else ("document", dataset.lengths)
-    ways_out = {
-        "answer_only=false": config.answer_only and config.anchors == "strided",
-        "short_truths=true": config.leaves_ends_out,
-        "rows with answers after a prompt": config.anchors == "answer_start",
-    }
     raise DataError(
         f"no rollout can begin in the data: the longest {what} has {int(longest.max())} tokens, horizon is "
         f"{config.horizon}, and rollouts begin every stride={config.stride} tokens, after a context; use a smaller "
-        f"horizon or stride, longer sequences{''.join(f', or {way}' for way, helps in ways_out.items() if helps)}"
+        "horizon or stride, or longer texts (docs/troubleshooting.md has more ways out)"
     )
 
 
@@ -149,6 +141,14 @@ class Packing:
             nodes = rounded_up(nodes, every_node)
             predicting = rounded_up(predicting, len(rows) * every_node)
         return layout.select_rows(index).with_tree(self.tree.select(index), nodes, predicting)
+
+    def computed(self, sequences: int) -> tuple[int, int]:
+        """Tokens that go through the layers, and rows that predict completions, where so many rows hold a text."""
+        of = self.layout
+        if self.tree is None:
+            rows = of.num_anchors * (1 + of.samples * (of.horizon - 1))
+            return sequences * of.packed_length, sequences * rows
+        return sequences * of.context_length + sum(self.nodes), sum(self.predicting)
 
 
 def packings(
@@ -202,7 +202,11 @@ def score(
     with clock.phase("features"):
         generated, truth = features(layout.pack(input_ids, rollouts.completions), layout, rollouts.lengths)
     with clock.phase("rewards"):
-        truth_group = _truth_groups(input_ids, layout, rollouts)
+        completions = rollouts.completions
+        if rollouts.lengths is not None:  # a sample is the truth if the two agree up to their own ends
+            steps = torch.arange(layout.horizon, device=completions.device)
+            completions = torch.where(steps < rollouts.lengths[..., None], completions, -2)
+        truth_group = truth_groups(completions, layout.truths(input_ids), rollouts.groups)
         alignment, diversity = feature_matching_rewards(
             generated, truth, config.whitening, rollouts.groups, truth_group
         )
@@ -210,20 +214,11 @@ def score(
     return Scores(alignment, diversity, cfm)
 
 
-def _truth_groups(input_ids: Tensor, layout: PackedLayout, rollouts: Rollouts) -> Tensor:
-    """The group of the samples that are the truth itself, [b, B]; -1 where none is. Both sides up to their own end."""
-    completions = rollouts.completions
-    if rollouts.lengths is not None:
-        steps = torch.arange(layout.horizon, device=completions.device)
-        completions = torch.where(steps < rollouts.lengths[..., None], completions, -2)
-    return truth_groups(completions, layout.truths(input_ids), rollouts.groups)
-
-
 @dataclass
 class Window:
     """What one process computes the loss of; counts and metrics are those of all processes together."""
 
-    micro_batches: list[dict[str, Any]]
+    micro_batches: list[Batch]
     generated_tokens: Tensor
     sequences: Tensor
     tokens: Tensor  # of the contexts, padding left out
@@ -240,7 +235,7 @@ class Window:
 def prepare_window(
     model: nn.Module,
     features: FeatureNetwork,
-    batches: list[dict[str, Any]],
+    batches: list[Batch],
     config: EBFTConfig,
     step: int,
     end_token_ids: Tensor | None,
@@ -280,6 +275,10 @@ def prepare_window(
     metrics["ebft/anchors"] = totals["contexts"] / totals["sequences"]
     metrics["ebft/packed_tokens"] = totals["packed_tokens"]
     metrics["ebft/shared"] = 1 - totals["nodes"] / totals["generated_tokens"].clamp(min=1)
+    example = {"input_ids": input_ids[0], "completions": rollouts.completions[0], "advantages": advantages[0]}
+    example |= {"alignment": scores.alignment[0], "diversity": scores.diversity[0]}
+    for name in ("anchors", "anchor_mask", "truth_lengths"):
+        example[name] = getattr(layout, name).expand(rows, -1)[0]
     return Window(
         [
             {**batch, "generated_tokens": totals["generated_tokens"], "truth_tokens": totals["truth_tokens"]}
@@ -290,7 +289,7 @@ def prepare_window(
         totals["tokens"],
         {name: totals[name] for name in ("packed_tokens", "scored_tokens", "trained_tokens", "trained_rows")},
         metrics,
-        _example(input_ids, rollouts, scores, layout, advantages),
+        example,
     )
 
 
@@ -301,17 +300,14 @@ def _counts(
     rows, device = rollouts.completions.shape[0], rollouts.completions.device
     real = on_host.document_ids != PADDING
     sequences = int(real.any(1).sum())  # rows that only fill up a process's part hold no token
-    text = sequences * layout.context_length
-    plain = sequences * (layout.packed_length - layout.context_length)
-    trees = to_score.tree is not None
-    per_anchor = 1 + layout.samples * (layout.horizon - 1)
+    (scored, _), (trained, trained_rows) = to_score.computed(sequences), to_train.computed(sequences)
     known = {
         "sequences": sequences,
         "tokens": int(real.sum()),
-        "packed_tokens": text + plain,
-        "scored_tokens": text + (sum(to_score.nodes) if trees else plain),
-        "trained_tokens": text + (sum(to_train.nodes) if trees else plain),
-        "trained_rows": sum(to_train.predicting) if trees else sequences * layout.num_anchors * per_anchor,
+        "packed_tokens": sequences * layout.packed_length,
+        "scored_tokens": scored,
+        "trained_tokens": trained,
+        "trained_rows": trained_rows,
     }
     counted = counted_tokens(layout, rows, rollouts.lengths)
     generated = counted.sum()
@@ -352,7 +348,7 @@ def distinct_share(groups: Tensor) -> Tensor:
 
 def micro_batches(
     sizes: Sequence[int], input_ids: Tensor, rollouts: Rollouts, packing: Packing, advantages: Tensor
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Batch]:
     """The rows of a window in parts of these sizes; those with trees of about one size go together."""
     order = list(range(input_ids.shape[0]))
     by_size: Tensor | None = None
@@ -373,25 +369,11 @@ def micro_batches(
         }
 
 
-def _example(
-    input_ids: Tensor, rollouts: Rollouts, scores: Scores, layout: PackedLayout, advantages: Tensor
-) -> dict[str, Tensor]:
-    names = ("anchors", "anchor_mask", "truth_lengths")
-    return {
-        "input_ids": input_ids[0],
-        "completions": rollouts.completions[0],
-        "alignment": scores.alignment[0],
-        "diversity": scores.diversity[0],
-        "advantages": advantages[0],
-        **{name: getattr(layout, name).expand(len(input_ids), -1)[0] for name in names},
-    }
-
-
 # The frozen model of the KL term, and a context to run it in.
 Frozen = Callable[[], tuple[nn.Module, AbstractContextManager[Any]]]
 
 
-def loss_of(model: nn.Module, batch: dict[str, Any], config: MethodConfig, frozen: Frozen | None = None) -> LossTerms:
+def loss_of(model: nn.Module, batch: Batch, config: MethodConfig, frozen: Frozen | None = None) -> LossTerms:
     """The loss of a micro-batch as `iteration.Window` holds them. frozen: needed with kl_weight."""
     packed_ids, layout = batch["input_ids"], batch["layout"]
     hidden = packed_hidden_states(model, packed_ids, layout, config.attention_backend, whole=False)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ebft.config.evaluation import ONLY_IF_SET
 from ebft.config.method import MethodConfig, settings_that_change
 from ebft.config.training import EBFTConfig
-from ebft.data.packing import PADDING, SequenceDataset, to_device
+from ebft.data.packing import PADDING, Batch, SequenceDataset, to_device
 from ebft.iteration import Rollouts, distinct_share, make_layout, pack_to_score, roll_out, score
 from ebft.method.cross_entropy import log_probs_at_temperatures
 from ebft.method.layout import PackedLayout
@@ -35,7 +35,7 @@ from ebft.runtime.processes import count, join_rows, rank
 def measure(
     model: nn.Module,
     features: FeatureNetwork,
-    batch: dict[str, Any],
+    batch: Batch,
     config: MethodConfig,
     end_token_ids: Tensor | None,
     temperatures: Sequence[float] = (),
@@ -71,7 +71,7 @@ def measure(
 
 
 def rolled_out(
-    model: nn.Module, batch: dict[str, Any], config: MethodConfig, end_token_ids: Tensor | None, turn: int
+    model: nn.Module, batch: Batch, config: MethodConfig, end_token_ids: Tensor | None, turn: int
 ) -> tuple[PackedLayout, Rollouts, Tensor]:
     """A batch's layout, rollouts, and the hidden states of its text. turn: other random numbers for each."""
     ids, samples = batch["input_ids"], config.eval_samples or config.samples
@@ -116,7 +116,7 @@ def records_of(found: dict[str, Tensor]) -> list[Record]:
 def validate(
     model: nn.Module,
     features: FeatureNetwork,
-    batches: Iterable[dict[str, Any]],
+    batches: Iterable[Batch],
     config: MethodConfig,
     end_token_ids: Tensor | None,
     device: torch.device,

@@ -68,7 +68,7 @@ def test_with_equal_counts_it_is_the_paired_t(values: list[tuple[float, float]],
 def test_sequences_that_count_nothing_are_no_observations() -> None:
     assert ratio_of_sums([2.0, 0.0, 4.0], [1, 0, 1]) == ratio_of_sums([2.0, 4.0], [1, 1])
     assert math.isnan(ratio_of_sums([2.0, 0.0], [1, 0]).standard_error)  # one sequence knows no spread
-    with pytest.raises(ValueError, match="all counts are 0"):
+    with pytest.raises(ZeroDivisionError):
         ratio_of_sums([0.0], [0])
 
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ebft.method.sampling import sample_tokens, sample_with_entropy, sequence_seeds, truncate, uniforms
+from ebft.method.sampling import sample_with_entropy, sequence_seeds, truncate, uniforms
 
 SETTINGS = settings(max_examples=50, deadline=None)
 
@@ -89,7 +89,7 @@ def test_frequencies_equal_probabilities(
 ) -> None:
     """Over evenly spaced numbers, a token is taken exactly as often as its probability says, +-1."""
     rows = torch.stack([random_logits(seed, V), random_logits(seed + 1, V)])
-    drawn = sample_tokens(rows, EVENLY_SPACED.expand(2, -1), temperature, top_k, top_p)
+    drawn, _ = sample_with_entropy(rows, EVENLY_SPACED.expand(2, -1), temperature, top_k, top_p)
     truncated = truncate(rows / temperature, top_k, top_p)
     for logits, left, tokens in zip(rows, truncated, drawn, strict=True):
         probabilities = (logits.double() / temperature).softmax(0).tolist()
@@ -112,7 +112,7 @@ def test_tokens_of_probability_zero_are_never_sampled(seed: int, possible: list[
     logits = random_logits(seed, len(possible)).masked_fill(~torch.tensor(possible), float("-inf"))
     largest = 1 - 2.0**-23
     uniform = torch.cat([torch.tensor([0.0, 2.0**-23, largest]), EVENLY_SPACED])
-    tokens = sample_tokens(logits[None], uniform[None], temperature)
+    tokens, _ = sample_with_entropy(logits[None], uniform[None], temperature)
     assert all(possible[token] for token in set(tokens.flatten().tolist()))
 
 

@@ -8,8 +8,14 @@ import torch
 from torch import Tensor
 
 from ebft.method.layout import StridedLayout
-from ebft.model.backbone import compile_layers, decoder_of, output_head, packed_hidden_states, prepare_model
-from ebft.model.working_copy import copy_in_dtype
+from ebft.model.backbone import (
+    compile_layers,
+    copy_in_dtype,
+    decoder_of,
+    output_head,
+    packed_hidden_states,
+    prepare_model,
+)
 from tests.models import VOCABULARY, tiny_model
 
 T = 200  # more than one block of attention

@@ -8,15 +8,23 @@ from functools import cache, partial
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BloomConfig, MambaConfig, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    GptOssConfig,
+    MambaConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from ebft.method.layout import StridedLayout
 from ebft.model import backbone
 from ebft.model.backbone import compile_layers, decoder_of, idle_parameters, packed_hidden_states, prepare_model
 from ebft.model.rollout import _generate
 from tests.model.batches import some_loss, some_packed
-from tests.models import MIXTURES, tiny_model
+from tests.models import MIXTURES, SIZES, tiny_model
 
+SINKS = {**SIZES, "num_hidden_layers": 2, "head_dim": 16, "num_local_experts": 4, "sliding_window": 64}
 from_config = AutoModelForCausalLM.from_config
 
 
@@ -27,10 +35,11 @@ class TestUnsupportedModels:
             (lambda: from_config(MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1)), "linear_attention"),
             (lambda: from_config(BloomConfig(vocab_size=20, hidden_size=8, n_layer=1, n_head=2)), "does not pass"),
             (lambda: T5ForConditionalGeneration(T5Config(vocab_size=20, d_model=8, num_layers=1)), "decoder-only"),
+            (lambda: from_config(GptOssConfig(**SINKS)), "gives attention 's_aux'"),
             (lambda: torch.nn.Linear(2, 2), "AutoModelForCausalLM"),
             (lambda: tiny_model().model, "AutoModelForCausalLM"),
         ],
-        ids=["recurrent", "alibi", "encoder-decoder", "no transformers model", "no head"],
+        ids=["recurrent", "alibi", "encoder-decoder", "attention sinks", "no transformers model", "no head"],
     )
     def test_are_refused(self, make: Callable[[], torch.nn.Module], why: str) -> None:
         with pytest.raises(ValueError, match=why):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ebft.model.backbone import decoder_of, prepare_model
+from ebft.model.backbone import WorkingCopy, copy_in_dtype, decoder_of, prepare_model
 from ebft.model.features import FeatureNetwork
-from ebft.model.working_copy import WorkingCopy, copy_in_dtype
 from tests.model.batches import some_loss, some_packed
 from tests.models import tiny_model
 

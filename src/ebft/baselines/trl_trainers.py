@@ -20,8 +20,7 @@ from ebft.data.packing import collate, end_token_ids, to_device
 from ebft.errors import ConfigError, how_to_install, nearest
 from ebft.iteration import prepare_window
 from ebft.loading import feature_network
-from ebft.model.backbone import evaluating, prepare_model
-from ebft.model.working_copy import copy_in_dtype
+from ebft.model.backbone import copy_in_dtype, evaluating, prepare_model
 from ebft.runtime import processes
 from ebft.train import report
 from ebft.train.measured import Measured

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ebft.config.settings import check, option
 from ebft.errors import ConfigError
-from ebft.method.choices import Anchors, Backend, Normalize, Pooling, Whitening
+from ebft.method import Anchors, Backend, Normalize, Pooling, Whitening
 
 Source = Literal["auto", "copy", "adapter_off", "random", "average"]
 # Which validation numbers depend on a setting: all of them ("text"), those that the frozen network gives ("features"),

@@ -308,12 +308,15 @@ class OnHost:
         return cls(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True)))
 
 
-def collate(rows: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
-    batch: dict[str, Any] = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+Batch = dict[str, Any]  # tensors of some rows [b, ...] by name, and what the host knows of them
+
+
+def collate(rows: Sequence[dict[str, Tensor]]) -> Batch:
+    batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     return {**batch, "on_host": OnHost(batch["document_ids"], batch["answer_mask"], batch["input_ids"])}
 
 
-def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def to_device(batch: Batch, device: torch.device) -> Batch:
     """The batch's tensors on the device; what is on the host stays there."""
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
 

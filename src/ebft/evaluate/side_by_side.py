@@ -19,7 +19,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ebft.errors import ConfigError
-from ebft.method.sampling import sample_tokens
+from ebft.method.sampling import sample_with_entropy
 from ebft.model.backbone import text_config
 
 BLOCK = 64  # columns that a cache grows by
@@ -95,7 +95,7 @@ class SideBySide:
         last, made, uniform, greedy = self.rows
         self.mask = torch.cat([self.mask, torch.ones_like(last)], 1)
         logits = self._forward(last, self.mask, self.cache)[:, -1].to(self.device, torch.float32)
-        drawn = sample_tokens(logits, uniform.gather(1, made), self.temperature, None, self.top_p)
+        drawn, _ = sample_with_entropy(logits, uniform.gather(1, made), self.temperature, None, self.top_p)
         drawn = torch.where(greedy, logits.argmax(-1, keepdim=True), drawn)
         self.rows = [drawn, made + 1, uniform, greedy]
         return drawn

@@ -28,10 +28,6 @@ class Head:
     softcap: float | None = None
     ready: bool = False  # the weight is in the precision of the product already
 
-    @property
-    def vocabulary_size(self) -> int:
-        return self.weight.shape[0]
-
     def prepared(self, hidden: Tensor) -> Head:
         """The same head with its weight in the precision `logits` multiplies in: once, for many chunks of rows."""
         if self.ready:
@@ -78,7 +74,7 @@ def rows_per_chunk(head: Head, device: torch.device) -> int:
     """How many rows of logits may be alive at once: as many as the width of the head at the least, which makes them no
     larger than the gradient of the head that every chunk is added to."""
     budget = CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cpu"])
-    return max(1, budget // head.vocabulary_size, head.weight.shape[1])
+    return max(1, budget // len(head.weight), head.weight.shape[1])
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -253,12 +252,11 @@ class PackedLayout:
         return packed
 
     def completions(self, packed: Tensor) -> Tensor:
-        """What stands in the completion slots of [b, S, ...]: [b, B, n, G, ...], without a tree as a view."""
-        if self._slots is None:
-            return packed[:, self.context_length :].unflatten(1, (self.num_anchors, self.samples, self.horizon))
-        index = self._slots.flatten(1)
-        index = index.view(*index.shape, *[1] * (packed.dim() - 2)).expand(-1, -1, *packed.shape[2:])
-        return packed.gather(1, index).unflatten(1, self._slots.shape[1:])
+        """What stands in the completion slots of [b, S, ...]: [b, B, n, G, ...], as a view. Of a tree its completions,
+        the tokens too that it leaves out."""
+        if self._completions is not None:
+            return self._completions
+        return packed[:, self.context_length :].unflatten(1, (self.num_anchors, self.samples, self.horizon))
 
     @property
     def predictor_slots(self) -> Tensor:
@@ -267,10 +265,6 @@ class PackedLayout:
         slots = self.completion_slots.expand(len(self._anchors), -1, -1, -1)
         before = (self._anchors[..., None, None] - 1).expand(-1, -1, self.samples, -1)
         return torch.cat([before, slots[..., :-1]], -1)
-
-    def generated(self, packed_ids: Tensor) -> Tensor:
-        """The completions of packed sequences, [b, B, n, G]; of a tree also the tokens that it leaves out."""
-        return self.completions(packed_ids) if self._completions is None else self._completions
 
     def truths(self, context_ids: Tensor) -> Tensor:
         """What follows every anchor in contexts [b, T]: [b, B, G]; -1 past the end of a short truth."""
@@ -292,10 +286,7 @@ class PackedLayout:
 
     def check_batch(self, batch_size: int) -> None:
         if self.batch_size is not None and self.batch_size != batch_size:
-            raise ValueError(
-                f"the layout describes {self.batch_size} sequences but the batch has {batch_size}; "
-                "build one layout per batch when documents, answers or lengths are given per row"
-            )
+            raise ValueError(f"the layout describes {self.batch_size} sequences but the batch has {batch_size}")
 
     # ---- trees -----------------------------------------------------------------------------------------------------
 
@@ -392,8 +383,8 @@ class PackedLayout:
         documents_RT, padding_RT = documents_and_padding(R, T, document_ids, lengths)
         anchors = answer_starts(flags(answer_mask, R, T) & ~padding_RT, documents_RT, round_up)
         anchors = anchors if batch_size else anchors[0]
-        layout = partial(cls, T, horizon, samples, anchors, document_ids, answer_mask, lengths)
-        return layout(allow_empty=allow_empty, target_mask=target_mask)
+        given = (T, horizon, samples, anchors, document_ids, answer_mask, lengths)
+        return cls(*given, allow_empty=allow_empty, target_mask=target_mask)
 
 
 class StridedLayout(PackedLayout):
@@ -422,7 +413,6 @@ class StridedLayout(PackedLayout):
         allow_empty: bool = False,
         ends: Tensor | None = None,
     ) -> None:
-        self.stride = stride
         grid = torch.arange(max(context_length - horizon + 1, 0))[stride::stride]
         given = (context_length, horizon, samples, grid, document_ids, answer_mask, lengths)
         whole_truth, drop_unused = True, not fixed_shape

@@ -54,7 +54,7 @@ def ebft_loss(
         hidden: last hidden states [b, S, H], after the final norm.
         packed_ids: [b, S].
         advantages: [b, B, n]; constants here.
-        temperature: the one the completions were drawn at.
+        temperature: the one the completions were drawn at, above 0.
         gamma: weight of the cross-entropy on truth tokens.
         completion_lengths: [b, B, n], tokens that count; all G if None.
         reference: hidden states [b, S, H] and head of the frozen model q; with `kl_weight`.
@@ -62,8 +62,6 @@ def ebft_loss(
         generated_tokens, truth_tokens: what to divide the two sums by, where a batch is part of a larger one
             (gradient accumulation, several processes). Default: this batch's own counts.
     """
-    if temperature <= 0:
-        raise ValueError(f"temperature={temperature}: greedy completions have no policy gradient; use a value above 0")
     b, T = packed_ids.shape[0], layout.context_length
     layout.check_batch(b)
     device = hidden.device
@@ -77,7 +75,7 @@ def ebft_loss(
     wanted = counted if layout.predicted is None else counted & layout.predicted
     predictors = _Predictors(layout, gamma != 0, wanted)
     hidden_rows = predictors.hidden(hidden)
-    targets = predictors.per_row(layout.generated(packed_ids), packed_ids[:, 1:T])
+    targets = predictors.per_row(layout.completions(packed_ids), packed_ids[:, 1:T])
     row_temperature = predictors.temperatures(temperature, device)
     # `where`, not a product: what stands at dropped anchors may be anything, NaN included.
     token_advantages = torch.where(counted, advantages.detach().float()[..., None], 0.0)

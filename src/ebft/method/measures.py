@@ -52,8 +52,6 @@ def linearized(given: SumsAndCounts, observed: Sequence[int]) -> tuple[float, li
     add up to zero."""
     sums, counts = ([column[place] for place in observed] for column in given)
     total = math.fsum(counts)
-    if not total > 0:
-        raise ValueError("there is nothing to take the mean over: all counts are 0")
     ratio = math.fsum(sums) / total
     mean_count = total / len(counts)
     return ratio, [(s - ratio * count) / mean_count for s, count in zip(sums, counts, strict=True)]
@@ -89,15 +87,17 @@ NAMES = {
     "cfm": "feature-matching loss",
     "whitened_proxy": "whitened proxy (larger is better)",
 }
-# As the released code counts answers; in evaluation alone.
-WITHOUT_END = {"answer_cross_entropy_without_end": "cross-entropy, answer tokens without end tokens"}
 # What rollouts are like: measured in evaluation alone, and neither larger nor smaller is better.
 OF_ROLLOUTS = {"distinct": "distinct rollouts", "entropy": "entropy of rollouts"}
 # Cross-entropy at other temperatures than 1, in evaluation alone, says how sharp a model is, apart from what it knows:
 # if the least one is above 1, the model is too sharp, below, too flat.
 TEMPERATURES = tuple(tenths / 10 for tenths in range(5, 16))
 TOKENS = {"": "all tokens", "answer_": "answer tokens"}  # how the names of metrics begin
-OF_SHARPNESS = {
+_WITHOUT_END = "answer_cross_entropy_without_end"  # as the released code counts answers
+_TITLES = {
+    **NAMES,
+    **OF_ROLLOUTS,
+    _WITHOUT_END: "cross-entropy, answer tokens without end tokens",
     "best_temperature": "temperature of the least cross-entropy, all tokens",
     "answer_best_temperature": "temperature of the least cross-entropy, answer tokens",
 }
@@ -117,7 +117,7 @@ def title(metric: str) -> str:
     base, _, temperature = metric.partition("_temperature_")
     if temperature:
         return f"{title(base)} at temperature {temperature}"
-    return (NAMES | WITHOUT_END | OF_ROLLOUTS | OF_SHARPNESS).get(metric, metric)
+    return _TITLES.get(metric, metric)
 
 
 def metric_at(temperature: float, of: str = "") -> str:
@@ -147,7 +147,7 @@ METRICS = {
     "whitened_proxy": "contexts",
     "reward": "contexts",
 }
-_PER = METRICS | dict.fromkeys(OF_ROLLOUTS, "contexts") | dict.fromkeys(WITHOUT_END, "answer_tokens_without_end")
+_PER = METRICS | dict.fromkeys(OF_ROLLOUTS, "contexts") | {_WITHOUT_END: "answer_tokens_without_end"}
 _PER |= {f"{of}best_temperature": f"{of}tokens" for of in TOKENS}
 
 

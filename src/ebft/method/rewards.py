@@ -29,7 +29,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from ebft.method.choices import Whitening
+from ebft.method import Whitening
 
 # Eigenvalues of K below this share of the largest count as zero. They are squares of singular values: 1e-10 means
 # directions of relative size 1e-5, well above float32 rounding of the features and below any real difference.
@@ -107,10 +107,8 @@ def feature_matching_rewards(
 
 def conditional_feature_matching_loss(generated: Tensor, truth: Tensor) -> Tensor:
     """Unbiased estimate of || E phi(c:y_hat) - phi(c:y) ||^2 per context: [..., n, D], [..., D] -> [...]. The plug-in
-    || mean phi - psi ||^2 would be too high by Var(phi)/n; leaving the pairs j = j' out removes that."""
+    || mean phi - psi ||^2 would be too high by Var(phi)/n; leaving the pairs j = j' out removes that. NaN for n = 1."""
     n = generated.shape[-2]
-    if n < 2:
-        raise ValueError("the unbiased feature-matching loss needs n >= 2 samples per context; use samples >= 2")
     K, k, truth_norm = _products(generated, truth)
     pairs = K.sum((-1, -2)) - K.diagonal(dim1=-2, dim2=-1).sum(-1)
     return truth_norm**2 - 2 * k.mean(-1) + pairs / (n * (n - 1))

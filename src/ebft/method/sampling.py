@@ -46,13 +46,6 @@ def sequence_seeds(run_seed: int, step: int, sequence_ids: Tensor) -> Tensor:
     return _mix(key + (sequence_ids.long() + 1) * _GOLDEN)
 
 
-def sample_tokens(
-    logits: Tensor, uniform: Tensor, temperature: float, top_k: int | None = None, top_p: float | None = None
-) -> Tensor:
-    """Tokens [R, m] for float32 logits [R, V] and m uniform numbers a row [R, m]; temperature 0 is greedy."""
-    return sample_with_entropy(logits, uniform, temperature, top_k, top_p)[0]
-
-
 def sample_with_entropy(
     logits: Tensor,
     uniform: Tensor,
@@ -61,7 +54,8 @@ def sample_with_entropy(
     top_p: float | None = None,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens as `sample_tokens` gives them, and the entropy [R] of the distribution they are drawn from.
+    """Tokens [R, m] for float32 logits [R, V] and m uniform numbers a row [R, m], and the entropy [R] of the
+    distribution they are drawn from; temperature 0 is greedy.
 
     rows: [N], with uniform numbers [N, 1]: which row each is for. Some rows may have many, others few.
     """

@@ -26,7 +26,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ebft.method.choices import Backend
+from ebft.method import Backend
 from ebft.method.layout import PackedLayout
 from ebft.method.rewards import token_groups
 from ebft.model import flex
@@ -255,13 +255,9 @@ class CachedPass(Pass):
             # Without a window all steps of a completion see the same context.
             of_step = step if rule.window is not None else 0
             mask = self._once(flex.mask_of_step, of_step, rule.window, flex.block_size(q))
-            at = self._once(_on_device, step)
+            at = torch.full((), step, device=q.device)
             return flex.attend_step(q, self.context[layer], self.own[layer], mask, rule, step, at)
         return _attend_step(q, self.context[layer], self.own[layer], layout, rule, step)
-
-
-def _on_device(layout: PackedLayout, number: int) -> Tensor:
-    return torch.full((), number, device=layout.device)
 
 
 def _attend_step(q: Tensor, context: KV, own: KV, layout: PackedLayout, rule: ScoreRule, step: int) -> Tensor:
@@ -362,7 +358,7 @@ def _attention_function(
             f"attention dropout of {dropout} is on: the policy gradient needs the log-probs that were sampled from; "
             "set the model's dropouts to 0"
         )
-    for unknown in ("s_aux", "position_bias"):  # attention sinks, as they are called there
+    for unknown in ("s_aux", "position_bias"):  # attention sinks, as they are called there; plain calls lack them too
         if kwargs.get(unknown) is not None:
             raise ValueError(f"{type(module).__name__} gives attention {unknown!r}, which ebft does not support")
     return _attend(module, query, key, value, ScoreRule(scale, sliding_window, softcap), ebft_pass), None
@@ -389,9 +385,7 @@ def _window_of_mask(module: nn.Module) -> int | None:
 
 
 def _layer_index(module: nn.Module) -> int:
-    index = getattr(module, "layer_idx", None)
-    if not isinstance(index, int):
-        raise ValueError(f"{type(module).__name__} has no layer index; ebft cannot keep its keys and values apart")
+    index: Any = module.layer_idx
     return index
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ebft.method.choices import Backend
+from ebft.method import Backend
 from ebft.method.compiling import prepare_compiling
 from ebft.method.cross_entropy import Head
 from ebft.method.layout import PackedLayout, StridedLayout
@@ -86,15 +87,15 @@ def output_head(model: nn.Module) -> Head:
     base = base_model(model)
     config = text_config(base)
     module: Any = base.get_output_embeddings()
-    # peft: a fully trained copy of the head hides behind a wrapper; a LoRA on the head is not one matrix.
+    # peft: a fully trained copy of the head hides behind a wrapper.
     if hasattr(module, "modules_to_save") and hasattr(module, "active_adapters"):
         off = module.disable_adapters or not module.active_adapters
         module = module.original_module if off else module.modules_to_save[module.active_adapters[0]]
-    if hasattr(module, "base_layer"):
-        raise ValueError("an adapter on the output head is not supported; take lm_head out of target_modules")
-    if not isinstance(module, nn.Linear):
-        kind = type(module).__name__
-        raise ValueError(f"the output head is a {kind}, not a linear one; load models with AutoModelForCausalLM")
+    if not isinstance(module, nn.Linear):  # a LoRA on the head is none either
+        raise ValueError(
+            f"the output head is a {type(module).__name__} and no linear layer; load models with AutoModelForCausalLM, "
+            "without an adapter on lm_head"
+        )
     scale = float(getattr(config, "logit_scale", None) or 1.0)
     scale /= float(getattr(config, "logits_scaling", None) or 1.0)
     return Head(module.weight, module.bias, scale, getattr(config, "final_logit_softcapping", None))
@@ -285,7 +286,7 @@ def _example(base: PreTrainedModel) -> tuple[PackedLayout, Tensor, Tensor]:
     layout = StridedLayout(context_length=8, horizon=3, stride=5, samples=1).to(device)
     # Tokens from all over the vocabulary: its first ones are often special, and what a model makes of a row of those
     # depends on the last digit (SmolLM2-135M: 100 times as much as for these).
-    vocabulary = min(embedding_size(base), output_head(base).vocabulary_size)
+    vocabulary = min(embedding_size(base), len(output_head(base).weight))
     ids = torch.arange(1, 12, device=device)[None] * 7919 % vocabulary
     return layout, ids[:, :8], ids[:, None, None, 8:]
 
@@ -413,3 +414,49 @@ def in_float32(model: PreTrainedModel) -> Iterator[None]:
                 stack.enter_context(after)
             widen(outside.values())
         yield
+
+
+# ---- weights in another precision, to compute with -----------------------------------------------------------------
+
+
+def copy_in_dtype(module: nn.Module, dtype: torch.dtype | None) -> tuple[Any, list[tuple[nn.Parameter, nn.Parameter]]]:
+    """A copy with its parameters in `dtype`, and the pairs (original, copied). Not its buffers: frequencies of rotary
+    embeddings in bf16 would turn every position into another one. No copy in the old precision is made on the way."""
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        copied = parameter.detach().to(dtype or parameter.dtype, copy=True)
+        memo[id(parameter)] = nn.Parameter(copied, parameter.requires_grad)
+    pairs = [(parameter, memo[id(parameter)]) for parameter in module.parameters()]
+    return copy.deepcopy(module, memo), pairs
+
+
+class WorkingCopy:
+    """`model` computes, in `dtype`; `trained` is what the optimiser sees, what is saved and what is resumed.
+
+    At learning rate 1e-6 a bf16 weight does not move, so the optimiser keeps float32 ones. Autocast would compute norms
+    and residuals in float32, twice the bytes. The gradients of the copy are added to those of the float32 weights as
+    soon as a parameter has one, in float32, so that many micro-batches lose nothing to rounding; after the optimiser's
+    step the copy is refreshed.
+    """
+
+    def __init__(self, trained: nn.Module, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.trained = trained
+        self.model, self._pairs = copy_in_dtype(trained, dtype)
+        for parameter, copied in self._pairs:
+            if copied.requires_grad:
+                copied.register_post_accumulate_grad_hook(partial(_hand_over, parameter))
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take over the trained weights; call it whenever they may have changed."""
+        torch._foreach_copy_([copied for _, copied in self._pairs], [parameter for parameter, _ in self._pairs])
+
+
+def _hand_over(trained: nn.Parameter, copied: Tensor) -> None:
+    """Move the gradient of a copy to its original."""
+    gradient, copied.grad = copied.grad, None
+    assert gradient is not None
+    if trained.grad is None:
+        trained.grad = gradient.to(trained.dtype)
+    else:
+        trained.grad.add_(gradient)

@@ -21,13 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from ebft.method.choices import Backend, Normalize, Pooling
+from ebft.method import Backend, Normalize, Pooling
 from ebft.method.layout import PackedLayout
 from ebft.model.attention import PackedPass, resolve_backend
 from ebft.model.backbone import (
     adapter_parameters,
     check_fits,
-    compile_layers,
+    copy_in_dtype,
     decoder_layers,
     decoder_of,
     evaluating,
@@ -36,7 +36,6 @@ from ebft.model.backbone import (
     run_decoder,
     text_config,
 )
-from ebft.model.working_copy import copy_in_dtype
 from ebft.runtime.sharding import whole
 
 Source = Literal["copy", "shared", "adapter_off", "random", "average"]
@@ -185,22 +184,10 @@ class FeatureNetwork(nn.Module):
             found.append((features[:, : B * n].unflatten(1, (B, n)), features[:, B * n :]))
         return found
 
-    def compile_layers(self) -> None:
-        compile_layers(self.decoder)
-
-    def turn_weights(self) -> None:
-        """Let weights lie input by input, in a copy that stays as it is: on a CPU, float32 products with these are a
-        tenth faster (OpenBLAS)."""
-        if self.source in ("copy", "random"):
-            for module in self.network.modules():
-                if type(module) is nn.Linear and module.weight.dtype == torch.float32:
-                    module.weight.data = module.weight.data.t().contiguous().t()
-
     @torch.no_grad()
     def update_average(self, model: nn.Module) -> None:
         """Move the weights towards the trained model's: w <- decay * w + (1 - decay) * model's."""
-        if self.source != "average":
-            raise ValueError(f"source={self.source!r} stays frozen; only source='average' follows the model")
+        assert self.source == "average", "every other network stays frozen"
         trained = cut_decoder(decoder_of(model), max(self.taps))
         for mine, other in zip(self.network.parameters(), trained.parameters(), strict=True):
             mine.lerp_(other.to(mine.dtype), 1 - self.decay)

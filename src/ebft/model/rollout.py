@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ebft.method.choices import Backend
+from ebft.method import Backend
 from ebft.method.cross_entropy import Head, rows_per_chunk
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import check_sampling, sample_with_entropy, uniforms

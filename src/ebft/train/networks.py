@@ -2,8 +2,7 @@
 a pass of them costs.
 
 All are made from the model as it is at the start. With bf16, full fine-tuning computes on a bf16 copy of the float32
-weights (`model.working_copy`). With `fsdp` every process keeps a part of each network (`runtime.sharding`), and shards
-are gathered in bf16.
+weights. With `fsdp` every process keeps a part of each network (`runtime.sharding`), and shards are gathered in bf16.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from ebft.loading import feature_network
 from ebft.model import backbone
 from ebft.model.backbone import base_model, compile_layers, decoder_layers, decoder_of, idle_parameters, text_config
 from ebft.model.features import FeatureNetwork
-from ebft.model.working_copy import WorkingCopy, copy_in_dtype
 from ebft.runtime import processes, sharding
 
 AVERAGE_FILE = "feature_average.safetensors"  # in a checkpoint
@@ -52,9 +50,9 @@ class Networks:
             for parameter in model.parameters():
                 if not parameter.requires_grad and parameter.is_floating_point():  # 4 bits stay 4 bits
                     parameter.data = parameter.data.to(torch.bfloat16)
-        self.working: WorkingCopy | None = None
+        self.working: backbone.WorkingCopy | None = None
         if args.bf16 and not self.adapted and not self.sharded and next(model.parameters()).dtype != torch.bfloat16:
-            self.working = WorkingCopy(model)
+            self.working = backbone.WorkingCopy(model)
             if args.gradient_checkpointing:
                 self.working.model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
         self.features = feature_network(model, args, tokenizer)
@@ -62,7 +60,7 @@ class Networks:
         # The frozen q of the KL term; with an adapter, it is the base model and nothing is copied.
         self.reference: Any = None
         if args.kl_weight and not self.adapted:
-            copied, _ = copy_in_dtype(model, torch.bfloat16 if args.bf16 else None)
+            copied, _ = backbone.copy_in_dtype(model, torch.bfloat16 if args.bf16 else None)
             self.reference = copied.requires_grad_(False).eval()
         if self.sharded:
             self._shard()  # after the copies: shards are not copied
@@ -87,14 +85,12 @@ class Networks:
             shard(self.reference, None, reshard=True)
 
     def _compile(self) -> None:
-        """Of what computes, on a GPU or where the settings ask for it; and weights in the form that is fastest."""
+        """Of what computes, on a GPU or where the settings ask for it."""
         args = self.args
-        if args.device.type == "cpu" and not self.sharded:
-            self.features.turn_weights()
         on_its_own = args.torch_compile or args.device.type == "cuda"
         if on_its_own if args.compile_layers is None else args.compile_layers:
             compile_layers(decoder_of(self.model if self.working is None else self.working.model))
-            self.features.compile_layers()
+            compile_layers(self.features.decoder)
             if self.reference is not None:
                 compile_layers(decoder_of(self.reference))
 
