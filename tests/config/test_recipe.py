@@ -7,7 +7,6 @@ import pickle
 from pathlib import Path
 
 import pytest
-import yaml
 
 from ebft.config.recipe import find_recipe, load_recipe, read_values, shipped_names
 from ebft.config.training import EBFTConfig
@@ -90,14 +89,3 @@ def test_a_run_leaves_a_secret_nowhere(
     files = [file for file in output.rglob("*") if file.is_file()]
     assert {"recipe.yaml", "training_args.bin", "README.md"} <= {file.name for file in files}
     assert [file for file in files if TOKEN.encode() in file.read_bytes()] == []
-
-
-def test_little_data_has_the_settings_of_the_study() -> None:
-    studies = Path(__file__).parents[2] / "results" / "replication"
-    study, longer = (yaml.safe_load((studies / f"little-1000-{name}.yaml").read_text()) for name in ("ends", "packed"))
-    settings = {**study["settings"], **study["methods"]["ebft"]["settings"], "gamma": 0.3}
-    settings["num_train_epochs"] = longer["settings"]["num_train_epochs"]
-    recipe = read_values("little-data")
-    # The data are the user's own; batches of validation and what is only shown do not change a run.
-    apart = {"dataset", "validation_dataset", "per_device_eval_batch_size", "save_only_model", "samples_every"}
-    assert {name: recipe[name] for name in settings.keys() - apart} == {n: settings[n] for n in settings.keys() - apart}

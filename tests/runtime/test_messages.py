@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils import close_session
 
 from ebft.runtime.machine import hub_unreachable
-from ebft.runtime.messages import duration, plot_label, progress, show_messages
+from ebft.runtime.messages import progress, show_messages
 
 logger = logging.getLogger("ebft.somewhere.inside")
 
@@ -57,12 +57,6 @@ def test_in_a_log_file_a_line_a_minute(monkeypatch: pytest.MonkeyPatch, caplog: 
     with progress("tokenising", 3, leave=False) as advance:
         advance(3)
     assert caplog.messages == [], "what is quick says nothing if it leaves nothing"
-
-
-def test_durations_and_labels() -> None:
-    assert [duration(s) for s in (0, 0.0123, 2.11, 9.99)] == ["0 s", "0.012 s", "2.1 s", "10 s"]
-    assert [duration(s) for s in (99, 119, 5999, 7200, 4e6)] == ["99 s", "2 min", "100 min", "2.0 h", "1,111 h"]
-    assert plot_label("_a$x$\x1b") == r" _a\$x\$\x1b"
 
 
 # ---- the machine -----------------------------------------------------------------------------------------------------
