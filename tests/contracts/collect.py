@@ -35,7 +35,7 @@ from ebft.config.recipe import RECIPES, TRAINING, load_recipe, read_values, sect
 from ebft.config.settings import default_of
 from ebft.model.backbone import prepare_model
 from ebft.runtime.launch import PREEMPTED
-from ebft.studies.study_file import read_study
+from ebft.studies.study import read_study
 from tests.command_line.commands import ROWS, SETTINGS, write_rows
 from tests.problems.rows import HUMANEVAL
 from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model

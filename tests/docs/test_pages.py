@@ -16,8 +16,7 @@ from ebft import cli
 from ebft.config.evaluation import EvalOptions
 from ebft.config.method import settings_that_change
 from ebft.config.recipe import RECIPES, TRAINING, load_recipe, read_values, training_parser
-from ebft.studies.jobs import Plan
-from ebft.studies.study_file import Study, read_study
+from ebft.studies.study import Plan, Study, read_study
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

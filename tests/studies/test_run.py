@@ -22,8 +22,7 @@ from ebft import cli
 from ebft.config.recipe import read_values
 from ebft.runtime.files import locked
 from ebft.studies import launchers
-from ebft.studies.jobs import Plan
-from ebft.studies.study_file import read_study
+from ebft.studies.study import Plan, read_study
 from tests.baselines.runs import SETTINGS as REAL
 from tests.studies.commands import attempts, run, sweep, write_study
 from tests.studies.conftest import STUB

@@ -10,8 +10,7 @@ import yaml
 
 from ebft.config.recipe import load_recipe
 from ebft.errors import ConfigError
-from ebft.studies.jobs import Plan
-from ebft.studies.study_file import Study, read_study, read_sweep
+from ebft.studies.study import Plan, Study, read_study, read_sweep
 from tests.studies.commands import SETTINGS, write_study
 
 TESTED = {**SETTINGS, "test_split": 10}

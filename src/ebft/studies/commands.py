@@ -23,9 +23,8 @@ from ebft.runtime.files import json_ready, locked, read_json, write_json, write_
 from ebft.runtime.messages import print_error, print_table
 from ebft.studies import compare as comparisons
 from ebft.studies import launchers
-from ebft.studies.jobs import Job, Plan, Run
 from ebft.studies.runs import Json
-from ebft.studies.study_file import Study, named, read_study, read_sweep
+from ebft.studies.study import Job, Plan, Run, Study, named, read_study, read_sweep
 
 logger = logging.getLogger(__name__)
 NEXT_STAGE = "--next-stage"  # the option of the command that a chain of jobs on a cluster runs

@@ -19,9 +19,9 @@ from ebft.evaluate.differences import by_problem
 from ebft.evaluate.tables import is_scored
 from ebft.method.measures import SumsAndCounts, sums_by_metric
 from ebft.runtime.files import read_json, read_jsonl
-from ebft.studies.jobs import last_error
 from ebft.studies.runs import METRICS_FILE, Json, Run, compares, read_run, validated_apart, what_differs
 from ebft.studies.statistics import Corpus, CorpusMetric, Measured, measured
+from ebft.studies.study import last_error
 
 VALIDATION = "validation"  # begins the names of metrics where nothing was tested
 

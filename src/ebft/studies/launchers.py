@@ -16,8 +16,7 @@ from pathlib import Path
 from ebft.errors import ConfigError
 from ebft.runtime.files import LOCK_WAIT, write_text
 from ebft.runtime.launch import ENTRY, LAUNCHED
-from ebft.studies.jobs import PROMPT, Job, last_error
-from ebft.studies.study_file import Study
+from ebft.studies.study import PROMPT, Job, Study, last_error
 
 logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
