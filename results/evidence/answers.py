@@ -16,17 +16,17 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ebft.data.rows import read_rows
 from ebft.evaluate.generation import GenerationSettings, TransformersGenerator, chat_text
 from ebft.fetch import resolve
 from ebft.problems.catalog import load_problems
-from ebft.problems.problem import Problem
-from ebft.problems.python_problems import MBPPProblem
 
 INSTRUCTION = "Complete the following Python function. Answer with the whole function, its imports included, in one"
 EVALPLUS = "Please provide a self-contained Python script that solves the following problem in a markdown code block:"
@@ -38,27 +38,26 @@ QWEN = (
     "Please continue to complete the function. You are not allowed to modify the given code and do the completion "
     "only. Please return all completed function in a codeblock. Here is the given code to do completion:"
 )
+Row = dict[str, Any]  # of a file of problems
 # Text and style of the generator, and the strings that end an answer.
-FORMS: dict[str, tuple[Callable[[Problem, Any], str], Any, tuple[str, ...]]] = {
-    "chat": (lambda problem, _: _instruction(problem), "chat", ()),
-    "trained": (lambda problem, _: _instruction(problem) + "\n\n", "rendered", ()),
+FORMS: dict[str, tuple[Callable[[Row, Any], str], Any, tuple[str, ...]]] = {
+    "chat": (lambda row, _: _instruction(row), "chat", ()),
+    "trained": (lambda row, _: _instruction(row) + "\n\n", "rendered", ()),
     "evalplus": (
-        lambda problem, tokenizer: (
-            _turn(f"{EVALPLUS}\n```\n{problem.prompt().strip()}\n```\n", tokenizer) + EVALPLUS_BEGINS
-        ),
+        lambda row, tokenizer: _turn(f"{EVALPLUS}\n```\n{row['prompt'].strip()}\n```\n", tokenizer) + EVALPLUS_BEGINS,
         "rendered",
         ("\n```\n",),
     ),
-    "qwen": (lambda problem, _: f"{QWEN}\n```python\n{problem.prompt().strip()}\n```\n", "chat", ()),
-    "raw": (lambda problem, _: problem.prompt(), "raw", ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n```")),
+    "qwen": (lambda row, _: f"{QWEN}\n```python\n{row['prompt'].strip()}\n```\n", "chat", ()),
+    "raw": (lambda row, _: row["prompt"], "raw", ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n```")),
 }
 
 
-def _instruction(problem: Problem) -> str:
-    if isinstance(problem, MBPPProblem):
-        task = f"{problem.text.strip()}\nIt must pass this test: {problem.tests[0].strip()}"
+def _instruction(row: Row) -> str:
+    if "test_list" in row:  # MBPP
+        task = f"{row['text'].strip()}\nIt must pass this test: {row['test_list'][0].strip()}"
         return f"{task}\n\nAnswer with the whole function, its imports included, in one ```python code block."
-    return f"{INSTRUCTION} ```python code block.\n\n```python\n{problem.prompt().strip()}\n```"
+    return f"{INSTRUCTION} ```python code block.\n\n```python\n{row['prompt'].strip()}\n```"
 
 
 def _turn(text: str, tokenizer: Any) -> str:
@@ -93,11 +92,11 @@ def main() -> None:
         del start
     generator = TransformersGenerator(model, tokenizer, args.batch_size)
     problems = load_problems(args.task, args.problems)[: args.limit]
-    keys = [problem.task_id for problem in problems]
+    keys, rows = [problem.task_id for problem in problems], list(islice(read_rows(args.problems), args.limit))
     args.out.mkdir(parents=True, exist_ok=True)
     for form in args.forms:
         text, style, stop = FORMS[form]
-        prompts = [text(problem, tokenizer) for problem in problems]
+        prompts = [text(row, tokenizer) for row in rows]
         for kind, temperature, samples in (("greedy", 0.0, 1), ("samples", 0.6, args.samples)):
             if kind not in args.kinds:
                 continue

@@ -100,8 +100,8 @@ class RunFolder:
             return None
         if not resume:
             way = f": {how_to_resume(self.path)}" if known else " --resume"  # else a program has left checkpoints here
-            held = f"output_dir={self.path} already holds a run"
-            raise ConfigError(f"{held}; choose another folder, or continue it with{way}")
+            words = "already holds a run; choose another folder, or continue it with"
+            raise ConfigError(f"output_dir={self.path} {words}{way}")
         if (other := self._other_run(method)) is not None:
             raise ConfigError(f"output_dir={other}; resume with the same settings, or choose another folder")
         # What nobody gave stays as the run began: a default may have changed since.
