@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import time
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -107,8 +108,9 @@ class Runner:
         return [job for job in self.plan.ready() if not self.plan.given_up(job)]
 
     def states(self) -> list[str]:
-        plan = self.plan
-        counts = f"{len(plan.runs)} training runs and {len(plan.evaluations)} evaluations"
+        plan, lengths = self.plan, Counter(run.length for run in self.plan.runs)
+        runs = ", ".join(f"{count} of {length}" for length, count in lengths.items())
+        counts = f"{len(plan.runs)} training runs ({runs}) and {len(plan.evaluations)} evaluations"
         counts += f", {len(plan.jobs) - len(plan.unfinished)} of them finished; {plan.unknown} more wait for a search"
         return [*(f"{job.name}: {job.state}" for job in plan.jobs), f"jobs: {counts}"]
 

@@ -299,6 +299,7 @@ class Run(Job):
     chosen: Values  # of what is searched
     seed: int | None
     given: Values  # all settings of its recipe
+    length: str  # its steps, or epochs
     validated: float | None  # what the search chooses by, after training; None: it is no number
 
 
@@ -373,7 +374,9 @@ class Plan:
             values["feature_model"] = self._final_model(row.features, seed)
         places = ("", "points") if self.study.kind == "sweep" else ("runs", "recipes")
         output, recipes = (self._folder / place for place in places)
-        given = load({**values, "output_dir": str(output / name)}, row.command).given
+        loaded = load({**values, "output_dir": str(output / name)}, row.command)
+        given, steps, epochs = loaded.given, loaded.training.max_steps, loaded.training.num_train_epochs
+        length = f"{steps:,} steps" if steps > 0 else f"{epochs:g} epoch{'s' * (epochs != 1)}"
         recipe = {recipes / f"{name}.yaml": yaml.safe_dump(given, sort_keys=False)}
         arguments = [row.command, "--config", *map(str, recipe), "--resume"]  # from the beginning without a checkpoint
         results = read_json(output / name / "results.json") or {}
@@ -381,7 +384,7 @@ class Plan:
         models, on_cpu = (given["model"], given.get("feature_model")), bool(given.get("use_cpu"))
         finished = "steps" in results and _is_of(output / name, given)
         command = (name, self._folder, output / name, arguments, recipe, models, on_cpu, finished)
-        self._runs[name] = Run(*command, row, chosen, seed, given, validated)
+        self._runs[name] = Run(*command, row, chosen, seed, given, length, validated)
         return self._runs[name]
 
     def _final_model(self, row: str, seed: int | None) -> str:
