@@ -148,7 +148,7 @@ def _train(command: str, arguments: list[str]) -> int:
 
             method = trl_trainers.method(command)
         if options.dry_run:
-            print("\n".join(run.plan(recipe, method)))
+            print("\n".join(run.plan(recipe, method, options.resume)))
             return 0
         results = run.train(recipe, options.resume, method)
     except (Exception, KeyboardInterrupt, Preempted) as error:

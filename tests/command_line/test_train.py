@@ -43,6 +43,15 @@ class TestDryRun:
         assert train(recipe, tmp_path / "out", "--feature_model", other, "--dry-run") == 2
         assert f"the tokenizer of {other} differs from the model's (261 and 259 tokens)" in capsys.readouterr().err
 
+    def test_it_says_that_a_run_would_be_refused(
+        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "recipe.yaml").write_text("model: another\n")
+        assert train(recipe, tmp_path / "out", "--dry-run") == 0
+        assert contents(tmp_path / "out") == {"recipe.yaml": b"model: another\n"}
+        assert "already holds a run" in capsys.readouterr().err
+
 
 class TestRun:
     def test_what_it_prints(self, finished: Finished) -> None:

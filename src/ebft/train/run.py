@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ebft.config.training import EBFTConfig
 from ebft.errors import ConfigError, first_line
 from ebft.runtime import processes
 from ebft.runtime.files import share_weights
+from ebft.runtime.messages import duration
 from ebft.train import report
 from ebft.train.callbacks import EarlyStopping, EvalTasks, Preemption, Progress
 from ebft.train.measured import Measured
@@ -29,18 +31,23 @@ from ebft.train.trainer import EBFTTrainer
 logger = logging.getLogger(__name__)
 
 
-def plan(recipe: Recipe, method: type[Measured] = EBFTTrainer) -> list[str]:
+def plan(recipe: Recipe, method: type[Measured] = EBFTTrainer, resume: bool = False) -> list[str]:
     """`--dry-run`: what a run would do, as lines to print; nothing in processes other than the first."""
     config = recipe.training
     processes.start(config)
     loaded = load(recipe, method.needs_anchors)
     if config.process_index != 0:
         return []
+    if not resume:
+        try:
+            RunFolder(recipe).claim(False, method.method)
+        except ConfigError as error:
+            warn(f"the run itself would be refused: {error}")
     if config.eval_tasks:
         EvalTasks(None, config)
     loading.check_feature_model(config, loaded.tokenizer)  # which only a run builds
-    epoch = math.ceil(method.rows(loaded) / config.rows_per_step)
-    steps = config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)
+    epoch, steps = _steps(loaded, method)
+    _warn_of_a_cpu(loaded, epoch, steps)
     held_out = "none" if loaded.validation_set is None else f"{len(loaded.validation_set):,} sequences"
     return [
         f"model       {recipe.model.model}, {loaded.model.num_parameters():,} parameters in {recipe.model.model_dtype}",
@@ -49,6 +56,29 @@ def plan(recipe: Recipe, method: type[Measured] = EBFTTrainer) -> list[str]:
         f"steps       {steps:,} ({epoch:,} an epoch), of {config.rows_per_step:,} rows each",
         *("", "The first document, as the model sees it:", *first_document(loaded)),
     ]
+
+
+def _steps(loaded: Loaded, method: type[Measured]) -> tuple[int, int]:
+    """Of an epoch, and of the whole run."""
+    config = loaded.recipe.training
+    epoch = math.ceil(method.rows(loaded) / config.rows_per_step)
+    return epoch, config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)
+
+
+def _warn_of_a_cpu(loaded: Loaded, epoch: int, steps: int) -> None:
+    """Nobody should find out after hours. The time is that of the text's tokens alone, forwards and backwards, at the
+    rate of a matrix product."""
+    recipe = loaded.recipe
+    if torch.accelerator.is_available() or as_given("use_cpu", recipe.given, recipe.command):
+        return
+    matrix = torch.rand(1024, 1024)
+    for _ in range(2):  # the first one warms up
+        began = time.perf_counter()
+        matrix @ matrix
+    tokens = int(loaded.train_set.index.lengths.sum()) * steps / max(epoch, 1)
+    seconds = 6 * loaded.model.num_parameters() * tokens / (2 * 1024**3) * (time.perf_counter() - began)
+    words = f"computing on the CPU, where {steps:,} steps take at least {duration(seconds)}"
+    warn(f"no GPU was found: {words} (set use_cpu: true if this is intended)")
 
 
 def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTrainer) -> dict[str, Any]:
@@ -61,6 +91,7 @@ def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTra
         if pushes := args.push_to_hub:
             _make_repository(args)
         loaded = load(recipe, method.needs_anchors)
+        _warn_of_a_cpu(loaded, *_steps(loaded, method))
         trainer = _build(loaded, method)
         preemption.attach(trainer)
         folder.describe(loaded.train_set, prompt_kinds(recipe))  # settings that were refused leave nothing
@@ -85,14 +116,11 @@ def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTra
 
 def _build(loaded: Loaded, method: type[Measured]) -> Measured:
     """The trainer, with ebft's own progress instead of transformers'."""
-    recipe, args = loaded.recipe, loaded.recipe.training
-    if not torch.accelerator.is_available() and not as_given("use_cpu", recipe.given, recipe.command):
-        warn("no GPU was found: computing on the CPU (set use_cpu: true if this is intended)")
     trainer = method.build(loaded)
     trainer.by_command = True
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
-    if args.early_stopping_patience is not None:
+    if loaded.recipe.training.early_stopping_patience is not None:
         trainer.add_callback(EarlyStopping(trainer))
     trainer.add_callback(Progress(trainer))
     return trainer
