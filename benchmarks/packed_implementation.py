@@ -32,7 +32,7 @@ class Rolled:
     method: MethodConfig
 
     @cached_property
-    def packings(self) -> tuple[Packing, Packing]:
+    def packings(self) -> list[Packing]:
         """For the frozen network and for the update."""
         return packings(self.layout, self.contexts, self.rollouts, self.method)
 
