@@ -76,7 +76,7 @@ def main() -> None:
 
 class BatchAfterBatch(TransformersGenerator):
     def stream(self, prompts: Any, settings: Any, wanted: Any, keys: Any) -> Made:
-        _, order = self.fit_all(prompts, settings, wanted, keys)
+        order = [(place, sample) for place, sample, _ in self.fit_all(prompts, settings, wanted, keys)]
         size = self.batch_size or len(order)
         for start in range(0, len(order), size):
             yield from super().stream(prompts, settings, order[start : start + size], keys)

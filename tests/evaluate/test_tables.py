@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ebft.errors import ConfigError
-from ebft.evaluate import differences, tables
+from ebft.evaluate import tables
 from ebft.method.measures import TEMPERATURES, Estimate
 from ebft.runtime.files import write_jsonl
 
@@ -96,7 +96,7 @@ def evaluated(folder: Path, passed: Passed) -> dict[str, Any]:
 def moved(tmp_path: Path, one: Passed, two: Passed) -> Any:
     folders = {"one": tmp_path / "one", "two": tmp_path / "two"}
     results = {name: evaluated(folders[name], passed) for name, passed in (("one", one), ("two", two))}
-    return {metric: found for (_, metric), found in differences.against_first(results, folders)["two"].items()}
+    return {metric: found for (_, metric), found in tables.against_first(results, folders)["two"].items()}
 
 
 def error(values: list[float]) -> float:
@@ -130,5 +130,5 @@ def test_other_problems_and_other_text_are_not_paired(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         write_jsonl(tmp_path / name / "calibration.jsonl", [{"sequence": 0, "tokens": 2, "log_probs": -4.0}])
         results[name] = {"tasks": {"calibration": {"text": text, "sequences": 1}}}
-    found = differences.against_first(results, {name: tmp_path / name for name in results})
+    found = tables.against_first(results, {name: tmp_path / name for name in results})
     assert [len(of_model) for of_model in found.values()] == [1, 0]

@@ -30,7 +30,7 @@ from ebft.data.packing import (
     tokenize_source,
 )
 from ebft.data.rows import contents
-from ebft.evaluate.scoring import Metric, Scored
+from ebft.evaluate.scoring import Metric, Results
 from ebft.evaluate.subject import Subject
 from ebft.evaluate.tasks import ResumableRecords
 from ebft.iteration import check_sequences, pack_to_score
@@ -49,7 +49,7 @@ ENDS_NOT_MEASURED = (
 _NOT_OF_A_SEQUENCE = ("calibration_data", "calibration_split", "sequences", "feature_model", "calibration_batch_size")
 
 
-def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Scored:
+def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Results:
     """From the task's options to records on disk to numbers."""
     config, data, ends = options.method, options.data, end_token_ids(subject.tokenizer, True)
     source = options.calibration_data or "", subject.tokenizer, options.calibration_split

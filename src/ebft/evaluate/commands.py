@@ -8,7 +8,7 @@ import argparse
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from ebft.config.evaluation import EvalOptions
 from ebft.config.settings import Parser, Values
 from ebft.data import rows
 from ebft.errors import ConfigError, DataError, nearest
-from ebft.evaluate import differences, tables
-from ebft.evaluate.scoring import K, Row, Scored, shares_of_kinds
+from ebft.evaluate import tables
+from ebft.evaluate.scoring import K, Results, Row, shares_of_kinds
 from ebft.evaluate.tasks import MEMORY_MIB, ProblemSet, fingerprint, problem_sets
 from ebft.method.measures import TEMPERATURES
 from ebft.problems import translation
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 TABLE_FILE, LOCK_FILE = "results.md", "eval.lock"  # the lock: while a process writes here
 # Which options a task's numbers depend on: its groups' and the seed and limit, but not how fast it is made.
 _GROUPS = {"calibration": ("calibration",), "translation": ("generation", "translation")}
-_SOURCES = {"humaneval": ("humaneval",), "mbpp": ("mbpp",), "multipl-e": ("multipl_e", "languages")}
+_SOURCES = {"humaneval": ["humaneval"], "mbpp": ["mbpp"], "multipl-e": ["multipl_e", "languages"]}
 _NOT_OF_NUMBERS = ("workers", "calibration_batch_size", "score")  # what is scored later has the same scores
 TASKS = (*BENCHMARKS, "translation")  # of `ebft score`, and options of `ebft eval` that are flags there, too
 OF_FOLDERS = {"workers", "unsafe_exec"}  # the others are those of the evaluation
@@ -85,17 +85,17 @@ def run(options: EvalOptions, command: Sequence[str]) -> tables.Rows:
 
 
 def _evaluate(
-    options: EvalOptions, sets: Mapping[str, Sequence[ProblemSet]], subject: Any, folder: Path, command: Sequence[str]
-) -> tables.Results:
+    options: EvalOptions, sets: dict[str, list[ProblemSet]], subject: Any, folder: Path, command: Sequence[str]
+) -> Results:
     """All tasks on one model. Written after every task, so that a stopped run keeps what it has."""
     from ebft.evaluate.run_task import run_task, with_prompt_style
 
-    if any(task != "calibration" for task in options.tasks):
+    if {*options.tasks} - {"calibration"}:
         options = with_prompt_style(options, subject)
     file = folder / tables.RESULTS_FILE
     finished = {} if options.overwrite or not file.exists() else tables.read_results(folder)["tasks"]
     about = {"seed": options.seed, "versions": describe(), "command": list(command)}
-    results = {**subject.describe(), **about, "tasks": dict(finished)}
+    results = {**subject.describe(), **about, "tasks": {**finished}}
     for task in options.tasks:
         inputs: list[object] = [[p.keys, p.asked[options.prompt_style], p.skipped] for p in sets[task]]
         if task == "calibration":
@@ -111,7 +111,7 @@ def _evaluate(
     return results
 
 
-def _record(folder: Path, results: tables.Results, task: str, entry: tables.Results) -> None:
+def _record(folder: Path, results: Results, task: str, entry: Results) -> None:
     for note in entry["notes"]:
         logger.warning(f"{task}: {note}")
     results["tasks"][task] = entry
@@ -120,17 +120,17 @@ def _record(folder: Path, results: tables.Results, task: str, entry: tables.Resu
 
 
 def task_settings(task: str, options: EvalOptions) -> Values:
-    left_out = {*_NOT_OF_NUMBERS, *(name for other, names in _SOURCES.items() if other != task for name in names)}
+    left_out = {*_NOT_OF_NUMBERS, *(n for other, names in _SOURCES.items() if other != task for n in names)}
     left_out |= {"prompt_style"} if options.prompt_style == "auto" else set()  # not decided yet
     found = options.values(*_GROUPS.get(task, ("generation", "code")))
-    found = {name: value for name, value in found.items() if name not in left_out}
-    return {"seed": options.seed, "limit": options.limit, **found}
+    about = {"seed": options.seed, "limit": options.limit}
+    return about | {name: value for name, value in found.items() if name not in left_out}
 
 
-def present(results: dict[str, tables.Results], folders: dict[str, Path], output: Path) -> tables.Rows:
+def present(results: dict[str, Results], folders: dict[str, Path], output: Path) -> tables.Rows:
     """Writes the tables and pictures; returns the table."""
     tables.check_same_space(results)
-    moved = differences.against_first(results, folders)
+    moved = tables.against_first(results, folders)
     output.mkdir(parents=True, exist_ok=True)
     write_text(output / TABLE_FILE, tables.markdown(results, moved))
     if any("calibration" in found["tasks"] for found in results.values()):
@@ -167,21 +167,19 @@ def score(arguments: list[str]) -> int:
     return 2 if errors else 0
 
 
-def score_samples(options: argparse.Namespace) -> Scored:
+def score_samples(options: argparse.Namespace) -> Results:
     """Completions made elsewhere, as the command line says; writes the results and returns them."""
     task, source, given = options.task, options.problems, options.settings
     if not (source and options.samples and options.output):
         raise DataError(f"`ebft score {task}` needs --problems FILE, --samples FILE and --output FILE")
     output = Path(options.output).expanduser()
     details = output.with_name(f"{output.stem}.samples.jsonl")
-    if {output.resolve(), details.resolve()} & {
-        Path(name).expanduser().resolve() for name in (source, options.samples)
-    }:
+    if {output.resolve(), details.resolve()} & {Path(n).expanduser().resolve() for n in (source, options.samples)}:
         raise DataError(f"--output {output} would overwrite problems or samples; choose another name")
     asked = {"tasks": [task], task.replace("-", "_"): source}
     if task == "translation":  # prompts, which name both languages, are not needed
-        fields = translation.find_fields(source, given=(given.get("source_field"), given.get("target_field")))
-        target = fields[1] if fields[1] in translation.LANGUAGE_NAMES else "unknown"
+        _, target = translation.find_fields(source, given=(given.get("source_field"), given.get("target_field")))
+        target = target if target in translation.LANGUAGE_NAMES else "unknown"
         asked = {"source_language": "unknown", "target_language": target, "translation_data": source}
     if task == "multipl-e":
         every = sorted({problem.language for problem in load_problems(task, source)})
@@ -193,8 +191,8 @@ def score_samples(options: argparse.Namespace) -> Scored:
         if problems.skipped:
             raise DataError(problems.skipped)
         samples = read_samples(options.samples, problems)
-        found = problems.score(samples, details, [int(k) for k in options.k.split(",")])
-        results = {"task": task, "notes": [], **found}
+        results = {"task": task, "notes": []}
+        results |= problems.score(samples, details, [int(k) for k in options.k.split(",")])
         results["metrics"] |= shares_of_kinds(samples, problems.language)
         results["settings"] |= {name: getattr(options, name) for name in ("problems", "samples", "language")}
         write_json(output, results, indent=2)
@@ -231,12 +229,22 @@ def score_folder(folder: Path, problems: str, settings: Values) -> list[str]:
     moved = {task.replace("-", "_"): file for task, _, file in (pair.partition("=") for pair in problems.split(","))}
     every = {file.parent: read_json(file) or {} for file in sorted(folder.rglob(tables.RESULTS_FILE))}
     found = {place: results for place, results in every.items() if "tasks" in results}
+    # Of several models in the order in which they were given.
+    order = {place: [*one.get("command", []), one["model"]].index(one["model"]) for place, one in found.items()}
     if not found:
         raise DataError(f"{folder} holds no results of `ebft eval`; score a file with `ebft score TASK --samples FILE`")
+
+    def shown(places: Sequence[Path], output: Path) -> tables.Rows:
+        names = tables.labels([found[place]["model"] for place in places])
+        results = {name: found[place] for name, place in zip(names, places, strict=True)}
+        return present(results, dict(zip(names, places, strict=True)), output)
+
     errors = []
     for place, results in found.items():
         with locked(place / LOCK_FILE):
-            for task, entry in [(t, entry) for t, entry in results["tasks"].items() if not tables.is_scored(entry)]:
+            for task, entry in results["tasks"].items():
+                if tables.is_scored(entry):
+                    continue
                 asked = {name: value for name, value in entry["settings"].items() if value is not None}
                 asked |= {"tasks": [task], **settings, **{name: file for name, file in moved.items() if name in asked}}
                 try:
@@ -246,16 +254,7 @@ def score_folder(folder: Path, problems: str, settings: Values) -> list[str]:
                 except (DataError, ConfigError) as error:  # the latter: no sandbox
                     errors.append(f"{place}, {task}: {error} (problems that have moved: --problems {task}=FILE)")
             logger.info(f"{place}:")
-            print_table(_present({place: results}, place))
+            print_table(shown([place], place))
     if len(found) > 1 and all(place.parent == folder for place in found):  # of several models, compared
-        _present(found, folder)
+        shown(sorted(found, key=order.__getitem__), folder)
     return errors
-
-
-def _present(found: Mapping[Path, tables.Results], folder: Path) -> tables.Rows:
-    """The table of `ebft eval`, of several models in the order in which they were given."""
-    given = next(iter(found.values())).get("command", [])
-    places = sorted(found, key=lambda place: given.index(model) if (model := found[place]["model"]) in given else 0)
-    names = tables.labels([found[place]["model"] for place in places])
-    results = {name: found[place] for name, place in zip(names, places, strict=True)}
-    return present(results, dict(zip(names, places, strict=True)), folder)

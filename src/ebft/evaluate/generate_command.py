@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -37,14 +36,13 @@ logger = logging.getLogger(__name__)
 OF_SAMPLING = ("temperature", "top_p", "system_prompt", "seed", "too_long")
 OF_EVAL = {"model", "limit", *OF_SAMPLING, "batch_size", "dtype", "device", "trust_remote_code"}
 OF_EVAL |= {"prompt_column", "prompt_separator"}
-Prompt = Any  # a text to continue, or the turns of a conversation
+Turns = list[dict[str, str]]
+Prompt = str | Turns  # a text to continue, or a conversation to answer
 SHOWN = 240  # characters of a prompt above its answers: its end, since many begin alike
 
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How prompts are made: texts to continue, or the turns of a conversation."""
-
     kind: str | None = None  # as `RowFormat.prompt_kind` has it; None: not known, or several
     rows: RowFormat = RowFormat()
 
@@ -54,7 +52,7 @@ class PromptFormat:
         columns = fields_of(self.rows.prompt_template) if self.rows.prompt_template else [column]
         return self.rows.prompt_of({columns[0]: text})
 
-    def prompts(self, typed: Sequence[str], name: str | None, limit: int | None) -> list[Prompt]:
+    def prompts(self, typed: Sequence[str], name: str | None, limit: int | None) -> Sequence[Prompt]:
         """Of typed texts and of a file's; conversations, if any of them is one."""
         found: list[Prompt] = []
         if name is not None and Path(name).suffix in TEXT_FILES and Path(name).is_file():
@@ -63,10 +61,9 @@ class PromptFormat:
             found = [prompt for prompt in map(self.rows.prompt_of, read_rows(name)) if prompt]
         if name is not None and not found:
             raise DataError(f"{name}: no prompts; rows need {self.rows.prompt!r} or 'messages', or --prompt-column")
-        every = [*map(self.of_text, typed), *found[:limit]]
-        if self.kind != "messages" and all(isinstance(prompt, str) for prompt in every):
-            return every
-        return [[{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt for prompt in every]
+        found = [*map(self.of_text, typed), *found[:limit]]
+        chats = self.kind == "messages" or any(isinstance(prompt, list) for prompt in found)
+        return [[{"role": "user", "content": p}] if chats and isinstance(p, str) else p for p in found]
 
 
 def chosen(given: argparse.Namespace) -> tuple[EvalOptions, PromptFormat]:
@@ -75,9 +72,9 @@ def chosen(given: argparse.Namespace) -> tuple[EvalOptions, PromptFormat]:
     values = {**given.settings, "max_new_tokens": given.max_new_tokens, "samples": given.samples}
     if given.prompt_template is not None:
         values["calibration_prompt_template"] = given.prompt_template
-    models = values.get("model", [])
-    runs = [(model, run) for model in models if (run := settings_of_run(Path(model).expanduser())) is not None]
-    for model, run in runs[:1] if kind is None else ():
+    runs = ((model, settings_of_run(Path(model).expanduser())) for model in values.get("model", []))
+    model, run = next((found for found in runs if found[1] is not None), ("", None))
+    if run is not None and kind is None:
         logger.info(f"prompts are made as in the run of {model}; --prompt-style raw leaves them as they are")
         kinds = run.get("prompt_kinds") or []
         kind = kinds[0] if len(kinds) == 1 else None
@@ -103,9 +100,8 @@ def answer(generator: Generator, prompts: Sequence[Prompt], options: EvalOptions
 
 
 def answer_prompts(prompts: Sequence[Prompt], options: EvalOptions, output: str | None) -> None:
-    answers = {}
-    for label, name in zip(labels(options.model), options.model, strict=True):  # one in memory at a time
-        answers[label] = answer(load(name, options), prompts, options)
+    models = zip(labels(options.model), options.model, strict=True)
+    answers = {label: answer(load(name, options), prompts, options) for label, name in models}  # one at a time
     if output:
         rows = [
             {"prompt": prompt, "model": label, "sample": sample, "completion": one.text, "finish": one.finish}
@@ -124,18 +120,18 @@ def answer_prompts(prompts: Sequence[Prompt], options: EvalOptions, output: str 
 def chat(made: PromptFormat, options: EvalOptions) -> None:
     """Turn by turn, with every model's own answers in what it sees; a base model continues each text by itself."""
     speakers = {label: load(name, options) for label, name in zip(labels(options.model), options.model, strict=True)}
-    turns: dict[str, list[dict[str, str]]] = {label: [] for label in speakers}
+    turns: dict[str, Turns] = {label: [] for label in speakers}
     print("An empty line ends. A model that is not for conversations continues what you type, and remembers nothing.")
     while said := input("\nyou> ").strip():
         answers = {}
         for label, generator in speakers.items():
             talks = made.kind in (None, "messages") and getattr(generator.tokenizer, "chat_template", None) is not None
-            prompt = [*turns[label], {"role": "user", "content": said}] if talks else made.of_text(said)
+            turns[label] += [{"role": "user", "content": said}]
             if len(speakers) == 1:  # several stand beside each other when all are there
                 generator.streamer = LiveAnswer(generator.tokenizer, skip_special_tokens=True)
-            [[found]] = answer(generator, [prompt], options)
+            [[found]] = answer(generator, [turns[label] if talks else made.of_text(said)], options)
             answers[label] = [found.text]
-            turns[label] = [*prompt, {"role": "assistant", "content": found.text}] if talks else []
+            turns[label] += [{"role": "assistant", "content": found.text}]
         if len(speakers) > 1:
             show(answers)
 

@@ -17,12 +17,12 @@ import hashlib
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
@@ -79,6 +79,15 @@ class Fitted(NamedTuple):
         prompt's whitespace, which it writes itself. A model that continues otherwise has its text kept whole."""
         return "" if self.whitespace.startswith(text) else text.removeprefix(self.whitespace)
 
+    def completion(self, written: str, finish: str, tokens: int, settings: GenerationSettings) -> Completion:
+        """What a model wrote after the prompt's tokens, up to the first stop string. These count from where the
+        completion begins: a line break that belongs to the prompt ends nothing."""
+        text = self.shown(written)
+        if finish == "length" and self.room < settings.max_new_tokens:
+            finish = "context"
+        first = min((place for place in map(text.find, settings.stop) if place >= 0), default=None)
+        return Completion(text[:first], "stop" if first is not None else finish, tokens, self.truncated)
+
 
 class Generator:
     """Completions of prompts. `context` is the most tokens that prompt and completion may have together, if known."""
@@ -130,10 +139,11 @@ class Generator:
 
     def fit_all(
         self, prompts: Sequence[str], settings: GenerationSettings, wanted: Wanted, keys: Sequence[str]
-    ) -> tuple[dict[int, Fitted], list[tuple[int, int]]]:
-        """The wanted prompts fitted, and the pairs with the longest first: what needs too much memory fails at once."""
+    ) -> list[tuple[int, int, Fitted]]:
+        """The wanted pairs with their prompts, the longest first: what needs too much memory fails at once."""
         fitted = {place: self.fit(prompts[place], keys[place], settings) for place in {p for p, _ in wanted}}
-        return fitted, sorted(wanted, key=lambda pair: (-len(fitted[pair[0]].tokens), pair))
+        order = sorted(wanted, key=lambda pair: (-len(fitted[pair[0]].tokens), pair))
+        return [(place, sample, fitted[place]) for place, sample in order]
 
 
 class TransformersGenerator(Generator):
@@ -154,19 +164,22 @@ class TransformersGenerator(Generator):
         self.end_token_ids = {tokenizer.eos_token_id, *end_tokens_of(model)}
 
     def stream(self, prompts: Sequence[str], settings: GenerationSettings, wanted: Wanted, keys: Sequence[str]) -> Made:
-        fitted, order = self.fit_all(prompts, settings, wanted, keys)
-        waiting = deque(_Row(self, settings, fitted[place], place, keys[place], sample) for place, sample in order)
+        asked = self.fit_all(prompts, settings, wanted, keys)
+        waiting = deque(_Row(self, settings, place, sample, prompt) for place, sample, prompt in asked)
         base: Any = base_model(self.model)
         check_plain_cache(base)
-        longest = max((len(row.prompt.tokens) for row in waiting), default=0)
+        longest = len(waiting[0].prompt.tokens) if waiting else 0
         batch_size = self.batch_size or rows_that_fit(base, longest, settings.max_new_tokens)
         texts, rows, staying = SideBySide(base, settings.temperature, settings.top_p), list[_Row](), list[int]()
         while waiting or staying:
             joining = [waiting.popleft() for _ in range(min(len(waiting), batch_size - len(staying)))]
             rows = [*(rows[place] for place in staying), *joining]
+            seeds = torch.tensor([prompt_seed(settings.seed, keys[row.place]) for row in joining], dtype=torch.long)
+            samples = torch.tensor([row.sample for row in joining], dtype=torch.long)[:, None]
+            uniform = uniforms(seeds, samples, 1, settings.max_new_tokens)[:, 0, 0]
             with evaluating(self.model):
                 greedy = [row.sample == GREEDY for row in joining]
-                texts.replace(staying, [row.prompt.tokens for row in joining], _uniforms(joining, settings), greedy)
+                texts.replace(staying, [row.prompt.tokens for row in joining], uniform, greedy)
                 while all(row.completion is None for row in rows):
                     # Decoding many rows after every token takes longer than a small model's step. And no row goes past
                     # the end of its room, where there may be no positions.
@@ -198,19 +211,17 @@ def rows_that_fit(base: Any, prompt: int, new: int) -> int:
     return max(1, min(MOST_ROWS, free // 2 // per_row))
 
 
+@dataclass
 class _Row:
     """A completion that is being written, until it has ended."""
 
-    def __init__(
-        self, of: TransformersGenerator, settings: GenerationSettings, prompt: Fitted, place: int, key: str, sample: int
-    ) -> None:
-        self.of, self.settings, self.prompt, self.place, self.sample = of, settings, prompt, place, sample
-        self.seed = prompt_seed(settings.seed, key)
-        self.tokens: list[int] = []
-        self.completion: Completion | None = None
-        # A token holds at least a byte, but for special ones: looking back so far finds every stop string, and sees
-        # where the whitespace of the prompt may be.
-        self.near = 16 + max(len(text.encode()) for text in ("", *settings.stop)) + len(prompt.whitespace.encode())
+    of: TransformersGenerator
+    settings: GenerationSettings
+    place: int
+    sample: int
+    prompt: Fitted
+    completion: Completion | None = None
+    tokens: list[int] = field(default_factory=list)
 
     @property
     def room(self) -> int:
@@ -227,37 +238,22 @@ class _Row:
             finish, length = "stop", next(n for n in range(looked + 1, length + 1) if self._stops(looked, n))
         if streamer := self.of.streamer:
             streamer.put(torch.tensor(self.tokens[looked:]))
+            if finish:
+                streamer.end()
         if finish:
             text = continuation(self.of.tokenizer, self.prompt.tokens, self.tokens[:length])
-            self.completion = completion_of(self.prompt, text, finish, length + (finish == "end"), self.settings)
-            if streamer:
-                streamer.end()
+            self.completion = self.prompt.completion(text, finish, length + (finish == "end"), self.settings)
 
     def _stops(self, looked: int, length: int) -> bool:
         """Whether so many tokens show a stop string, which those that were looked at do not."""
-        if looked >= self.near:
-            text = _decode(self.of.tokenizer, self.tokens[looked - self.near : length])
+        # A token holds at least a byte, but for special ones: looking back so far finds every stop string, and sees
+        # where the whitespace of the prompt may be.
+        near = 16 + max(len(text.encode()) for text in self.settings.stop) + len(self.prompt.whitespace.encode())
+        if looked >= near:
+            text = _decode(self.of.tokenizer, self.tokens[looked - near : length])
         else:
             text = self.prompt.shown(continuation(self.of.tokenizer, self.prompt.tokens, self.tokens[:length]))
         return any(string in text for string in self.settings.stop)
-
-
-def completion_of(prompt: Fitted, written: str, finish: str, tokens: int, settings: GenerationSettings) -> Completion:
-    """What a model wrote after the prompt's tokens, up to the first stop string. These count from where the completion
-    begins: a line break that belongs to the prompt ends nothing."""
-    text = prompt.shown(written)
-    if finish == "length" and prompt.room < settings.max_new_tokens:
-        finish = "context"
-    first = min((place for place in map(text.find, settings.stop) if place >= 0), default=None)
-    return Completion(text[:first], "stop" if first is not None else finish, tokens, prompt.truncated)
-
-
-def _uniforms(rows: Sequence[_Row], settings: GenerationSettings) -> Tensor:
-    """[rows, max_new_tokens], of each row's own."""
-    if settings.temperature == 0 or not rows:
-        return torch.zeros(len(rows), settings.max_new_tokens)
-    seeds, samples = torch.tensor([row.seed for row in rows]), torch.tensor([[row.sample] for row in rows])
-    return uniforms(seeds, samples, 1, settings.max_new_tokens)[:, 0, 0]
 
 
 def tokenize(prompt: str, tokenizer: PreTrainedTokenizerBase, settings: GenerationSettings) -> list[int]:

@@ -16,7 +16,7 @@ from ebft.config.evaluation import EvalOptions
 from ebft.errors import DataError
 from ebft.evaluate.calibration import run_calibration
 from ebft.evaluate.generation import GREEDY, GenerationSettings
-from ebft.evaluate.scoring import K, Scored, over_sets, shares_of_kinds
+from ebft.evaluate.scoring import K, Results, over_sets, shares_of_kinds
 from ebft.evaluate.subject import Subject
 from ebft.evaluate.tasks import ProblemSet, ResumableRecords, fingerprint
 from ebft.runtime.files import read_jsonl, write_jsonl
@@ -27,7 +27,7 @@ NOT_SCORED = "not scored yet; run `ebft score` on its folder, where there is a s
 
 def run_task(
     task: str, options: EvalOptions, subject: Subject, folder: Path, sets: Sequence[ProblemSet] = ()
-) -> Scored:
+) -> Results:
     """One task, from the start or from where it was stopped. `sets` are its problems, from `problem_sets`."""
     if task == "calibration":
         return run_calibration(options, subject, folder)
@@ -97,7 +97,7 @@ def _generate(problems: ProblemSet, options: EvalOptions, subject: Subject, fold
             advance(len(batch))
 
 
-def scored(options: EvalOptions, folder: Path, sets: Sequence[ProblemSet]) -> Scored:
+def scored(options: EvalOptions, folder: Path, sets: Sequence[ProblemSet]) -> Results:
     """Metrics of the completions that are in the folder: no model is needed. A set that cannot be scored has none."""
     parts = [_scored_set(problems, options, folder) for problems in sets]
     if len(parts) == 1:
@@ -111,9 +111,9 @@ def scored(options: EvalOptions, folder: Path, sets: Sequence[ProblemSet]) -> Sc
     }
 
 
-def _scored_set(problems: ProblemSet, options: EvalOptions, folder: Path) -> Scored:
+def _scored_set(problems: ProblemSet, options: EvalOptions, folder: Path) -> Results:
     name, language = problems.name, problems.language
-    part: Scored = {"name": name, "metrics": {}, "problems": len(problems.keys), "generations": {}, "notes": []}
+    part: Results = {"name": name, "metrics": {}, "problems": len(problems.keys), "generations": {}, "notes": []}
     part |= {"language": language} if language else {}
     if problems.skipped is not None:  # nothing could be run, so nothing is generated either
         return part | {"skipped": problems.skipped, "notes": [f"{name} is skipped: {problems.skipped}"]}

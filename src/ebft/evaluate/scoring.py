@@ -37,9 +37,9 @@ HARNESS = 7  # one more whenever answers are read or run in another way, so that
 CUT_OFF = ("length", "context")  # of how a completion ended: there was no room for more
 KINDS = ("empty", "cut", "no_code")  # of answers that are none, each counted once, the first that it is
 
-Row = dict[str, Any]  # of a completion: task_id, sample (its number), completion, finish (how it ended, if known)
-Scored = dict[str, Any]  # {"metrics": {name: {"value", "standard_error", "count"}}, and further details}
-Metric = dict[str, Any]
+Results = dict[str, Any]  # as JSON has them: of a model, or of a task: {"metrics": {name: Metric}, and details}
+Row = Results  # of a completion: task_id, sample (its number), completion, finish (how it ended, if known)
+Metric = Results  # value, standard_error, count
 Metrics = dict[str, Metric]
 
 
@@ -54,7 +54,7 @@ def score_programs(
     file: Path,
     ks: Sequence[int] = K,
     workers: int | None = None,
-) -> Scored:
+) -> Results:
     """Runs answers to problems in one language and estimates pass@k over those that have some.
 
     A line of the file is the outcome of a row; those that are there and still valid are kept. Of `ks`, those of which
@@ -148,7 +148,7 @@ def mean_of(values: Sequence[float | Fraction]) -> Metric:
     return {"value": float(statistics.mean(exact)), "standard_error": error, "count": len(exact)}
 
 
-def over_sets(parts: Sequence[Scored]) -> Metrics:
+def over_sets(parts: Sequence[Results]) -> Metrics:
     """Of sets of problems that are independent of each other, such as languages: the plain mean over those that have a
     metric, and each under its own name."""
     found: Metrics = {}

@@ -1,20 +1,32 @@
-"""Results of `ebft eval` as tables and pictures."""
+"""Results of `ebft eval`, of one model or several beside each other: tables, pictures, and paired differences.
+
+Results hold means; what each sequence and each program gave is in the files beside them, so that a model's differences
+from the first are over the same sequences or problems. A corpus score is no mean over sentences, so translations have
+no differences here.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ebft.config.evaluation import HARMLESS
 from ebft.errors import ConfigError
+from ebft.evaluate.scoring import KINDS, Results, kinds_by_problem, mean_of, outcomes_file, over_sets, pass_at_k
+from ebft.method import measures
 from ebft.method.measures import TOKENS, Estimate, metric_at, title, with_error
-from ebft.runtime.files import read_json
+from ebft.runtime.files import read_json, read_jsonl
 from ebft.runtime.messages import plot_label
+from ebft.sandbox.python_tests import PASSED
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 RESULTS_FILE = "results.json"
-Results = dict[str, Any]  # as JSON has them: of a model, of one of its tasks, or a metric
 Differences = dict[tuple[str, str], Estimate]  # by task and metric
 Rows = list[tuple[str, ...]]
 
@@ -128,6 +140,7 @@ def draw(results: Mapping[str, Results], folder: Path) -> None:
 
     for picture in ("profile", "temperatures"):
         figure, axis = plt.subplots(figsize=(5.2, 3.8))
+        axis.set(xlabel="temperature", ylabel="cross-entropy (nats per token)")
         seen: set[float] = set()
         for number, (label, found) in enumerate(results.items()):
             entry = found["tasks"].get("calibration", {})
@@ -142,19 +155,17 @@ def draw(results: Mapping[str, Results], folder: Path) -> None:
                     axis.errorbar(x, y, error, fmt=f"C{number}o{style}", markersize=3, label=name)
                     seen |= {*x}
         if seen:
+            axis.grid(alpha=0.3)
+            axis.legend(fontsize=8)
             if picture == "profile":
                 over_lengths(axis, seen)
                 axis.set_ylabel("conditional feature-matching loss")
-            else:
-                axis.set(xlabel="temperature", ylabel="cross-entropy (nats per token)")
-                axis.grid(alpha=0.3)
-                axis.legend(fontsize=8)
             figure.tight_layout()
             figure.savefig(folder / f"{picture}.png", dpi=150)
         plt.close(figure)
 
 
-def over_lengths(axis: Any, lengths: Iterable[float]) -> None:
+def over_lengths(axis: Axes, lengths: Iterable[float]) -> None:
     """Dress a plot whose curves go over completion lengths."""
     ticks = sorted(lengths)
     axis.set_xscale("log", base=2)
@@ -163,3 +174,62 @@ def over_lengths(axis: Any, lengths: Iterable[float]) -> None:
     axis.set_xlabel("completion length (tokens)")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
+
+
+# ---- differences -----------------------------------------------------------------------------------------------------
+
+
+def against_first(results: Mapping[str, Results], folders: Mapping[str, Path]) -> dict[str, Differences]:
+    """For each model but the first, its differences from that one by (task, metric)."""
+    first, *others = results
+    found: dict[str, Differences] = {label: {} for label in others}
+    for label in others:
+        for task in (task for task in results[label]["tasks"] if task in results[first]["tasks"]):
+            mine, theirs = (results[of]["tasks"][task] for of in (label, first))
+            moved: Mapping[str, Estimate] = {}
+            if task != "calibration":
+                moved = _of_problems(mine, folders[label], folders[first])
+            elif mine.get("text") == theirs.get("text"):  # and nothing if these are other sequences of it
+                moved = measures.differences(_sequences(mine, folders[label]), _sequences(theirs, folders[first]))
+            found[label] |= {(task, metric): difference for metric, difference in moved.items()}
+    return found
+
+
+def _sequences(entry: Results, folder: Path) -> list[measures.Record]:
+    """The sequences that count: an earlier evaluation in the same folder may have measured more."""
+    return [record for record in read_jsonl(folder / "calibration.jsonl") if record["sequence"] < entry["sequences"]]
+
+
+def _of_problems(entry: Results, mine: Path, first: Path) -> dict[str, Estimate]:
+    """pass@k and shares of answers that are no programs, of each set of problems (each language), and of the plain mean
+    over several, which are independent of each other."""
+    parts = []
+    for part in (part for part in parts_of(entry) if part["metrics"]):
+        moved = {}
+        for metric in part["metrics"]:
+            ours, theirs = by_problem(mine, part, metric), by_problem(first, part, metric)
+            if ours and ours.keys() == theirs.keys():
+                moved[metric] = mean_of([ours[key] - theirs[key] for key in ours])
+        parts.append({**part, "metrics": moved})
+    if any(part["metrics"].keys() != parts[0]["metrics"].keys() for part in parts):
+        return {}  # not of all sets: a mean over some would not be the difference of the values
+    found = over_sets(parts) if "parts" in entry else parts[0]["metrics"] if parts else {}
+    errors = {metric: one["standard_error"] for metric, one in found.items()}
+    return {m: Estimate(found[m]["value"], math.nan if error is None else error) for m, error in errors.items()}
+
+
+def by_problem(folder: Path, part: Results, metric: str) -> dict[str, float]:
+    """What each problem of a set gives to a metric; empty if its files are not there, or hold too few samples."""
+    found = re.fullmatch(rf"(greedy_)?(?:pass@(\d+)|({'|'.join(KINDS)}))", metric)
+    if found is None:
+        return {}
+    file = folder / f"{part['name']}.{'greedy' if found[1] else 'samples'}.jsonl"
+    if found[3]:
+        shares = kinds_by_problem(read_jsonl(file), part.get("language"))[found[3]]
+        return {task_id: float(share) for task_id, share in shares.items()}
+    k, passed = int(found[2]), defaultdict[str, list[bool]](list)
+    for outcome in read_jsonl(outcomes_file(file)):
+        passed[outcome["task_id"]].append(outcome["status"] == PASSED)
+    if any(len(of) < k for of in passed.values()):
+        return {}
+    return {task_id: float(pass_at_k(len(of), sum(of), k)) for task_id, of in passed.items()}

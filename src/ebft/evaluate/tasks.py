@@ -13,7 +13,7 @@ from ebft.config.evaluation import EvalOptions
 from ebft.config.settings import Values
 from ebft.data.rows import check_source
 from ebft.errors import ConfigError, DataError, SandboxError
-from ebft.evaluate.scoring import Row, Scored, outcomes_file, score_programs
+from ebft.evaluate.scoring import Results, Row, outcomes_file, score_programs
 from ebft.evaluate.translation_scores import TranslationScoring, score_translations
 from ebft.problems import translation
 from ebft.problems.catalog import load_problems
@@ -31,7 +31,7 @@ class ProblemSet:
     keys: Sequence[str]  # one for each problem
     asked: Mapping[str, Sequence[Question]]  # by prompt style, raw and chat
     max_new_tokens: int  # the default for its completions
-    score: Callable[[Sequence[Row], Path, Sequence[int]], Scored]  # of completions, for these k; details to the file
+    score: Callable[[Sequence[Row], Path, Sequence[int]], Results]  # of completions, for these k; details to the file
     skipped: str | None = None  # why its answers cannot be scored on this machine
     language: str | None = None  # of answers that are programs
 
@@ -79,7 +79,7 @@ def _code_set(task: str, source: str, language: str | None, options: EvalOptions
             raise ConfigError(str(error)) from None
     by_key = {problem.task_id: problem for problem in problems}
 
-    def score(rows: Sequence[Row], outcomes: Path, ks: Sequence[int]) -> Scored:
+    def score(rows: Sequence[Row], outcomes: Path, ks: Sequence[int]) -> Results:
         return score_programs(by_key, rows, sandbox, outcomes, ks, options.workers)
 
     asked = {"raw": [problem.raw for problem in problems], "chat": [problem.chat for problem in problems]}
@@ -96,7 +96,7 @@ def _translation_set(options: EvalOptions) -> ProblemSet:
     scoring = TranslationScoring(target, options.bleu_tokenize, options.comet_model, options.comet_python)
     prompts = translation.prompts(pairs, source, target, options.prompt_template or translation.TEMPLATE)
 
-    def score(rows: Sequence[Row], sentences: Path, ks: Sequence[int]) -> Scored:
+    def score(rows: Sequence[Row], sentences: Path, ks: Sequence[int]) -> Results:
         texts: dict[str, list[str]] = {pair.key: [] for pair in pairs}
         for row in rows:
             texts[row["task_id"]].append(row["completion"])

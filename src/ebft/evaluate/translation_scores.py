@@ -26,7 +26,7 @@ from statistics import fmean
 from typing import Any
 
 from ebft.errors import ConfigError
-from ebft.evaluate.scoring import K, Metric, Metrics, Scored, mean_of
+from ebft.evaluate.scoring import K, Metric, Metrics, Results, mean_of
 from ebft.problems.translation import LANGUAGE_NAMES, Pair, one_line
 
 COMET_WORKER = Path(__file__).with_name("comet_worker.py")
@@ -51,7 +51,7 @@ def expected_best(scores: Sequence[float], k: int) -> float:
 
 def score_translations(
     pairs: Sequence[Pair], texts: Sequence[Sequence[str]], scoring: TranslationScoring, ks: Sequence[int] = K
-) -> Scored:
+) -> Results:
     """Scores of the translations of each pair. One for each: `bleu` and so on; several: `best_of_k_...`.
 
     Returns {"metrics": {name: {"value", "standard_error", "count"}}, "signatures", "sentences": scores of each}. With

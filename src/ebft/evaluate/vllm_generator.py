@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ebft.errors import ConfigError, how_to_install
-from ebft.evaluate.generation import GREEDY, GenerationSettings, Generator, Made, Wanted, completion_of, prompt_seed
+from ebft.evaluate.generation import GREEDY, Fitted, GenerationSettings, Generator, Made, Wanted, prompt_seed
 
 REQUESTS_AT_ONCE = 1024  # vLLM batches by itself; this is how often finished completions reach the disk
 
@@ -20,9 +20,7 @@ REQUESTS_AT_ONCE = 1024  # vLLM batches by itself; this is how often finished co
 class VLLMGenerator(Generator):
     """
     Args:
-        model: folder or hub name, of the base model if there is an adapter.
-        tokenizer: the model's tokenizer.
-        adapter: folder of a LoRA adapter.
+        model: folder or hub name, of the base model if there is an adapter, which is a folder.
         options: further arguments of `vllm.LLM`.
     """
 
@@ -40,34 +38,35 @@ class VLLMGenerator(Generator):
             self.adapter = LoRARequest("adapter", 1, adapter)
 
     def stream(self, prompts: Sequence[str], settings: GenerationSettings, wanted: Wanted, keys: Sequence[str]) -> Made:
-        fitted, order = self.fit_all(prompts, settings, wanted, keys)
-
-        def ask(pairs: Wanted, stop: Sequence[str]) -> dict[tuple[int, int], Any]:
+        def ask(asked: Sequence[tuple[int, int, Fitted]], stop: Sequence[str]) -> list[Any]:
             parameters = [
                 self.vllm.SamplingParams(
                     temperature=0.0 if sample == GREEDY else settings.temperature,
                     top_p=1.0 if sample == GREEDY or settings.top_p is None else settings.top_p,
-                    max_tokens=fitted[place].room,
+                    max_tokens=prompt.room,
                     stop=list(stop) or None,
                     # Beside the end tokens that vLLM finds itself.
                     stop_token_ids=None if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id],
                     seed=(prompt_seed(settings.seed, keys[place]) + sample) % 2**63,
                 )
-                for place, sample in pairs
+                for place, sample, prompt in asked
             ]
-            tokens = [{"prompt_token_ids": fitted[place].tokens} for place, _ in pairs]
+            tokens = [{"prompt_token_ids": prompt.tokens} for _, _, prompt in asked]
             found = self.engine.generate(tokens, parameters, use_tqdm=False, lora_request=self.adapter)
-            return {pair: output.outputs[0] for pair, output in zip(pairs, found, strict=True)}
+            return [output.outputs[0] for output in found]
 
-        for start in range(0, len(order), REQUESTS_AT_ONCE):
-            made = ask(order[start : start + REQUESTS_AT_ONCE], settings.stop)
+        every = self.fit_all(prompts, settings, wanted, keys)
+        for start in range(0, len(every), REQUESTS_AT_ONCE):
+            asked = every[start : start + REQUESTS_AT_ONCE]
+            found = ask(asked, settings.stop)
+            stopped = [isinstance(one.stop_reason, str) for one in found]
             # vLLM does not know that a line break may belong to the prompt. Answers that it stopped there are made
             # again, the same ones by their seeds, without stop strings, and cut here.
-            stopped = [pair for pair, one in made.items() if isinstance(one.stop_reason, str)]
-            early = [(p, s) for p, s in stopped if len(made[p, s].text) < len(fitted[p].whitespace)]
-            made |= ask(early, ()) if early else {}
+            early = [n for n, one in enumerate(found) if stopped[n] and len(one.text) < len(asked[n][2].whitespace)]
+            for n, one in zip(early, ask([asked[n] for n in early], ()) if early else [], strict=True):
+                found[n] = one
             batch = []
-            for (p, s), one in made.items():
-                finish = "length" if one.finish_reason == "length" else "stop" if (p, s) in stopped else "end"
-                batch.append((p, s, completion_of(fitted[p], one.text, finish, len(one.token_ids), settings)))
+            for (place, sample, prompt), one, stop in zip(asked, found, stopped, strict=True):
+                finish = "length" if one.finish_reason == "length" else "stop" if stop else "end"
+                batch.append((place, sample, prompt.completion(one.text, finish, len(one.token_ids), settings)))
             yield batch

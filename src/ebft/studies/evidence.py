@@ -15,8 +15,7 @@ import numpy as np
 
 from ebft.config.evaluation import HARMLESS
 from ebft.errors import ConfigError
-from ebft.evaluate.differences import by_problem
-from ebft.evaluate.tables import is_scored
+from ebft.evaluate.tables import by_problem, is_scored
 from ebft.method.measures import SumsAndCounts, sums_by_metric
 from ebft.runtime.files import read_json, read_jsonl
 from ebft.studies.runs import METRICS_FILE, Json, Run, compares, read_run, validated_apart, what_differs
