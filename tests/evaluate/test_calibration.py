@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ebft.config.evaluation import LENGTHS as USUAL
 from ebft.config.evaluation import EvalOptions
 from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore, collate
 from ebft.data.row_format import Document
@@ -186,15 +185,6 @@ def test_numbers_do_not_depend_on_the_batch_or_on_what_else_is_measured() -> Non
     assert not any(name.startswith("cfm_at_") for name in hot[0])
     other = measured(model, features, dataset, options(seed=4), size=5)
     assert other[0]["cfm"] != pytest.approx(together[0]["cfm"], abs=1e-6)
-
-
-@pytest.mark.parametrize("context", [2, 24, 192, 1024])
-def test_the_profile_fits(context: int) -> None:
-    given = {"tasks": ["calibration"], "context_length": context, "horizon": 1, "stride": 1}
-    chosen = EvalOptions.from_values(given)
-    assert chosen.profile_stride == min(64, context // 2)
-    assert chosen.profile_lengths == [length for length in USUAL if length + chosen.profile_stride <= context]
-    assert (chosen.profile_lengths == [*USUAL]) == (context >= 192)
 
 
 # ---- the temperature of the least cross-entropy, on records written by hand ------------------------------------------

@@ -12,7 +12,7 @@ import torch
 
 from ebft import cli
 from ebft.data.row_format import ALPACA, ALPACA_WITH_INPUT
-from ebft.evaluate.generate_command import LiveAnswer, PromptFormat, show
+from ebft.evaluate.generate_command import LiveAnswer, PromptFormat
 from ebft.evaluate.generation import Completion, GenerationSettings, TransformersGenerator
 from ebft.loading import Checkpoint
 from ebft.runtime.files import read_jsonl
@@ -74,7 +74,7 @@ def test_one_prompt_and_one_model_is_only_the_text(model: Path, capsys: pytest.C
 
 
 def test_several_models_beside_each_other(
-    model: Path, base_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, base_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, output = tmp_path / "prompts.txt", tmp_path / "answers.jsonl"
     file.write_text("a\nb\n\n")
@@ -89,25 +89,23 @@ def test_several_models_beside_each_other(
     ]
     expected = texts_of(model, ["a", "b"], samples=2)
     assert [row["completion"] for row in found if row["model"] == "one"] == [text for two in expected for text in two]
-    monkeypatch.setenv("COLUMNS", "40")
-    show({"one": ["x" * 100], "two": ["y" * 100]})
-    shown = capsys.readouterr().out
-    assert (shown.count("x"), shown.count("y")) == (100, 100), "long words are cut off"
+
+
+GLUED = {"prompt_kinds": ["prompt"], "prompt_separator": "\n"}
 
 
 @pytest.mark.parametrize(
     ("settings", "flags", "expected"),
     [
-        ({"prompt_kinds": ["prompt"], "prompt_separator": "\n"}, [], "hi\n"),
-        ({"prompt_kinds": ["prompt"], "prompt_separator": "\n"}, ["--prompt-style", "raw"], "hi"),
-        ({"prompt_kinds": ["prompt"], "prompt_separator": "\n"}, ["--prompt-separator", " =\\n"], "hi =\n"),
-        ({"prompt_kinds": ["prompt"], "prompt_template": "Q: {q}\nA:", "prompt_separator": " "}, [], "Q: hi\nA:"),
+        (GLUED, [], "hi\n"),
+        (GLUED, ["--prompt-style", "raw"], "hi"),
+        (GLUED, ["--prompt-separator", " =\\n"], "hi =\n"),
+        ({**GLUED, "prompt_template": "Q: {q}\nA:", "prompt_separator": " "}, [], "Q: hi\nA:"),
         ({"prompt_kinds": ["alpaca"]}, [], ALPACA.format(instruction="hi")),
         ({"prompt_kinds": ["messages"]}, [], CHAT),
         ({"prompt_kinds": ["messages", "prompt"]}, [], "hi"),
         ({"prompt_kinds": ["text"]}, ["--prompt-style", "chat"], CHAT),
     ],
-    ids=str,
 )
 def test_prompts_are_made_as_in_the_run(
     settings: dict[str, object], flags: list[str], expected: str, model: Path, tmp_path: Path, seen: list[str]
@@ -157,17 +155,12 @@ def test_a_chat_shows_tokens_as_they_come_and_two_models_beside_each_other(
     assert "one" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_what_cannot_be(base_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "no prompt"}\n')
+    for arguments, words in (
         (["--prompt", "a", "--prompt-style", "chat"], "the tokenizer has no chat template"),
         (["--output", "o"], "--output and --samples need prompts"),
-        (["--file", "{rows}"], "no prompts; rows need 'prompt' or 'messages'"),
-    ],
-)
-def test_what_cannot_be(
-    arguments: list[str], words: str, base_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"text": "no prompt"}\n')
-    assert generate(base_model, *(argument.format(rows=tmp_path / "rows.jsonl") for argument in arguments)) == 2
-    assert words in capsys.readouterr().err
+        (["--file", tmp_path / "rows.jsonl"], "no prompts; rows need 'prompt' or 'messages'"),
+    ):
+        assert generate(base_model, *arguments) == 2
+        assert words in capsys.readouterr().err

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from itertools import chain
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import MambaConfig, MambaForCausalLM
 
 from ebft.errors import ConfigError
 from ebft.evaluate import generation
 from ebft.evaluate.generation import Completion, GenerationSettings, TransformersGenerator, prompt_seed
+from ebft.evaluate.side_by_side import SideBySide
+from ebft.evaluate.vllm_generator import VLLMGenerator
 from ebft.method.sampling import truncate, uniforms
 from ebft.model.backbone import prepare_model, text_config
-from tests.models import tiny_model
+from tests.models import CONFIGS, EXTRA_CONFIGS, MIXTURES, tiny_model
 from tests.plain import untouched
 from tests.tiny_tokenizer import END, VOCABULARY, byte_tokenizer
 
@@ -66,22 +73,17 @@ def test_results_depend_on_seed_and_key_but_not_on_batch_order_or_neighbours() -
     every = TransformersGenerator(model, tokenizer, 12).generate(PROMPTS, SAMPLED, keys=PROMPTS)
     alone = TransformersGenerator(model, tokenizer, 1).generate(PROMPTS[::-1], SAMPLED, keys=PROMPTS[::-1])
     assert alone[::-1] == every
-    generator = TransformersGenerator(model, tokenizer)
-    assert [texts[:2] for texts in every] == generator.generate(PROMPTS, replace(SAMPLED, samples=2), PROMPTS)
+    generator = TransformersGenerator(model, tokenizer, 5)
     twice = generator.generate(["one", "one"], SAMPLED)
     assert twice[0] != twice[1], "equal prompts under other keys"
     assert generator.generate(["one", "one"], replace(SAMPLED, seed=6)) != twice
-
-
-def test_greedy_answers_beside_samples_are_as_alone() -> None:
-    generator = TransformersGenerator(model_of(), byte_tokenizer(), 5)
-    wanted = [(place, sample) for place in range(len(PROMPTS)) for sample in (generation.GREEDY, 0, 1, 2)]
-    batches = generator.stream(PROMPTS, SAMPLED, wanted, ["0", "1", "2", "3"])
+    # Greedy answers beside fewer samples.
+    wanted = [(place, sample) for place in range(len(PROMPTS)) for sample in (generation.GREEDY, 0, 1)]
+    batches = generator.stream(PROMPTS, SAMPLED, wanted, PROMPTS)
     found = {(place, sample): made.text for batch in batches for place, sample, made in batch}
-    greedy, samples = generator.generate(PROMPTS, GREEDY), generator.generate(PROMPTS, SAMPLED)
-    for place in range(len(PROMPTS)):
-        assert [found[place, sample] for sample in range(3)] == samples[place]
-        assert found[place, generation.GREEDY] == greedy[place][0]
+    greedy = [text for [text] in generator.generate(PROMPTS, GREEDY)]
+    expected = [{generation.GREEDY: likeliest, 0: a, 1: b} for likeliest, (a, b, _) in zip(greedy, every, strict=True)]
+    assert found == {(place, sample): text for place, of in enumerate(expected) for sample, text in of.items()}
 
 
 def scripted(tokens: list[int], tokenizer: Any, prompt: int = 1) -> Any:
@@ -205,3 +207,158 @@ def test_chat_style_wraps_the_prompt() -> None:
     expected = "<system>be brief</turn><user>hi\n</turn><assistant>Sure:\n"
     assert fitted.tokens == generator.fit(expected, "0", replace(GREEDY, prompt_style="rendered")).tokens
     assert fitted.tokens == byte_tokenizer()(expected)["input_ids"]
+
+
+# ---- rows that leave and join are continued as each is alone ---------------------------------------------------------
+
+
+HOT = 2.5  # a temperature at which the tiny models say something
+
+
+@torch.no_grad()
+def check_drawn(model: Any, prompt: list[int], made: list[int], uniform: Tensor) -> None:
+    """Each number lies in its token's part of the distribution after the whole text before it, but for rounding."""
+    logits = model(torch.tensor([[*prompt, *made]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    upper = (logits.double() / HOT).softmax(-1).cumsum(-1)
+    lower = torch.cat([torch.zeros_like(upper[:, :1]), upper[:, :-1]], -1)
+    at, number = torch.tensor(made)[:, None], uniform[: len(made), None].double()
+    assert (lower.gather(1, at) - 1e-5 <= number).all()
+    assert (number <= upper.gather(1, at) + 1e-5).all()
+
+
+class Busy:
+    """Rows that leave and join, and what is drawn for them."""
+
+    def __init__(self, model: Any) -> None:
+        self.texts, self.numbers = SideBySide(model, HOT, None), torch.Generator().manual_seed(0)
+        self.rows: list[tuple[list[int], Tensor, list[int]]] = []  # prompt, uniform numbers, tokens
+        self.left = list(self.rows)
+
+    def go(self, staying: list[int], joining: list[list[int]], steps: int) -> None:
+        uniform = torch.rand(len(joining), 80, generator=self.numbers)
+        self.texts.replace(staying, joining, uniform, [False] * len(joining))
+        self.left += [row for place, row in enumerate(self.rows) if place not in staying]
+        self.rows = [self.rows[place] for place in staying]
+        self.rows += [(prompt, numbers, []) for prompt, numbers in zip(joining, uniform, strict=True)]
+        for _ in range(steps if self.rows else 0):
+            for (_, _, made), [token] in zip(self.rows, self.texts.step().tolist(), strict=True):
+                made.append(token)
+
+
+@pytest.mark.parametrize("family", [*CONFIGS, *EXTRA_CONFIGS, *MIXTURES])
+def test_rows_that_leave_and_join_are_continued_as_each_alone(family: str) -> None:
+    model = tiny_model(family)
+    a, b, c = [5, 9, 3, 7, 2, 8, 1, 4], [11], [6, 2, 30]
+    busy = Busy(model)
+    busy.go([], [a, b], 4)
+    assert busy.texts.mask.shape[1] == busy.texts.cache.get_seq_length() == 11
+    busy.go([1], [c], 2)  # the widest leaves: the batch becomes narrower
+    assert busy.texts.mask.shape[1] == busy.texts.cache.get_seq_length() == 6
+    busy.go([0, 1], [a], 2)
+    busy.go([1, 2], [], 3)
+    busy.go([], [[8] * 11, b], 1)  # all leave
+    busy.go([1, 0], [a, a], 70)  # in another order, and longer than a block of columns
+    busy.go([], [[12, 13], [14]], 2)
+    plain = untouched(model)
+    every = [*busy.left, *busy.rows]
+    assert [len(made) for _, _, made in every] == [4, 8, 7, 5, 71, 71, 70, 70, 2, 2]
+    for prompt, uniform, made in every:
+        check_drawn(plain, prompt, made, uniform)
+
+
+def test_attention_meets_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a model makes of keys and values has a size that a GPU's allocator has met before."""
+    sizes: list[tuple[int, int]] = []
+    original = F.scaled_dot_product_attention
+
+    def attention(query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        sizes.append((query.shape[2], key.shape[2]))
+        return original(query, key, *args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
+    busy = Busy(model_of())
+    busy.go([], [[5] * 60, [6] * 3], 40)
+    assert {columns for tokens, columns in sizes if tokens == 1} == {64, 128}
+    assert {columns for tokens, columns in sizes if tokens > 1} == {59}
+
+
+def counted(model: Any) -> list[tuple[int, int]]:
+    """The rows and tokens of every pass from now on."""
+    seen: list[tuple[int, int]] = []
+    original = model.forward
+    model.forward = lambda ids, *args, **kwargs: seen.append(tuple(ids.shape)) or original(ids, *args, **kwargs)
+    return seen
+
+
+def test_a_place_is_given_on_as_soon_as_its_row_ends_and_samples_share_their_prompt() -> None:
+    """As many steps as the tokens need, where every batch with a long row would have taken the long row's."""
+    model, tokenizer = model_of(), byte_tokenizer(pad=END)
+    prompts = [f"{number} and" for number in range(40)]
+    asked = GenerationSettings(max_new_tokens=60, temperature=HOT, stop=tuple("abcdefghijklmnop"))
+    seen = counted(model)
+    found = TransformersGenerator(model, tokenizer, 8).complete(prompts, asked)
+    widths = [rows for rows, tokens in seen if tokens == 1]
+    assert sum(widths) == sum(completion.tokens for [completion] in found), "a row was computed after its end"
+    longest = [max(completion.tokens for [completion] in found[start : start + 8]) for start in range(0, 40, 8)]
+    assert len(widths) < sum(longest) / 1.5, "no faster than batch after batch"
+    seen.clear()
+    asked = GenerationSettings(max_new_tokens=3, temperature=1.0, samples=20)
+    TransformersGenerator(model, tokenizer, None).complete(["one prompt", "and other."], asked)
+    # All but the last token, which the first step is for; and a CPU writes sixteen at once if nobody says otherwise.
+    assert [shape for shape in seen if shape[1] > 1] == [(1, 9), (2, 9), (1, 9)]
+    assert max(rows for rows, _ in seen) == 16
+
+
+def test_models_that_keep_more_than_keys_and_values_are_refused() -> None:
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=4))
+    shared = model_of()
+    text_config(shared).num_kv_shared_layers = 2
+    for model in (mamba, shared):
+        with pytest.raises(ConfigError, match="keeps more than keys and values"):
+            TransformersGenerator(model, byte_tokenizer()).generate(["a"], GenerationSettings())
+
+
+# ---- vLLM ------------------------------------------------------------------------------------------------------------
+
+
+def test_vllm_requests_against_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not vLLM itself: that requests hold what the settings say, and answers are read as they are meant. The stand-in
+    stops as vLLM does, at the first stop string wherever it is."""
+    texts = {"a": "\n    return x\n//", "b": "\n// first\nsecond\n// third", "c": "\n\n//", "d": " said\n// so"}
+    texts |= {"e": "and an end", "f" * 46: "this fills the context"}
+    asked: list[tuple[str, Any]] = []
+
+    class LLM:
+        def __init__(self, **options: Any) -> None:
+            self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=50))
+
+        def generate(self, prompts: list[Any], parameters: list[Any], **options: Any) -> list[Any]:
+            found = []
+            for prompt, p in zip(prompts, parameters, strict=True):
+                name = byte_tokenizer().decode(prompt["prompt_token_ids"])
+                asked.append((name, p))
+                text, place = texts[name], texts[name].find("\n//") if p.stop else -1
+                ending = ("stop", "\n//") if place >= 0 else ("stop", None) if name == "e" else ("length", None)
+                made = {"text": text[:place] if place >= 0 else text, "token_ids": [1, 2]}
+                made |= {"finish_reason": ending[0], "stop_reason": ending[1]}
+                found.append(SimpleNamespace(outputs=[SimpleNamespace(**made)]))
+            return found
+
+    stand_in = ModuleType("vllm")
+    stand_in.LLM, stand_in.SamplingParams = LLM, SimpleNamespace  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", stand_in)
+    settings = GenerationSettings(max_new_tokens=10, temperature=0.6, samples=2, stop=("\n//",), seed=1)
+    prompts = ["a\n", "b\n", "c\n", "d ", "e", "f" * 46]
+    found = VLLMGenerator("m", byte_tokenizer(), None).complete(prompts, settings)
+    assert [(of[0].text, of[0].finish) for of in found] == [
+        ("    return x", "stop"),
+        ("// first\nsecond", "stop"),
+        ("", "stop"),
+        ("said", "stop"),
+        ("and an end", "end"),
+        ("this fills the context", "context"),
+    ]
+    assert [name for name, p in asked if p.stop is None] == ["b", "b"], "made again: ended in its prompt's whitespace"
+    assert len({p.seed for _, p in asked}) == 12, "every completion has its own seed"
+    longest = asked[0][1]
+    assert (longest.max_tokens, longest.stop, longest.stop_token_ids, longest.temperature) == (4, ["\n//"], [256], 0.6)

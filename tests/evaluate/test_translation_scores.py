@@ -14,7 +14,7 @@ import pytest
 from ebft.errors import ConfigError
 from ebft.evaluate.translation_scores import TranslationScoring, expected_best, score_translations
 from ebft.problems.translation import Pair
-from tests.problems.pairs import GUESSES, PAIRS, REFERENCES
+from tests.problems.rows import GUESSES, PAIRS, REFERENCES
 
 NO_BOOTSTRAP = TranslationScoring(bootstrap=0)
 
@@ -116,30 +116,20 @@ def load_from_checkpoint(path):
 """
 
 
-@pytest.fixture
-def comet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def test_comet_scores_reach_the_metrics_and_average_over_references(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "comet.py").write_text(COMET)
     (tmp_path / "torch.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return tmp_path
-
-
-def test_comet_scores_reach_the_metrics(comet: Path) -> None:
     scoring = TranslationScoring(bootstrap=0, comet_model="some/model")
     found = score_translations(PAIRS, [["abcd"], ["ab"], ["a"], ["abc"]], scoring)
     assert found["metrics"]["comet"]["value"] == pytest.approx(0.25)
     assert [row["comet"] for row in found["sentences"]] == [0.4, 0.2, 0.1, 0.3]
     found = score_translations(PAIRS, [["a", "abc"], ["ab", "b"], ["a", "a"], ["abc", "c"]], scoring)
     assert found["metrics"]["best_of_1_comet"]["value"] == pytest.approx((0.2 + 0.15 + 0.1 + 0.2) / 4)
-
-
-def test_comet_of_a_folder_averages_over_references_and_says_why_it_fails(comet: Path) -> None:
-    (comet / "model" / "checkpoints").mkdir(parents=True)
-    (comet / "model" / "checkpoints" / "model.ckpt").touch()
-    pairs = [Pair("1", "s", ["one", "two"]), Pair("2", "s", ["two"])]
-    scoring = TranslationScoring(bootstrap=0, comet_model=str(comet / "model"))
-    found = score_translations(pairs, [["a"], ["a"]], scoring)["sentences"]
-    assert [row["comet"] for row in found] == pytest.approx([0.6, 1.1])
-    (comet / "comet.py").write_text("raise ImportError('no comet')")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "model.ckpt").touch()
+    pairs, scoring = [Pair("1", "s", ["one", "two"])], TranslationScoring(bootstrap=0, comet_model=str(tmp_path))
+    assert score_translations(pairs, [["a"]], scoring)["sentences"][0]["comet"] == pytest.approx(0.6)
+    (tmp_path / "comet.py").write_text("raise ImportError('no comet')")
     with pytest.raises(ConfigError, match=r"no comet; it needs .* unbabel-comet .* --comet-python"):
-        score_translations(pairs, [["a"], ["a"]], scoring)
+        score_translations(pairs, [["a"]], scoring)

@@ -1,9 +1,12 @@
-"""Rows in the fields of the datasets."""
+"""Rows in the fields of the datasets; four sentences with references and guesses."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+from ebft.problems.translation import Pair
 from tests.sandbox.attacks.python import HEAD
 
 HUMANEVAL = {
@@ -22,3 +25,17 @@ MBPP: dict[str, Any] = {
     "test_list": ["assert depth(root) == 3", "assert depth(root.left) == 2", "assert depth(None) == math.floor(0.5)"],
     "challenge_test_list": [],
 }
+SOURCES = ["Das Haus ist alt.", "Der Hund schläft.", "Ich trinke gern Kaffee am Morgen.", "Wo ist der Bahnhof?"]
+REFERENCES = [
+    "The house is old.",
+    "The dog is asleep.",
+    "I like to drink coffee in the morning.",
+    "Where is the station?",
+]
+GUESSES = ["The house is old.", "The dog sleeps now.", "I like coffee in the morning.", "Where is the train station?"]
+PAIRS = [Pair(str(n), s, [r]) for n, (s, r) in enumerate(zip(SOURCES, REFERENCES, strict=True), 1)]
+
+
+def write(file: Path, rows: list[Any]) -> str:
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return str(file)

@@ -61,16 +61,13 @@ def test_answers_without_a_solution_fail(answer: str) -> None:
     assert run_tests(ADD, answer, limits=LONG).status == "failed"
 
 
-PIECES = ("\n", " ", "```\n", "def add(", "\ndef ", "[BEGIN]", "x = ", "> ", "\ufeff", "for ", "a ", "if in ")
-
-
-@pytest.mark.parametrize("piece", PIECES)
-def test_reading_takes_linear_time(piece: str) -> None:
-    started = time.process_time()
-    python_variants(HEAD, piece * (40_000 // len(piece)), "add")
-    has_code(piece * (200_000 // len(piece)))
-    has_code(piece * (200_000 // len(piece)), "cpp")
-    assert time.process_time() - started < 3
+def test_reading_takes_linear_time() -> None:
+    for piece in ("\n", " ", "```\n", "def add(", "\ndef ", "[BEGIN]", "x = ", "> ", "\ufeff", "for ", "a ", "if in "):
+        started = time.process_time()
+        python_variants(HEAD, piece * (40_000 // len(piece)), "add")
+        has_code(piece * (200_000 // len(piece)))
+        has_code(piece * (200_000 // len(piece)), "cpp")
+        assert time.process_time() - started < 3, piece
 
 
 def test_blocks_and_the_first_reading_which_is_prompt_and_completion() -> None:

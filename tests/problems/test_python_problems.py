@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from ebft.errors import DataError
 from ebft.problems.catalog import load_problems
-from ebft.problems.problem import Problem, Record, run_tests
+from ebft.problems.problem import Record, run_tests
 from ebft.problems.python_problems import humaneval_problem, mbpp_problem
 from ebft.sandbox.bubblewrap import Limits
 from tests.problems.rows import HUMANEVAL, MBPP
@@ -59,25 +58,16 @@ def test_mbpp_with_a_class_of_the_program() -> None:
 
 @needs_sandbox
 def test_mbpp_with_the_fields_of_the_sanitized_set() -> None:
-    row = {
-        "task_id": 8,
-        "prompt": "Write a function for the area of a circle.",
-        "code": "def area(r):\n    return 3.14159265 * r * r",
-        "test_imports": ["import math"],
-        "test_list": ["assert math.isclose(area(2), 12.566, rel_tol=0.001)"],
-    }
+    code, tests = "def area(r):\n    return 3.14159265 * r * r", ["assert math.isclose(area(2), 12.566, rel_tol=0.001)"]
+    row = {"task_id": 8, "prompt": "The area.", "code": code, "test_imports": ["import math"], "test_list": tests}
     problem = mbpp_problem(Record("own", row))
-    assert run_tests(problem, str(row["code"]), limits=LONG).passed
+    assert run_tests(problem, code, limits=LONG).passed
     forged = "class math:\n    isclose = staticmethod(lambda *a, **k: True)\ndef area(r):\n    return 0"
     assert run_tests(problem, forged, limits=LONG).status == "failed"
 
 
-LAST_DIGIT = {
-    "task_id": 9,
-    "text": "Write a function to find the last digit of a number.",
-    "code": "def last(n):\n    return n % 10\n",
-    "test_list": ["assert last(123) == 3", "assert last(7) == 7"],
-}
+TESTS = ["assert last(123) == 3", "assert last(7) == 7"]
+LAST_DIGIT = {"task_id": 9, "text": "The last digit.", "code": "def last(n):\n    return n % 10\n", "test_list": TESTS}
 RIGHT, WRONG = "def last(n):\n    return n % TEN\nTEN = 10\n", "def last(n):\n    return n\n"
 
 
@@ -120,19 +110,17 @@ DEEP = "x = " + "-" * 100_000 + "1"
 
 
 @pytest.mark.parametrize(
-    ("make", "change", "message"),
+    ("change", "message"),
     [
-        (humaneval_problem, {"entry_point": None}, "has no field 'entry_point'"),
-        (mbpp_problem, {"test_list": None}, "has no field 'test_list'"),
-        (humaneval_problem, {"test": "def check(:"}, "'test' is not valid Python"),
-        (humaneval_problem, {"test": DEEP}, r"'test' is not valid Python .nested too deeply"),
-        (humaneval_problem, {"prompt": 5}, "'prompt' is int, not a string"),
-        (mbpp_problem, {"test_list": []}, "test_list is empty"),
-        (mbpp_problem, {"code": DEEP}, "'code' is not valid Python .nested too deeply"),
+        ({"entry_point": None}, "has no field 'entry_point'"),
+        ({"test": "def check(:"}, "'test' is not valid Python"),
+        ({"test": DEEP}, r"'test' is not valid Python .nested too deeply"),
+        ({"prompt": 5}, "'prompt' is int, not a string"),
     ],
 )
-def test_fields_that_cannot_be_used(make: Callable[[Record], Problem], change: dict[str, Any], message: str) -> None:
-    row = HUMANEVAL if make is humaneval_problem else MBPP
+def test_fields_that_cannot_be_used(change: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        make(Record("own", {**row, **change}))
+        humaneval_problem(Record("own", {**HUMANEVAL, **change}))
+    with pytest.raises(DataError, match="test_list is empty"):
+        mbpp_problem(Record("own", {**MBPP, "test_list": []}))
     assert humaneval_problem(Record("own", {**HUMANEVAL, "prompt": DEEP[4:]})).tests.classes == (), "a prompt in prose"

@@ -175,7 +175,8 @@ def as_the_run_validated(folder: str, text: str | None = None) -> Values:
     found |= {"seed": settings["eval_seed"], "feature_model": settings.get("feature_model") or settings["model"]}
     own, trained_on = settings.get("validation_dataset"), settings["dataset"]
     theirs = own or (trained_on[0] if len(trained_on) == 1 else None)
-    if text is not None and (theirs is None or _place(text) != _place(theirs)):
+    places = [source and Path(source).expanduser().resolve() for source in (text, theirs)]
+    if text is not None and places[0] != places[1]:
         return {name: found[name] for name in found if name not in ("limit_documents", "test_split", "split_seed")}
     if theirs is None or not (own or settings["validation_split"]):
         what = "held out text of several datasets, mixed" if theirs is None else "held no text out"
@@ -184,7 +185,3 @@ def as_the_run_validated(folder: str, text: str | None = None) -> Values:
     if own:
         return found | {"calibration_split": settings["validation_dataset_split"], "held_out": 0.0, "test_split": 0.0}
     return found | {"calibration_split": settings["dataset_split"], "held_out": settings["validation_split"]}
-
-
-def _place(source: str) -> Path:
-    return Path(source).expanduser().resolve()

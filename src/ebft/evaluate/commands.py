@@ -69,7 +69,8 @@ def run(options: EvalOptions, command: Sequence[str]) -> tables.Rows:
 
     quiet_libraries()
     # What can be wrong with models, data and settings shows before a model is loaded or a folder made.
-    subjects = [CheckpointSubject(name, options) for name in options.model]
+    for name in options.model:
+        CheckpointSubject(name, options)
     sets: dict[str, list[ProblemSet]] = {task: problem_sets(task, options) for task in options.tasks}
     several = {label: output / re.sub(r"[^\w.-]+", "-", label).strip("-.") for label in labels}
     folders = several if len(labels) > 1 else {labels[0]: output}
@@ -77,10 +78,9 @@ def run(options: EvalOptions, command: Sequence[str]) -> tables.Rows:
         for place in sorted({output, *folders.values()}):
             held.enter_context(locked(place / LOCK_FILE))
         results = {}
-        for (label, folder), subject in zip(folders.items(), subjects, strict=True):
+        for (label, folder), name in zip(folders.items(), options.model, strict=True):
             logger.info(f"{label} -> {folder}")
-            results[label] = _evaluate(options, sets, subject, folder, command)
-            subject.unload()  # room for the next one
+            results[label] = _evaluate(options, sets, CheckpointSubject(name, options), folder, command)
         return present(results, folders, output)
 
 

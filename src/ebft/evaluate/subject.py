@@ -60,11 +60,6 @@ class CheckpointSubject:
         names = {"model": self.checkpoint.name, "base": self.checkpoint.base, "adapter": self.checkpoint.adapter}
         return {**names, "dtype": str(self.dtype).removeprefix("torch."), "device": str(self.device)}
 
-    def unload(self) -> None:
-        """Frees the memory of model, features and generator; they are loaded again when needed."""
-        for name in ("model", "features", "generator"):
-            vars(self).pop(name, None)
-
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.checkpoint.load_tokenizer(self.options.trust_remote_code)
