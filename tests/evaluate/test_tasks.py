@@ -73,11 +73,11 @@ def test_answers_of_any_kind_that_are_none_are_counted_once(language: str | None
 def test_records_are_resumed_under_the_same_settings(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n')
     with pytest.raises(ConfigError, match=r"x.jsonl was made with another a; resume with the same settings"):
-        ResumableRecords(tmp_path, "x", {"a": 1})  # nobody knows under which
-    kept = ResumableRecords(tmp_path, "y", {"a": (1, 2)})
+        ResumableRecords(tmp_path, "x", {"a": 1}, EvalOptions())  # nobody knows under which
+    kept = ResumableRecords(tmp_path, "y", {"a": (1, 2)}, EvalOptions())
     kept.append([{"text": "one\u2028two"}])  # a line separator inside a text is not the end of a record
-    assert ResumableRecords(tmp_path, "y", {"a": [1, 2]}).rows == [{"text": "one\u2028two"}]
+    assert ResumableRecords(tmp_path, "y", {"a": [1, 2]}, EvalOptions()).rows == [{"text": "one\u2028two"}]
     with pytest.raises(ConfigError, match="was made with another a, b; resume"):
-        ResumableRecords(tmp_path, "y", {"b": 2})
-    assert ResumableRecords(tmp_path, "y", {"a": [1, 2]}, replace_changed=True).rows, "nothing has changed"
-    assert ResumableRecords(tmp_path, "y", {"a": 2}, replace_changed=True).rows == []
+        ResumableRecords(tmp_path, "y", {"b": 2}, EvalOptions())
+    assert ResumableRecords(tmp_path, "y", {"a": [1, 2]}, EvalOptions(replace_changed=True)).rows, "nothing has changed"
+    assert ResumableRecords(tmp_path, "y", {"a": 2}, EvalOptions(replace_changed=True)).rows == []

@@ -71,7 +71,7 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Res
         "document_ends": None if ends is None else ends.tolist(),
         **{k: v for k, v in options.values("calibration").items() if k not in _NOT_OF_A_SEQUENCE},
     }
-    records = ResumableRecords(folder, "calibration", made_with, options.overwrite, options.replace_changed)
+    records = ResumableRecords(folder, "calibration", made_with, options)
     wanted = sorted({*rows} - {record["sequence"] for record in records.rows})
     if wanted:
         size = options.calibration_batch_size

@@ -34,8 +34,6 @@ def run_task(
     options = with_prompt_style(options, subject)
     for problems in sets:
         if problems.skipped is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_jsonl(folder / f"{problems.name}.prompts.jsonl", _asked(problems, options))
             _generate(problems, options, subject, folder)
     return scored(options, folder, sets)
 
@@ -74,25 +72,21 @@ def _generate(problems: ProblemSet, options: EvalOptions, subject: Subject, fold
     decodings, records, wanted = _decodings(problems, options), dict[str, ResumableRecords](), list[tuple[int, int]]()
     made_with = {"model": subject.identity, "backend": options.backend, "problems": fingerprint([keys, prompts])}
     for decoding, settings in decodings.items():
-        records[decoding] = ResumableRecords(
-            folder,
-            f"{problems.name}.{decoding}",
-            asdict(settings) | made_with,
-            options.overwrite,
-            options.replace_changed,
-        )
+        name, made = f"{problems.name}.{decoding}", asdict(settings) | made_with
+        records[decoding] = ResumableRecords(folder, name, made, options)
         done = {(row["task_id"], row["sample"]) for row in records[decoding].rows}
         for place, sample in product(range(len(keys)), range(settings.samples)):
             if (keys[place], sample) not in done:
                 wanted.append((place, GREEDY if decoding == "greedy" else sample))
+    write_jsonl(folder / f"{problems.name}.prompts.jsonl", _asked(problems, options))
     if not wanted:
         return
     total, settings = len(keys) * sum(s.samples for s in decodings.values()), [*decodings.values()][-1]
     with progress(problems.name, total, total - len(wanted)) as advance:
         for batch in subject.generator.stream(prompts, settings, wanted, keys):
-            for place, sample, made in batch:
-                row = {"task_id": keys[place], "sample": max(sample, 0), "completion": made.text}
-                row |= {"finish": made.finish, "tokens": made.tokens, "prompt_truncated": made.prompt_truncated}
+            for place, sample, one in batch:
+                row = {"task_id": keys[place], "sample": max(sample, 0), "completion": one.text}
+                row |= {"finish": one.finish, "tokens": one.tokens, "prompt_truncated": one.prompt_truncated}
                 records["greedy" if sample == GREEDY else "samples"].append([row])
             advance(len(batch))
 

@@ -121,13 +121,11 @@ class ResumableRecords:
     name. Studies, whose options may change, replace such records instead.
     """
 
-    def __init__(
-        self, folder: Path, name: str, settings: Values, overwrite: bool = False, replace_changed: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, name: str, settings: Values, options: EvalOptions) -> None:
         self.file, settings_file = folder / f"{name}.jsonl", folder / f"{name}.settings.json"
         settings, before = json_ready(settings), read_json(settings_file) or {}
         folder.mkdir(parents=True, exist_ok=True)
-        if overwrite or (replace_changed and before != settings):
+        if options.overwrite or (options.replace_changed and before != settings):
             self.file.unlink(missing_ok=True)
         if self.file.exists() and before != settings:
             differ = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
