@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ebft import EBFTTrainer
-from ebft.train.callbacks import EarlyStopping, MetricsFile
+from ebft.train.callbacks import EarlyStopping
 from tests.baselines.runs import ROWS, metrics_of, results_of, run, write_recipe
 from tests.models import tiny_model
 from tests.tiny_tokenizer import END, VOCABULARY, byte_tokenizer
@@ -37,22 +37,19 @@ def test_the_best_checkpoint_is_the_best(tmp_path: Path) -> None:
     assert results_of(tmp_path)["after"][name] == pytest.approx(seen[best], rel=1e-5)
 
 
-def at_step(output: Path, step: int, first: bool = True, max_steps: int = 9, **changes: Any) -> Any:
-    """As much of a trainer as a callback looks at."""
-    state = SimpleNamespace(global_step=step, is_world_process_zero=first, max_steps=max_steps)
-    args = config(output, **changes)
-    return SimpleNamespace(state=state, args=args, settings=args, control=SimpleNamespace(), is_in_train=True)
-
-
 def test_the_metrics_file_drops_what_lies_behind_the_checkpoint(tmp_path: Path) -> None:
-    MetricsFile(at_step(tmp_path, 0)).on_train_begin()  # nothing there yet
-    for step in range(1, 5):
-        MetricsFile(at_step(tmp_path, step)).on_log(logs={"reward": float(step), "eval_cfm_se": float("nan")})
-    MetricsFile(at_step(tmp_path, 4, first=False)).on_log(logs={"reward": 9.0})
+    trainer = EBFTTrainer(small_model(), config(tmp_path), counting_text())
+    trainer.on_train_begin()  # nothing there yet
+    for trainer.state.global_step in range(1, 5):
+        trainer.on_log(logs={"reward": float(trainer.state.global_step), "eval_cfm_se": float("nan")})
+    trainer.state.is_world_process_zero = False
+    trainer.on_log(logs={"reward": 9.0})
+    trainer.state.is_world_process_zero = True
     assert [entry["step"] for entry in metrics_of(tmp_path)] == [1, 2, 3, 4]
     with (tmp_path / "metrics.jsonl").open("a") as cut_off:
         cut_off.write('{"step": 4, "rew')
-    MetricsFile(at_step(tmp_path, 2)).on_train_begin()
+    trainer.state.global_step = 2
+    trainer.on_train_begin()
     assert metrics_of(tmp_path) == [{"step": step, "reward": float(step), "eval_cfm_se": None} for step in (1, 2)]
 
 
@@ -73,10 +70,12 @@ def test_the_log_of_a_checkpoint_is_enough_to_stop_early(
     """A resumed run has a new callback, and the log of the run before."""
     for patience, stops in ((since, since > 0), (since + 1, False)):
         stopping = {"early_stopping_patience": max(patience, 1), "early_stopping_threshold": threshold}
-        trainer = at_step(Path("out"), 3, eval_strategy="steps", greater_is_better=greater, **stopping)
-        trainer.state.log_history = [{"loss": 1.0}, *({"eval_cfm": v} for v in values)]
+        args = config(Path("out"), eval_strategy="steps", greater_is_better=greater, **stopping)
+        state = SimpleNamespace(global_step=3, log_history=[{"loss": 1.0}, *({"eval_cfm": v} for v in values)])
+        control: Any = SimpleNamespace()
+        trainer = SimpleNamespace(args=args, settings=args, state=state, control=control, is_first=True)
         EarlyStopping(trainer).on_evaluate()
-        assert hasattr(trainer.control, "should_training_stop") == stops
+        assert hasattr(control, "should_training_stop") == stops
 
 
 def test_a_run_stops_early_and_a_resumed_one_counts_on(tiny: Path, sums: Path, tmp_path: Path) -> None:

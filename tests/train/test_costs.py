@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -16,11 +15,12 @@ from transformers import AutoModelForCausalLM
 
 pytest.importorskip("trl")
 
-from ebft.train.callbacks import CostTracker
+from ebft import EBFTTrainer
 from ebft.train.networks import FlopCounter
 from tests.baselines.all_trainers import make_trainers
 from tests.models import MIXTURES, tiny_model
 from tests.tiny_tokenizer import END, byte_tokenizer
+from tests.train.small_runs import config, counting_text, small_model
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -37,28 +37,28 @@ def test_what_is_counted(tiny: Path, sums: Path, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny)
     n, head = parameters_without_embeddings(model), model.lm_head.weight.numel()
     layers = sum(p.numel() for p in model.model.layers.parameters())
-    spent = {name: trainer.costs.totals() for name, trainer in made.items()}
+    spent = {name: trainer.totals() for name, trainer in made.items()}
 
     # EBFT: 4 packed sequences of 48 tokens, 11 anchors with 3 rollouts of 4 tokens; one of two layers is tapped.
     packed = 4 * (48 + 11 * 3 * 4)
-    assert spent["ebft"]["spent/generated_tokens"] == 4 * 11 * 3 * 4
-    assert spent["ebft"]["spent/tokens"] == 4 * 48
+    assert spent["ebft"]["generated_tokens"] == 4 * 11 * 3 * 4
+    assert spent["ebft"]["tokens"] == 4 * 48
     # Only drawn tokens need logits: when they are drawn, and in the update, where first tokens share them.
     logits = 4 * 11 * (3 * 4 * 2 + (1 + 3 * 3) * 6) * head
-    assert spent["ebft"]["spent/flops"] == pytest.approx(packed * (8 * (n - head) + 2 * layers / 2) + logits)
+    assert spent["ebft"]["flops"] == pytest.approx(packed * (8 * (n - head) + 2 * layers / 2) + logits)
 
     # SFT: every real token three times 2 per parameter; the first of each of 4 rows is no target.
     tokens = made["sft"].state.log_history[0]["num_tokens"]
-    assert spent["sft"]["spent/tokens"] == tokens
-    assert spent["sft"]["spent/flops"] == pytest.approx(6 * (n - head) * tokens + 6 * head * (tokens - 4))
+    assert spent["sft"]["tokens"] == tokens
+    assert spent["sft"]["flops"] == pytest.approx(6 * (n - head) * tokens + 6 * head * (tokens - 4))
 
     # RLVR: 64 answers, 4 to each of 16 prompts of 4 tokens ("1+2=").
     log, counted = made["rlvr"].state.log_history[0], spent["rlvr"]
-    assert counted["spent/tokens"] == 16 * 4
-    drawn = counted["spent/generated_tokens"]
+    assert counted["tokens"] == 16 * 4
+    drawn = counted["generated_tokens"]
     assert drawn == pytest.approx(64 * log["completions/mean_length"])
     assert log["num_tokens"] == 64 * 4 + drawn
-    assert counted["spent/flops"] == pytest.approx(8 * (n - head) * log["num_tokens"] + 8 * head * drawn)
+    assert counted["flops"] == pytest.approx(8 * (n - head) * log["num_tokens"] + 8 * head * drawn)
 
 
 def test_flops_are_what_torch_counts(sums: Path, tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ def test_flops_are_what_torch_counts(sums: Path, tmp_path: Path) -> None:
             trainer.training_step = seen
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
             trainer.train()
-        spent = trainer.costs.totals()
-        padding = (sum(sizes) - spent["spent/tokens"]) * trainer.flops.body * 3 if sizes else 0.0
-        ratio = (spent["spent/flops"] + padding) / counted.get_total_flops()
+        spent = trainer.totals()
+        padding = (sum(sizes) - spent["tokens"]) * trainer.flops.body * 3 if sizes else 0.0
+        ratio = (spent["flops"] + padding) / counted.get_total_flops()
         assert 0.85 < ratio < 1.15, (name, ratio)  # the last token of a rollout is drawn, and read by nobody
 
 
@@ -102,13 +102,11 @@ def test_flops_of_a_family_are_what_torch_counts(family: str) -> None:
 
 
 def test_seconds_leave_out_evaluation_and_saving(tmp_path: Path) -> None:
-    state = SimpleNamespace(global_step=0, is_world_process_zero=True)
-    control = SimpleNamespace(should_evaluate=False, should_save=False, should_log=False)
-    spent = CostTracker(SimpleNamespace(args=SimpleNamespace(output_dir=str(tmp_path)), state=state, control=control))
-    spent.on_train_begin()
+    trainer = EBFTTrainer(small_model(), config(tmp_path), counting_text())
+    trainer.state.max_steps = 3
     for _ in range(2):
         time.sleep(0.2)  # evaluating
-        spent.begin_step()
+        trainer.get_batch_samples(iter([]), 1, trainer.args.device)
         time.sleep(0.05)
-        spent.on_step_end()
-    assert 0.1 <= spent.totals()["spent/seconds"] < 0.2
+        trainer.on_step_end()
+    assert 0.1 <= trainer.totals()["seconds"] < 0.2

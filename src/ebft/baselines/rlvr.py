@@ -30,7 +30,6 @@ from ebft.errors import ConfigError, DataError, TrainingDiverged
 from ebft.loading import peft_config
 from ebft.runtime import processes
 from ebft.runtime.files import read_json, write_json
-from ebft.train.callbacks import Callback
 from ebft.train.report import table_cell
 from ebft.train.sequences import Loaded, warn
 
@@ -60,7 +59,7 @@ class MeasuredRLVR(trl_trainers.Baseline, GRPOTrainer):
             peft_config=peft_config(loaded.recipe),
         )
         trainer.judge, judge.trainer = judge, trainer
-        trainer.complete(loaded, judge)
+        trainer.complete(loaded)
         return trainer
 
     @classmethod
@@ -90,6 +89,20 @@ class MeasuredRLVR(trl_trainers.Baseline, GRPOTrainer):
     def sample_lines(self) -> list[str]:
         return self.judge.table()
 
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        super().on_train_begin(*args, **kwargs)
+        if self.is_first:
+            self.judge.counts.update(read_json(self.checkpoint / COUNTS_FILE) or {})
+        # TRL shuffles every epoch with what is left of one generator: those of finished epochs are drawn again.
+        for _epoch in range(int((self.state.epoch or 0) + 1e-6)):
+            torch.randperm(self.sampler.num_samples, generator=self.sampler.generator)
+
+    def on_save(self, *args: Any, **kwargs: Any) -> None:
+        counts = self.judge.totals()  # all processes take part
+        if self.is_first:
+            write_json(self.checkpoint / COUNTS_FILE, counts)
+        super().on_save(*args, **kwargs)
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs.update({f"reward_counts/{name}": number for name, number in self.judge.totals().items()})
@@ -105,9 +118,8 @@ class Question:
     tokens: int
 
 
-class Judge(Callback):
-    """Hands answers to the reward functions, keeps the last ones for the table of samples, counts costs. What it counts
-    is in checkpoints, so that a resumed run counts on.
+class Judge:
+    """Hands answers to the reward functions, keeps the last ones for the table of samples, counts costs.
 
     answers_begin_with: by prompt_separator; rewards do not see it.
     """
@@ -115,9 +127,9 @@ class Judge(Callback):
     def __init__(
         self, rewards: Sequence[RewardFunction], questions: Sequence[Question], answers_begin_with: str = ""
     ) -> None:
-        super().__init__(None)  # TRL's trainer is made of the reward functions
         self.rewards, self.questions, self.answers_begin_with = rewards, questions, answers_begin_with
-        self.counts: Counter[str] = rewards[0].counts
+        self.counts: Counter[str] = rewards[0].counts  # in checkpoints, so that a resumed run counts on
+        self.trainer: Any = None  # is made of the reward functions
         self.rows: list[int] = []  # of the last answers
         self.texts: list[str] = []
         self.scores: dict[str, list[float]] = {}
@@ -158,7 +170,7 @@ class Judge(Callback):
         kept = kept or (args.use_vllm and args.vllm_importance_sampling_correction)
         flops = counter.over(prompted + generated, generated)  # logits are needed for answers only
         flops *= 1 + bool(args.beta) + kept + counter.update * args.num_iterations
-        self.trainer.costs.add(tokens=prompted / args.num_generations, generated_tokens=generated, flops=flops)
+        self.trainer.spend(tokens=prompted / args.num_generations, generated_tokens=generated, flops=flops)
 
     def table(self) -> list[str]:
         """A prompt, the answers drawn to it and their rewards."""
@@ -173,19 +185,6 @@ class Judge(Callback):
             if number == first:
                 lines.append(f"| {table_cell(text)} | {' | '.join(f'{score:.3f}' for score in scores)} |")
         return [*lines, ""]
-
-    def on_train_begin(self, *_: object, **__: object) -> None:
-        state, sampler = self.trainer.state, self.trainer.sampler
-        if self.is_first:
-            self.counts.update(read_json(self.checkpoint / COUNTS_FILE) or {})
-        # TRL shuffles every epoch with what is left of one generator: those of finished epochs are drawn again.
-        for _epoch in range(int((state.epoch or 0) + 1e-6)):
-            torch.randperm(sampler.num_samples, generator=sampler.generator)
-
-    def on_save(self, *_: object, **__: object) -> None:
-        counts = self.totals()  # all processes take part
-        if self.is_first:
-            write_json(self.checkpoint / COUNTS_FILE, counts)
 
 
 def text_of(completion: str | list[dict[str, Any]]) -> str:

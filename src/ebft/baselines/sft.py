@@ -21,7 +21,7 @@ from ebft.data.packing import PADDING, SequenceDataset
 from ebft.errors import DataError
 from ebft.loading import peft_config
 from ebft.runtime import processes
-from ebft.train.callbacks import wide
+from ebft.train.measured import wide
 from ebft.train.sequences import Loaded, look_at_lengths, warn
 
 IGNORED = -100
@@ -59,7 +59,7 @@ class MeasuredSFT(trl_trainers.Baseline, SFTTrainer):
         counts = {"tokens": inputs["attention_mask"].sum(), "targets": (inputs["labels"][:, 1:] != IGNORED).sum()}
         tokens, targets = processes.sum_over_processes(counts).values()
         # TRL computes logits only where a label counts.
-        self.costs.add(tokens=tokens, flops=self.flops.over(wide(tokens), wide(targets)) * self.flops.update)
+        self.spend(tokens=tokens, flops=self.flops.over(wide(tokens), wide(targets)) * self.flops.update)
         return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainingArguments
 
 from ebft.config.method import ONLY_EBFT
 from ebft.config.recipe import Recipe
@@ -78,7 +78,7 @@ class Baseline(Measured):
 
     flops: FlopCounter
 
-    def complete(self, loaded: Loaded, *own: TrainerCallback) -> None:
+    def complete(self, loaded: Loaded) -> None:
         """Once TRL's trainer is made: validation against a network that is frozen now, and what all runs have."""
         self.settings, self.held_out = loaded.recipe.training, loaded.validation_set
         self.flops = FlopCounter(self.model)
@@ -88,7 +88,7 @@ class Baseline(Measured):
             self.end_token_ids = end_token_ids(loaded.tokenizer, self.settings.completions_end)
         elif self.settings.eval_tasks:
             raise ConfigError("eval_tasks needs validation data; set validation_split or validation_dataset")
-        self.equip(*own)
+        self.equip()
 
     @property
     def autocasts(self) -> bool:

@@ -1,12 +1,8 @@
-"""What happens beside training: metrics, costs, checkpoints, samples, tasks, progress, stopping, schedulers' notices.
-
-The same for EBFT and the baselines. A callback looks at its trainer, which has what transformers hands around: `args`,
-`state` and `control`.
-"""
+"""What a run may have beside its training: tasks, early stopping, progress in the terminal, schedulers' notices. A
+callback looks at its trainer, which has what transformers hands around: `args`, `state` and `control`."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -14,26 +10,20 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-from torch import Tensor
 from transformers import Trainer, TrainerCallback
 
 from ebft.config.evaluation import EvalOptions
 from ebft.errors import ConfigError, Preempted
 from ebft.runtime import processes
-from ebft.runtime.files import json_ready, read_json, read_jsonl, write_json, write_jsonl
 from ebft.runtime.launch import NOTICES, not_mistaken, on_notice
 from ebft.runtime.messages import progress
 from ebft.train import run_folder
 
 logger = logging.getLogger(__name__)
 
-COSTS_FILE = "spent.json"  # in a checkpoint
-WITHOUT_WARM_UP = ("constant", "greedy", "reduce_lr_on_plateau")  # schedules
 # Options of `ebft eval` that training itself decides.
 _TAKEN = {"model", "tasks", "output", "compare", "feature_model", "backend", "dtype", "device", "overwrite"}
 
@@ -45,127 +35,6 @@ class Callback(TrainerCallback):
     @property
     def step(self) -> int:
         return int(self.trainer.state.global_step)
-
-    @property
-    def output(self) -> Path:
-        return Path(self.trainer.args.output_dir)
-
-    @property
-    def checkpoint(self) -> Path:
-        """Of this step, whether it is there or not."""
-        return self.output / f"checkpoint-{self.step}"
-
-    @property
-    def is_first(self) -> bool:
-        return self.trainer.state.is_world_process_zero
-
-
-class MetricsFile(Callback):
-    """Every log entry as a line of `metrics.jsonl`. After a resume, lines beyond the checkpoint are dropped."""
-
-    def on_train_begin(self, *_: object, **__: object) -> None:
-        args, steps, file = self.trainer.args, self.trainer.state.max_steps, self.output / "metrics.jsonl"
-        # The first step of a warm-up has a rate of 0.
-        warms_up = args.get_warmup_steps(steps) >= max(steps, 1) and args.lr_scheduler_type not in WITHOUT_WARM_UP
-        if self.is_first and warms_up:
-            logger.warning(f"warm-up takes all {steps} steps; set warmup_steps=0, or train for more steps")
-        if self.is_first and file.exists():
-            write_jsonl(file, [entry for entry in read_jsonl(file) if entry["step"] <= self.step])
-
-    def on_step_end(self, *_: object, **__: object) -> None:
-        # A run shorter than `logging_steps` would leave no metrics at all.
-        if self.step >= self.trainer.state.max_steps and self.trainer.args.logging_strategy != "no":
-            self.trainer.control.should_log = True
-
-    def on_log(self, *_: object, logs: Any = None, **__: object) -> None:
-        if not (self.is_first and logs):
-            return
-        entry, state = {"step": self.step, **json_ready(logs)}, self.trainer.state
-        if self.trainer.args.load_best_model_at_end and state.best_model_checkpoint and not self.trainer.is_in_train:
-            entry["model_step"] = state.best_global_step  # what is measured after training is of this step's model
-        self.output.mkdir(parents=True, exist_ok=True)
-        with (self.output / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(entry) + "\n")
-
-
-class CostTracker(Callback):
-    """Seconds, tokens and FLOPs of training so far, evaluation and saving left out. Continues after a resume."""
-
-    def __init__(self, trainer: Any) -> None:
-        super().__init__(trainer)
-        self._counts: dict[str, float | Tensor] = dict.fromkeys(("seconds", "tokens", "generated_tokens", "flops"), 0.0)
-
-    def add(self, **counts: float | Tensor) -> None:
-        """Numbers, or tensors that may still be under way on a GPU: nothing waits for them here."""
-        for name, value in counts.items():
-            self._counts[name] = self._counts[name] + (wide(value.detach()) if isinstance(value, Tensor) else value)
-
-    def totals(self) -> dict[str, float]:
-        return {f"spent/{name}": float(value) for name, value in self._counts.items()}
-
-    def begin_step(self) -> None:
-        """Called before a step's data are loaded. What comes between the end of a step and this is not training."""
-        self._begin = time.perf_counter()
-
-    def on_train_begin(self, *_: object, **__: object) -> None:
-        self._counts.update(read_json(self.checkpoint / COSTS_FILE) or {})
-
-    def on_step_end(self, *_: object, **__: object) -> None:
-        control = self.trainer.control
-        # Work that the GPU still has to do belongs to the step, not to the evaluation behind it.
-        if torch.cuda.is_available() and (control.should_evaluate or control.should_save or control.should_log):
-            torch.cuda.synchronize()
-        self._counts["seconds"] += time.perf_counter() - self._begin
-
-    def on_save(self, *_: object, **__: object) -> None:
-        if self.is_first:
-            write_json(self.checkpoint / COSTS_FILE, {name: float(value) for name, value in self._counts.items()})
-
-
-def wide(count: Tensor) -> Tensor:
-    """Counts grow beyond what float32 can count; Apple's GPUs have nothing wider."""
-    return count.float() if count.device.type == "mps" else count.double()
-
-
-class Checkpoints(Callback):
-    """Marks a checkpoint as complete after it is written, then deletes old ones; asks for log-spaced ones."""
-
-    def on_train_begin(self, *_: object, **__: object) -> None:
-        # The Trainer would delete old checkpoints before the new one is marked.
-        self.limit, self.trainer.args.save_total_limit = self.trainer.args.save_total_limit, None
-
-    def on_step_end(self, *_: object, **__: object) -> None:
-        control = self.trainer.control
-        if self.trainer.settings.save_log_spaced and _is_power_of_two(self.step):
-            control.should_save = True
-        if control.should_save or self.step >= self.trainer.state.max_steps:
-            self.trainer.deferred_checks.run(wait=True)  # a model that has diverged is not worth keeping
-
-    def on_save(self, *_: object, **__: object) -> None:
-        processes.barrier()  # the others have written their files too; if one has died, there will be no mark
-        if self.is_first:
-            run_folder.mark_complete(self.checkpoint)
-            best, log_spaced = self.trainer.state.best_model_checkpoint, self.trainer.settings.save_log_spaced
-            complete = run_folder.complete_checkpoints(self.output)
-            keep = {p for p in complete if log_spaced and _is_power_of_two(run_folder.step_of(p))}
-            run_folder.rotate(self.output, self.limit, keep | {Path(best)} if best else keep)
-
-
-def _is_power_of_two(step: int) -> bool:
-    return step > 0 and step & (step - 1) == 0
-
-
-class Samples(Callback):
-    """The trainer's `sample_lines()` as a page, at the first step and every `samples_every` steps."""
-
-    def on_step_end(self, *_: object, **__: object) -> None:
-        every = self.trainer.settings.samples_every
-        if every and (self.step % every == 0 or self.step == 1):
-            lines = self.trainer.sample_lines()  # all processes take part
-            if lines and self.is_first:
-                file = self.output / "samples" / f"step-{self.step:06d}.md"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text("\n".join([f"# Samples at step {self.step}", "", *lines]), encoding="utf-8")
 
 
 class EvalTasks(Callback):
@@ -204,7 +73,7 @@ class EvalTasks(Callback):
         logs: dict[str, float] = {}
         for task in self.options.tasks if processes.rank() == 0 else ():
             trainer, options, name, start = self.trainer, self.options, f"step {self.step}", time.perf_counter()
-            model, folder = trainer.compute_model(), self.output / "eval_tasks" / f"step-{self.step:06d}"
+            model, folder = trainer.compute_model(), self.trainer.output / "eval_tasks" / f"step-{self.step:06d}"
             subject = LoadedSubject(model, trainer.processing_class, trainer.features, name, options.batch_size)
             with trainer.computing():
                 found = run_task(task, options, subject, folder, self.sets[task])
@@ -234,7 +103,7 @@ class EarlyStopping(Callback):
             best, since = (value, 0) if is_better else (best, since + 1)
         if since >= patience:
             self.trainer.control.should_training_stop = True
-            if self.is_first:
+            if self.trainer.is_first:
                 logger.info(f"stopped at step {self.step}: no better {name} in {patience} evaluations")
 
 
@@ -244,7 +113,9 @@ class Progress(Callback):
     def on_train_begin(self, *_: object, **__: object) -> None:
         bar = progress("training", self.trainer.state.max_steps, self.step, leave=False)
         self.open = ExitStack()
-        self.advance = self.open.enter_context(bar) if self.is_first and not self.trainer.args.disable_tqdm else bool
+        self.advance = (
+            self.open.enter_context(bar) if self.trainer.is_first and not self.trainer.args.disable_tqdm else bool
+        )
 
     def on_step_end(self, *_: object, **__: object) -> None:
         self.advance(1)
@@ -257,7 +128,7 @@ class Progress(Callback):
         if "eval_cfm" in logs:
             evaluated = {k.removeprefix("eval_"): v for k, v in logs.items() if k.startswith("eval_")}
             found |= {k: v for k, v in evaluated.items() if not k.endswith(("_se", "runtime"))}
-        if found and self.is_first:
+        if found and self.trainer.is_first:
             logger.info(f"step {self.step}: " + ", ".join(f"{k} {float(v):.4g}" for k, v in found.items()))
 
 
@@ -315,7 +186,7 @@ class Preemption(Callback):
 
     def on_step_end(self, *_: object, **__: object) -> None:
         if self._flag.exchange(self.received is not None):
-            if not self._leaving and self.is_first:
+            if not self._leaving and self.trainer.is_first:
                 who = self.received or "another process has been told to stop"
                 logger.info(f"{who}: saving a checkpoint after step {self.step}")
             self._leaving = self.trainer.control.should_save = True
@@ -327,7 +198,7 @@ class Preemption(Callback):
             raise self._stop()
 
     def on_train_end(self, *_: object, **__: object) -> None:
-        self.at_once = (self.checkpoint / run_folder.MARK).exists()
+        self.at_once = (self.trainer.checkpoint / run_folder.MARK).exists()
         if self.at_once and self.received is not None and processes.count() == 1:
             raise self._stop()
 

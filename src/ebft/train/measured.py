@@ -1,10 +1,11 @@
-"""Validation before, in and after training, the same for EBFT and the baselines."""
+"""What the trainers of EBFT and of the baselines share: validation, costs, and what a run writes into its folder."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
+from abc import abstractmethod
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -26,13 +27,19 @@ from ebft.model.features import FeatureNetwork
 from ebft.runtime import processes, sharding
 from ebft.runtime.files import json_ready, read_json, read_jsonl, write_json, write_jsonl, write_text
 from ebft.runtime.timing import DeferredChecks
-from ebft.train import callbacks
+from ebft.train import run_folder
+from ebft.train.callbacks import EvalTasks
 from ebft.train.run_folder import RECIPE_FILE, RESOLVED_FILE, RESULTS_FILE
-from ebft.train.sequences import Loaded
+from ebft.train.sequences import Loaded, warn
+
+COSTS_FILE = "spent.json"  # in a checkpoint
+METRICS_FILE = "metrics.jsonl"
+WITHOUT_WARM_UP = ("constant", "greedy", "reduce_lr_on_plateau")  # schedules
 
 
-class Measured(Trainer):
-    """A trainer that evaluates as EBFT does, logs what it costs, and stops when it diverges.
+class Measured(Trainer, TrainerCallback):
+    """A trainer that evaluates as EBFT does, logs what it costs, and stops when it diverges. What it does beside the
+    Trainer, at the end of a step or after a checkpoint is saved, it does as its own callback.
 
     What its evaluations of the held-out data find before and after training, and the change between them, it keeps in
     results.json, and beside it what they find for each sequence (validation-before.jsonl, validation-after.jsonl).
@@ -56,47 +63,45 @@ class Measured(Trainer):
     _evaluated: int | None = None  # the step of the last evaluation of the held-out data
 
     @classmethod
+    @abstractmethod
     def build(cls, loaded: Loaded) -> Measured:
         """As the commands build it."""
-        raise NotImplementedError
 
     @classmethod
     def rows(cls, loaded: Loaded) -> int:
         """Of an epoch, as --dry-run counts its steps."""
         return len(loaded.train_set)
 
-    def equip(self, *own: TrainerCallback) -> None:
-        """Give the trainer what all have, once it is made. What `own` callbacks write into a checkpoint is there before
-        it is marked as complete."""
+    @abstractmethod
+    def compute_model(self) -> Any:
+        """The model to compute with, up to date with the one that is trained."""
+
+    @abstractmethod
+    def computing(self) -> AbstractContextManager[Any]:
+        """What `compute_model` computes in."""
+
+    @abstractmethod
+    def sample_lines(self) -> list[str]:
+        """For the pages of samples; all processes call it."""
+
+    def as_sequences(self, dataset: Any) -> SequenceDataset | None:
+        return dataset
+
+    def equip(self) -> None:
+        """Give the trainer what all have, once it is made."""
         avoid_cudnn_attention()
         for callback in self.callback_handler.callbacks:
             # An evaluation before training would otherwise open the log in the working directory.
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = f"{self.args.output_dir}/runs"
-        self.deferred_checks, self.costs = DeferredChecks(), callbacks.CostTracker(self)
+        self.deferred_checks = DeferredChecks()
         self.results: dict[str, Any] = {"method": self.method}
         self.records: dict[str, list[Record]] = {}
+        self.spent: dict[str, float | Tensor] = dict.fromkeys(("seconds", "tokens", "generated_tokens", "flops"), 0.0)
         self._check_gradients()
-        for callback in (callbacks.MetricsFile(self), self.costs, callbacks.Samples(self), *own):
-            self.add_callback(callback)
-        self.add_callback(callbacks.Checkpoints(self))
+        self.add_callback(self)
         if self.settings.eval_tasks:
-            self.add_callback(callbacks.EvalTasks(self, self.settings))
-
-    def compute_model(self) -> Any:
-        """The model to compute with, up to date with the one that is trained."""
-        raise NotImplementedError
-
-    def computing(self) -> AbstractContextManager[Any]:
-        """What `compute_model` computes in."""
-        raise NotImplementedError
-
-    def as_sequences(self, dataset: Any) -> SequenceDataset | None:
-        return dataset
-
-    def sample_lines(self) -> list[str]:
-        """For the pages of samples; all processes call it."""
-        raise NotImplementedError
+            self.add_callback(EvalTasks(self, self.settings))
 
     # ---- validation ------------------------------------------------------------------------------------------------
 
@@ -135,8 +140,7 @@ class Measured(Trainer):
         if self._evaluated != self.state.global_step or self.args.load_best_model_at_end:
             for name in ("after", "change"):  # of another model than the one that is left
                 self.results.pop(name, None)
-        spent = {key.removeprefix("spent/"): value for key, value in self.costs.totals().items()}
-        self.results |= {"steps": self.state.global_step, "spent": spent}
+        self.results |= {"steps": self.state.global_step, "spent": self.totals()}
         if not self.by_command:
             self.write_results()
         return trained
@@ -150,8 +154,7 @@ class Measured(Trainer):
 
     def take_over(self) -> bool:
         """Whether a run that is resumed was measured before training, and in the same way; all processes call it."""
-        folder = Path(str(self.args.output_dir))
-        kept = read_json(folder / RESULTS_FILE), read_jsonl(folder / "validation-before.jsonl")
+        kept = read_json(self.output / RESULTS_FILE), read_jsonl(self.output / "validation-before.jsonl")
         found, records = processes.from_first(kept)
         self.results["ruler"] = self.identity  # the name is an old one
         if found and records and found.get("ruler") == json_ready(self.identity):
@@ -171,8 +174,8 @@ class Measured(Trainer):
 
     def write_results(self) -> None:
         """Records before the results that they belong to. A program leaves the folder of a run by a command alone."""
-        folder = Path(str(self.args.output_dir))
-        if processes.rank() != 0 or (not self.by_command and (folder / RECIPE_FILE).exists()):
+        folder = self.output
+        if not self.is_first or (not self.by_command and (folder / RECIPE_FILE).exists()):
             return
         folder.mkdir(parents=True, exist_ok=True)
         if not self.by_command:
@@ -184,12 +187,21 @@ class Measured(Trainer):
 
     # ---- training --------------------------------------------------------------------------------------------------
 
+    def spend(self, **counts: float | Tensor) -> None:
+        """Count what training costs. Tensors may still be under way on a GPU: nothing waits for them here."""
+        for name, value in counts.items():
+            self.spent[name] += wide(value.detach()) if isinstance(value, Tensor) else value
+
+    def totals(self) -> dict[str, float]:
+        return {name: float(value) for name, value in self.spent.items()}
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        logs.update(self.costs.totals())
+        logs.update({f"spent/{name}": value for name, value in self.totals().items()})
         super().log(logs, start_time)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
-        self.costs.begin_step()
+        # Before a step's data are loaded. What comes between the end of a step and this is not training.
+        self._step_began = time.perf_counter()
         if self.state.global_step >= self.state.max_steps:
             # Resumed from the last step's checkpoint: the Trainer would take one more step before it looks.
             self.control.should_training_stop = True
@@ -219,3 +231,82 @@ class Measured(Trainer):
 
         if self.accelerator.scaler is None:  # with float16 a gradient that is too large is dropped, and scaled down
             self.accelerator.clip_grad_norm_ = clip_and_check
+
+    # ---- what a run leaves beside its results ------------------------------------------------------------------------
+
+    @property
+    def output(self) -> Path:
+        return Path(str(self.args.output_dir))
+
+    @property
+    def checkpoint(self) -> Path:
+        """Of this step, whether it is there or not."""
+        return self.output / f"checkpoint-{self.state.global_step}"
+
+    @property
+    def is_first(self) -> bool:
+        return self.state.is_world_process_zero
+
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        """A run that is resumed goes on counting; metrics from beyond its checkpoint are dropped."""
+        self.spent.update(read_json(self.checkpoint / COSTS_FILE) or {})
+        # The Trainer would delete old checkpoints before the new one is marked.
+        self._save_limit, self.args.save_total_limit = self.args.save_total_limit, None
+        steps, file = self.state.max_steps, self.output / METRICS_FILE
+        # The first step of a warm-up has a rate of 0.
+        if self.args.get_warmup_steps(steps) >= max(steps, 1) and self.args.lr_scheduler_type not in WITHOUT_WARM_UP:
+            warn(f"warm-up takes all {steps} steps; set warmup_steps=0, or train for more steps")
+        if self.is_first and file.exists():
+            write_jsonl(file, [entry for entry in read_jsonl(file) if entry["step"] <= self.state.global_step])
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        step, settings, control = self.state.global_step, self.settings, self.control
+        is_last = step >= self.state.max_steps
+        if is_last and self.args.logging_strategy != "no":  # one shorter than `logging_steps` would leave no metrics
+            control.should_log = True
+        if settings.save_log_spaced and _is_power_of_two(step):
+            control.should_save = True
+        # Work that the GPU still has to do belongs to the step, not to the evaluation behind it.
+        if torch.cuda.is_available() and (control.should_evaluate or control.should_save or control.should_log):
+            torch.cuda.synchronize()
+        self.spend(seconds=time.perf_counter() - self._step_began)
+        if control.should_save or is_last:
+            self.deferred_checks.run(wait=True)  # a model that has diverged is not worth keeping
+        if settings.samples_every and (step % settings.samples_every == 0 or step == 1):
+            lines = self.sample_lines()  # all processes take part
+            if lines and self.is_first:
+                file = self.output / "samples" / f"step-{step:06d}.md"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text("\n".join([f"# Samples at step {step}", "", *lines]), encoding="utf-8")
+
+    def on_log(self, *_: object, logs: Any = None, **__: object) -> None:
+        """Every log entry is a line of `metrics.jsonl`."""
+        if not (self.is_first and logs):
+            return
+        entry = {"step": self.state.global_step, **json_ready(logs)}
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint and not self.is_in_train:
+            entry["model_step"] = self.state.best_global_step  # what is measured after training is of this step's model
+        self.output.mkdir(parents=True, exist_ok=True)
+        with (self.output / METRICS_FILE).open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def on_save(self, *_: object, **__: object) -> None:
+        """Mark the checkpoint as complete, now that everything is in it, and delete old ones."""
+        if self.is_first:
+            write_json(self.checkpoint / COSTS_FILE, self.totals())
+        processes.barrier()  # the others have written their files too; if one has died, there will be no mark
+        if self.is_first:
+            run_folder.mark_complete(self.checkpoint)
+            best, log_spaced = self.state.best_model_checkpoint, self.settings.save_log_spaced
+            complete = run_folder.complete_checkpoints(self.output)
+            keep = {p for p in complete if log_spaced and _is_power_of_two(run_folder.step_of(p))}
+            run_folder.rotate(self.output, self._save_limit, keep | {Path(best)} if best else keep)
+
+
+def wide(count: Tensor) -> Tensor:
+    """Counts grow beyond what float32 can count; Apple's GPUs have nothing wider."""
+    return count.float() if count.device.type == "mps" else count.double()
+
+
+def _is_power_of_two(step: int) -> bool:
+    return step > 0 and step & (step - 1) == 0

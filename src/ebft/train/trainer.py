@@ -37,25 +37,12 @@ from ebft.model.backbone import embedding_size, end_tokens_of
 from ebft.runtime import processes, sharding
 from ebft.runtime.timing import Clock
 from ebft.train import report
-from ebft.train.callbacks import Callback, wide
-from ebft.train.measured import Measured
+from ebft.train.measured import Measured, wide
 from ebft.train.networks import Networks, disable_dropout
 from ebft.train.sequences import ENDS_LEFT_OUT, Loaded, look_at_answers, look_at_copies, look_at_lengths, warn
 
 # What a window says of itself also where nothing was rolled out.
 _OF_EVERY_STEP = ("ebft/anchors", "ebft/packed_tokens")
-
-
-class AroundOptimizer(Callback):
-    """Times the optimiser's step, and moves the feature network of feature_source=average after the model."""
-
-    def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
-        self.start = self.trainer.clock.mark()
-
-    def on_optimizer_step(self, *_: object, **__: object) -> None:
-        self.trainer.clock.add("optimizer", self.start)
-        if self.trainer.features.source == "average":
-            self.trainer.features.update_average(self.trainer.model)
 
 
 class EBFTTrainer(Measured):
@@ -142,7 +129,7 @@ class EBFTTrainer(Measured):
         # compute_loss divides by the counts of the whole window: the Trainer must not divide by the accumulation again.
         self.model_accepts_loss_kwargs = True
         self.features = self.networks.features
-        self.equip(AroundOptimizer(self))
+        self.equip()
 
     @classmethod
     def build(cls, loaded: Loaded) -> EBFTTrainer:
@@ -203,6 +190,14 @@ class EBFTTrainer(Measured):
                 self.window.add(name, value)
         return (terms.loss, terms) if return_outputs else terms.loss
 
+    def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
+        self._optimizer_began = self.clock.mark()
+
+    def on_optimizer_step(self, *_: object, **__: object) -> None:
+        self.clock.add("optimizer", self._optimizer_began)
+        if self.networks.features.source == "average":
+            self.networks.features.update_average(self.model)
+
     def _finish_window(self) -> None:
         """Add up what all micro-batches of all processes found: the gradients, and what is logged about the loss."""
         if self.args.world_size > 1 and not self.sharded:  # shards are summed by the backward pass
@@ -231,7 +226,7 @@ class EBFTTrainer(Measured):
         total = flops.over(computed["packed_tokens"], wide(window.generated_tokens))
         total = total + computed["scored_tokens"] * flops.of_features(self.networks.features)
         total = total + flops.over(computed["trained_tokens"], rows) * (flops.update + bool(self.args.kl_weight))
-        self.costs.add(tokens=window.tokens, generated_tokens=window.generated_tokens, flops=total)
+        self.spend(tokens=window.tokens, generated_tokens=window.generated_tokens, flops=total)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self._observed:
