@@ -28,7 +28,7 @@ from ebft.runtime import processes, sharding
 from ebft.runtime.files import json_ready, read_json, read_jsonl, write_json, write_jsonl, write_text
 from ebft.runtime.timing import DeferredChecks
 from ebft.train import run_folder
-from ebft.train.callbacks import EvalTasks
+from ebft.train.callbacks import EarlyStopping, EvalTasks
 from ebft.train.run_folder import RECIPE_FILE, RESOLVED_FILE, RESULTS_FILE
 from ebft.train.sequences import Loaded, warn
 
@@ -102,6 +102,8 @@ class Measured(Trainer, TrainerCallback):
         self.add_callback(self)
         if self.settings.eval_tasks:
             self.add_callback(EvalTasks(self, self.settings))
+        if self.settings.early_stopping_patience is not None:
+            self.add_callback(EarlyStopping(self))
 
     # ---- validation ------------------------------------------------------------------------------------------------
 

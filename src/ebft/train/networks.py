@@ -30,16 +30,16 @@ Count = TypeVar("Count", float, Tensor)
 
 class Networks:
     def __init__(self, model: Any, args: EBFTConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        self.model, self.args = model, args
+        self.model, self.args, quantized = model, args, getattr(model, "is_quantized", False)
         self.adapted, self.sharded = hasattr(model, "disable_adapter"), args.sharding is not None
         if any(parameter.dtype == torch.float16 for parameter in model.parameters()):
             raise ConfigError("weights in float16 lose small gradients; load the model in float32 or bfloat16")
+        if self.sharded and quantized:
+            raise ConfigError("fsdp with a quantised model is not supported; load it in float32 or bfloat16")
         if self.sharded:
-            if getattr(model, "is_quantized", False):
-                raise ConfigError("fsdp with a quantised model is not supported; load it in float32 or bfloat16")
             processes.join_alone(args.device)
-        else:
-            if not getattr(model, "is_quantized", False):  # which is where it was loaded to
+        else:  # on its device before anything is copied from it
+            if not quantized:  # which is where it was loaded to
                 model.to(args.device)
             processes.copy_from_first(model)
         check = backbone.check_training_pass if args.disable_dropout else backbone.prepare_model
@@ -64,7 +64,12 @@ class Networks:
             self.reference = copied.requires_grad_(False).eval()
         if self.sharded:
             self._shard()  # after the copies: shards are not copied
-        self._compile()
+        on_its_own = args.torch_compile or args.device.type == "cuda"
+        if on_its_own if args.compile_layers is None else args.compile_layers:
+            of_reference = [] if self.reference is None else [decoder_of(self.reference)]
+            computes = decoder_of(model if self.working is None else self.working.model)
+            for decoder in (computes, self.features.decoder, *of_reference):
+                compile_layers(decoder)
 
     def _shard(self) -> None:
         """Each process keeps its part of the model and of the frozen networks."""
@@ -83,16 +88,6 @@ class Networks:
             sharding.shard_decoder(frozen, decoder_layers(frozen)[1], device)
         if self.reference is not None:
             shard(self.reference, None, reshard=True)
-
-    def _compile(self) -> None:
-        """Of what computes, on a GPU or where the settings ask for it."""
-        args = self.args
-        on_its_own = args.torch_compile or args.device.type == "cuda"
-        if on_its_own if args.compile_layers is None else args.compile_layers:
-            compile_layers(decoder_of(self.model if self.working is None else self.working.model))
-            compile_layers(self.features.decoder)
-            if self.reference is not None:
-                compile_layers(decoder_of(self.reference))
 
     # ---- the feature network of feature_source=average, in checkpoints ---------------------------------------------
 

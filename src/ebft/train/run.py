@@ -6,6 +6,7 @@ import logging
 import math
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ebft.runtime import processes
 from ebft.runtime.files import share_weights
 from ebft.runtime.messages import duration
 from ebft.train import report
-from ebft.train.callbacks import EarlyStopping, EvalTasks, Preemption, Progress
+from ebft.train.callbacks import EvalTasks, Preemption, Progress
 from ebft.train.measured import Measured
 from ebft.train.run_folder import FINAL, RunFolder, whole
 from ebft.train.sequences import Loaded, first_document, load, prompt_kinds, trained_part, warn
@@ -47,7 +48,7 @@ def plan(recipe: Recipe, method: type[Measured] = EBFTTrainer, resume: bool = Fa
         EvalTasks(None, config)
     loading.check_feature_model(config, loaded.tokenizer)  # which only a run builds
     epoch, steps = _steps(loaded, method)
-    _warn_of_a_cpu(loaded, epoch, steps)
+    _warn_of_a_cpu(loaded, lambda: (epoch, steps))
     held_out = "none" if loaded.validation_set is None else f"{len(loaded.validation_set):,} sequences"
     return [
         f"model       {recipe.model.model}, {loaded.model.num_parameters():,} parameters in {recipe.model.model_dtype}",
@@ -65,13 +66,13 @@ def _steps(loaded: Loaded, method: type[Measured]) -> tuple[int, int]:
     return epoch, config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)
 
 
-def _warn_of_a_cpu(loaded: Loaded, epoch: int, steps: int) -> None:
+def _warn_of_a_cpu(loaded: Loaded, steps_of: Callable[[], tuple[int, int]]) -> None:
     """Nobody should find out after hours. The time is that of the text's tokens alone, forwards and backwards, at the
     rate of a matrix product."""
     recipe = loaded.recipe
     if torch.accelerator.is_available() or as_given("use_cpu", recipe.given, recipe.command):
         return
-    matrix = torch.rand(1024, 1024)
+    (epoch, steps), matrix = steps_of(), torch.rand(1024, 1024)
     for _ in range(2):  # the first one warms up
         began = time.perf_counter()
         matrix @ matrix
@@ -91,10 +92,14 @@ def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTra
         if pushes := args.push_to_hub:
             _make_repository(args)
         loaded = load(recipe, method.needs_anchors)
-        _warn_of_a_cpu(loaded, *_steps(loaded, method))
-        trainer = _build(loaded, method)
+        _warn_of_a_cpu(loaded, lambda: _steps(loaded, method))
+        trainer = method.build(loaded)
+        trainer.by_command = True
+        trainer.remove_callback(ProgressCallback)  # of transformers, as is the next
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(Progress(trainer))
         preemption.attach(trainer)
-        folder.describe(loaded.train_set, prompt_kinds(recipe))  # settings that were refused leave nothing
+        folder.describe(loaded.train_set, prompt_kinds(recipe.data))  # settings that were refused leave nothing
         if folder.is_first:
             held_out = "" if loaded.validation_set is None else f"; {len(loaded.validation_set.index):,} for validation"
             logger.info(f"training on {trained_part(recipe, loaded.train_set.index)}{held_out}")
@@ -114,18 +119,6 @@ def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTra
         return trainer.results if folder.is_first else {}
 
 
-def _build(loaded: Loaded, method: type[Measured]) -> Measured:
-    """The trainer, with ebft's own progress instead of transformers'."""
-    trainer = method.build(loaded)
-    trainer.by_command = True
-    trainer.remove_callback(ProgressCallback)
-    trainer.remove_callback(PrinterCallback)
-    if loaded.recipe.training.early_stopping_patience is not None:
-        trainer.add_callback(EarlyStopping(trainer))
-    trainer.add_callback(Progress(trainer))
-    return trainer
-
-
 def _measure_and_train(trainer: Measured, checkpoint: Path | None) -> None:
     """Measure, train, measure. What a run that is resumed finds on disk is not measured again."""
     settings, held_out, shown = trainer.settings, trainer.held_out, dict[str, list[str]]()
@@ -139,9 +132,9 @@ def _measure_and_train(trainer: Measured, checkpoint: Path | None) -> None:
     answers = trainer.results.pop("answers", {})
     if held_out is not None and settings.show_prompts:
         shown = report.held_out_prompts(held_out, trainer.processing_class, settings.show_prompts)
-        same = answers.get("prompts") == shown["prompts"]
-        before = answers["before"] if same else report.answers_to(shown["prompts"], trainer)
-        trainer.results["answers"] = {**shown, "before": before}
+        if answers.get("prompts") != shown["prompts"]:
+            answers = {"before": report.answers_to(shown["prompts"], trainer)}
+        trainer.results["answers"] = {**shown, "before": answers["before"]}
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if held_out is not None and "after" not in trainer.results:
         trainer.evaluate()

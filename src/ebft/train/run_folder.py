@@ -18,12 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from ebft.config.method import MethodConfig
 from ebft.config.recipe import Recipe, as_given
+from ebft.config.settings import Values
 from ebft.data.packing import SequenceDataset
 from ebft.errors import ConfigError
 from ebft.runtime import processes, sharding
@@ -51,7 +51,7 @@ _MAY_CHANGE = re.compile(
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
-def other_setting(run: Path, given: dict[str, Any], command: str, ignored: Sequence[str] = ()) -> str | None:
+def other_setting(run: Path, given: Values, command: str, ignored: Sequence[str] = ()) -> str | None:
     """Why the run in this folder cannot go on with these settings: it would be another run under the same name."""
     before = yaml.safe_load((run / RECIPE_FILE).read_text()) if (run / RECIPE_FILE).exists() else {}
     for name in sorted({*before, *given} - {*ignored}) if before else ():
@@ -102,10 +102,17 @@ class RunFolder:
             way = f": {how_to_resume(self.path)}" if known else " --resume"  # else a program has left checkpoints here
             words = "already holds a run; choose another folder, or continue it with"
             raise ConfigError(f"output_dir={self.path} {words}{way}")
-        if (other := self._other_run(method)) is not None:
+        batch, found = self.training.rows_per_step, read_json(self.path / RESULTS_FILE) or {}
+        before = read_json(self.path / RESOLVED_FILE) or {}
+        other = other_setting(self.path, self.recipe.given, self.recipe.command, BATCH)
+        if (made_by := found.get("method", "ebft")) != method:
+            other = f"{self.path} holds a run of {made_by}, not of {method}"
+        elif (old := before.get("sequences_per_step", batch)) != batch:
+            sizes = f"{old} sequences per step, not {batch} ({' x '.join(BATCH)} x processes)"
+            other = f"{self.path} holds a run of {sizes}"
+        if other is not None:
             raise ConfigError(f"output_dir={other}; resume with the same settings, or choose another folder")
         # What nobody gave stays as the run began: a default may have changed since.
-        before = read_json(self.path / RESOLVED_FILE) or {}
         for name in {f.name for f in fields(MethodConfig)} & before.keys() - self.recipe.given.keys():
             setattr(self.training, name, before[name])
         processes.all_or_none(lambda: clear_away(self.path) if self.is_first else None)
@@ -117,17 +124,6 @@ class RunFolder:
         if self.is_first:
             logger.info(f"resuming from {last}" if last else "no complete checkpoint yet: starting from the beginning")
         return last
-
-    def _other_run(self, method: str) -> str | None:
-        """What run the folder holds, if not this one."""
-        batch = self.training.rows_per_step
-        old = (read_json(self.path / RESOLVED_FILE) or {}).get("sequences_per_step", batch)
-        made_by = (read_json(self.path / RESULTS_FILE) or {}).get("method", "ebft")
-        if made_by != method:
-            return f"{self.path} holds a run of {made_by}, not of {method}"
-        if old != batch:
-            return f"{self.path} holds a run of {old} sequences per step, not {batch} ({' x '.join(BATCH)} x processes)"
-        return other_setting(self.path, self.recipe.given, self.recipe.command, BATCH)
 
     def describe(self, train_set: SequenceDataset, prompt_kinds: Sequence[str] = ()) -> None:
         """What the run is, for people and for resuming: its recipe, every setting, its data. The same name may stand
@@ -221,10 +217,8 @@ def clear_away(output_dir: Path) -> None:
         newest = complete.pop()
         damaged[newest] = f"{newest.name} is damaged (missing or changed: {', '.join(wrong[:3])})"
     if damaged and not complete:
-        raise ConfigError(
-            f"output_dir={output_dir} has no checkpoint that is sound: {next(iter(damaged.values()))}; put a good "
-            "copy in its place, or choose another folder"
-        )
+        what = f"output_dir={output_dir} has no checkpoint that is sound: {next(iter(damaged.values()))}"
+        raise ConfigError(f"{what}; put a good copy in its place, or choose another folder")
     for checkpoint, what in damaged.items():
         logger.warning(f"{what}; it is set aside, and the one before is used")
         aside = checkpoint.with_name(f"damaged-{checkpoint.name}")

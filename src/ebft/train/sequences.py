@@ -11,16 +11,10 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ebft.config.data import DataConfig
 from ebft.config.recipe import Recipe
-from ebft.data.packing import (
-    DocumentIndex,
-    SequenceDataset,
-    TokenStore,
-    end_token_ids,
-    mix,
-    pad_token_id,
-    tokenize_source,
-)
+from ebft.data import packing
+from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore
 from ebft.data.row_format import Row, check_tokenizer, is_glued
 from ebft.data.rows import LOOKED_AT, read_rows
 from ebft.errors import DataError
@@ -51,13 +45,13 @@ class Loaded:
 
 
 def load(recipe: Recipe, needs_anchors: bool = True) -> Loaded:
-    """Data, tokenizer and model. EBFT needs an anchor somewhere in the training text; baselines do not."""
+    """Data, tokenizer and model. EBFT needs an anchor somewhere in the training text."""
     training, tokenizer = recipe.training, load_tokenizer(recipe)
     check_tokenizer(tokenizer)
     with training.main_process_first():  # it tokenises; the others find the tokens in the cache
         train_set, validation_set = load_data(recipe, tokenizer)
     if needs_anchors:
-        check_sequences(train_set, training, end_token_ids(tokenizer, training.completions_end))
+        check_sequences(train_set, training, packing.end_token_ids(tokenizer, training.completions_end))
     model = load_model(recipe)
     check_tokenizer(tokenizer, embedding_size(model), end_tokens_of(model))
     if needs_anchors:
@@ -71,18 +65,18 @@ def load_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[Seque
     _look_at_rows(recipe)
 
     def tokenized(source: str, split: str) -> DocumentIndex:
-        store = tokenize_source(source, tokenizer, split, data.row_format, data.limit_documents)
+        store = packing.tokenize_source(source, tokenizer, split, data.row_format, data.limit_documents)
         if recipe.command != "rlvr":  # which takes prompts, and rewards what the model answers
             look_at_answers(store, tokenizer, f"{source}: ")
         return DocumentIndex.of(store)
 
     def sequences(index: DocumentIndex) -> SequenceDataset:
-        return SequenceDataset(index, training.context_length, training.packing, pad_token_id(tokenizer))
+        return SequenceDataset(index, training.context_length, training.packing, packing.pad_token_id(tokenizer))
 
     indices = [tokenized(source, data.dataset_split) for source in data.dataset]
     index = indices[0]
     if len(indices) > 1:
-        index = mix(indices, data.dataset_weights or [len(i) for i in indices], data.split_seed)
+        index = packing.mix(indices, data.dataset_weights or [len(i) for i in indices], data.split_seed)
     index, _ = index.without_test(data.test_split, data.split_seed)
     if data.validation_dataset is not None:
         validation = tokenized(data.validation_dataset, data.validation_dataset_split)
@@ -107,19 +101,18 @@ def warn(note: str) -> None:
         logger.warning(note)
 
 
-def _some_rows(recipe: Recipe) -> list[Row]:
-    data = recipe.data
+def _some_rows(data: DataConfig) -> list[Row]:
     return [row for source in data.dataset for row in islice(read_rows(source, data.dataset_split), LOOKED_AT)]
 
 
-def prompt_kinds(recipe: Recipe) -> list[str]:
+def prompt_kinds(data: DataConfig) -> list[str]:
     """How prompts are made of the rows, as some of them show it: what `ebft generate` has to know of a run."""
-    return sorted({recipe.data.row_format.prompt_kind(row) for row in _some_rows(recipe)})
+    return sorted({data.row_format.prompt_kind(row) for row in _some_rows(data)})
 
 
 def _look_at_rows(recipe: Recipe) -> None:
     """A column that was named and is not there is an error: a slip in its name would train on another one."""
-    data, rows = recipe.data, _some_rows(recipe)
+    data, rows = recipe.data, _some_rows(recipe.data)
     for kind, name in data.columns.items():
         if name != kind and not any(name in row for row in rows):
             there = ", ".join(map(repr, dict.fromkeys(column for row in rows for column in row))) or "none"
