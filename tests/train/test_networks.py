@@ -40,9 +40,9 @@ def test_bf16_and_float32_take_nearly_the_same_steps(tmp_path: Path) -> None:
         group["lr"] = 1e-6
     trainer.optimizer.step()
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
-    assert {p.dtype for p in trainer.compute_model().parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in trainer.networks.compute_model().parameters()} == {torch.bfloat16}
     assert all(not torch.equal(start[name], p) for name, p in trainer.model.named_parameters())
-    for p, copied in zip(trainer.model.parameters(), trainer.compute_model().parameters(), strict=True):
+    for p, copied in zip(trainer.model.parameters(), trainer.networks.compute_model().parameters(), strict=True):
         assert torch.equal(p.bfloat16(), copied)
     assert float(torch.nn.functional.cosine_similarity(*gradients, dim=0)) > 0.98
     assert float(gradients[1].norm() / gradients[0].norm()) == pytest.approx(1, abs=0.1)

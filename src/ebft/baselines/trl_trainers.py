@@ -3,7 +3,8 @@ EBFT's validation. TRL is imported only when a baseline runs; without it the err
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
@@ -90,17 +91,12 @@ class Baseline(Measured):
             raise ConfigError("eval_tasks needs validation data; set validation_split or validation_dataset")
         self.equip()
 
-    @property
-    def autocasts(self) -> bool:
+    @contextmanager
+    def computing(self) -> Iterator[Any]:
         """An adapter's model computes with autocast; other models, as with EBFT, on a copy of the weights in bf16."""
-        return self.settings.bf16 and hasattr(self.model, "disable_adapter")
-
-    def compute_model(self) -> Any:
-        copies = self.settings.bf16 and not self.autocasts
-        return copy_in_dtype(self.model, torch.bfloat16)[0] if copies else self.model
-
-    def computing(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.settings.device.type, torch.bfloat16, enabled=self.autocasts)
+        bf16, adapted = self.settings.bf16, hasattr(self.model, "disable_adapter")
+        with torch.autocast(self.settings.device.type, torch.bfloat16, enabled=bf16 and adapted):
+            yield copy_in_dtype(self.model, torch.bfloat16)[0] if bf16 and not adapted else self.model
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
@@ -113,9 +109,8 @@ class Baseline(Measured):
         if self.held_out is None or self.features is None:
             return []
         batch, step = to_device(collate([self.held_out[0]]), self.settings.device), self.state.global_step
-        with evaluating(self.model), self.computing():
-            model, ends = self.compute_model(), self.end_token_ids
-            window = prepare_window(model, self.features, [batch], self.settings, step, ends)
+        with evaluating(self.model), self.computing() as model:
+            window = prepare_window(model, self.features, [batch], self.settings, step, self.end_token_ids)
         return report.sample_lines(window.example, self.processing_class)
 
     def create_model_card(self, *args: object, **kwargs: object) -> None:

@@ -73,9 +73,9 @@ class EvalTasks(Callback):
         logs: dict[str, float] = {}
         for task in self.options.tasks if processes.rank() == 0 else ():
             trainer, options, name, start = self.trainer, self.options, f"step {self.step}", time.perf_counter()
-            model, folder = trainer.compute_model(), self.trainer.output / "eval_tasks" / f"step-{self.step:06d}"
-            subject = LoadedSubject(model, trainer.processing_class, trainer.features, name, options.batch_size)
-            with trainer.computing():
+            tokenizer, folder = trainer.processing_class, trainer.output / "eval_tasks" / f"step-{self.step:06d}"
+            with trainer.computing() as model:
+                subject = LoadedSubject(model, tokenizer, trainer.features, name, options.batch_size)
                 found = run_task(task, options, subject, folder, self.sets[task])
             for note in found.get("notes", ()):
                 logger.warning(f"{task} at {name}: {note}")

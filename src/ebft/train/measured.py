@@ -73,12 +73,8 @@ class Measured(Trainer, TrainerCallback):
         return len(loaded.train_set)
 
     @abstractmethod
-    def compute_model(self) -> Any:
-        """The model to compute with, up to date with the one that is trained."""
-
-    @abstractmethod
     def computing(self) -> AbstractContextManager[Any]:
-        """What `compute_model` computes in."""
+        """Gives the model to compute with, up to date with the one that is trained."""
 
     @abstractmethod
     def sample_lines(self) -> list[str]:
@@ -120,9 +116,8 @@ class Measured(Trainer, TrainerCallback):
             raise ConfigError("evaluation needs validation data: validation_split, validation_dataset or eval_dataset")
         self.deferred_checks.run(wait=True)  # a model that has diverged is not worth measuring
         start, settings = time.perf_counter(), self.settings
-        with torch.no_grad(), self.computing():
-            model, loader = self.compute_model(), evaluation_loader(settings, dataset)
-            ends, device = self.end_token_ids, settings.device
+        loader, ends, device = evaluation_loader(settings, dataset), self.end_token_ids, settings.device
+        with torch.no_grad(), self.computing() as model:
             records = validation.validate(model, self.features, loader, settings, ends, device, len(dataset))
         sharding.release(self.model)
         metrics = as_logged(estimates(records), metric_key_prefix)

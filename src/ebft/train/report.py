@@ -94,8 +94,8 @@ def answers_to(prompts: Sequence[str], trainer: Any) -> list[str]:
     if processes.rank() == 0 and prompts:
         temperature = trainer.settings.temperature
         settings = GenerationSettings(ANSWER_TOKENS, temperature, prompt_style="rendered", too_long="truncate")
-        generator = TransformersGenerator(trainer.compute_model(), trainer.processing_class, len(prompts))
-        with trainer.computing():
+        with trainer.computing() as model:
+            generator = TransformersGenerator(model, trainer.processing_class, len(prompts))
             texts = [found[0] for found in generator.generate(prompts, settings)]
     return processes.from_first(texts)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -136,11 +136,10 @@ class EBFTTrainer(Measured):
         recipe, data = loaded.recipe, (loaded.train_set, loaded.validation_set)
         return cls(loaded.model, recipe.training, *data, loaded.tokenizer, loading.peft_config(recipe))
 
-    def compute_model(self) -> Any:
-        return self.networks.compute_model()
-
-    def computing(self) -> ExitStack:
-        return self.compute_loss_context_manager()
+    @contextmanager
+    def computing(self) -> Iterator[Any]:
+        with self.compute_loss_context_manager():
+            yield self.networks.compute_model()
 
     def compute_loss_context_manager(self) -> ExitStack:
         return ExitStack() if self.networks.computes_in_bf16 else super().compute_loss_context_manager()
@@ -156,8 +155,8 @@ class EBFTTrainer(Measured):
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not batches:
             return batches, None
-        step, model, features = self.state.global_step, self.compute_model(), self.networks.features
-        with self.computing():
+        step, features = self.state.global_step, self.networks.features
+        with self.computing() as model:
             window = prepare_window(model, features, batches, self.args, step, self.end_token_ids, self.clock)
         self.deferred_checks.add(window.sequences, self._count_tokens)
         self.stop_beyond("mean reward", torch.as_tensor(window.metrics["reward"]), self.args.max_reward)
