@@ -205,13 +205,11 @@ def test_rewards_do_not_see_the_space_that_answers_begin_with() -> None:
     seen: list[str] = []
 
     class Spy(RewardFunction):
-        name = "spy"
-
         def score(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
             seen.extend(texts)
             return [0.0] * len(texts)
 
-    judge = rlvr.Judge([Spy(Counter())], [rlvr.Question({"prompt": "a:"}, "a:", 2)], answers_begin_with=" ")
+    judge = rlvr.Judge([Spy("spy", Counter())], [rlvr.Question({"prompt": "a:"}, "a:", 2)], answers_begin_with=" ")
     judge._count = lambda *_: None  # type: ignore[method-assign]
     judge.functions()[0]([" def f():", "  b", "c"], [[1], [1], [1]], [0, 0, 0])
     assert seen == ["def f():", " b", "c"]

@@ -42,26 +42,26 @@ COUNTS = ("raised", "timeouts", "sandbox_errors", "programs", "from_cache")
 
 
 class RewardFunction:
-    """Scores answers to rows of the dataset."""
+    """Scores answers to rows of the dataset, by `function` one at a time."""
 
-    name = ""
+    function: Callable[[str, Row], float]
 
-    def __init__(self, counts: Counter[str]) -> None:
-        self.counts = counts
+    def __init__(self, name: str, counts: Counter[str]) -> None:
+        self.name, self.counts = name, counts
         self._told = False
 
     def unusable(self, row: Row, where: str) -> str | None:
         """Why answers to this row cannot be scored; None if they can."""
         return None
 
-    def of_one(self, text: str, row: Row) -> float:
-        raise NotImplementedError
-
     def score(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
         scores = []
         for text, row in zip(texts, rows, strict=True):
             try:
-                scores.append(self.of_one(text, row))
+                score = float(self.function(text, dict(row)))
+                if not math.isfinite(score):
+                    raise ValueError(f"it returned {score}")
+                scores.append(score)
             except (Exception, SystemExit) as error:  # a script's sys.exit() must not end the run either
                 scores.append(self.failed(error))
         return scores
@@ -76,10 +76,8 @@ class RewardFunction:
 
 
 class UnitTests(RewardFunction):
-    name = "unit_tests"
-
     def __init__(self, counts: Counter[str], settings: RLVRSettings, columns: dict[str, str]) -> None:
-        super().__init__(counts)
+        super().__init__("unit_tests", counts)
         self.tests_column, self.columns = settings.tests_column, columns
         self.limits = Limits(seconds=settings.reward_timeout)
         self.sandbox = Sandbox(unsafe=settings.unsafe_exec, limits=self.limits)
@@ -148,10 +146,8 @@ class UnitTests(RewardFunction):
 
 
 class Bleu(RewardFunction):
-    name = "bleu"
-
     def __init__(self, counts: Counter[str], settings: RLVRSettings, columns: dict[str, str]) -> None:
-        super().__init__(counts)
+        super().__init__("bleu", counts)
         from sacrebleu.metrics import BLEU
 
         self.column = settings.reference_column or columns["completion"]
@@ -163,21 +159,8 @@ class Bleu(RewardFunction):
             return None
         return f"{where} has no text in the column {self.column!r}, which bleu compares with; set reference_column"
 
-    def of_one(self, text: str, row: Row) -> float:
+    def function(self, text: str, row: Row) -> float:
         return self.metric.sentence_score(one_line(text), [one_line(row[self.column])]).score / 100
-
-
-class Own(RewardFunction):
-    def __init__(self, counts: Counter[str], name: str) -> None:
-        super().__init__(counts)
-        self.name = name.replace(":", ".")
-        self.function = import_function(name)
-
-    def of_one(self, text: str, row: Row) -> float:
-        value = float(self.function(text, dict(row)))
-        if not math.isfinite(value):
-            raise ValueError(f"it returned {value}")
-        return value
 
 
 def import_function(name: str) -> Callable[[str, Row], float]:
@@ -196,11 +179,16 @@ def import_function(name: str) -> Callable[[str, Row], float]:
 
 
 def make_rewards(settings: RLVRSettings, columns: dict[str, str], counts: Counter[str]) -> list[RewardFunction]:
-    known = {"unit_tests": UnitTests, "bleu": Bleu}
+    known, rewards = {"unit_tests": UnitTests, "bleu": Bleu}, list[RewardFunction]()
     for name in settings.rewards:
-        if name not in known and ":" not in name:
+        if name in known:
+            rewards.append(known[name](counts, settings, columns))
+        elif ":" in name:
+            rewards.append(RewardFunction(name.replace(":", "."), counts))
+            rewards[-1].function = import_function(name)
+        else:
             raise ConfigError(f"rewards={name!r} is not unit_tests, bleu or module:function{nearest(name, known)}")
-    return [known[n](counts, settings, columns) if n in known else Own(counts, n) for n in settings.rewards]
+    return rewards
 
 
 def as_tests(value: Any) -> list[str]:

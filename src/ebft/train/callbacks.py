@@ -113,9 +113,8 @@ class Progress(Callback):
     def on_train_begin(self, *_: object, **__: object) -> None:
         bar = progress("training", self.trainer.state.max_steps, self.step, leave=False)
         self.open = ExitStack()
-        self.advance = (
-            self.open.enter_context(bar) if self.trainer.is_first and not self.trainer.args.disable_tqdm else bool
-        )
+        is_shown = self.trainer.is_first and not self.trainer.args.disable_tqdm
+        self.advance = self.open.enter_context(bar) if is_shown else bool
 
     def on_step_end(self, *_: object, **__: object) -> None:
         self.advance(1)
@@ -169,9 +168,8 @@ class Preemption(Callback):
         return self._stop() if stopping else None
 
     def _stop(self) -> BaseException:
-        if self.received == "SIGINT":
-            return KeyboardInterrupt()
-        return Preempted(self.received or "a notice to another process")
+        is_interrupt = self.received == "SIGINT"
+        return KeyboardInterrupt() if is_interrupt else Preempted(self.received or "a notice to another process")
 
     def attach(self, trainer: Trainer) -> None:
         self.trainer = trainer

@@ -55,6 +55,8 @@ class Networks:
             self.working = backbone.WorkingCopy(model)
             if args.gradient_checkpointing:
                 self.working.model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
+        # The weights that compute are in bf16 as a whole: autocast would only lift parts to float32.
+        self.computes_in_bf16 = self.working is not None or (self.sharded and not self.adapted)
         self.features = feature_network(model, args, tokenizer)
         self.flops = FlopCounter(model)
         # The frozen q of the KL term; with an adapter, it is the base model and nothing is copied.
@@ -112,15 +114,6 @@ class Networks:
             return self.model
         self.working.refresh()
         return self.working.model
-
-    def training_model(self, model: nn.Module) -> nn.Module:
-        """What a gradient is taken through, in the mode of `model`."""
-        return model if self.working is None else self.working.model.train(model.training)
-
-    @property
-    def computes_in_bf16(self) -> bool:
-        """Whether the weights that compute are in bf16 as a whole: autocast would only lift parts to float32."""
-        return self.working is not None or (self.sharded and not self.adapted)
 
     def frozen_reference(self) -> tuple[Any, AbstractContextManager[Any]]:
         """The frozen model q, and a context to run it in."""

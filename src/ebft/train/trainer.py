@@ -179,8 +179,10 @@ class EBFTTrainer(Measured):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        terms = loss_of(self.networks.training_model(model), inputs, self.args, self.networks.frozen_reference)
-        sharding.release(self.networks.reference)
+        networks = self.networks
+        trained = model if networks.working is None else networks.working.model.train(model.training)
+        terms = loss_of(trained, inputs, self.args, networks.frozen_reference)
+        sharding.release(networks.reference)
         found = {"loss": terms.loss, "ebft/policy_loss": terms.policy, "kl": terms.kl}
         if self.args.gamma:
             found["ebft/cross_entropy"] = terms.cross_entropy
