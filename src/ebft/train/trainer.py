@@ -12,7 +12,6 @@ holds only a part of the networks; to transformers and accelerate it still looks
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -42,7 +41,7 @@ from ebft.train.networks import Networks, disable_dropout
 from ebft.train.sequences import ENDS_LEFT_OUT, Loaded, look_at_answers, look_at_copies, look_at_lengths, warn
 
 # What a window says of itself also where nothing was rolled out.
-_OF_EVERY_STEP = ("ebft/anchors", "ebft/packed_tokens")
+_OF_EVERY_STEP = ("ebft/anchors", "ebft/packed_tokens", "ebft/policy_loss", "ebft/cross_entropy", "kl")
 
 
 class EBFTTrainer(Measured):
@@ -95,7 +94,7 @@ class EBFTTrainer(Measured):
         self.end_token_ids = end_token_ids(processing_class, args.completions_end)
         self.clock = Clock(args.device)
         self.window: Window | None = None
-        self._observed: dict[str, list[Tensor | float]] = defaultdict(list)
+        self._observed: list[dict[str, Tensor | float]] = []  # metrics of windows since the last log entry
         self.sharded = args.sharding is not None
         rows_given = train_dataset is not None and not isinstance(train_dataset, SequenceDataset)
         train_dataset = self.as_sequences(train_dataset)
@@ -162,8 +161,7 @@ class EBFTTrainer(Measured):
         self.stop_beyond("mean reward", torch.as_tensor(window.metrics["reward"]), self.args.max_reward)
         # Of a broken model all completions are the same, and nothing of them comes into the loss.
         self.stop_beyond("entropy", torch.as_tensor(window.metrics["entropy"]))
-        for name, value in window.metrics.items():
-            self._observed[name].append(value)
+        self._observed.append(window.metrics)
         self.window = window
         self._count_costs(window)
         return window.micro_batches, window.generated_tokens
@@ -208,8 +206,7 @@ class EBFTTrainer(Measured):
             return
         totals = processes.sum_over_processes(self.window.loss_sums)
         self.stop_beyond("loss", totals.pop("loss"))
-        for name, value in totals.items():
-            self._observed[name].append(value)
+        self.window.metrics |= totals
         self.window.loss_sums = {}
 
     # ---- counts ------------------------------------------------------------------------------------------------
@@ -233,13 +230,12 @@ class EBFTTrainer(Measured):
         if "loss" in logs and self._observed:
             self.deferred_checks.run(wait=True)
             # A step without any anchor says nothing about rollouts.
-            had_anchors = [float(anchors) > 0 for anchors in self._observed["ebft/anchors"]]
-            for name, values in self._observed.items():
-                if self.window is not None and name in self.window.metrics and name not in _OF_EVERY_STEP:
-                    values = [value for value, had in zip(values, had_anchors, strict=True) if had]
-                if values:
-                    logs[name] = float(sum(float(v) for v in values) / len(values))
-            seconds = {f"ebft/seconds_{name}": s / len(had_anchors) for name, s in self.clock.read().items()}
+            with_anchors = [found for found in self._observed if float(found["ebft/anchors"]) > 0]
+            for name in dict.fromkeys(name for found in self._observed for name in found):
+                windows = self._observed if name in _OF_EVERY_STEP else with_anchors
+                if values := [float(found[name]) for found in windows if name in found]:
+                    logs[name] = sum(values) / len(values)
+            seconds = {f"ebft/seconds_{name}": s / len(self._observed) for name, s in self.clock.read().items()}
             logs |= {**seconds, "step_time": sum(seconds.values())}
             logs["ebft/tokens_per_second"] = logs["ebft/packed_tokens"] / logs["step_time"]
             if torch.cuda.is_available():
