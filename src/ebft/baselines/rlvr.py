@@ -30,18 +30,20 @@ from ebft.errors import ConfigError, DataError, TrainingDiverged
 from ebft.loading import peft_config
 from ebft.runtime import processes
 from ebft.runtime.files import read_json, write_json
+from ebft.train.measured import Inputs
 from ebft.train.report import table_cell
 from ebft.train.sequences import Loaded, warn
 
 PROMPT_CHARACTERS = 1000  # of a prompt in the table of samples
 COUNTS_FILE = "reward_counts.json"  # in every checkpoint
-Prompt = str | list[dict[str, Any]]  # a text, or messages
+Prompt = str | list[Row]  # a text, or messages; so are answers
 
 
 class MeasuredRLVR(trl_trainers.Baseline, GRPOTrainer):
     method, title = "rlvr", "reinforcement learning from verifiable rewards (TRL's GRPOTrainer)"
     shown: ClassVar = {"reward": "reward", "reward_counts/timeouts": "timeouts", "reward_counts/raised": "raised"}
     judge: Judge
+    args: Any
 
     @classmethod
     def build(cls, loaded: Loaded) -> MeasuredRLVR:
@@ -69,7 +71,7 @@ class MeasuredRLVR(trl_trainers.Baseline, GRPOTrainer):
         answers = len(judge.questions) * int(arguments.num_generations or 1)
         return answers - answers % loaded.recipe.training.rows_per_step
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Any = None) -> Tensor:
         # Before answers are drawn: on a GPU, probabilities that are no numbers end the process.
         self.deferred_checks.run(wait=True)
         try:
@@ -124,43 +126,44 @@ class Judge:
     answers_begin_with: by prompt_separator; rewards do not see it.
     """
 
+    trainer: MeasuredRLVR  # which is made of the reward functions
+
     def __init__(
         self, rewards: Sequence[RewardFunction], questions: Sequence[Question], answers_begin_with: str = ""
     ) -> None:
         self.rewards, self.questions, self.answers_begin_with = rewards, questions, answers_begin_with
         self.counts: Counter[str] = rewards[0].counts  # in checkpoints, so that a resumed run counts on
-        self.trainer: Any = None  # is made of the reward functions
         self.rows: list[int] = []  # of the last answers
         self.texts: list[str] = []
         self.scores: dict[str, list[float]] = {}
 
     def totals(self) -> dict[str, int]:
         """What was counted by all processes."""
-        return {name: int(count) for name, count in self._sums({name: self.counts[name] for name in COUNTS}).items()}
+        return self._sums({name: self.counts[name] for name in COUNTS})
 
-    def _sums(self, counts: dict[str, int]) -> dict[str, float]:
+    def _sums(self, counts: dict[str, int]) -> dict[str, int]:
         """Over all processes."""
         device = self.trainer.args.device
         tensors = {name: torch.tensor(float(count), device=device) for name, count in counts.items()}
-        return {name: float(total) for name, total in processes.sum_over_processes(tensors).items()}
+        return {name: int(total) for name, total in processes.sum_over_processes(tensors).items()}
 
     def functions(self) -> list[Any]:
-        """One for each reward, as TRL calls them."""
-        return [self._function(place, reward) for place, reward in enumerate(self.rewards)]
+        """One for each reward, as TRL calls them, the first one first."""
 
-    def _function(self, place: int, reward: RewardFunction) -> Callable[..., list[float]]:
-        def score(completions: list[Any], completion_ids: list[Any], row: list[int], **_: object) -> list[float]:
-            if place == 0:
-                self._count(row, completion_ids)
-                self.rows, self.texts = row, [text_of(c).removeprefix(self.answers_begin_with) for c in completions]
-            scores = reward.score(self.texts, [self.questions[number].row for number in row])
-            self.scores[reward.name] = scores
-            return scores
+        def by(reward: RewardFunction) -> Callable[..., list[float]]:
+            def score(completions: list[Prompt], completion_ids: list[Any], row: list[int], **_: object) -> list[float]:
+                if reward is self.rewards[0]:
+                    self._count(row, completion_ids)
+                    self.rows, self.texts = row, [text_of(c).removeprefix(self.answers_begin_with) for c in completions]
+                self.scores[reward.name] = reward.score(self.texts, [self.questions[number].row for number in row])
+                return self.scores[reward.name]
 
-        score.__name__ = reward.name
-        return score
+            score.__name__ = reward.name
+            return score
 
-    def _count(self, rows: Sequence[int], completion_ids: Sequence[Sequence[int]]) -> None:
+        return [by(reward) for reward in self.rewards]
+
+    def _count(self, rows: Sequence[int], completion_ids: list[list[int]]) -> None:
         """Drawing an answer is a pass over it and its prompt; then the updates. One more pass each: with a KL, by the
         frozen model; where answers are not used up in one step, or come from vLLM, for their log-probs when drawn."""
         counter, args = self.trainer.flops, self.trainer.args
@@ -177,8 +180,7 @@ class Judge:
         if not self.rows:
             return []
         first = self.rows[0]
-        prompt = self.questions[first].prompt
-        asked = prompt if isinstance(prompt, str) else "\n".join(str(turn.get("content")) for turn in prompt)
+        asked = text_of(self.questions[first].prompt, "\n")
         lines = [f"Prompt: {table_cell(asked[-PROMPT_CHARACTERS:])}", ""]
         lines += [f"| answer | {' | '.join(self.scores)} |", "|---" * (1 + len(self.scores)) + "|"]
         for number, text, *scores in zip(self.rows, self.texts, *self.scores.values(), strict=True):
@@ -187,11 +189,8 @@ class Judge:
         return [*lines, ""]
 
 
-def text_of(completion: str | list[dict[str, Any]]) -> str:
-    """TRL gives a text, or the turns of a conversation."""
-    if isinstance(completion, str):
-        return completion
-    return "".join(str(turn.get("content") or "") for turn in completion)
+def text_of(given: Prompt, between: str = "") -> str:
+    return given if isinstance(given, str) else between.join(str(turn.get("content") or "") for turn in given)
 
 
 def prompt_of(row: Row, row_format: RowFormat, where: str = "the row") -> Prompt:

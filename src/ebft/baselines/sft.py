@@ -21,7 +21,7 @@ from ebft.data.packing import PADDING, SequenceDataset
 from ebft.errors import DataError
 from ebft.loading import peft_config
 from ebft.runtime import processes
-from ebft.train.measured import wide
+from ebft.train.measured import Inputs, wide
 from ebft.train.sequences import Loaded, look_at_lengths, warn
 
 IGNORED = -100
@@ -55,14 +55,14 @@ class MeasuredSFT(trl_trainers.Baseline, SFTTrainer):
     def rows(cls, loaded: Loaded) -> int:
         return len(_prepare(loaded)[0])
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Any = None) -> Tensor:
         counts = {"tokens": inputs["attention_mask"].sum(), "targets": (inputs["labels"][:, 1:] != IGNORED).sum()}
         tokens, targets = processes.sum_over_processes(counts).values()
         # TRL computes logits only where a label counts.
         self.spend(tokens=tokens, flops=self.flops.over(wide(tokens), wide(targets)) * self.flops.update)
         return super().training_step(model, inputs, num_items_in_batch)
 
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(self, model: nn.Module, inputs: Inputs, *args: Any, **kwargs: Any) -> Any:
         """Rows with several documents apart have `position_ids` that begin anew with each. transformers takes that for
         their masks if it is given no other; padding is on the right, where no token of a document sees it."""
         if "position_ids" not in inputs:

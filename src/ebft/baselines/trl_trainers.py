@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from ebft.config.method import ONLY_EBFT
 from ebft.config.recipe import Recipe
@@ -24,7 +24,7 @@ from ebft.loading import feature_network
 from ebft.model.backbone import copy_in_dtype, evaluating, prepare_model
 from ebft.runtime import processes
 from ebft.train import report
-from ebft.train.measured import Measured
+from ebft.train.measured import Inputs, Measured
 from ebft.train.networks import FlopCounter
 from ebft.train.sequences import Loaded, warn
 
@@ -67,7 +67,7 @@ def trl_arguments(cls: type[Arguments], settings: SFTSettings | RLVRSettings, **
     return cls(**{**shared, **own, **settings.trl_options})
 
 
-def with_padding(tokenizer: Any) -> Any:
+def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """A tokenizer without a pad token gets what TRL would take; padding is masked by length."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -98,7 +98,7 @@ class Baseline(Measured):
         with torch.autocast(self.settings.device.type, torch.bfloat16, enabled=bf16 and adapted):
             yield copy_in_dtype(self.model, torch.bfloat16)[0] if bf16 and not adapted else self.model
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Any = None) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.stop_beyond("loss", processes.sum_over_processes({"loss": loss.detach()})["loss"])
         return loss

@@ -29,11 +29,12 @@ from ebft.runtime.files import json_ready, read_json, read_jsonl, write_json, wr
 from ebft.runtime.timing import DeferredChecks
 from ebft.train import run_folder
 from ebft.train.callbacks import EarlyStopping, EvalTasks
-from ebft.train.run_folder import RECIPE_FILE, RESOLVED_FILE, RESULTS_FILE
+from ebft.train.run_folder import RECIPE_FILE, RESOLVED_FILE, RESULTS_FILE, Results
 from ebft.train.sequences import Loaded, warn
 
 COSTS_FILE = "spent.json"  # in a checkpoint
 METRICS_FILE = "metrics.jsonl"
+Inputs = dict[str, Any]  # a micro-batch
 WITHOUT_WARM_UP = ("constant", "greedy", "reduce_lr_on_plateau")  # schedules
 
 
@@ -91,7 +92,7 @@ class Measured(Trainer, TrainerCallback):
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = f"{self.args.output_dir}/runs"
         self.deferred_checks = DeferredChecks()
-        self.results: dict[str, Any] = {"method": self.method}
+        self.results: Results = {"method": self.method}
         self.records: dict[str, list[Record]] = {}
         self.spent: dict[str, float | Tensor] = dict.fromkeys(("seconds", "tokens", "generated_tokens", "flops"), 0.0)
         self._check_gradients()
@@ -143,7 +144,7 @@ class Measured(Trainer, TrainerCallback):
         return trained
 
     @cached_property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Results:
         """What the numbers of `evaluate` depend on, beside the model."""
         assert self.features is not None
         assert self.held_out is not None

@@ -6,7 +6,7 @@ import math
 import platform
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -20,7 +20,11 @@ from ebft.evaluate.generation import GenerationSettings, TransformersGenerator
 from ebft.method.measures import NAMES, along_training, smaller_is_better, with_error
 from ebft.runtime import processes
 from ebft.runtime.files import read_jsonl
+from ebft.train.run_folder import Results
 from ebft.version import __version__
+
+if TYPE_CHECKING:
+    from ebft.train.measured import Measured
 
 CONTEXT_TOKENS, ANCHORS = 24, 4  # shown in a table of samples
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 24  # of a held-out prompt, and of the answers to it
@@ -88,7 +92,7 @@ def held_out_prompts(dataset: SequenceDataset, tokenizer: PreTrainedTokenizerBas
     return {"prompts": prompts[:count], "text": texts[:count]}
 
 
-def answers_to(prompts: Sequence[str], trainer: Any) -> list[str]:
+def answers_to(prompts: Sequence[str], trainer: Measured) -> list[str]:
     """By the model as it is now, always with the same random numbers; the first process writes, and all get them."""
     texts: list[str] = []
     if processes.rank() == 0 and prompts:
@@ -110,7 +114,7 @@ def answer_lines(found: dict[str, list[str]]) -> list[str]:
     return shown
 
 
-def before_and_after(results: dict[str, Any]) -> list[tuple[str, ...]]:
+def before_and_after(results: Results) -> list[tuple[str, ...]]:
     """Rows under TITLES: the metrics that a table shows. The error of a change is that of the paired difference."""
     found = [results.get(when, {}) for when in ("before", "after", "change")]
     return [
@@ -120,7 +124,7 @@ def before_and_after(results: dict[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
-def verdict(results: dict[str, Any]) -> list[str]:
+def verdict(results: Results) -> list[str]:
     """What the paired changes are evidence of, in words: by Student's t, since sequences may be few."""
     from scipy.stats import t
 
@@ -165,7 +169,7 @@ def curves(run: Path) -> Path | None:
     return run / CURVES
 
 
-def card(title: str, made: str, recipe: str, header: Sequence[str] = (), results: dict[str, Any] | None = None) -> str:
+def card(title: str, made: str, recipe: str, header: Sequence[str] = (), results: Results | None = None) -> str:
     """A model's README.md: how it was made, what was measured, and the recipe."""
     lines = ["---", "tags: [ebft]", *header, "---", "", f"# {title}", "", made, ""]
     if results and (rows := before_and_after(results)):
@@ -181,7 +185,7 @@ def card(title: str, made: str, recipe: str, header: Sequence[str] = (), results
     return "\n".join([*lines, f"ebft {__version__}, {versions}.", ""])
 
 
-def write_card(folder: Path, title: str, recipe: Recipe, results: dict[str, Any], method: str) -> None:
+def write_card(folder: Path, title: str, recipe: Recipe, results: Results, method: str) -> None:
     """Of the final model of a run."""
     model, launch = recipe.model, recipe.training.world_size
     header = [f"library_name: {'peft' if model.adapted else 'transformers'}"]

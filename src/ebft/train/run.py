@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import HfApi
@@ -25,7 +24,7 @@ from ebft.runtime.messages import duration
 from ebft.train import report
 from ebft.train.callbacks import EvalTasks, Preemption, Progress
 from ebft.train.measured import Measured
-from ebft.train.run_folder import FINAL, RunFolder, whole
+from ebft.train.run_folder import FINAL, Results, RunFolder, whole
 from ebft.train.sequences import Loaded, first_document, load, prompt_kinds, trained_part, warn
 from ebft.train.trainer import EBFTTrainer
 
@@ -82,7 +81,7 @@ def _warn_of_a_cpu(loaded: Loaded, steps_of: Callable[[], tuple[int, int]]) -> N
     warn(f"no GPU was found: {words} (set use_cpu: true if this is intended)")
 
 
-def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTrainer) -> dict[str, Any]:
+def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTrainer) -> Results:
     """Run a recipe from start to end, or resume it. Returns the results before and after, in the first process."""
     args = recipe.training
     processes.start(args)

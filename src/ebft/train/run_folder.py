@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -37,6 +38,7 @@ RESOLVED_FILE = "resolved.json"  # every setting as the run had it
 DATA_FILE = "data.json"  # documents, tokens and checksums
 RESULTS_FILE = "results.json"  # validation before and after, the change, and what they depend on
 FINAL = "final"  # the trained model
+Results = dict[str, Any]
 LOCK_FILE = "run.lock"  # while a process writes here
 MARK = "COMPLETE"  # of a checkpoint
 _AT_ONCE = 8  # files that are read side by side; hashing leaves Python's lock alone

@@ -36,7 +36,7 @@ from ebft.model.backbone import embedding_size, end_tokens_of
 from ebft.runtime import processes, sharding
 from ebft.runtime.timing import Clock
 from ebft.train import report
-from ebft.train.measured import Measured, wide
+from ebft.train.measured import Inputs, Measured, wide
 from ebft.train.networks import Networks, disable_dropout
 from ebft.train.sequences import ENDS_LEFT_OUT, Loaded, look_at_answers, look_at_copies, look_at_lengths, warn
 
@@ -166,7 +166,7 @@ class EBFTTrainer(Measured):
         self._count_costs(window)
         return window.micro_batches, window.generated_tokens
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Any = None) -> Tensor:
         with self.clock.phase("update"):
             loss = super().training_step(model, inputs, num_items_in_batch)
         if self.accelerator.sync_gradients:  # the window's last micro-batch
@@ -175,7 +175,7 @@ class EBFTTrainer(Measured):
         return loss * self.args.world_size
 
     def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: nn.Module, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         networks = self.networks
         trained = model if networks.working is None else networks.working.model.train(model.training)
