@@ -51,7 +51,6 @@ class Measured(Trainer, TrainerCallback):
     method: ClassVar[str]  # the name in results.json
     title: ClassVar[str]  # for the model card
     shown: ClassVar[dict[str, str]]  # metrics in the terminal, by short names
-    needs_anchors: ClassVar[bool] = False  # the training text must have one
     model: Any
     control: Any
     processing_class: Any

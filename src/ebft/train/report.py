@@ -131,7 +131,7 @@ def verdict(results: Results) -> list[str]:
     clearly = "by more than chance would explain (p < 0.05)"
     better, worse, unclear = f"better {clearly}", f"worse {clearly}", "no evidence of a change"
     found: dict[str, list[str]] = {better: [], worse: [], unclear: []}
-    change, sequences = results.get("change", {}), (results.get("ruler") or {}).get("validation_sequences", 0)
+    change, sequences = results.get("change", {}), results.get("ruler", {}).get("validation_sequences", 0)
     for key, name in NAMES.items() if sequences > 1 else ():
         value, error = change.get(f"eval_{key}"), change.get(f"eval_{key}_se")
         if value is not None and error is not None and not math.isnan(error):

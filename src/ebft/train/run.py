@@ -35,7 +35,7 @@ def plan(recipe: Recipe, method: type[Measured] = EBFTTrainer, resume: bool = Fa
     """`--dry-run`: what a run would do, as lines to print; nothing in processes other than the first."""
     config = recipe.training
     processes.start(config)
-    loaded = load(recipe, method.needs_anchors)
+    loaded = load(recipe)
     if config.process_index != 0:
         return []
     if not resume:
@@ -71,7 +71,7 @@ def _warn_of_a_cpu(loaded: Loaded, steps_of: Callable[[], tuple[int, int]]) -> N
     recipe = loaded.recipe
     if torch.accelerator.is_available() or as_given("use_cpu", recipe.given, recipe.command):
         return
-    (epoch, steps), matrix = steps_of(), torch.rand(1024, 1024)
+    (epoch, steps), matrix = steps_of(), torch.ones(1024, 1024)
     for _ in range(2):  # the first one warms up
         began = time.perf_counter()
         matrix @ matrix
@@ -90,7 +90,7 @@ def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTra
         checkpoint = folder.claim(resume, method.method)
         if pushes := args.push_to_hub:
             _make_repository(args)
-        loaded = load(recipe, method.needs_anchors)
+        loaded = load(recipe)
         _warn_of_a_cpu(loaded, lambda: _steps(loaded, method))
         trainer = method.build(loaded)
         trainer.by_command = True

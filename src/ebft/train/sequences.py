@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, islice
-from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -41,12 +40,12 @@ class Loaded:
     train_set: SequenceDataset
     validation_set: SequenceDataset | None
     model: PreTrainedModel
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
 
 
-def load(recipe: Recipe, needs_anchors: bool = True) -> Loaded:
+def load(recipe: Recipe) -> Loaded:
     """Data, tokenizer and model. EBFT needs an anchor somewhere in the training text."""
-    training, tokenizer = recipe.training, load_tokenizer(recipe)
+    training, tokenizer, needs_anchors = recipe.training, load_tokenizer(recipe), recipe.command == "train"
     check_tokenizer(tokenizer)
     with training.main_process_first():  # it tokenises; the others find the tokens in the cache
         train_set, validation_set = load_data(recipe, tokenizer)

@@ -58,7 +58,7 @@ class EBFTTrainer(Measured):
         callbacks: beside the standard ones (metrics file, checkpoint marks, progress).
     """
 
-    method, title, needs_anchors = "ebft", "Energy-Based Fine-Tuning", True
+    method, title = "ebft", "Energy-Based Fine-Tuning"
     shown: ClassVar = {"reward": "reward", "ebft/cfm": "cfm", "ebft/cross_entropy": "ce", "ebft/distinct": "distinct"}
     args: EBFTConfig
     lr_scheduler: Any
