@@ -76,8 +76,6 @@ class TestUnitTests:
         assert reward.unusable(MBPP, "row 1") is None
         assert "Name yours with tests_column" in reward.unusable({"prompt": "x"}, "row 2")
         assert "without tests everything would pass" in reward.unusable({**MBPP, "test_list": []}, "row 3")
-        assert reward.score([GOOD, GOOD], [{"prompt": "x"}, MBPP]) == [0.0, 1.0]
-        assert reward.counts["raised"] == 1
 
 
 def test_without_a_sandbox_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
