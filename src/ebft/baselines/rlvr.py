@@ -213,8 +213,7 @@ def load_questions(
     rewarded and whose prompts are not too long; says how many are left out, and why."""
     settings, data = recipe.training, recipe.data
     assert isinstance(settings, RLVRSettings)
-    found: dict[int, Question] = {}
-    left_out: Counter[str] = Counter()
+    found, left_out = dict[int, Question](), list[str]()
     for store, source in enumerate(data.dataset):
         mine = (index.store == store).nonzero()[0]
         places = dict(zip(index.number[mine].tolist(), mine.tolist(), strict=True))
@@ -223,18 +222,16 @@ def load_questions(
             where = f"{source}: row {number + 1}"
             prompt = prompt_of(row, data.row_format, where)
             length = _tokens(prompt, tokenizer)
-            reason = next((why for reward in rewards if (why := reward.unusable(row, where))), None)
-            if reason is None and length > settings.max_prompt_tokens:
-                reason = f"prompts longer than max_prompt_tokens={settings.max_prompt_tokens}"
-            if reason is None:
+            reasons = [why for reward in rewards if (why := reward.unusable(row, where))]
+            if length > settings.max_prompt_tokens:
+                reasons.append(f"prompts longer than max_prompt_tokens={settings.max_prompt_tokens}")
+            if not reasons:
                 found[places[number]] = Question(row, prompt, length)
-            else:
-                left_out[reason] += 1
-    reason = next(iter(left_out), "there are none")
+            left_out += reasons[:1]
     if not found:
-        raise DataError(f"none of the {len(index)} documents can be used: {reason}")
+        raise DataError(f"none of the {len(index)} documents can be used: {[*left_out, 'there are none'][0]}")
     if left_out:
-        warn(f"{left_out.total()} of {len(index)} documents are left out; the first: {reason}")
+        warn(f"{len(left_out)} of {len(index)} documents are left out; the first: {left_out[0]}")
     return [found[place] for place in sorted(found)]
 
 

@@ -34,7 +34,7 @@ class MeasuredSFT(trl_trainers.Baseline, SFTTrainer):
     @classmethod
     def build(cls, loaded: Loaded) -> MeasuredSFT:
         rows, arguments = _prepare(loaded)
-        tokenizer, validation_set = trl_trainers.with_padding(loaded.tokenizer), loaded.validation_set
+        tokenizer = trl_trainers.with_padding(loaded.tokenizer)
         collator = None  # TRL's own
         if "seq_lengths" in rows.column_names:
             collator = DataCollatorForLanguageModeling(tokenizer.pad_token_id, return_position_ids=True)
@@ -43,7 +43,7 @@ class MeasuredSFT(trl_trainers.Baseline, SFTTrainer):
             args=arguments,
             train_dataset=rows,
             # Never looked at: `evaluate` validates as EBFT does. transformers wants one where evaluation is asked for.
-            eval_dataset=None if validation_set is None else token_rows(validation_set, False),
+            eval_dataset=None if loaded.validation_set is None else rows.select([0]),
             processing_class=tokenizer,
             data_collator=collator,
             peft_config=peft_config(loaded.recipe),
@@ -94,10 +94,8 @@ def token_rows(dataset: SequenceDataset, answer_only: bool, apart: bool = False)
             lengths.append(len(ids))
             parts.append(np.diff(begins, append=len(ids)))
     if not tokens:
-        raise DataError(
-            "no token to train on: no answer lies within the first max_length tokens of a document; raise max_length, "
-            "or set loss_on_answers=false"
-        )
+        ways_out = "raise max_length, or set loss_on_answers=false"
+        raise DataError(f"no answer lies within the first max_length tokens of a document; {ways_out}")
     offsets = pyarrow.array(np.cumsum([0, *lengths]), pyarrow.int64())
     columns = {
         name: pyarrow.LargeListArray.from_arrays(offsets, pyarrow.array(np.concatenate(values)))

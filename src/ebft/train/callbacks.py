@@ -71,9 +71,10 @@ class EvalTasks(Callback):
         from ebft.evaluate.subject import LoadedSubject
 
         logs: dict[str, float] = {}
-        for task in self.options.tasks if processes.rank() == 0 else ():
-            trainer, options, name, start = self.trainer, self.options, f"step {self.step}", time.perf_counter()
-            tokenizer, folder = trainer.processing_class, trainer.output / "eval_tasks" / f"step-{self.step:06d}"
+        trainer, options, name = self.trainer, self.options, f"step {self.step}"
+        tokenizer, folder = trainer.processing_class, trainer.output / "eval_tasks" / f"step-{self.step:06d}"
+        for task in options.tasks if processes.rank() == 0 else ():
+            start = time.perf_counter()
             with trainer.computing() as model:
                 subject = LoadedSubject(model, tokenizer, trainer.features, name, options.batch_size)
                 found = run_task(task, options, subject, folder, self.sets[task])
