@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
 from ebft.config.evaluation import EvalOptions
 from ebft.errors import ConfigError, Preempted
@@ -29,7 +29,7 @@ _TAKEN = {"model", "tasks", "output", "compare", "feature_model", "backend", "dt
 
 
 class Callback(TrainerCallback):
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any = None) -> None:
         self.trainer = trainer
 
     @property
@@ -133,8 +133,8 @@ class Progress(Callback):
 
 
 class Preemption(Callback):
-    """SIGTERM and SIGUSR1, with which schedulers give notice, and Ctrl-C: finish the step, save a checkpoint, leave. As
-    the last callback of a trainer, it ends the run after the checkpoint that it has asked for.
+    """SIGTERM and SIGUSR1, with which schedulers give notice, and Ctrl-C: finish the step, save a checkpoint, leave. It
+    listens before there is a trainer; as the last callback of one it ends the run after the checkpoint it asked for.
 
     One notice to one process is enough; all processes of a run leave after the same step. Outside of training, while
     data and models are loaded or the finished model is evaluated, there is nothing to save, and a run leaves at once.
@@ -144,9 +144,6 @@ class Preemption(Callback):
     received: str | None = None
     at_once = True  # what was done so far is on disk, or not worth keeping
     _leaving = False
-
-    def __init__(self) -> None:
-        super().__init__(None)  # it listens before there is a trainer
 
     @contextmanager
     def listen(self) -> Iterator[None]:
@@ -171,10 +168,6 @@ class Preemption(Callback):
     def _stop(self) -> BaseException:
         is_interrupt = self.received == "SIGINT"
         return KeyboardInterrupt() if is_interrupt else Preempted(self.received or "a notice to another process")
-
-    def attach(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        trainer.add_callback(self)
 
     def on_train_begin(self, *_: object, train_dataloader: Any = None, **__: object) -> None:
         self.at_once = False

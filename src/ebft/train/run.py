@@ -97,7 +97,8 @@ def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTra
         trainer.remove_callback(ProgressCallback)  # of transformers, as is the next
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Progress(trainer))
-        preemption.attach(trainer)
+        preemption.trainer = trainer
+        trainer.add_callback(preemption)
         folder.describe(loaded.train_set, prompt_kinds(recipe.data))  # settings that were refused leave nothing
         if folder.is_first:
             held_out = "" if loaded.validation_set is None else f"; {len(loaded.validation_set.index):,} for validation"
