@@ -202,12 +202,10 @@ class EBFTTrainer(Measured):
         if self.args.world_size > 1 and not self.sharded:  # shards are summed by the backward pass
             with self.clock.phase("exchange"):
                 processes.sum_gradients(self.model)
-        if self.window is None or not self.window.loss_sums:
-            return
+        assert self.window is not None
         totals = processes.sum_over_processes(self.window.loss_sums)
         self.stop_beyond("loss", totals.pop("loss"))
         self.window.metrics |= totals
-        self.window.loss_sums = {}
 
     # ---- counts ------------------------------------------------------------------------------------------------
 
