@@ -18,5 +18,5 @@ def make_trainers(tiny: Path, rows: Path, folder: Path, **changes: Any) -> dict[
     for name, method in {"ebft": EBFTTrainer, "sft": sft.TRAINER, "rlvr": rlvr.TRAINER}.items():
         own = {"rewards": "bleu", "generations": 4, "max_new_tokens": 5} if name == "rlvr" else {}
         recipe = load_recipe(file, {"output_dir": str(folder / name), **own}, "train" if name == "ebft" else name)
-        made[name] = method.build(load(recipe))
+        made[name] = method.prepare(load(recipe))[1]()
     return made

@@ -92,7 +92,7 @@ class TestMasks:
     ) -> None:
         """After everything TRL does to them: the labels in the batches of the trainer itself."""
         loaded = load(tmp_path, tiny, sums, **changes)
-        trainer, tokenizer, train_set = sft.TRAINER.build(loaded), loaded.tokenizer, loaded.train_set
+        trainer, tokenizer, train_set = sft.TRAINER.prepare(loaded)[1](), loaded.tokenizer, loaded.train_set
         documents = 0
         for batch in trainer.get_train_dataloader():
             for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
@@ -109,7 +109,7 @@ class TestMasks:
         for masks in (True, False):
             settings = {"pack_training": True, "max_length": 50, "document_masks": masks, "answer_only": True}
             loaded = load(tmp_path, tiny, sums, **settings)
-            trainer = sft.TRAINER.build(loaded)
+            trainer = sft.TRAINER.prepare(loaded)[1]()
             for batch in trainer.get_train_dataloader():
                 with torch.no_grad():
                     loss = trainer.compute_loss(loaded.model, dict(batch)).item()

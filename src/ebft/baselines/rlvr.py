@@ -46,30 +46,53 @@ class MeasuredRLVR(trl_trainers.Baseline, GRPOTrainer):
     args: Any
 
     @classmethod
-    def build(cls, loaded: Loaded) -> MeasuredRLVR:
-        judge, arguments = _prepare(loaded)
-        texts = [question.prompt for question in judge.questions]
-        prompts = Dataset.from_dict({"prompt": texts, "row": list(range(len(texts)))})
-        trainer = cls(
-            model=loaded.model,
-            reward_funcs=judge.functions(),
-            args=arguments,
-            train_dataset=prompts,
-            # Never looked at: `evaluate` validates as EBFT does. transformers wants one where evaluation is asked for.
-            eval_dataset=None if loaded.validation_set is None else prompts.select([0]),
-            processing_class=trl_trainers.with_padding(loaded.tokenizer),
-            peft_config=peft_config(loaded.recipe),
+    def prepare(cls, loaded: Loaded) -> tuple[int, Callable[[], MeasuredRLVR]]:
+        """Rows are answers. TRL leaves out prompts that do not fill a step; where there are too few, it would train for
+        no step at all."""
+        recipe, settings = loaded.recipe, loaded.recipe.training
+        assert isinstance(settings, RLVRSettings)
+        trl_trainers.check(recipe)
+        if settings.use_vllm and find_spec("vllm") is None:
+            raise ConfigError("use_vllm=true needs vllm; install it with `pip install trl[vllm]`, or leave it out")
+        arguments = trl_trainers.trl_arguments(
+            GRPOConfig,
+            settings,
+            num_generations=settings.generations,
+            num_generations_eval=1,  # TRL's own evaluation, which is never run
+            temperature=settings.generation_temperature,
+            max_completion_length=settings.max_new_tokens,
+            beta=settings.kl_coefficient,
+            use_vllm=settings.use_vllm,
+            reward_weights=settings.reward_weights or None,
         )
-        trainer.judge, judge.trainer = judge, trainer
-        trainer.complete(loaded)
-        return trainer
+        rewards = make_rewards(settings, recipe.data.columns, Counter())
+        questions = load_questions(recipe, loaded.train_set.index, rewards, loaded.tokenizer)
+        needed = int(arguments.generation_batch_size or 0) // settings.generations
+        if len(questions) < needed:
+            raise ConfigError(
+                f"a step draws answers to {needed} prompts, but there are {len(questions)}; lower "
+                "gradient_accumulation_steps or per_device_train_batch_size, or give more data"
+            )
+        judge = Judge(rewards, questions, recipe.data.row_format.answers_begin_with)
+        prompts = Dataset.from_dict({"prompt": [q.prompt for q in questions], "row": list(range(len(questions)))})
 
-    @classmethod
-    def rows(cls, loaded: Loaded) -> int:
-        """Answers; TRL leaves out prompts that do not fill a step."""
-        judge, arguments = _prepare(loaded)
-        answers = len(judge.questions) * int(arguments.num_generations or 1)
-        return answers - answers % loaded.recipe.training.rows_per_step
+        def build() -> MeasuredRLVR:
+            trainer = cls(
+                model=loaded.model,
+                reward_funcs=judge.functions(),
+                args=arguments,
+                train_dataset=prompts,
+                # Never looked at: `evaluate` validates as EBFT does. transformers wants one where it is to evaluate.
+                eval_dataset=None if loaded.validation_set is None else prompts.select([0]),
+                processing_class=trl_trainers.with_padding(loaded.tokenizer),
+                peft_config=peft_config(recipe),
+            )
+            trainer.judge, judge.trainer = judge, trainer
+            trainer.complete(loaded)
+            return trainer
+
+        answers = len(questions) * settings.generations
+        return answers - answers % settings.rows_per_step, build
 
     def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Any = None) -> Tensor:
         # Before answers are drawn: on a GPU, probabilities that are no numbers end the process.
@@ -240,35 +263,6 @@ def _tokens(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> int:
         return len(tokenizer(prompt)["input_ids"])
     text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def _prepare(loaded: Loaded) -> tuple[Judge, GRPOConfig]:
-    """The judge and TRL's arguments; TRL would train for no step at all where there are too few prompts."""
-    recipe, settings = loaded.recipe, loaded.recipe.training
-    assert isinstance(settings, RLVRSettings)
-    trl_trainers.check(recipe)
-    if settings.use_vllm and find_spec("vllm") is None:
-        raise ConfigError("use_vllm=true needs vllm; install it with `pip install trl[vllm]`, or leave it out")
-    arguments = trl_trainers.trl_arguments(
-        GRPOConfig,
-        settings,
-        num_generations=settings.generations,
-        num_generations_eval=1,  # TRL's own evaluation, which is never run
-        temperature=settings.generation_temperature,
-        max_completion_length=settings.max_new_tokens,
-        beta=settings.kl_coefficient,
-        use_vllm=settings.use_vllm,
-        reward_weights=settings.reward_weights or None,
-    )
-    rewards = make_rewards(settings, recipe.data.columns, Counter())
-    questions = load_questions(recipe, loaded.train_set.index, rewards, loaded.tokenizer)
-    needed = int(arguments.generation_batch_size or 0) // settings.generations
-    if len(questions) < needed:
-        raise ConfigError(
-            f"a step draws answers to {needed} prompts, but there are {len(questions)}; lower "
-            "gradient_accumulation_steps or per_device_train_batch_size, or give more data"
-        )
-    return Judge(rewards, questions, recipe.data.row_format.answers_begin_with), arguments
 
 
 TRAINER = MeasuredRLVR

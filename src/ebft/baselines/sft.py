@@ -6,6 +6,7 @@ mask of answers is ebft's own, the same for all formats of data.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,28 +33,38 @@ class MeasuredSFT(trl_trainers.Baseline, SFTTrainer):
     shown: ClassVar = {"loss": "loss", "mean_token_accuracy": "accuracy"}
 
     @classmethod
-    def build(cls, loaded: Loaded) -> MeasuredSFT:
-        rows, arguments = _prepare(loaded)
-        tokenizer = trl_trainers.with_padding(loaded.tokenizer)
-        collator = None  # TRL's own
-        if "seq_lengths" in rows.column_names:
-            collator = DataCollatorForLanguageModeling(tokenizer.pad_token_id, return_position_ids=True)
-        trainer = cls(
-            model=loaded.model,
-            args=arguments,
-            train_dataset=rows,
-            # Never looked at: `evaluate` validates as EBFT does. transformers wants one where evaluation is asked for.
-            eval_dataset=None if loaded.validation_set is None else rows.select([0]),
-            processing_class=tokenizer,
-            data_collator=collator,
-            peft_config=peft_config(loaded.recipe),
-        )
-        trainer.complete(loaded)
-        return trainer
+    def prepare(cls, loaded: Loaded) -> tuple[int, Callable[[], MeasuredSFT]]:
+        """The training documents in sequences of `max_length`, with notes on what is lost."""
+        settings, given = loaded.recipe.training, loaded.train_set
+        assert isinstance(settings, SFTSettings)
+        trl_trainers.check(loaded.recipe)
+        own = {"max_length": settings.max_length, "dataset_kwargs": {"skip_prepare_dataset": True}}
+        arguments = trl_trainers.trl_arguments(SFTConfig, settings, packing=False, padding_free=False, **own)
+        sequences = SequenceDataset(given.index, settings.max_length, settings.pack_training, given.pad_token_id)
+        apart = settings.pack_training and settings.document_masks
+        rows = token_rows(sequences, settings.trains_on_answers, apart)
+        look_at_lengths(loaded.model, sequences, "max_length", apart)
+        if left_out := len(sequences) - len(rows):
+            warn(f"{left_out} of {len(sequences)} sequences are left out: no token to train on within max_length")
 
-    @classmethod
-    def rows(cls, loaded: Loaded) -> int:
-        return len(_prepare(loaded)[0])
+        def build() -> MeasuredSFT:
+            tokenizer, collator = trl_trainers.with_padding(loaded.tokenizer), None  # TRL's own
+            if apart:
+                collator = DataCollatorForLanguageModeling(tokenizer.pad_token_id, return_position_ids=True)
+            trainer = cls(
+                model=loaded.model,
+                args=arguments,
+                train_dataset=rows,
+                # Never looked at: `evaluate` validates as EBFT does. transformers wants one where it is to evaluate.
+                eval_dataset=None if loaded.validation_set is None else rows.select([0]),
+                processing_class=tokenizer,
+                data_collator=collator,
+                peft_config=peft_config(loaded.recipe),
+            )
+            trainer.complete(loaded)
+            return trainer
+
+        return len(rows), build
 
     def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Any = None) -> Tensor:
         counts = {"tokens": inputs["attention_mask"].sum(), "targets": (inputs["labels"][:, 1:] != IGNORED).sum()}
@@ -104,22 +115,6 @@ def token_rows(dataset: SequenceDataset, answer_only: bool, apart: bool = False)
     if apart:
         columns["seq_lengths"] = pyarrow.array(parts)
     return Dataset(pyarrow.table(columns))
-
-
-def _prepare(loaded: Loaded) -> tuple[Dataset, SFTConfig]:
-    """The training documents in sequences of `max_length`, with notes on what is lost, and TRL's arguments."""
-    settings, given = loaded.recipe.training, loaded.train_set
-    assert isinstance(settings, SFTSettings)
-    trl_trainers.check(loaded.recipe)
-    own = {"max_length": settings.max_length, "dataset_kwargs": {"skip_prepare_dataset": True}}
-    arguments = trl_trainers.trl_arguments(SFTConfig, settings, packing=False, padding_free=False, **own)
-    sequences = SequenceDataset(given.index, settings.max_length, settings.pack_training, given.pad_token_id)
-    apart = settings.pack_training and settings.document_masks
-    rows = token_rows(sequences, settings.trains_on_answers, apart)
-    look_at_lengths(loaded.model, sequences, "max_length", apart)
-    if left_out := len(sequences) - len(rows):
-        warn(f"{left_out} of {len(sequences)} sequences are left out: no token to train on within max_length")
-    return rows, arguments
 
 
 TRAINER = MeasuredSFT

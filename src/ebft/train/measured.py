@@ -6,6 +6,7 @@ import json
 import math
 import time
 from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -64,13 +65,8 @@ class Measured(Trainer, TrainerCallback):
 
     @classmethod
     @abstractmethod
-    def build(cls, loaded: Loaded) -> Measured:
-        """As the commands build it."""
-
-    @classmethod
-    def rows(cls, loaded: Loaded) -> int:
-        """Of an epoch, as --dry-run counts its steps."""
-        return len(loaded.train_set)
+    def prepare(cls, loaded: Loaded) -> tuple[int, Callable[[], Measured]]:
+        """For the commands: the rows of an epoch, and what makes the trainer."""
 
     @abstractmethod
     def computing(self) -> AbstractContextManager[Any]:

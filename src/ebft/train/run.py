@@ -6,7 +6,6 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -46,8 +45,8 @@ def plan(recipe: Recipe, method: type[Measured] = EBFTTrainer, resume: bool = Fa
     if config.eval_tasks:
         EvalTasks(None, config)
     loading.check_feature_model(config, loaded.tokenizer)  # which only a run builds
-    epoch, steps = _steps(loaded, method)
-    _warn_of_a_cpu(loaded, lambda: (epoch, steps))
+    epoch, steps = _steps(config, method.prepare(loaded)[0])
+    _warn_of_a_cpu(loaded, epoch, steps)
     held_out = "none" if loaded.validation_set is None else f"{len(loaded.validation_set):,} sequences"
     return [
         f"model       {recipe.model.model}, {loaded.model.num_parameters():,} parameters in {recipe.model.model_dtype}",
@@ -58,20 +57,19 @@ def plan(recipe: Recipe, method: type[Measured] = EBFTTrainer, resume: bool = Fa
     ]
 
 
-def _steps(loaded: Loaded, method: type[Measured]) -> tuple[int, int]:
+def _steps(config: EBFTConfig, rows: int) -> tuple[int, int]:
     """Of an epoch, and of the whole run."""
-    config = loaded.recipe.training
-    epoch = math.ceil(method.rows(loaded) / config.rows_per_step)
+    epoch = math.ceil(rows / config.rows_per_step)
     return epoch, config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)
 
 
-def _warn_of_a_cpu(loaded: Loaded, steps_of: Callable[[], tuple[int, int]]) -> None:
+def _warn_of_a_cpu(loaded: Loaded, epoch: int, steps: int) -> None:
     """Nobody should find out after hours. The time is that of the text's tokens alone, forwards and backwards, at the
     rate of a matrix product."""
     recipe = loaded.recipe
     if torch.accelerator.is_available() or as_given("use_cpu", recipe.given, recipe.command):
         return
-    (epoch, steps), matrix = steps_of(), torch.ones(1024, 1024)
+    matrix = torch.ones(1024, 1024)
     for _ in range(2):  # the first one warms up
         began = time.perf_counter()
         matrix @ matrix
@@ -91,8 +89,9 @@ def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTra
         if pushes := args.push_to_hub:
             _make_repository(args)
         loaded = load(recipe)
-        _warn_of_a_cpu(loaded, lambda: _steps(loaded, method))
-        trainer = method.build(loaded)
+        rows, build = method.prepare(loaded)
+        _warn_of_a_cpu(loaded, *_steps(args, rows))
+        trainer = build()
         trainer.by_command = True
         trainer.remove_callback(ProgressCallback)  # of transformers, as is the next
         trainer.remove_callback(PrinterCallback)

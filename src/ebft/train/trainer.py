@@ -12,7 +12,7 @@ holds only a part of the networks; to transformers and accelerate it still looks
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -131,9 +131,10 @@ class EBFTTrainer(Measured):
         self.equip()
 
     @classmethod
-    def build(cls, loaded: Loaded) -> EBFTTrainer:
+    def prepare(cls, loaded: Loaded) -> tuple[int, Callable[[], EBFTTrainer]]:
         recipe, data = loaded.recipe, (loaded.train_set, loaded.validation_set)
-        return cls(loaded.model, recipe.training, *data, loaded.tokenizer, loading.peft_config(recipe))
+        given = (loaded.model, recipe.training, *data, loaded.tokenizer, loading.peft_config(recipe))
+        return len(loaded.train_set), lambda: cls(*given)
 
     @contextmanager
     def computing(self) -> Iterator[Any]:
