@@ -11,16 +11,17 @@ import pytest
 from ebft import cli
 from ebft.errors import ConfigError
 from ebft.studies import compare, figures
+from ebft.studies.report import Report
 from ebft.studies.runs import against, read_run
 from tests.imports import imports_torch
 from tests.studies.made_runs import make_run
 
 
-def compared(tmp_path: Path, *runs: object, **options: Any) -> compare.Comparison:
+def compared(tmp_path: Path, *runs: object, **options: Any) -> Report:
     return compare.compare(list(map(str, runs)), str(tmp_path / "out"), **options)
 
 
-def rows(found: compare.Comparison, name: str) -> list[list[str]]:
+def rows(found: Report, name: str) -> list[list[str]]:
     return next((table.texts.values.tolist() for table in found.tables if table.name == name), [])
 
 
@@ -42,157 +43,138 @@ def test_the_tables(runs: list[str], tmp_path: Path) -> None:
     rewards = [row for row in measured if "reward" in row[2]]
     assert rewards == [["three", "rlvr", "training reward", "0.2500", "0.5000", "10", "0.5000", "10", ""]]
     one, two, _ = rows(found, "costs")
-    assert one == ["one", "ebft", "finished", "20", "200", "", "4", "2,000,000,000"]
+    assert one == ["one", "ebft", "finished", "20", "200", "4", "2,000,000,000", ""]
     assert two[:4] == ["two", "sft", "not finished", "10"]
     assert found.notes == []
-
-
-class TestPairedDifferences:
-    def test_the_error_is_that_of_the_differences(self, tmp_path: Path) -> None:
-        """Sequences differ by 1 from each other, and the runs by about 0.1 on each: values have errors of 0.58."""
-        one, two = make_run(tmp_path / "one", [1.3, 1.2]), make_run(tmp_path / "two", [1.3, 1.1], "sft", tilt=0.01)
-        found = compared(tmp_path, one, two)
-        half = 4.3027 * 0.01 / 3**0.5  # by Student's t with two degrees of freedom
-        (row,) = (row for row in rows(found, "differences") if row[0] == "feature-matching loss")
-        assert row[1:4] == ["two", "one", f"-0.1000 [{-0.1 - half:.4f},\N{NO-BREAK SPACE}{-0.1 + half:.4f}]"]
-        assert found.notes == []
-        numbers = json.loads((tmp_path / "out" / "compare.json").read_text())["runs"]
-        assert numbers["two"]["change"]["cfm"] == {"difference": pytest.approx(-0.2), "standard_error": 0.002}
-        expected = {"difference": pytest.approx(-0.1), "standard_error": pytest.approx(0.01 / 3**0.5)}
-        assert numbers["two"]["against_first"]["cfm"] == expected
-        assert numbers["one"]["against_first"] == {}
-
-    @pytest.mark.parametrize(
-        ("change", "left", "words"),
-        [
-            ({"validation": "cc"}, set(), "measured differently (the validation text); do not compare their numbers"),
-            ({"network": "cc"}, {"cross_entropy"}, "(the frozen feature network); only their cross-entropies can be"),
-            ({"horizon": 5}, {"cross_entropy"}, "(horizon 5 and not set); only their cross-entropies can be compared"),
-            ({"samples": 8}, {"cross_entropy", "cfm"}, "measured differently (samples 8 and 4); their whitened proxy"),
-            ({"network": "moving average"}, {"cross_entropy"}, "only their cross-entropies can be compared"),
-        ],
-    )
-    def test_only_of_what_was_measured_alike(
-        self, tmp_path: Path, change: dict[str, Any], left: set[str], words: str
-    ) -> None:
-        both = change if change.get("network") == "moving average" else {}  # each run's own
-        runs = [make_run(tmp_path / "one", [1.0], **both), make_run(tmp_path / "two", [1.0], **change)]
-        one, two = map(read_run, runs)
-        assert set(against(one, two)) == left
-        found = compared(tmp_path, *runs)
-        assert words in found.notes[0]
-        assert len(rows(found, "differences")) == len(left)
-        del two.records[0]  # other sequences are not paired
-        assert against(one, two) == {}
-
-    def test_records_that_are_not_there_or_broken_are_told_and_not_used(self, tmp_path: Path) -> None:
-        one = make_run(tmp_path / "one", [1.0], validation_sequences=3)
-        cut = make_run(tmp_path / "cut", [1.0], validation_sequences=3)
-        none, broken = make_run(tmp_path / "none", [1.0], records=False), make_run(tmp_path / "broken", [1.0])
-        file = cut / "validation-after.jsonl"
-        file.write_text(file.read_text()[:-30])
-        (broken / "validation-after.jsonl").write_text('{"sequence": \n')
-        for run, words in (cut, "validation-after.jsonl holds 2 of 3 sequences"), (broken, "not valid JSON"):
-            with pytest.raises(ConfigError, match=words):
-                compared(tmp_path, one, run)
-        assert rows(compared(tmp_path, one, none), "differences") == []
-
-
-def test_names(runs: list[str], tmp_path: Path) -> None:
-    """A run without validation has costs; equal names become paths."""
+    # A run without validation has costs; equal names become paths.
     bare = make_run(tmp_path / "more" / "one", [])
-    found = compared(tmp_path, *runs, bare)
-    assert [row[0] for row in rows(found, "costs")] == [*runs, str(bare)]
-    assert {row[0] for row in rows(compared(tmp_path, *runs, names=["a", "b"]), "validation")} == {"a", "b"}
+    assert [row[0] for row in rows(compared(tmp_path, *runs, bare), "costs")] == [*runs, str(bare)]
 
 
-class TestCommand:
-    def refused(self, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-        assert cli.main(["compare", *map(str, arguments)]) == 2
+def test_the_error_is_that_of_the_differences(tmp_path: Path) -> None:
+    """Sequences differ by 1 from each other, and the runs by about 0.1 on each: values have errors of 0.58."""
+    one, two = make_run(tmp_path / "one", [1.3, 1.2]), make_run(tmp_path / "two", [1.3, 1.1], "sft", tilt=0.01)
+    found = compared(tmp_path, one, two)
+    half = 4.3027 * 0.01 / 3**0.5  # by Student's t with two degrees of freedom
+    (row,) = (row for row in rows(found, "differences") if row[0] == "feature-matching loss")
+    assert row[1:4] == ["two", "one", f"-0.1000 [{-0.1 - half:.4f},\N{NO-BREAK SPACE}{-0.1 + half:.4f}]"]
+    assert found.notes == []
+    numbers = json.loads((tmp_path / "out" / "compare.json").read_text())["runs"]
+    assert numbers["two"]["change"]["cfm"] == {"difference": pytest.approx(-0.2), "standard_error": 0.002}
+    expected = {"difference": pytest.approx(-0.1), "standard_error": pytest.approx(0.01 / 3**0.5)}
+    assert numbers["two"]["against_first"]["cfm"] == expected
+    assert numbers["one"]["against_first"] == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "left", "words"),
+    [
+        ({"validation": "cc"}, set(), "validated differently (validation cc and bb); what compares: nothing"),
+        ({"horizon": 5}, {"cross_entropy"}, "(horizon 5 and not set); what compares: cross-entropy, all tokens,"),
+        ({"samples": 8}, {"cross_entropy", "cfm"}, "answer tokens, feature-matching loss"),
+        ({"network": "moving average"}, {"cross_entropy"}, "cross-entropy, answer tokens"),
+    ],
+)
+def test_only_what_was_measured_alike_is_paired(
+    tmp_path: Path, change: dict[str, Any], left: set[str], words: str
+) -> None:
+    both = change if change.get("network") == "moving average" else {}  # each run's own
+    runs = [make_run(tmp_path / "one", [1.0], **both), make_run(tmp_path / "two", [1.0], **change)]
+    one, two = map(read_run, runs)
+    assert set(against(one, two)) == left
+    found = compared(tmp_path, *runs)
+    assert words in found.notes[0]
+    assert len(rows(found, "differences")) == len(left)
+    del two.records[0]  # other sequences are not paired
+    assert against(one, two) == {}
+
+
+def test_records_that_are_not_there_or_broken_are_told_and_not_used(tmp_path: Path) -> None:
+    one = make_run(tmp_path / "one", [1.0], validation_sequences=3)
+    cut = make_run(tmp_path / "cut", [1.0], validation_sequences=3)
+    none, broken = make_run(tmp_path / "none", [1.0], records=False), make_run(tmp_path / "broken", [1.0])
+    file = cut / "validation-after.jsonl"
+    file.write_text(file.read_text()[:-30])
+    (broken / "validation-after.jsonl").write_text('{"sequence": \n')
+    for run, words in (cut, "validation-after.jsonl holds 2 of 3 sequences"), (broken, "not valid JSON"):
+        with pytest.raises(ConfigError, match=words):
+            compared(tmp_path, one, run)
+    assert rows(compared(tmp_path, one, none), "differences") == []
+
+
+def test_bad_input_is_one_line(capsys: Any, runs: list[str], tmp_path: Path) -> None:
+    (thesis := tmp_path / "thesis").mkdir()
+    (thesis / "thesis.tex").write_text("precious")
+    without = make_run(tmp_path / "without", [1.0], spent=False)
+    out = ["--output", str(tmp_path / "out")]
+    for words, *arguments in (
+        ("is no output folder of a run", str(tmp_path / "nothing"), *out),
+        ("given 1 times for 2 runs", *runs, "--name", "a", *out),
+        ("is not empty and holds no compare.json", *runs, "--output", str(thesis)),
+        ("not logged validation metrics over steps yet", str(make_run(tmp_path / "empty", [])), *out),
+        ("not logged validation metrics over tokens yet", str(without), "--x", "tokens", *out),
+    ):
+        assert cli.main(["compare", *arguments]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        return line
-
-    def test_bad_input_is_one_line(self, capsys: Any, runs: list[str], tmp_path: Path) -> None:
-        out = ["--output", tmp_path / "out"]
-        assert "is no output folder of a run" in self.refused(capsys, tmp_path / "nothing", *out)
-        assert "given 1 times for 2 runs" in self.refused(capsys, *runs, "--name", "a", *out)
-        (tmp_path / "thesis").mkdir()
-        (tmp_path / "thesis" / "thesis.tex").write_text("precious")
-        assert "holds no comparison" in self.refused(capsys, *runs, "--output", tmp_path / "thesis")
-        assert [p.name for p in (tmp_path / "thesis").iterdir()] == ["thesis.tex"]
-        empty = make_run(tmp_path / "empty", [])
-        assert "no validation metrics in these runs yet" in self.refused(capsys, empty, *out)
-        without = make_run(tmp_path / "without", [1.0], spent=False)
-        assert "--x tokens: these runs have not logged it" in self.refused(capsys, without, "--x", "tokens", *out)
-        (Path(runs[0]) / "results.json").write_text("{")
-        assert "not valid JSON" in self.refused(capsys, *runs, *out)
-        assert not (tmp_path / "out").exists()
-
-    @pytest.mark.pictures
-    def test_a_picture_and_a_page_in_the_working_directory(
-        self, runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        assert cli.main(["compare", *runs, "--x", "flops", "--name", "a <b>", "--name", "c"]) == 0
-        printed = capsys.readouterr().out
-        assert "1.1000 ± 0.0100" in printed
-        assert "compare/compare.html" in printed
-        assert {file.name for file in Path("compare").iterdir()} == {"compare.png", "compare.html", "compare.json"}
-        assert Path("compare/compare.png").read_bytes().startswith(b"\x89PNG")
-        page = Path("compare/compare.html").read_text()
-        assert "a &lt;b&gt;" in page
-        assert "<b>" not in page
-        assert page.count('src="data:image/svg+xml;base64,') == page.count("src=") == 1
-        numbers = json.loads(Path("compare/compare.json").read_text())["runs"]["c"]["metrics"]["cfm"]
-        point = {"step": 10, "value": 1.25, "standard_error": 0.01, "steps": 10}
-        assert numbers[1] == {**point, "tokens": 100, "seconds": 2.0, "FLOPs": 1e9}
-        assert cli.main(["compare", runs[0]]) == 0, "over its own files"
-        assert list(json.loads(Path("compare/compare.json").read_text())["runs"]) == ["one"]
-
-    def test_comparing_is_quick(self, runs: list[str], tmp_path: Path) -> None:
-        assert not imports_torch("compare", *runs, "--output", str(tmp_path / "out"))
+        assert words in line
+    assert [p.name for p in thesis.iterdir()] == ["thesis.tex"]
+    assert not (tmp_path / "out").exists()
 
 
-# ---- the picture and the page --------------------------------------------------------------------------------------
+@pytest.mark.pictures
+def test_a_picture_and_a_page_in_the_working_directory(
+    runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["compare", *runs, "--x", "flops", "--name", "a <b>", "--name", "c"]) == 0
+    printed = capsys.readouterr().out
+    assert "1.1000 ± 0.0100" in printed
+    assert "compare/compare.html" in printed
+    assert {file.name for file in Path("compare").iterdir()} == {"compare.png", "compare.html", "compare.json"}
+    assert Path("compare/compare.png").read_bytes().startswith(b"\x89PNG")
+    page = Path("compare/compare.html").read_text()
+    assert "a &lt;b&gt;" in page
+    assert "<b>" not in page
+    assert page.count('src="data:image/svg+xml;base64,') == page.count("src=") == 1
+    numbers = json.loads(Path("compare/compare.json").read_text())["runs"]["c"]["metrics"]["cfm"]
+    point = {"step": 10, "value": 1.25, "standard_error": 0.01, "steps": 10}
+    assert numbers[1] == {**point, "tokens": 100, "seconds": 2.0, "FLOPs": 1e9}
+    assert cli.main(["compare", runs[0]]) == 0, "over its own files"
+    assert list(json.loads(Path("compare/compare.json").read_text())["runs"]) == ["one"]
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The panels of figures that are saved."""
-    found: list[Any] = []
-    monkeypatch.setattr(figures, "saved", lambda figure, kind: (found.append(figure.axes), b"")[1])
-    return found
+def test_comparing_is_quick(runs: list[str], tmp_path: Path) -> None:
+    assert not imports_torch("compare", *runs, "--output", str(tmp_path / "out"))
 
 
-def panels(drawn: list[Any]) -> dict[str, Any]:
-    every = {panel.get_title(): panel for panel in drawn[0]}
-    return {title: panel for title, panel in every.items() if panel.lines and "(training)" not in title}
+def test_what_is_drawn(runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(figures, "saved", lambda figure, kind: (drawn.append(figure.axes), b"")[1])
 
+    def panels(*runs: object, axis: str = "steps") -> dict[str, Any]:
+        drawn.clear()
+        compared(tmp_path, *runs, axis=axis)
+        every = {panel.get_title(): panel for panel in drawn[0]}
+        return {title: panel for title, panel in every.items() if panel.lines and "(training)" not in title}
 
-@pytest.mark.parametrize(("axis", "x"), [("steps", [0, 10, 20]), ("tokens", [0, 100, 200]), ("seconds", [0, 2, 4])])
-def test_the_axis_is_what_is_plotted(axis: str, x: list[float], runs: list[str], tmp_path: Path, drawn: Any) -> None:
-    compared(tmp_path, *runs, axis=axis)
-    lines = panels(drawn)["feature-matching loss"].lines
-    assert [list(line.get_xdata()) for line in lines] == [x, x[:2]]
-    assert [list(line.get_ydata()) for line in lines] == [[1.3, 1.1, 1.2], [1.3, 1.25]]
-
-
-def test_only_what_does_not_compare_is_dashed(tmp_path: Path, drawn: Any) -> None:
-    compared(tmp_path, make_run(tmp_path / "one", [1.0, 2.0]), make_run(tmp_path / "two", [1.0, 2.0], samples=8))
-    for title, panel in panels(drawn).items():
+    for axis, x in {"steps": [0, 10, 20], "tokens": [0, 100, 200], "seconds": [0, 2, 4]}.items():
+        lines = panels(*runs, axis=axis)["feature-matching loss"].lines
+        assert [list(line.get_xdata()) for line in lines] == [x, x[:2]]
+        assert [list(line.get_ydata()) for line in lines] == [[1.3, 1.1, 1.2], [1.3, 1.25]]
+    # Only what does not compare is dashed.
+    both = make_run(tmp_path / "a", [1.0, 2.0]), make_run(tmp_path / "b", [1.0, 2.0], samples=8)
+    for title, panel in panels(*both).items():
         alike = title in ("cross-entropy, all tokens", "feature-matching loss")
         assert [line.get_linestyle() for line in panel.lines] == ["-", "-" if alike else "--"]
         words = [text.get_text() for text in panel.get_legend().get_texts()]
-        assert words == ["one", "two" if alike else "two (does not compare)"]
-
-
-def test_the_best_model_is_not_a_point_of_the_last_step(tmp_path: Path, drawn: Any) -> None:
+        assert words == ["a", "b" if alike else "b (does not compare)"]
+    # The best model is not a point of the last step.
     run = make_run(tmp_path / "run", [1.0, 2.0])
     entries = [{"step": 10 * place, "eval_cfm": value} for place, value in enumerate([3.0, 1.0, 2.0])]
     entries.append({"step": 20, "eval_cfm": 1.0, "model_step": 10})
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    assert list(panels(run)["feature-matching loss"].lines[0].get_ydata()) == [3.0, 1.0, 2.0]
     (row,) = rows(compared(tmp_path, run), "validation")
-    assert list(panels(drawn)["feature-matching loss"].lines[0].get_ydata()) == [3.0, 1.0, 2.0]
     assert row[3:8] == ["3.0000", "1.0000", "10", "1.0000", "10, kept"]  # the last: of the model that is left
 
 
@@ -202,7 +184,6 @@ def test_what_differs_between_the_settings(tmp_path: Path) -> None:
         settings = {"learning_rate": rate, "gamma": 10 * rate, "alpha": 0.0, "output_dir": str(run), "seed": rate}
         settings |= {"max_steps": 5, "num_train_epochs": 1e3 * rate, "packing": rate == 1e-3}
         (run / "resolved.json").write_text(json.dumps(settings))
-        (run / "recipe.yaml").write_text(f"learning_rate: {rate}\ngamma: {10 * rate}\n")
     # SFT has no gamma; alpha is equal, every run has its own folder and seed, and steps are given, which decide.
     expected = [["learning_rate", "0.001", "0.0001"], ["packing", "True", "False"]]
     assert rows(compared(tmp_path, *runs), "settings") == expected

@@ -36,7 +36,7 @@ def test_rows_are_methods_in_their_settings(tmp_path: Path) -> None:
     rows = read(tmp_path, seeds=[0, 1, 0]).rows
     assert [row.name for row in rows] == ["sft", "ebft,gamma=0", "ebft,gamma=0.1", "warm"]
     assert rows[0].candidates == [{"learning_rate": 1.0}, {"learning_rate": 2.0}]
-    assert (rows[3].command, rows[3].after, rows[3].seeds) == ("train", "sft", [0, 1])
+    assert (rows[3].command, rows[3].needs, rows[3].seeds) == ("train", {"model": "sft"}, [0, 1])
     # Settings of recipes lie under those of the study.
     (tmp_path / "all.yaml").write_text("gamma: 0.5\nalpha: 0.5\nhorizon: 4\nseed: 9\noutput_dir: x\n")
     (tmp_path / "own.yaml").write_text("alpha: 0.25\nhorizon: 2\n")
@@ -69,7 +69,7 @@ def test_the_test_measures_as_validation_does(tmp_path: Path) -> None:
         ({"seeds": [0, "x"]}, "seeds='x' is not a whole number"),
         ({"choose_by": "crossentropy"}, "does not measure .*crossentropy.* did you mean 'cross_entropy'"),
         ({"settings": {**TESTED, "validation_split": 0}}, "does not measure .*set validation_split"),
-        ({"settings": {**TESTED, "test_split": 0}}, "no test data: set `test_split`"),
+        ({"settings": {**TESTED, "test_split": 0}}, "no test data; set `test_split`"),
         ({"evaluation": {"calibration_data": "rows.jsonl", "calibration_split": "train", "test_split": 0}}, "trained"),
     ],
 )

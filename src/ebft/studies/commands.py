@@ -13,22 +13,24 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
-from ebft import fetch
 from ebft.config.evaluation import EvalOptions
 from ebft.config.recipe import TRAINING, check_datasets, sections
 from ebft.config.settings import Parser
 from ebft.errors import ConfigError
+from ebft.fetch import check_models
 from ebft.runtime.files import json_ready, locked, read_json, write_json, write_text
 from ebft.runtime.messages import print_error, print_table
 from ebft.studies import compare as comparisons
-from ebft.studies import launchers
-from ebft.studies.runs import Json
+from ebft.studies import launchers, report
+from ebft.studies.runs import AXES, Json
 from ebft.studies.study import Job, Plan, Run, Study, named, read_study, read_sweep
 
 logger = logging.getLogger(__name__)
 NEXT_STAGE = "--next-stage"  # the option of the command that a chain of jobs on a cluster runs
+_COMPARED = "compare"  # the folder of a comparison
 _STUDY_RUN = "STUDY.yaml [--dry-run] [--jobs N] [--launcher slurm] [options]"
 
 
@@ -46,17 +48,17 @@ def check_inputs(plan: Plan, elsewhere: bool) -> None:
             raise ConfigError(f"{run.name}: {why}; set it back, choose another output_dir, or delete that folder")
     if not plan.unknown and not plan.unfinished:
         return
-    checks: list[tuple[str, Callable[..., object], tuple[object, ...]]] = []
+    checks: list[tuple[str, Callable[[], object]]] = []
     for row, values in ((one, values) for one in plan.study.rows for values in one.candidates):
-        checks += [(row.name, check, ({**row.settings, **values},)) for check in (check_datasets, fetch.check_models)]
+        checks += [(row.name, partial(check, {**row.settings, **values})) for check in (check_datasets, check_models)]
     if evaluation := plan.study.evaluation:
         options = EvalOptions.from_values(evaluation)
         if options.feature_model not in [row.method for row in plan.study.rows]:  # else it will be there
-            checks.append(("evaluation", fetch.check_models, (evaluation,)))
-        checks += [("evaluation", problem_sets, (task, options)) for task in options.tasks]
-    for name, check, arguments in checks:
+            checks.append(("evaluation", partial(check_models, evaluation)))
+        checks += [("evaluation", partial(problem_sets, task, options)) for task in options.tasks]
+    for name, check in checks:
         try:
-            check(*arguments)
+            check()
         except ValueError as error:
             if not elsewhere:
                 raise ConfigError(f"{name}: {error}") from None
@@ -145,22 +147,13 @@ def _rows(plan: Plan) -> list[Json]:
     rows: list[Json] = []
     for row in [*(plan.bases if plan.study.evaluation else ()), *plan.study.rows]:
         final, shown = plan.final.get(row.name), named("", row.values).replace("=", " ").replace(",", ", ")
-        rows.append(
-            {
-                "name": row.name,
-                "title": f"{row.method} ({shown})" if shown else row.method,
-                "kind": {"train": "ebft"}.get(row.command, row.command),
-                "method": row.method,
-                "after": methods.get(row.after or ""),
-                "values": row.values,
-                "chosen": final[0].chosen if final else {},
-                "choose_by": row.choose_by,
-                "searched": [
-                    {"run": f"runs/{run.name}", "values": run.chosen} for run in plan.searches.get(row.name, [])
-                ],
-                "models": [model(row.name)] if final is None else [model(run.name, run) for run in final],
-            }
-        )
+        given = {"method": row.method, "after": methods.get(row.needs.get("model", "")), "values": row.values}
+        given |= {
+            "title": f"{row.method} ({shown})" if shown else row.method,
+            "chosen": final[0].chosen if final else {},
+        }
+        models = [model(row.name)] if final is None else [model(run.name, run) for run in final]
+        rows.append({**given, "kind": {"train": "ebft"}.get(row.command, row.command), "models": models})
     return rows
 
 
@@ -192,7 +185,7 @@ def sweep(arguments: list[str]) -> int:
     code = runner.run()
     measured = [run for run in runner.plan.runs if run.finished and run.validated is not None]
     if measured and not options.dry_run:
-        _compare([str(run.output) for run in measured], str(found.folder / comparisons.FOLDER))
+        _compare([str(run.output) for run in measured], str(found.folder / _COMPARED))
     return code
 
 
@@ -236,37 +229,39 @@ def _study_run(arguments: list[str]) -> int:
     return code
 
 
-def _compare(runs: Sequence[str], output: str, axis: str = "steps", names: Sequence[str] = ()) -> None:
-    found = comparisons.compare(runs, output, axis, names)
-    for table in found.tables:
-        print()
-        print_table([tuple(table.cells.columns), *table.texts.itertuples(index=False, name=None)])
-    _show(found.notes, found.files)
-
-
-def _show(notes: Sequence[str], files: Sequence[Path]) -> None:
-    for note in notes:
-        logger.warning(note)
-    print("\n" + "\n".join(map(str, files)))
-
-
 def _report(arguments: list[str]) -> int:
     parser = Parser("study report", "Tables, figures and a page of a study, finished or not.")
     parser.add_argument("study", metavar="DIR", help="output folder of ebft study run")
     parser.add_argument("--output", help="folder to write [DIR/report]")
     parser.add_argument("--paper", action="store_true", help="show the paper's own numbers beside, marked as such")
     options = parser.parse_args(arguments)
-    from ebft.studies import report
-
     found = report.write(options.study, options.output, options.paper)
     print("\n".join(found.verdicts))
-    _show(found.notes, found.files)
+    _show(found)
     return 0
 
 
 def compare(arguments: list[str]) -> int:
     parser = Parser("compare", "A table and overlaid curves of finished or running runs.")
-    comparisons.add_arguments(parser)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="output folders of ebft train, sft or rlvr")
+    written = ", ".join(comparisons.FILES)
+    parser.add_argument("--output", default=_COMPARED, help=f"folder for {written} [{_COMPARED}]")
+    parser.add_argument("--x", default="steps", choices=AXES, help="horizontal axis of the figures [steps]")
+    parser.add_argument("--name", action="append", default=[], help="what to call a run, one for each, in order")
     options = parser.parse_args(arguments)
     _compare(options.runs, options.output, options.x, options.name)
     return 0
+
+
+def _compare(runs: Sequence[str], output: str, axis: str = "steps", names: Sequence[str] = ()) -> None:
+    found = comparisons.compare(runs, output, axis, names)
+    for table in found.tables:
+        print()
+        print_table([tuple(table.cells.columns), *table.texts.itertuples(index=False, name=None)])
+    _show(found)
+
+
+def _show(found: report.Report) -> None:
+    for note in found.notes:
+        logger.warning(note)
+    print("\n" + "\n".join(map(str, found.files)))

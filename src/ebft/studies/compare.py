@@ -5,74 +5,54 @@ Only files in the runs' folders are read, so runs that are still training can be
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from ebft.errors import ConfigError
-from ebft.method.measures import NAMES, with_error
+from ebft.method.measures import with_error
 from ebft.runtime.files import json_ready, write_json, write_text
 from ebft.studies import figures
 from ebft.studies.evidence import VALIDATION, Evidence, Model, Row, scores_of_run
-from ebft.studies.report import render
-from ebft.studies.runs import AXES, Json, Run, against, better, facts, read_run
+from ebft.studies.report import Report, check_place, render
+from ebft.studies.runs import AXES, Json, Run, against, better, facts, read_run, validation_metrics
 from ebft.studies.tables import Table, costs_table, differences_table, settings_table
 
-PNG, HTML, TABLE = "compare.png", "compare.html", "compare.json"
-FOLDER = "compare"  # the default output folder
+FILES = PNG, HTML, NUMBERS = "compare.png", "compare.html", "compare.json"
 REWARD = "reward"  # RLVR's own, from training; EBFT's on validation repeats the whitened proxy and is left out
 
 
-class Comparison(NamedTuple):
-    tables: list[Table]
-    notes: list[str]
-    files: list[Path]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="output folders of ebft train, sft or rlvr")
-    parser.add_argument("--output", default=FOLDER, help=f"folder for {PNG}, {HTML} and {TABLE} [{FOLDER}]")
-    parser.add_argument("--x", default="steps", choices=AXES, help="horizontal axis of the figures [steps]")
-    parser.add_argument("--name", action="append", default=[], help="what to call a run, one for each, in order")
-
-
-def compare(folders: Sequence[str], output: str, axis: str = "steps", names: Sequence[str] = ()) -> Comparison:
+def compare(folders: Sequence[str], output: str, axis: str = "steps", names: Sequence[str] = ()) -> Report:
     """The tables of some runs, and the picture, page and numbers in `output`."""
     if names and len(names) != len(folders):
         raise ConfigError(f"--name is given {len(names)} times for {len(folders)} runs; give one for each, or none")
     place = Path(output).expanduser()
-    if place.exists() and any(place.iterdir()) and not (place / TABLE).exists():
-        raise ConfigError(f"--output {place} is not empty and holds no comparison; choose another folder")
+    check_place(place, NUMBERS)
     runs = [read_run(Path(folder)) for folder in folders]
     short = names or [run.name for run in runs]
     for run, folder, name in zip(runs, folders, short, strict=True):
         run.name = folder if len(set(short)) < len(runs) else name  # equal names become paths
-    present = {metric for run in runs for metric in run.metrics()} - {REWARD}
-    if not present:
-        raise ConfigError("no validation metrics in these runs yet; wait for the first evaluation")
-    metrics = [*(m for m in NAMES if m in present), *sorted(present - set(NAMES))]
-    models = [Model(run=run, scores=scores_of_run(run)) for run in runs]
-    evidence = Evidence(place, {}, [Row(m.run.name, m.run.method, [m]) for m in models if m.run is not None])
+    metrics = validation_metrics(runs)
+    evidence = Evidence(
+        place, {}, [Row(run.name, run.method, [Model(run=run, scores=scores_of_run(run))]) for run in runs]
+    )
     figure = figures.training_figure(evidence, axis)
-    if figure is None:
-        raise ConfigError(f"--x {axis}: these runs have not logged it; use --x steps")
-    tested = [f"{VALIDATION} {metric}" for metric in metrics]
+    if not metrics or figure is None:
+        raise ConfigError(f"these runs have not logged validation metrics over {axis} yet; wait, or use --x steps")
     state = {True: "finished", False: "not finished"}
     every = [
         _metrics_table(runs, metrics),
-        differences_table(evidence, tested, "differences", "Paired differences after training"),
+        differences_table(evidence, [f"{VALIDATION} {metric}" for metric in metrics]),
         costs_table([({"run": run.name, "method": run.method, "state": state[run.finished]}, run) for run in runs]),
         settings_table({run.name: run for run in runs}),
     ]
     found = [table for table in every if len(table.cells)]
     place.mkdir(parents=True, exist_ok=True)
     numbers = {run.name: _numbers(run, runs[0], metrics) for run in runs}
-    write_json(place / TABLE, json_ready({"runs": numbers, "notes": evidence.notes}))
+    write_json(place / NUMBERS, json_ready({"runs": numbers, "notes": evidence.notes}))
     (place / PNG).write_bytes(figures.saved(figure, "png"))
     page: Json = {"title": "Runs compared", "about": "Made by ebft compare.", "notes": evidence.notes, "tables": found}
     write_text(place / HTML, render(page, {f"Over {AXES[axis][1]}": figure}))
-    return Comparison(found, evidence.notes, [place / name for name in (TABLE, PNG, HTML)])
+    return Report(found, [], evidence.notes, [place / name for name in FILES])
 
 
 def _metrics_table(runs: Sequence[Run], metrics: Sequence[str]) -> Table:

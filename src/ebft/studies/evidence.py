@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from ebft.studies.runs import METRICS_FILE, Json, Run, compares, read_run, valid
 from ebft.studies.statistics import Corpus, CorpusMetric, Measured, measured
 from ebft.studies.study import last_error
 
+Scores = dict[str, Measured | Corpus]  # by `<task> <metric>`
 VALIDATION = "validation"  # begins the names of metrics where nothing was tested
 
 
@@ -34,7 +35,7 @@ class Model:
     problems: list[str] = field(default_factory=list)  # what is missing, broken, or does not compare
     evaluation: Path | None = None
     results: Json = field(default_factory=dict)  # of the evaluation, by task
-    scores: dict[str, Measured | Corpus] = field(default_factory=dict)
+    scores: Scores = field(default_factory=dict)
 
     @property
     def state(self) -> str:
@@ -65,31 +66,23 @@ class Evidence:
 
     def __post_init__(self) -> None:
         """Numbers are put together only if they were measured on the same data in the same way."""
+        self.models = [model for row in self.rows for model in row.models]
         if any(model.results for model in self.models):
             for model in self.models:
                 model.drop(VALIDATION)
-        self._drop_what_was_measured_otherwise()
+        self._drop_what_was_tested_otherwise()
+        known = [model.run for model in self.models if model.run is not None and model.run.validation is not None]
+        # The run that most others were validated like.
+        alike = [sum(not validated_apart(run, other) for other in known) for run in known]
+        self.reference = known[alike.index(max(alike))] if known else None
         for model in self.models:
             if model.run is not None and (said := what_differs(model.run, self.reference)) is not None:
-                model.problems.append(f"in validation, it {said}")
+                model.problems.append(f"it {said}")
                 differ = validated_apart(model.run, self.reference)
                 for metric in [m for m in model.scores if m.startswith(f"{VALIDATION} ")]:
                     if not compares(metric.split()[1], differ):
                         del model.scores[metric]
-
-    @property
-    def models(self) -> list[Model]:
-        return [model for row in self.rows for model in row.models]
-
-    @property
-    def metrics(self) -> list[str]:
-        return list(dict.fromkeys(metric for model in self.models for metric in model.scores))
-
-    @property
-    def reference(self) -> Run | None:
-        """The run that most others were validated like."""
-        known = [model.run for model in self.models if model.run is not None and model.run.validation is not None]
-        return max(known, key=lambda run: sum(not validated_apart(run, other) for other in known), default=None)
+        self.metrics = list(dict.fromkeys(metric for model in self.models for metric in model.scores))
 
     @property
     def notes(self) -> list[str]:
@@ -101,7 +94,7 @@ class Evidence:
                     found[problem].append(row.title + ("" if model.seed is None else f", seed {model.seed}"))
         return [f"{'; '.join(models)}: {problem}" for problem, models in found.items()]
 
-    def _drop_what_was_measured_otherwise(self) -> None:
+    def _drop_what_was_tested_otherwise(self) -> None:
         first: dict[str, tuple[str, Json]] = {}
         evaluated = [(row.title, model) for row in self.rows for model in row.models if model.results]
         tasks = dict.fromkeys(task for _, model in evaluated for task in model.results)
@@ -112,11 +105,11 @@ class Evidence:
                 how = _how_measured(entry)
                 of, theirs = first.setdefault(task, (title, how))
                 if differ := sorted(key for key in {*how, *theirs} if how.get(key) != theirs.get(key)):
-                    told = (f"{key} {str(how.get(key))[:40]} and {str(theirs.get(key))[:40]}" for key in differ)
-                    model.problems.append(
-                        f"{task} was measured differently than of {of} ({', '.join(told)}) and is left out; the same "
-                        "`ebft study run` measures again what is old"
+                    told = ", ".join(
+                        f"{key} {str(how.get(key))[:40]} and {str(theirs.get(key))[:40]}" for key in differ
                     )
+                    what = f"{task} was measured differently than of {of} ({told}) and is left out"
+                    model.problems.append(f"{what}; the same `ebft study run` measures again what is old")
                     model.drop(task)
                     del model.results[task]  # nor is it drawn
                 elif not is_scored(entry):
@@ -139,8 +132,17 @@ def read_study_folder(folder: Path) -> Evidence:
 def _read_model(folder: Path, title: str, given: Json) -> Model:
     model = Model(given["seed"])
     if given["run"] is not None:
-        _read_run(model, folder / given["run"], title, _error(folder / given["log"]))
-        if model.run is None or not model.run.finished:
+        place, error = folder / given["run"], _error(folder / given["log"])
+        try:
+            model.run = read_run(place)
+        except ConfigError as broken:
+            there = (place / METRICS_FILE).exists()
+            model.problems.append(f"broken: {broken}" if there else f"failed: {error}" if error else "has not started")
+            return model
+        model.run.name = title
+        if not model.run.finished:
+            steps = f"{model.run.total_costs().get('step', 0):,} steps"
+            model.problems.append(f"failed after {steps}: {error}" if error else f"not finished: {steps}")
             return model
         model.scores = scores_of_run(model.run, model.seed)
     if given["evaluation"] is not None:
@@ -152,27 +154,14 @@ def _error(log: Path) -> str:
     return textwrap.shorten(last_error(log) or "", 160, placeholder=" ...")  # all of it is in the log
 
 
-def _read_run(model: Model, place: Path, title: str, error: str) -> None:
-    try:
-        model.run = read_run(place)
-    except ConfigError as broken:
-        there = (place / METRICS_FILE).exists()
-        model.problems.append(f"broken: {broken}" if there else f"failed: {error}" if error else "has not started")
-        return
-    model.run.name = title
-    if not model.run.finished:
-        steps = f"{model.run.total_costs().get('step', 0):,} steps"
-        model.problems.append(f"failed after {steps}: {error}" if error else f"not finished: {steps}")
-
-
-def scores_of_run(run: Run, seed: int | None = None) -> dict[str, Measured | Corpus]:
+def scores_of_run(run: Run, seed: int | None = None) -> Scores:
     """What is known of a run without an evaluation."""
-    found: dict[str, Measured | Corpus] = {
-        f"{VALIDATION} {name}": score for name, score in _by_sequence(run.records, seed).items()
-    }
+    found: Scores = {f"{VALIDATION} {name}": score for name, score in _by_sequence(run.records, seed).items()}
     if logged := run.rewards():
-        last = [entry["reward"] for entry in logged if entry["step"] > 0.9 * logged[-1]["step"]]
-        found["reward"] = Measured(sum(last) / len(last) if last else logged[-1]["reward"], seed=seed)
+        last = [entry["reward"] for entry in logged if entry["step"] > 0.9 * logged[-1]["step"]] or [
+            logged[-1]["reward"]
+        ]
+        found["reward"] = Measured(fmean(last), seed=seed)
     return found
 
 
@@ -193,34 +182,36 @@ def _read_evaluation(model: Model, folder: Path, error: str) -> None:
             model.problems.append(f"its evaluation of {task} is broken: {type(broken).__name__} {broken}")
 
 
-def _scores_of_task(task: str, entry: Json, folder: Path, seed: int | None) -> dict[str, Measured | Corpus]:
-    entries = {**entry["metrics"], **entry.get("rollouts", {})}
-    known = {name: one for name, one in entries.items() if one["value"] is not None}
-    scores: dict[str, Measured | Corpus] = {
-        name: Measured(float(one["value"]), seed=seed, error=one.get("standard_error")) for name, one in known.items()
+def _scores_of_task(task: str, entry: Json, folder: Path, seed: int | None) -> Scores:
+    """The values of an evaluation, in place of which stands what single items gave, where that is known."""
+    found = {**entry["metrics"], **entry.get("rollouts", {})}
+    scores: Scores = {
+        name: Measured(float(one["value"]), seed=seed, error=one.get("standard_error"))
+        for name, one in found.items()
+        if one["value"] is not None
     }
     if task == "calibration":
         records = [r for r in read_jsonl(folder / "calibration.jsonl") if r["sequence"] < entry["sequences"]]
         if len(records) < entry["sequences"]:
             raise ValueError(f"calibration.jsonl holds {len(records)} of {entry['sequences']} sequences")
-        found = _by_sequence(records, seed)
-        return scores | {name: score for name, score in found.items() if name in scores or "cfm_at_" in name}
+        of_items = _by_sequence(records, seed)
+        return scores | {name: score for name, score in of_items.items() if name in scores or "cfm_at_" in name}
     if task == "translation":
         rows = read_jsonl(folder / "translation.greedy.scores.jsonl")
         items = tuple(row["task_id"] for row in rows)
-        for name in (name for name in scores if name.startswith("greedy_") and rows):
+        for name in [name for name in scores if name.startswith("greedy_") and rows]:
             score = name.removeprefix("greedy_")
             if score in ("bleu", "chrf"):
                 metric: CorpusMetric = "bleu" if score == "bleu" else "chrf"
                 scores[name] = Corpus(metric, np.array([row[f"{score}_statistics"] for row in rows]), seed, items)
             elif score in rows[0]:
-                scores[name] = _mean(dict(zip(items, (row[score] for row in rows), strict=True)), seed)
+                scores[name] = _mean({(row["task_id"], ""): row[score] for row in rows}, seed)
         return scores
     of_problems = {metric: _of_problems(entry, metric, folder) for metric in entry["metrics"]}
     return scores | {metric: _mean(found, seed) for metric, found in of_problems.items() if found}
 
 
-def _mean(values: Mapping[Any, float], seed: int | None) -> Measured:
+def _mean(values: dict[tuple[str, str], float], seed: int | None) -> Measured:
     return measured(SumsAndCounts(list(values.values()), [1] * len(values)), seed, tuple(values))
 
 

@@ -7,15 +7,15 @@ import io
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ebft.evaluate.tables import over_lengths
-from ebft.method.measures import NAMES, along_training
+from ebft.method.measures import along_training
 from ebft.runtime.messages import plot_label
 from ebft.studies.evidence import Evidence
-from ebft.studies.runs import AXES, compares, facts, validated_apart
+from ebft.studies.runs import AXES, compares, facts, validated_apart, validation_metrics
 from ebft.studies.tables import column_title, summary_of
 
 if TYPE_CHECKING:
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f", "#6b4c9a", "#a6761d")
 _MOST_POINTS = 300  # of a curve: more cannot be seen
 _OF_TRAINING = ("loss", "reward", "entropy", "kl", "grad_norm", "ebft/cfm", "ebft/distinct")
-_NO_METRICS = ("reward", "samples_per_second", "steps_per_second")  # the first repeats the proxy
-
-
-class Curve(NamedTuple):
-    title: str  # of its row
-    points: DataFrame  # x, y, and the band from low to high
-    is_dashed: bool = False  # not to be compared with the others
 
 
 def colors_of(evidence: Evidence) -> dict[str, str]:
@@ -60,22 +53,21 @@ def saved(figure: Figure, kind: str) -> bytes:
 
 
 def training_figure(evidence: Evidence, axis: str) -> Figure | None:
-    """A panel for every metric of validation and some of training that were logged over this axis."""
-    metrics = {name for model in evidence.models if model.run is not None for name in model.run.metrics()}
-    metrics -= {*_NO_METRICS}
-    titles = {f"eval_{m}": facts(m).title for m in [*(m for m in NAMES if m in metrics), *sorted(metrics - {*NAMES})]}
+    """A panel for every metric of validation and some of training that were logged over this axis. A curve that does
+    not compare with the others is dashed."""
+    metrics = validation_metrics(model.run for model in evidence.models if model.run is not None)
+    titles = {f"eval_{metric}": facts(metric).title for metric in metrics}
     titles |= {key: facts(key).title if key == "reward" else f"{key} (training)" for key in _OF_TRAINING}
-    panels: dict[str, list[Curve]] = {}
-    for key, title in titles.items():
-        for row in evidence.rows:
-            runs = [m.run for m in row.models if m.run is not None and (key != "reward" or row.kind == "rlvr")]
-            logged = [along_training(run.entries, key) for run in runs]
-            fields = (AXES[axis][0], key, f"{key}_se")
-            points = [[(step, *map(entry.get, fields)) for step, entry in of_run.items()] for of_run in logged]
-            if (found := _over_seeds(points)) is not None:
-                differ = validated_apart(runs[0], evidence.reference) if key.startswith("eval_") else []
-                curve = Curve(row.title, found, not compares(key.removeprefix("eval_"), differ))
-                panels.setdefault(title, []).append(curve)
+    panels: dict[str, list[tuple[str, DataFrame, bool]]] = {}
+    for (key, title), row in itertools.product(titles.items(), evidence.rows):
+        runs = [m.run for m in row.models if m.run is not None and (key != "reward" or row.kind == "rlvr")]
+        fields = (AXES[axis][0], key, f"{key}_se")
+        logged = [along_training(run.entries, key).items() for run in runs]
+        found = _over_seeds([[(step, *map(entry.get, fields)) for step, entry in of_run] for of_run in logged])
+        if found is not None:
+            differ = validated_apart(runs[0], evidence.reference) if key.startswith("eval_") else []
+            is_alike = compares(key.removeprefix("eval_"), differ)
+            panels.setdefault(title, []).append((row.title, found, is_alike))
     if not panels:
         return None
     columns = min(3, len(panels))
@@ -83,14 +75,15 @@ def training_figure(evidence: Evidence, axis: str) -> Figure | None:
     for panel in axes[len(panels) :]:
         panel.set_visible(False)
     for panel, (title, curves) in zip(axes, panels.items(), strict=False):
-        _draw(panel, evidence, curves)
+        for name, points, is_alike in curves:
+            _draw(panel, evidence, name, points, is_alike)
         panel.set_title(plot_label(title), fontsize=10)
         panel.set_xlabel(AXES[axis][1])
         panel.legend(fontsize=7)
     return figure
 
 
-def _over_seeds(seeds: Sequence[Sequence[Sequence[Any]]]) -> DataFrame | None:
+def _over_seeds(seeds: Sequence[Sequence[tuple[object, ...]]]) -> DataFrame | None:
     """Of points (at, x, y, error of y) of each seed, those that all have: their mean and span; of a single seed, one
     standard error either way."""
     import pandas as pd
@@ -110,28 +103,26 @@ def _over_seeds(seeds: Sequence[Sequence[Sequence[Any]]]) -> DataFrame | None:
 
 def _profile_figure(evidence: Evidence) -> Figure | None:
     """The feature-matching loss over completion length, on the test data."""
-    curves = []
+    lengths = set[float]()
+    figure, (panel,) = _panels()
     for row in evidence.rows:
         profiles = [model.results.get("calibration", {}).get("profile", ()) for model in row.models]
         points = [[(p["length"], p["length"], p["value"], p["standard_error"]) for p in of] for of in profiles]
         if (found := _over_seeds(points)) is not None:
-            curves.append(Curve(row.title, found))
-    if not curves:
+            _draw(panel, evidence, row.title, found)
+            lengths |= {*found.x}
+    if not lengths:
         return None
-    figure, (panel,) = _panels()
-    _draw(panel, evidence, curves)
-    over_lengths(panel, {length for curve in curves for length in curve.points.x})
+    over_lengths(panel, lengths)
     panel.set_ylabel("feature-matching loss")
     return figure
 
 
 def _pareto_figure(evidence: Evidence) -> Figure | None:
-    known = []
     figure, (panel,) = _panels()
     for row in evidence.rows:
-        x, y = summary_of(row, "calibration cross_entropy"), summary_of(row, "calibration cfm")
+        x, y = (summary_of(row, f"calibration {metric}") for metric in ("cross_entropy", "cfm"))
         if x is not None and y is not None:
-            known.append(row)
             color = colors_of(evidence)[row.title]
             panel.errorbar(x.value, y.value, y.error, x.error, "o", color=color, elinewidth=1, capsize=2)
             at = (x.value, y.value)
@@ -139,7 +130,7 @@ def _pareto_figure(evidence: Evidence) -> Figure | None:
     panel.set(xlabel="cross-entropy, all tokens", ylabel="feature-matching loss")
     panel.margins(0.15)
     panel.grid(alpha=0.3)
-    return figure if len(known) > 1 else None
+    return figure if len(panel.texts) > 1 else None
 
 
 def _maps(evidence: Evidence, metrics: Sequence[str]) -> Iterator[Figure]:
@@ -151,11 +142,9 @@ def _maps(evidence: Evidence, metrics: Sequence[str]) -> Iterator[Figure]:
         grid = pd.DataFrame([row.values for row in rows]).astype(str)
         grid = grid.loc[:, grid.nunique() > 1]
         for metric in metrics if len(grid.columns) == 2 else ():
-            means = [math.nan if (found := summary_of(row, metric)) is None else found.value for row in rows]
-            if all(map(math.isnan, means)):
-                continue
+            means = [None if (found := summary_of(row, metric)) is None else found.value for row in rows]
             down, across = grid.columns
-            table = grid.assign(mean=means).pivot(index=down, columns=across, values="mean")
+            table = grid.assign(mean=pd.Series(means, dtype=float)).pivot(index=down, columns=across, values="mean")
             table = table.reindex(index=grid[down].unique(), columns=grid[across].unique())
             figure, (panel,) = _panels(width=1.8 + 0.9 * table.shape[1], height=1.6 + 0.7 * table.shape[0])
             panel.imshow(table, cmap="viridis_r" if facts(metric).smaller_is_better else "viridis", aspect="auto")
@@ -167,7 +156,8 @@ def _maps(evidence: Evidence, metrics: Sequence[str]) -> Iterator[Figure]:
             panel.set_xticks(range(table.shape[1]), list(map(plot_label, table.columns)))
             panel.set(xlabel=plot_label(across), ylabel=plot_label(down))
             panel.set_title(plot_label(f"{method}: {column_title(metric)}"), fontsize=9)
-            yield figure
+            if table.notna().any(axis=None):
+                yield figure
 
 
 # ---- drawing -------------------------------------------------------------------------------------------------------
@@ -180,12 +170,9 @@ def _panels(lines: int = 1, columns: int = 1, width: float = 4.8, height: float 
     return figure, list(figure.subplots(lines, columns, squeeze=False).flat)
 
 
-def _draw(panel: Axes, evidence: Evidence, curves: Sequence[Curve]) -> None:
-    """A curve that does not compare with the others is dashed."""
-    for title, points, is_dashed in curves:
-        color, style = colors_of(evidence)[title], "--" if is_dashed else "-"
-        label = plot_label(title) + " (does not compare)" * is_dashed
-        marker = "o" if len(points) < 20 else None
-        panel.plot(points.x, points.y, style, color=color, marker=marker, markersize=3, label=label)
-        panel.fill_between(points.x, points.low, points.high, color=color, alpha=0.15, linewidth=0)
+def _draw(panel: Axes, evidence: Evidence, title: str, points: DataFrame, is_alike: bool = True) -> None:
+    color, label = colors_of(evidence)[title], plot_label(title) + " (does not compare)" * (not is_alike)
+    style, marker = "-" if is_alike else "--", "o" if len(points) < 20 else None
+    panel.plot(points.x, points.y, style, color=color, marker=marker, markersize=3, label=label)
+    panel.fill_between(points.x, points.low, points.high, color=color, alpha=0.15, linewidth=0)
     panel.grid(alpha=0.3)

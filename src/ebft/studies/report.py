@@ -27,6 +27,7 @@ _LONGEST = 4000  # characters of a text: the page must stay a page
 
 
 class Report(NamedTuple):
+    tables: list[Table]
     verdicts: list[str]
     notes: list[str]
     files: list[Path]
@@ -36,8 +37,7 @@ def write(study: str, output: str | None = None, paper: bool = False) -> Report:
     folder = Path(study).expanduser()
     evidence = read_study_folder(folder)
     place = folder / "report" if output is None else Path(output).expanduser()
-    if place.exists() and any(place.iterdir()) and not (place / PAGE).exists():
-        raise ConfigError(f"--output {place} is there and holds no report; choose another folder")
+    check_place(place, PAGE)
     metrics = tables.main_metrics(evidence)
     others = [metric for metric in evidence.metrics if metric not in metrics and "cfm_at_" not in metric]
     ranked = tables.rankings(evidence, metrics)
@@ -45,9 +45,9 @@ def write(study: str, output: str | None = None, paper: bool = False) -> Report:
     every = [
         tables.main_table(evidence, metrics, ranked),
         *(tables.paper_tables(evidence.manifest.get("paper")) if paper else ()),
-        tables.differences_table(evidence, metrics, "differences", "Paired differences"),
+        tables.differences_table(evidence, metrics),
         tables.metrics_table(evidence, others, "other-metrics", "Other metrics", "not tested."),
-        *tables.profile_tables(evidence),
+        tables.profile_table(evidence),
         tables.settings_table({row.title: m.run for row in evidence.rows for m in row.models[:1] if m.run is not None}),
         tables.costs_table([({"method": row.title, "seed": m.seed, "state": m.state}, m.run) for row, m in trained]),
     ]
@@ -75,7 +75,13 @@ def write(study: str, output: str | None = None, paper: bool = False) -> Report:
     lines += [*(f"- {markdown_text(verdict)}" for verdict in verdicts), "", *(table.as_markdown() for table in every)]
     lines += [*(f"![{name}]({FIGURES}/{name}.png)\n" for name in drawn), "## How this was made", ""]
     write_text(place / TEXT, "\n".join([*lines, *(f"- {n}: {markdown_text(v)}" for n, v in made_with.items()), ""]))
-    return Report(verdicts, evidence.notes, [place / PAGE, place / TEXT, place / TABLES, place / FIGURES])
+    return Report(every, verdicts, evidence.notes, [place / PAGE, place / TEXT, place / TABLES, place / FIGURES])
+
+
+def check_place(place: Path, file: str) -> None:
+    """What is not ours is not overwritten."""
+    if place.exists() and any(place.iterdir()) and not (place / file).exists():
+        raise ConfigError(f"--output {place} is not empty and holds no {file}; choose another folder")
 
 
 def render(page: Json, drawn: Mapping[str, Figure]) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +13,13 @@ from typing import Any, NamedTuple
 from ebft.config.evaluation import NOT_SET
 from ebft.config.method import settings_that_change
 from ebft.errors import ConfigError
-from ebft.method.measures import Estimate, Record, differences, smaller_is_better, title
+from ebft.method.measures import NAMES, Estimate, Record, differences, smaller_is_better, title
 from ebft.runtime.files import read_jsonl
 
 Json = dict[str, Any]  # what a file says
 METRICS_FILE = "metrics.jsonl"
 _SHARES = ("empty", "cut", "no_code")  # of answers without a program: metrics of code tasks beside pass@k
+_NO_METRICS = ("_se", "_runtime", "_per_second", "eval_reward")  # ends of keys; the last repeats the proxy
 # What a run had cost when a metric was measured: horizontal axes of curves, in metrics.jsonl and in figures.
 AXES = {
     "steps": ("step", "steps"),
@@ -44,11 +44,6 @@ class Run:
         """The entries with a value of this, by step; of two at one step, the later."""
         found = {entry["step"]: entry for entry in self.entries if entry.get(key) is not None}
         return [found[step] for step in sorted(found)]
-
-    def metrics(self) -> set[str]:
-        """Names of the validation metrics that have a value."""
-        keys = {key for entry in self.entries for key, value in entry.items() if value is not None}
-        return {key[5:] for key in keys if key.startswith("eval_") and not key.endswith(("_se", "runtime"))}
 
     def rewards(self) -> list[Json]:
         """What RLVR itself is rewarded for, as training logged it. EBFT's on validation repeats the whitened proxy."""
@@ -87,6 +82,13 @@ def read_run(folder: Path) -> Run:
     return Run(folder.resolve().name, folder, method, finished, ruler, entries, change, records)
 
 
+def validation_metrics(runs: Iterable[Run]) -> list[str]:
+    """Those that have a value, the usual ones first."""
+    keys = {key for run in runs for entry in run.entries for key, value in entry.items() if value is not None}
+    found = {key[5:] for key in keys if key.startswith("eval_") and not key.endswith(_NO_METRICS)}
+    return [*(name for name in NAMES if name in found), *sorted(found - {*NAMES})]
+
+
 # ---- what compares -------------------------------------------------------------------------------------------------
 
 
@@ -115,19 +117,15 @@ def compares(metric: str, differ: Sequence[str]) -> bool:
 
 
 def what_differs(run: Run, reference: Run | None) -> str | None:
-    """How a run was measured differently, and which of its numbers compare nevertheless: the end of a sentence that
-    begins with its name."""
+    """How a run was validated differently, and what compares nevertheless: the end of a sentence that begins with its
+    name."""
     if reference is None or not (differ := validated_apart(run, reference)):
         return None
-    if run.validation is None or reference.validation is None:
-        return f"and {reference.name} do not both say how they were measured; their numbers may not compare"
-    words = {"network": "the frozen feature network", "validation": "the validation text"}
-    values = {key: [of.get(key, NOT_SET) for of in (run.validation, reference.validation)] for key in differ}
-    shown = ", ".join(words.get(key, f"{key} {values[key][0]} and {values[key][1]}") for key in differ)
-    only = "only their cross-entropies can be compared"
-    left = only if compares("cross_entropy", differ) else "do not compare their numbers"
-    left = "their whitened proxy and reward do not compare" if compares("cfm", differ) else left
-    return f"and {reference.name} were measured differently ({shown}); {left}"
+    mine, other = run.validation or {}, reference.validation or {}
+    values = [f"{key} {mine.get(key, NOT_SET)} and {other.get(key, NOT_SET)}" for key in differ]
+    shown = ", ".join(values) if mine and other else "they do not both say how"
+    left = ", ".join(title(name) for name in NAMES if compares(name, differ)) or "nothing"
+    return f"and {reference.name} were validated differently ({shown}); what compares: {left}"
 
 
 def against(first: Run, run: Run) -> dict[str, Estimate]:
@@ -154,16 +152,10 @@ def facts(metric: str) -> MetricFacts:
         return MetricFacts("training reward", False, is_ranked=False)
     if task in ("", "calibration", "validation"):
         return MetricFacts(title(name), smaller_is_better(name))
-    if re.fullmatch(r"(greedy_)?pass@\d+", name):
-        shown = "greedy" if name == "greedy_pass@1" else name.removeprefix("greedy_")
-        return MetricFacts(f"{task} {shown}", False, is_rate=True)
-    if name.endswith(_SHARES):  # what a difference in pass@k may come from
-        return MetricFacts(f"{task} {name.replace('_', ' ')}", True, is_rate=True, is_ranked=False)
-    decoding, score = ("greedy", name.removeprefix("greedy_")) if name.startswith("greedy_") else ("", name)
-    if found := re.fullmatch(r"best_of_(\d+)_(.+)", score):
-        decoding, score = f"best of {found[1]}", found[2]
-    words = score.replace("_", " ").replace("bleu", "BLEU").replace("chrf", "chrF").replace("comet", "COMET")
-    return MetricFacts(f"{words} {decoding}".strip() if words != score else metric, smaller_is_better(name))
+    is_share = name.endswith(_SHARES)  # what a difference in pass@k may come from
+    words = name.replace("greedy_pass@1", "greedy").replace("_", " ").replace("bleu", "BLEU").replace("chrf", "chrF")
+    shown = f"{task} {words.replace('comet', 'COMET')}"
+    return MetricFacts(shown, smaller_is_better(name), is_share or "pass@" in name, not is_share)
 
 
 def better(metric: str) -> Callable[..., Any]:

@@ -50,8 +50,9 @@ class Row:
     choose_by: str = "cross_entropy"
     seeds: Sequence[int | None] = (None,)
     search_seed: int | None = None
-    after: str | None = None  # the row whose final models it starts from
-    features: str | None = None  # the row whose final models are its feature networks
+    needs: dict[str, str] = field(
+        default_factory=dict
+    )  # `model`, `feature_model`: the row whose final models these are
 
     @property
     def name(self) -> str:
@@ -130,15 +131,14 @@ def _rows(name: str, given: Values, study: Values, settings: Values, above: Sequ
     search_seed = seeds[0] if study["search_seed"] is None else typed("search_seed", study["search_seed"], int)
     rows = []
     for values in combinations(grid, f"`grid` of {where}", command):
-        of_row, features = {**settings, **values}, None
+        of_row, parents = {**settings, **values}, {"model": given["after"]}
         if of_row.get("feature_model") in study["methods"]:
             features = of_row.pop("feature_model")
-        # A method whose features are its own, or of one that comes later, has those of its model.
-        features = features if any(row.method == features for row in above) else None
-        parents = [method and _parent(name, method, values, seeds, above) for method in (given["after"], features)]
+            # A method whose features are its own, or of one that comes later, has those of its model.
+            parents["feature_model"] = features if any(row.method == features for row in above) else None
+        needs = {n: _parent(name, method, values, seeds, above) for n, method in parents.items() if method}
         candidates = combinations(search, f"`search` of {where}", command)
-        how = (candidates, given["choose_by"], seeds, search_seed)
-        rows.append(Row(name, command, values, of_row, *how, *parents))
+        rows.append(Row(name, command, values, of_row, candidates, given["choose_by"], seeds, search_seed, needs))
     return rows
 
 
@@ -237,17 +237,15 @@ def _as_validated(shared: Values) -> Values:
 
 def _check_test_data(options: Values, shared: Values) -> None:
     """The test must be on text that nothing was trained or chosen on."""
-    if (data := options.get("calibration_data")) is None:
-        raise ConfigError("no test data: set `test_split` in `settings`, or `calibration_data` in `evaluation`")
-    if options.get("test_split"):
-        return
-    place, split = Path(data).expanduser().resolve(), options.get("calibration_split", "validation")
+    data, split = options.get("calibration_data"), options.get("calibration_split", "validation")
     used = [(source, shared.get("dataset_split", "train")) for source in shared.get("dataset") or []]
     used.append((shared.get("validation_dataset") or "", shared.get("validation_dataset_split", "validation")))
+    place = Path(data or "").expanduser().resolve()
     same = {its_split for source, its_split in used if Path(source).expanduser().resolve() == place}
-    if split in same or (same and (place.is_file() or data.startswith("stdlib-"))):  # which have no splits
-        used_up = f"the test data, {data} ({split}), are data on which something was trained or chosen"
-        raise ConfigError(f"{used_up}; set `test_split` in `settings`")
+    has_no_splits = place.is_file() or str(data).startswith("stdlib-")
+    if data is None or (not options.get("test_split") and (split in same or (same and has_no_splits))):
+        what = "there are no test data" if data is None else f"something was trained or chosen on the test data, {data}"
+        raise ConfigError(f"{what}; set `test_split` in `settings`, or other `calibration_data` in `evaluation`")
 
 
 # ---- jobs ----------------------------------------------------------------------------------------------------------
@@ -328,7 +326,7 @@ class Plan:
         for row in study.rows:
             self.final[row.name] = self._add(row)
         # The models that runs start from: `base`, or several if the study is about models.
-        models = list(dict.fromkeys(str(row.settings["model"]) for row in study.rows if row.after is None))
+        models = list(dict.fromkeys(str(row.settings["model"]) for row in study.rows if "model" not in row.needs))
         values = [{"model": model} for model in models]
         self.bases = [Row("base", "base", each if len(models) > 1 else {}, each) for each in values]
         self.evaluations = self._evaluations() if study.evaluation else []
@@ -348,7 +346,7 @@ class Plan:
     def _add(self, row: Row) -> list[Run]:
         """Its runs as far as they are known; returns those to report."""
         tests, chosen = len(row.seeds) if self.study.evaluation else 0, row.candidates[0]
-        if not all(self.final[name] for name in (row.after, row.features) if name is not None):
+        if not all(self.final[name] for name in row.needs.values()):
             self.unknown += len(row.candidates) - 1 + len(row.seeds) + tests
             return []
         if chosen:
@@ -367,11 +365,12 @@ class Plan:
         if name in self._runs:
             return self._runs[name]
         values = {**row.settings, **seeded}
-        if row.after is not None:
+        if "model" in row.needs:
             # The features stay those of the model that everything starts from, so that the curves compare.
-            values = {"feature_model": values["model"], **values, "model": self._final_model(row.after, seed)}
-        if row.features is not None:
-            values["feature_model"] = self._final_model(row.features, seed)
+            values = {"feature_model": values["model"], **values}
+        for setting, parent in row.needs.items():  # the model of this seed, or the only one
+            finals = self.final[parent]
+            values[setting] = str(next((run for run in finals if run.seed == seed), finals[0]).output)
         places = ("", "points") if self.study.kind == "sweep" else ("runs", "recipes")
         output, recipes = (self._folder / place for place in places)
         loaded = load({**values, "output_dir": str(output / name)}, row.command)
@@ -386,11 +385,6 @@ class Plan:
         command = (name, self._folder, output / name, arguments, recipe, models, on_cpu, finished)
         self._runs[name] = Run(*command, row, chosen, seed, given, length, validated)
         return self._runs[name]
-
-    def _final_model(self, row: str, seed: int | None) -> str:
-        """Of this seed, or the only one."""
-        finals = self.final[row]
-        return str(next((run for run in finals if run.seed == seed), finals[0]).output)
 
     def _evaluations(self) -> list[Job]:
         """Of the final models, and of those that everything starts from."""
@@ -425,8 +419,7 @@ def _is_of(run: Path, given: Values) -> bool:
     study does not count: a copy of it is as finished as it was."""
     before = yaml.load((run / "recipe.yaml").read_text(encoding="utf-8"), _Loader)
     there, here = (
-        repr(sorted(recipe.items())).replace(recipe["output_dir"].removesuffix(run.name), "")
-        for recipe in (before, given)
+        repr(sorted(of.items())).replace(of["output_dir"].removesuffix(run.name), "") for of in (before, given)
     )
     return there == here
 

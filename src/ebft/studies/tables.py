@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
@@ -16,7 +15,7 @@ import yaml
 from ebft.config.method import ONLY_EBFT
 from ebft.runtime.files import read_json
 from ebft.studies.evidence import VALIDATION, Evidence, Row
-from ebft.studies.runs import Json, Run, facts
+from ebft.studies.runs import AXES, Json, Run, facts
 from ebft.studies.statistics import Interval, Measured, Summary, difference, holm, same_items, summarise
 
 if TYPE_CHECKING:
@@ -29,10 +28,7 @@ _MAIN = [
     *("cross_entropy", "answer_cross_entropy", "cfm", "greedy_pass@1", "pass@1", "pass@4", "pass@16"),
     *("empty", "cut", "no_code", "greedy_bleu", "greedy_chrf", "greedy_comet", "reward"),
 ]
-_COSTS = {"steps": "step", "tokens": "spent/tokens", "generated": "spent/generated_tokens"}
-_COSTS |= {"seconds": "spent/seconds", "FLOPs": "spent/flops"}
-# Every run has its own.
-_NOT_A_DIFFERENCE = ("output_dir", "logging_dir", "seed", "data_seed", "run_name")
+_OF_EACH_RUN = {"output_dir", "logging_dir", "seed", "data_seed", "run_name"}  # no difference between methods
 
 Cell = str | float | None | Summary
 
@@ -201,17 +197,16 @@ def main_table(evidence: Evidence, metrics: Sequence[str], ranked: Sequence[Test
     return metrics_table(evidence, metrics, "main", "Main results", caption)
 
 
-def profile_tables(evidence: Evidence) -> list[Table]:
+def profile_table(evidence: Evidence) -> Table:
     """The feature-matching loss over completion length."""
     lengths = [metric for metric in evidence.metrics if "cfm_at_" in metric]
     # Only contexts that are followed by a text of the greatest length are in it, so that these may be few.
     items = [f.items for row in evidence.rows for m in lengths if (f := summary_of(row, m)) is not None]
     title, caption = "Feature-matching loss over completion length", f"on {min(items, default=0):,} sequences."
-    of_pairs = differences_table(evidence, lengths, "profile-differences", f"{title}: paired differences")
-    return [metrics_table(evidence, lengths, "profile", title, caption), of_pairs]
+    return metrics_table(evidence, lengths, "profile", title, caption)
 
 
-def differences_table(evidence: Evidence, metrics: Sequence[str], name: str, title: str) -> Table:
+def differences_table(evidence: Evidence, metrics: Sequence[str]) -> Table:
     """Of every pair of rows, or with many rows of each from the first that was trained."""
     scored = [row for row in evidence.rows if any(model.scores for model in row.models)]
     pairs = list(itertools.combinations(scored, 2))
@@ -232,7 +227,7 @@ def differences_table(evidence: Evidence, metrics: Sequence[str], name: str, tit
         if tests
         else "Nothing is tested: that takes two sequences or problems at least."
     )
-    return Table(name, title, rows, caption)
+    return Table("differences", "Paired differences of final models", rows, caption)
 
 
 def paper_tables(task: str | None) -> list[Table]:
@@ -255,7 +250,8 @@ def paper_tables(task: str | None) -> list[Table]:
 def costs_table(runs: Sequence[tuple[Mapping[str, Cell], Run | None]]) -> Table:
     """runs: what each is called, and itself."""
     costs: list[tuple[Mapping[str, Cell], Json]] = [(names, run.total_costs() if run else {}) for names, run in runs]
-    rows = [{**names, **{title: of.get(key) for title, key in _COSTS.items()}} for names, of in costs]
+    columns = (*AXES.values(), ("spent/generated_tokens", "generated"))
+    rows = [{**names, **{title: of.get(key) for key, title in columns}} for names, of in costs]
     return Table("costs", "Runs and what they cost", rows)
 
 
@@ -264,17 +260,12 @@ def settings_table(runs: Mapping[str, Run]) -> Table:
     settings: dict[str, dict[str, str]] = {}
     for title, run in runs.items():
         found: Json = read_json(run.folder / "resolved.json") or {}
-        idle = {*_NOT_A_DIFFERENCE, *(ONLY_EBFT if run.method != "ebft" else ())}
+        idle = _OF_EACH_RUN | {*(ONLY_EBFT if run.method != "ebft" else ())}
         if found.get("max_steps", -1) > 0:  # which then also ends the epochs
-            idle.add("num_train_epochs")
-        settings[title] = {name: _setting(value) for name, value in found.items() if name not in idle}
+            idle |= {"num_train_epochs"}
+        given = {name: value for name, value in found.items() if name not in idle}
+        settings[title] = {name: f"{v:g}" if isinstance(v, float) else str(v) for name, v in given.items()}
     names = dict.fromkeys(itertools.chain(*settings.values()))
     differ = [name for name in names if len({of[name] for of in settings.values() if name in of}) > 1]
     rows = [{"setting": name, **{title: of.get(name) for title, of in settings.items()}} for name in differ]
     return Table("settings", "What differs between the settings", rows)
-
-
-def _setting(value: object) -> str:
-    if isinstance(value, str) and value.startswith("/"):
-        return Path(value).name
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
