@@ -5,7 +5,7 @@ The public names below are imported when they are first used, so that `import eb
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ebft.version import __version__ as __version__
 
@@ -49,7 +49,7 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'ebft' has no attribute {name!r}")

@@ -89,8 +89,6 @@ def resolve(name: str, field: str = "model") -> str:
     """The folder of a model that `fetch` knows, the final model of a run's output folder, or else the name itself.
     An error of one line, before anything is loaded, where there is no such thing."""
     path = Path(name).expanduser()
-    if path.is_file():
-        raise ConfigError(f"{field}={name!r} is a file; give the folder of a checkpoint")
     if path.exists():
         final = path / "final"
         has_final = any((final / file).is_file() for file in ("config.json", "adapter_config.json"))
@@ -106,19 +104,22 @@ def resolve(name: str, field: str = "model") -> str:
             raise ConfigError(f"{field} {name!r} is not in the cache; run `ebft fetch {name}` first")
         return str(folder_of(name))
     # A slip in a local name must not become a long wait for the hub.
-    if name.startswith(("/", ".", "~")) or name.count("/") > 1 or ("/" in name and path.parent.is_dir()):
-        raise ConfigError(f"{field} {name!r}: no such folder{nearest(name, map(str, path.parent.glob('*/')))}")
-    from huggingface_hub import try_to_load_from_cache
-
-    files = ("config.json", "adapter_config.json", "tokenizer_config.json")  # of a model, an adapter, a tokenizer alone
-    if any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
-        hub_unreachable()  # if so, only the cache is asked from then on
-    elif "/" not in name and (close := nearest(name, NAMES)):
+    is_local = name.startswith(("/", ".", "~")) or name.count("/") > 1 or ("/" in name and path.parent.is_dir())
+    close = nearest(name, map(str, path.parent.glob("*/")) if is_local else NAMES if "/" not in name else ())
+    cached = not is_local and _in_the_cache_of_the_hub(name)
+    if is_local or (close and not cached):
         raise ConfigError(f"{field} {name!r}: no such folder{close}")
-    elif reason := hub_unreachable():
+    if (reason := hub_unreachable()) and not cached:  # from then on only the cache is asked
         place = f"a folder, a model of `ebft fetch` ({', '.join(NAMES)}), or set HF_HOME to a cache that has it"
         raise ConfigError(f"{field} {name!r} is no folder here and not in the hub's cache, and {reason}; give {place}")
     return name
+
+
+def _in_the_cache_of_the_hub(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    files = ("config.json", "adapter_config.json", "tokenizer_config.json")  # of a model, an adapter, a tokenizer alone
+    return any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
 
 
 def check_models(settings: Mapping[str, object]) -> None:
@@ -137,8 +138,6 @@ def fetch(name: str, file: str | Path | None = None, dtype: str | None = None) -
     """
     from filelock import FileLock
 
-    if name not in NAMES:
-        raise ConfigError(f"unknown model {name!r}; there is {', '.join(NAMES)}{nearest(name, NAMES)}")
     folder, downloads = folder_of(name), cache_directory() / "downloads" / name
     for place in (downloads, folder.parent):
         place.mkdir(parents=True, exist_ok=True)
@@ -248,7 +247,7 @@ def _make_untrained(folder: Path) -> None:
 
 def command(arguments: list[str]) -> int:
     parser = Parser("fetch", "Get a model without a model hub.")
-    parser.add_argument("name", help=", ".join(NAMES))
+    parser.add_argument("name", choices=NAMES, metavar="name", help=", ".join(NAMES))
     parser.add_argument("--from", dest="file", metavar="FILE.gguf", help="its GGUF file, instead of downloading it")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], help="of the checkpoint; else that of the original")
     given = parser.parse_args(arguments)

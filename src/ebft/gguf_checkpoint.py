@@ -14,8 +14,12 @@ from ebft.errors import ConfigError
 from ebft.runtime.messages import progress
 
 if TYPE_CHECKING:
+    import numpy as np
     from gguf import GGUFReader, ReaderTensor
+    from numpy.typing import NDArray
     from transformers import PreTrainedConfig
+    from transformers import PreTrainedTokenizerBase as Tokenizer
+    from transformers.modeling_gguf_pytorch_utils import TensorProcessor
 
 TABLE = "model.embed_tokens.weight"
 
@@ -76,7 +80,7 @@ def _named(reader: GGUFReader, config: PreTrainedConfig) -> tuple[dict[str, Read
     return tensors, processor
 
 
-def _dequantized(given: tuple[Any, int, str, Any]) -> object:
+def _dequantized(given: tuple[NDArray[np.generic], int, str, TensorProcessor]) -> object:
     """The numbers of a tensor, as transformers has them. In a process of its own."""
     from gguf import GGMLQuantizationType as Kind
     from gguf.quants import dequantize
@@ -85,7 +89,7 @@ def _dequantized(given: tuple[Any, int, str, Any]) -> object:
     return processor.process(weights=dequantize(data, Kind(kind)), name=name).weights
 
 
-def _tokenizer(reader: GGUFReader, gguf: Path, config: Any, ends: Sequence[str]) -> Any:
+def _tokenizer(reader: GGUFReader, gguf: Path, config: PreTrainedConfig, ends: Sequence[str]) -> Tokenizer:
     """As the original's: a feature network is refused whose vocabulary is another.
 
     transformers 5.17 takes the token that begins a message of SmolLM2 for its end, and cuts most of Qwen's special

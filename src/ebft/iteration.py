@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from ebft.model.attention import ask, rounded_up
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import draw
+from ebft.runtime.files import Json
 from ebft.runtime.processes import sum_over_processes
 from ebft.runtime.timing import Clock
 
@@ -50,14 +51,14 @@ class Rollouts:
     groups: Tensor  # [b, B, n], equal completions have equal numbers
 
     def select(self, rows: slice | Tensor) -> Rollouts:
-        chosen: dict[str, Any] = {k: None if v is None else v[rows] for k, v in vars(self).items()}
+        chosen: Json = {k: None if v is None else v[rows] for k, v in vars(self).items()}
         return Rollouts(**chosen)
 
 
 def join(parts: Sequence[Part]) -> Part:
     """What was found for one batch after the other, as for all of them at once."""
     columns = {name: [vars(part)[name] for part in parts] for name in vars(parts[0])}
-    joined: dict[str, Any] = {k: None if v[0] is None else torch.cat(v) for k, v in columns.items()}
+    joined: Json = {k: None if v[0] is None else torch.cat(v) for k, v in columns.items()}
     return type(parts[0])(**joined)
 
 
@@ -86,8 +87,6 @@ def make_layout(
 
 def check_sequences(dataset: SequenceDataset, config: MethodConfig, end_token_ids: Tensor | None) -> None:
     """At least one anchor must fit somewhere."""
-    if len(dataset) == 0:
-        raise DataError("the dataset holds no tokens")
     for row in range(min(len(dataset), LOOKED_AT)):
         batch = collate([dataset[row]])
         if bool(make_layout(batch["on_host"], config, config.samples, end_token_ids).anchor_mask.any()):
@@ -370,7 +369,7 @@ def micro_batches(
 
 
 # The frozen model of the KL term, and a context to run it in.
-Frozen = Callable[[], tuple[nn.Module, AbstractContextManager[Any]]]
+Frozen = Callable[[], tuple[nn.Module, AbstractContextManager[object]]]
 
 
 def loss_of(model: nn.Module, batch: Batch, config: MethodConfig, frozen: Frozen | None = None) -> LossTerms:

@@ -83,7 +83,7 @@ class Checkpoint:
         check_tokenizer(tokenizer, embedding_size(model), end_tokens_of(model))
         return model.to(device).eval().requires_grad_(False)
 
-    def with_adapter(self, base: Any) -> Any:
+    def with_adapter(self, base: PreTrainedModel) -> Any:
         """The base model with the trained adapter on top, if there is one, by peft."""
         if self.adapter is None:
             return base
@@ -245,10 +245,9 @@ def peft_config(recipe: Recipe) -> PeftConfig | None:
     kinds = {str(kind.value): cls for kind, cls in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
     values = {name: value for name, value in given.items() if name not in _BOOKKEEPING}
     kind = str(values.pop("peft_type", "LORA")).upper()
-    if kind not in kinds:
-        raise ConfigError(f"peft: peft_type={kind!r} is not known to peft{nearest(kind, kinds)}")
-    if issubclass(kinds[kind], PromptLearningConfig):
-        raise ConfigError(f"peft: peft_type={kind} adds tokens to the text, which packed sequences have no place for")
+    if issubclass(kinds.get(kind, PromptLearningConfig), PromptLearningConfig):
+        why = "adds tokens to the text, which packed sequences have no place for, or is not known to peft"
+        raise ConfigError(f"peft: peft_type={kind} {why}{nearest(kind, kinds)}")
     with _said("peft"):
         return kinds[kind](**{"task_type": "CAUSAL_LM", **values})
 

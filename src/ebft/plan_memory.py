@@ -7,10 +7,10 @@ themselves, and fragmentation; `ROOM` is left for these. tests/test_plan_memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
+from ebft.config.settings import Values
 from ebft.errors import ConfigError
 
 GIB = 2**30
@@ -33,7 +33,7 @@ _LEFT_BY_TREES = {2: (0.48, 0.58), 4: (0.41, 0.54), 8: (0.35, 0.51), 16: (0.29, 
 class Shape:
     """Sizes of a model, numbers of elements, without biases and norms, which are a thousandth of it."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Values) -> None:
         """From what is in a config.json. In a mixture of experts every layer is taken for one."""
         config = config.get("text_config") or config
         known = {_ALIASES.get(name, name): value for name, value in config.items() if value is not None}
@@ -69,7 +69,7 @@ class Shape:
 class Run:
     """What decides how much memory a run needs: a model, GPUs, and settings of `ebft train` by their names."""
 
-    def __init__(self, shape: Shape, settings: Mapping[str, Any], gpus: int = 1, features: Shape | None = None) -> None:
+    def __init__(self, shape: Shape, settings: Values, gpus: int = 1, features: Shape | None = None) -> None:
         """settings: all of them, also where they are the defaults. features: None for the model itself."""
         self.shape, self.settings, self.gpus, self.features = shape, settings, gpus, features
         of = self.of = SimpleNamespace(**settings)

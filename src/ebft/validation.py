@@ -9,7 +9,6 @@ import math
 import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from ebft.method.rewards import whitened_proxy
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import evaluating, output_head
 from ebft.model.features import FeatureNetwork, weight_fingerprint
+from ebft.runtime.files import Json
 from ebft.runtime.messages import progress
 from ebft.runtime.processes import count, join_rows, rank
 
@@ -149,7 +149,7 @@ def text_checksum(dataset: SequenceDataset, rows: Iterable[int]) -> str:
     return f"{found:08x}"
 
 
-def identity(config: EBFTConfig, features: FeatureNetwork, dataset: SequenceDataset) -> dict[str, Any]:
+def identity(config: EBFTConfig, features: FeatureNetwork, dataset: SequenceDataset) -> Json:
     """What the validation numbers of a run depend on, beside the model; `ebft compare` looks at it."""
     settings = {name: getattr(config, name) for name in settings_that_change("text", "features", "proxy")}
     settings = {name: value for name, value in settings.items() if name not in ONLY_IF_SET or value}

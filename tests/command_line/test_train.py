@@ -205,8 +205,8 @@ def test_data_that_cannot_be_used(name: str, content: bytes, words: str, refused
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"end": None}, "the tokenizer has no end token"),
-        ({"extra_tokens": 1}, "260 tokens but the model only 259 embeddings"),
+        ({"end": None}, "the tokenizer needs an end token (eos_token: it has None)"),
+        ({"extra_tokens": 1}, "each of its 260 tokens (it has 259)"),
     ],
     ids=str,
 )

@@ -12,7 +12,7 @@ from ebft import cli
 from ebft.config.evaluation import BORROWED, GROUPS, EvalOptions, options
 from ebft.config.method import MethodConfig, settings_that_change
 from ebft.config.recipe import field_types, groups
-from ebft.config.settings import Parser, check, option, suggestion, typed
+from ebft.config.settings import Parser, check, check_name, option, typed
 from ebft.errors import ConfigError
 from ebft.model.features import resolve_taps
 
@@ -109,7 +109,8 @@ KNOWN["eval"] = ["--" + name.replace("_", "-") for name, _, _ in options()]
     ],
 )
 def test_names_of_other_tools_lead_to_ours(command: str, name: str, ours: str) -> None:
-    assert suggestion(name, KNOWN[command]) == f"; here it is called {ours!r}"
+    with pytest.raises(ConfigError, match=f"unknown setting '{name}'; here it is called '{ours}'"):
+        check_name(name, KNOWN[command], "setting")
 
 
 # ---- flags -----------------------------------------------------------------------------------------------------------
@@ -201,8 +202,8 @@ def test_groups_hold_every_option_once() -> None:
         ({"promt_style": "raw"}, "unknown option 'promt_style' of an evaluation; did you mean 'prompt_style'"),
         ({"limit": 0}, "limit=0 must be at least 1"),
         ({"temperature": -1}, "temperature=-1.0 must be at least 0"),
-        ({"samples": 0, "greedy": False}, "leaves nothing to generate"),
-        ({"rollouts": 1}, "rollouts must be at least 2"),
+        ({"samples": 0, "greedy": False}, "samples too, unless greedy is true"),
+        ({"rollouts": 1}, "samples=1 leaves no unbiased feature-matching loss"),
     ],
 )
 def test_options_that_cannot_be(values: dict[str, Any], message: str) -> None:

@@ -209,10 +209,10 @@ def test_what_is_wrong_with_a_row(row: Row, names: dict[str, str], template: str
 
 
 def test_tokenizers(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(DataError, match="no end token"):
+    with pytest.raises(DataError, match="needs an end token"):
         check_tokenizer(byte_tokenizer(end=None))
     check_tokenizer(byte_tokenizer(), VOCABULARY)
-    with pytest.raises(DataError, match=f"{VOCABULARY + 1} tokens but the model only {VOCABULARY}"):
+    with pytest.raises(DataError, match=f"each of its {VOCABULARY + 1} tokens .it has {VOCABULARY}"):
         check_tokenizer(byte_tokenizer(extra_tokens=1), VOCABULARY)
     # Seen with a tokenizer that was read wrongly: texts ended with what begins a message.
     tokenizer = byte_tokenizer()

@@ -6,7 +6,6 @@ a second time, but taken from `MethodConfig` and `DataConfig` (`BORROWED`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Literal, get_args
 
 from ebft.config.data import TASKS, DataConfig, Task
 from ebft.config.method import MethodConfig, settings_that_change
-from ebft.config.settings import Setting, Values, check, option, suggestion, typed, types_of
+from ebft.config.settings import Setting, Values, check, check_name, option, typed, types_of
 from ebft.errors import ConfigError
 from ebft.runtime.files import read_json
 
@@ -115,10 +114,8 @@ class EvalOptions:
             raise ConfigError("prompt_template is translation's; calibration has --calibration-prompt-template")
         counts = ("limit", "sequences", "batch_size", "calibration_batch_size", "workers", "max_new_tokens")
         check(self, EvalOptions, **dict.fromkeys((*counts, "profile_stride"), 1), samples=0, temperature=0, timeout=0.1)
-        if not all(0 < t < math.inf for t in self.also_at_temperatures):
-            raise ConfigError(f"also_at_temperatures={self.also_at_temperatures} must be above 0")
-        if not self.samples and not self.greedy:
-            raise ConfigError("samples=0 without greedy leaves nothing to generate")
+        if min(self.also_at_temperatures, default=1) <= 0 or not (self.samples or self.greedy):
+            raise ConfigError("also_at_temperatures must be above 0, and samples too, unless greedy is true")
         context = self.method.context_length
         self.profile_stride = min(self.profile_stride, max(1, context // 2))
         self.profile_lengths = sorted(n for n in self.profile_lengths if 1 <= n <= context - self.profile_stride)
@@ -131,13 +128,10 @@ class EvalOptions:
         kinds = {name: types_of(owner)[f.name] for name, f, owner in options()}
         given: dict[type, Values] = {EvalOptions: {}, MethodConfig: {}, DataConfig: {}}
         for name, value in values.items():
-            if name not in kinds:
-                raise ConfigError(f"unknown option {name!r} of an evaluation{suggestion(name, kinds)}")
+            check_name(name, kinds, "option", " of an evaluation")
             inner, owner = BORROWED.get(name, (name, EvalOptions))
             given[owner][inner] = typed(name, value, kinds[name])
         own = given[EvalOptions]
-        if given[MethodConfig].get("samples", 2) < 2:  # by the name that was given
-            raise ConfigError("rollouts must be at least 2 for the unbiased feature-matching loss")
         method = MethodConfig(**given[MethodConfig], eval_seed=own.get("seed", 0))
         return cls(**own, method=method, data=DataConfig(**given[DataConfig]))
 

@@ -74,7 +74,9 @@ class MethodConfig:
         if not self.temperature > 0 or self.alpha > 1:
             raise ConfigError(f"temperature={self.temperature} must be above 0, and alpha={self.alpha} at most 1")
         if self.samples < 2 and (self.eval_samples or 1) < 2:
-            raise ConfigError("samples=1 leaves no unbiased feature-matching loss to evaluate; set eval_samples=2")
+            raise ConfigError(
+                "samples=1 leaves no unbiased feature-matching loss; set eval_samples=2 (rollouts, in `ebft eval`)"
+            )
         if self.feature_model is not None and self.feature_source != "auto":
             raise ConfigError("feature_model and feature_source exclude each other; give one of them")
 

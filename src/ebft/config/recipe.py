@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import yaml
 
 from ebft.config.data import DataConfig, ModelConfig
-from ebft.config.settings import Parser, Setting, Values, default_of, suggestion, typed, types_of
+from ebft.config.settings import Parser, Setting, Values, check_name, default_of, typed, types_of
 from ebft.data.rows import check_source
 from ebft.errors import ConfigError, nearest
 
@@ -24,6 +24,7 @@ TRAINING = ("train", "sft", "rlvr")  # the commands that train
 UNNAMED = "unnamed"  # stands for the output folder of what writes nothing
 REQUIRED = {"model": "a folder or hub name, or smollm2-135m after `ebft fetch smollm2-135m`"}
 REQUIRED |= {"dataset": "a file, a folder, a hub name or a built-in such as stdlib-functions", "output_dir": "a folder"}
+REQUIRED |= {"rewards": "unit_tests, bleu or module:function"}  # of `ebft rlvr`
 # Of transformers' settings, those that most runs set: the others do not show in the help.
 _COMMON = """output_dir gradient_accumulation_steps max_steps max_grad_norm bf16 gradient_checkpointing log_level seed
     eval_strategy eval_steps save_strategy save_steps load_best_model_at_end metric_for_best_model use_cpu"""
@@ -103,11 +104,11 @@ def load_recipe(file: str | Path | None, overrides: Mapping[str, object], comman
 
 def check_given(values: Mapping[str, object], types: Values, command: str) -> Values:
     """The values as their types; all names are known, and what a run cannot do without is there."""
-    if odd := [name for name in values if name not in types]:
-        raise ConfigError(f"unknown setting {odd[0]!r} of `ebft {command}`{suggestion(str(odd[0]), types)}")
+    for name in values:
+        check_name(str(name), types, "setting", f" of `ebft {command}`")
     given = {name: typed(name, value, types[name]) for name, value in values.items()}
     for name, what in REQUIRED.items():
-        if not given.get(name):
+        if name in types and not given.get(name):
             raise ConfigError(f"no {name}: set `{name}` to {what}")
     return given
 

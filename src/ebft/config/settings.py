@@ -18,6 +18,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from ebft.errors import ConfigError, nearest
+from ebft.runtime.files import Json
 from ebft.runtime.messages import LEVELS, show_messages
 
 # What TRL and others call a setting, whose spelling would lead astray. The first that the command knows is meant.
@@ -40,7 +41,7 @@ _ELSEWHERE = {
     "torch_dtype": "model_dtype dtype",
 }
 Setting = Field[Any]
-Values = dict[str, Any]  # of settings, by their names
+Values = Json  # of settings, by their names
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a mapping"}
 _YES_NO = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -78,12 +79,15 @@ def check(settings: object, cls: type, **smallest: float) -> None:
             raise ConfigError(f"{name}={value} must be at least {least}")
 
 
-def suggestion(name: str, known: Collection[str]) -> str:
-    """The end of an error message about an unknown name: what it is called here, or is spelt like."""
+def check_name(name: str, known: Collection[str], what: str, of: str = "") -> None:
+    """An error about an unknown name says what it is called here, or is spelt like."""
+    if name in known:
+        return
     ours = _ELSEWHERE.get(name.lstrip("-").replace("-", "_"), "")
     ours = " ".join("--" + word.replace("_", "-") for word in ours.split()) if name.startswith("-") else ours
     found = [word for word in ours.split() if word in known]
-    return f"; here it is called {found[0]!r}" if found else nearest(name, known)
+    near = f"; here it is called {found[0]!r}" if found else nearest(name, known)
+    raise ConfigError(f"unknown {what} {name!r}{of}{near}")
 
 
 # ---- values --------------------------------------------------------------------------------------------------------
@@ -153,7 +157,7 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(words, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]
-            raise ConfigError(f"unknown option {name!r}{suggestion(name, known)}")
+            check_name(name, known, "option")
         show_messages(options.__dict__.pop("log_level", "info"))
         return options
 

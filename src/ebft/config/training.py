@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from transformers import TrainingArguments
@@ -18,13 +18,15 @@ from transformers.integrations import integration_utils
 
 from ebft.config.data import RunningConfig
 from ebft.config.method import MethodConfig
-from ebft.config.settings import check, option
+from ebft.config.settings import Values, check, option
 from ebft.errors import ConfigError, nearest
 from ebft.method.measures import NAMES, smaller_is_better
 
 # What transformers or `accelerate launch` would do beside or instead of ebft, without a word, and what serves instead.
 _REFUSED = {"deepspeed": "use fsdp=full_shard", "parallelism_config": "use fsdp=full_shard"}
 _REFUSED |= {"enable_jit_checkpoint": "SIGTERM saves a checkpoint", "resume_from_checkpoint": "give --resume"}
+_REFUSED |= {"fp16=true": "gradients of a mean over a step's tokens are too small for it; use bf16=true, or float32"}
+_REFUSED |= {"max_steps=0": "use 1 or more, or -1 for num_train_epochs"}
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,11 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignor
         self.check_method()
         RunningConfig.__post_init__(self)
         check(self, EBFTConfig, gradient_accumulation_steps=1, seed=0, data_seed=0)
-        if self.max_steps == 0:  # transformers would take num_train_epochs
-            raise ConfigError("max_steps=0 trains nothing; use 1 or more, or -1 for num_train_epochs")
+        refused = {"fp16=true": self.fp16 and (self.fsdp or not self.trains_in_fp16), "max_steps=0": not self.max_steps}
         for name, instead in _REFUSED.items():
-            if getattr(self, name) or os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false") not in ("false", "0"):
+            asked = os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false") not in ("false", "0")
+            if refused.get(name, asked or getattr(self, name, False)):
                 raise ConfigError(f"{name} is not supported; {instead}")
-        if self.fp16 and (self.fsdp or not self.trains_in_fp16):  # gradients of a mean over a step's tokens are lost
-            raise ConfigError("fp16=true is not supported: gradients are too small for it; use bf16=true, or float32")
         self.bf16 = self.bf16 or (self.bf16_if_fast and _has_fast_bf16(self.use_cpu))
         if not torch.accelerator.is_available():
             # Said aloud: bf16 in a recipe for a GPU then loads on any machine, and several processes find each other.
@@ -127,7 +127,7 @@ class SFTSettings(EBFTConfig):
     max_length: int = option(2048, "tokens of a training sequence; longer documents are cut")
     pack_training: bool = option(False, "several documents in a training sequence; otherwise one, as TRL does")
     loss_on_answers: bool | None = option(None, "loss on answer tokens only; default: as answer_only")
-    trl_options: dict[str, Any] = option({}, "further settings of TRL's SFTConfig by its own names; only in a recipe")
+    trl_options: Values = option({}, "further settings of TRL's SFTConfig by its own names; only in a recipe")
     # ---- transformers' settings with the paper's values
     learning_rate: float = option(1e-5, "learning rate of AdamW")
     num_train_epochs: float = option(5.0, "passes over the data")
@@ -158,19 +158,15 @@ class RLVRSettings(EBFTConfig):
     unsafe_exec: bool = option(False, "run unit tests without a sandbox, with your own rights")
     tests_column: str = option("test_list", "column of unit tests: a list of assert statements, or a text of Python")
     reference_column: str | None = option(None, "column of reference answers for bleu; default: completion_column")
-    trl_options: dict[str, Any] = option({}, "further settings of TRL's GRPOConfig by its own names; only in a recipe")
+    trl_options: Values = option({}, "further settings of TRL's GRPOConfig by its own names; only in a recipe")
     # ---- transformers' settings with the paper's values; a row is one answer: 256 are 32 prompts with 8 answers each
     num_train_epochs: float = option(1.0, "passes over the data")
     gradient_accumulation_steps: int = option(16, "micro-batches a step; a row of a micro-batch is one answer")
 
     def __post_init__(self) -> None:
-        if not self.rewards:
-            raise ConfigError("no reward: set `rewards` to unit_tests, bleu or module:function")
-        positive = dict.fromkeys(("max_new_tokens", "max_prompt_tokens", "reward_workers"), 1)
-        check(self, RLVRSettings, **positive, generations=2, kl_coefficient=0)
-        for name, longest in {"generation_temperature": float("inf"), "reward_timeout": 86400}.items():
-            if not 0 < (value := getattr(self, name)) <= longest:
-                raise ConfigError(f"{name}={value} must be above 0, and reward_timeout at most a day")
+        least = dict.fromkeys(("max_new_tokens", "max_prompt_tokens", "reward_workers"), 1.0)
+        least |= {"generations": 2, "kl_coefficient": 0, "generation_temperature": 0.01, "reward_timeout": 0.1}
+        check(self, RLVRSettings, **least)
         super().__post_init__()
 
 

@@ -35,7 +35,7 @@ from ebft.data.row_format import PLAIN, Document, Row, RowFormat, encode
 from ebft.data.rows import fingerprint, read_rows
 from ebft.errors import ConfigError, DataError
 from ebft.runtime import processes
-from ebft.runtime.files import cache_directory
+from ebft.runtime.files import Json, cache_directory
 from ebft.runtime.messages import progress
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ class OnHost:
         return cls(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True)))
 
 
-Batch = dict[str, Any]  # tensors of some rows [b, ...] by name, and what the host knows of them
+Batch = Json  # tensors of some rows [b, ...] by name, and what the host knows of them
 
 
 def collate(rows: Sequence[dict[str, Tensor]]) -> Batch:

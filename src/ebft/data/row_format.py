@@ -21,13 +21,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ebft.errors import ConfigError, DataError, first_line
+from ebft.runtime.files import Json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
-Row = dict[str, Any]
+Row = Json
+Prompt = Any  # a text, or messages, or None where there is none
 
 # The words that Alpaca was trained with (github.com/tatsu-lab/stanford_alpaca).
 ALPACA_WITH_INPUT = (
@@ -110,14 +112,14 @@ class RowFormat:
         prompt it would be a token of its own, and the word another one than in any other text."""
         return (self.prompt_separator or "").removeprefix(self._prompts_end_with)
 
-    def prompt_of(self, row: Row) -> Any:
+    def prompt_of(self, row: Row) -> Prompt:
         """The prompt of a row with or without an answer: a text, the messages before the last answer, or None. What a
         model is given to answer is this, too."""
         given = self._named(row)
         prompt = self._bare_prompt(given)
         return prompt + self._prompts_end_with if is_glued(prompt, given.get(self.completion, "")) else prompt
 
-    def _bare_prompt(self, given: Row) -> Any:
+    def _bare_prompt(self, given: Row) -> Prompt:
         if self.prompt_template:
             return _fill(self.prompt_template, given)
         if self.messages not in given:
@@ -149,7 +151,7 @@ def is_glued(prompt: object, completion: object) -> bool:
     return not prompt[-1].isspace() and not completion[:1].isspace()
 
 
-def as_messages(turns: Any) -> Any:
+def as_messages(turns: object) -> Prompt:
     """Turns with `role` and `content`, and the roles that chat templates know; what is no list of turns, as it is."""
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         return turns
@@ -166,7 +168,7 @@ def fields_of(template: str) -> list[str]:
     except ValueError:
         found = [""]
     # What Python would read in its own way: {}, {0}, {a.b} and {a[0]}.
-    if any(not name or name.isdecimal() or set(name) & set(".[") for name in found):
+    if not found or any(not name or name.isdecimal() or set(name) & set(".[") for name in found):
         raise ConfigError(f"prompt_template={template!r} takes names of columns in braces, and {{{{ for a brace")
     return found
 
@@ -186,11 +188,11 @@ def check_tokenizer(
 ) -> None:
     """The tokenizer must have an end token, and no token without an embedding. ends: with which the model ends texts,
     by its own settings; another one is strange, since the model never learnt it, but nothing breaks."""
-    if tokenizer.eos_token_id is None:
-        raise DataError("the tokenizer has no end token, so documents cannot be separated; set tokenizer.eos_token")
-    if embeddings is not None and len(tokenizer) > embeddings:
+    tokens, end = len(tokenizer), tokenizer.eos_token
+    if tokenizer.eos_token_id is None or tokens > (embeddings or tokens):
         raise DataError(
-            f"the tokenizer has {len(tokenizer)} tokens but the model only {embeddings} embeddings; use its own"
+            f"the tokenizer needs an end token (eos_token: it has {end!r}), and the model an embedding for each of its "
+            f"{tokens} tokens (it has {embeddings}); use the model's own tokenizer, or set its eos_token"
         )
     if ends and tokenizer.eos_token_id not in ends:
         own = " or ".join(map(repr, tokenizer.convert_ids_to_tokens(list(ends))))

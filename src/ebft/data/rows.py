@@ -15,10 +15,9 @@ import random
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from ebft.data.row_format import Row
 from ebft.errors import DataError, first_line, nearest
@@ -148,7 +147,7 @@ def _read_csv(file: Path) -> Iterator[Row]:
         yield from csv.DictReader(lines, delimiter=separator, strict=True)
 
 
-def _from_hub(name: str, split: str | None) -> Any:
+def _from_hub(name: str, split: str | None) -> Iterable[Row]:
     """The rows of a dataset of the hub; without a split, only a look whether it can be had."""
     import datasets
 
@@ -160,9 +159,9 @@ def _from_hub(name: str, split: str | None) -> Any:
         return datasets.load_dataset(path, configuration or None, split=split)
     except Exception as error:  # the library raises many kinds for "not there" and "no network"
         hint = nearest(name, BUILTIN) or "; give a local copy, a built-in name or a dataset of the hub"
-        if unreachable is None:
-            raise DataError(f"{name}: not a file, and no dataset of the hub: {first_line(error)}{hint}") from None
-        raise DataError(f"{name}: not a file, not in the cache of `datasets`, and {unreachable}{hint}") from None
+        there = f"not in the cache of `datasets`, and {unreachable}"
+        why = there if unreachable else f"and no dataset of the hub: {first_line(error)}"
+        raise DataError(f"{name}: not a file, {why}{hint}") from None
 
 
 def _stdlib_code(split: str) -> Iterator[Row]:

@@ -6,13 +6,14 @@ import signal
 from collections.abc import Callable
 from functools import cache, wraps
 from types import FunctionType
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch._functorch.config
 
 # Past torch's limit of shapes, 8 by default, a function silently runs uncompiled. One run meets a handful.
 _SHAPES = 512
+T = TypeVar("T")
 
 
 @cache
@@ -43,10 +44,10 @@ def wait_for_stores() -> None:
     from torch._inductor import config
     from torch._inductor.codegen.triton import TritonKernel
 
-    plain: Any = TritonKernel.codegen_body
+    plain = TritonKernel.codegen_body
 
     @wraps(plain)
-    def codegen_body(self: Any) -> None:
+    def codegen_body(self: TritonKernel) -> None:
         stored = bool(self.stores) and self.inside_reduction and any(tree.is_loop for tree in self.range_trees)
         plain(self)
         if stored:
@@ -71,7 +72,7 @@ def start_workers() -> None:
 
 
 @cache
-def compiled(function: Callable[..., Any], kind: str = "") -> Callable[..., Any]:
+def compiled(function: Callable[..., T], kind: str = "") -> Callable[..., T]:
     """The function, compiled for every shape it meets; torch's limit counts each kind of call on its own."""
     prepare_compiling()
     assert isinstance(function, FunctionType)

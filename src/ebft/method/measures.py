@@ -125,7 +125,10 @@ def metric_at(temperature: float, of: str = "") -> str:
     return f"{of}cross_entropy" + ("" if temperature == 1 else f"_temperature_{temperature:g}")
 
 
-def along_training(entries: Iterable[dict[str, Any]], key: str) -> dict[int, dict[str, Any]]:
+Record = dict[str, Any]
+
+
+def along_training(entries: Iterable[Record], key: str) -> dict[int, Record]:
     """Entries of metrics.jsonl that have a metric, by step; of two at one step, the later. Without that of the best
     model, which was loaded after the last step."""
     return {
@@ -136,8 +139,6 @@ def along_training(entries: Iterable[dict[str, Any]], key: str) -> dict[int, dic
         and entry.get("model_step", entry["step"]) == entry["step"]
     }
 
-
-Record = dict[str, Any]
 
 # Metric: the count that it is per.
 METRICS = {

@@ -9,13 +9,15 @@ rest on that.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ebft.method.compiling import compiled
+
+T = TypeVar("T")
 
 # 64-bit constants of the splitmix64 finaliser, written as the signed integers torch stores.
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -70,7 +72,7 @@ def sample_with_entropy(
     return _choose(logits, inverse, uniform, highest, masses, rows), entropy
 
 
-def fused(function: Callable[..., Any], tensors: Sequence[Tensor], *constants: Any) -> Any:
+def fused(function: Callable[..., T], tensors: Sequence[Tensor], *constants: object) -> T:
     """function(*tensors, *constants): on a GPU compiled, for any number of rows, which all tensors have in common."""
     if not tensors[0].is_cuda:
         return function(*tensors, *constants)

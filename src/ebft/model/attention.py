@@ -16,7 +16,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,7 @@ _NOT_PASSED = -1
 
 # Tokens of completions that the sdpa backend looks at in one call.
 PART = 64
+T = TypeVar("T")
 _RECOMPUTED: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False, "determinism_check": "none"}
 
 # Products and scores of a rollout's step alive at once in the sdpa backend, in elements: few enough for a CPU's cache.
@@ -53,11 +54,8 @@ def avoid_cudnn_attention() -> None:
 
 
 def resolve_backend(backend: Backend, device: torch.device) -> Backend:
-    if backend == "auto":
-        return "flex" if device.type == "cuda" else "sdpa"
-    if backend == "flex" and device.type != "cuda":
-        raise ValueError(f"backend='flex' needs a CUDA device, the model is on {device.type}; use backend='sdpa'")
-    return backend
+    """FlexAttention's kernels are for CUDA; elsewhere the same numbers come from sdpa."""
+    return "sdpa" if backend == "sdpa" or device.type != "cuda" else "flex"
 
 
 # ---- which tokens of a pass are computed ---------------------------------------------------------------------------
@@ -143,7 +141,7 @@ class Pass:
 
     def __init__(self, layout: PackedLayout, backend: Backend) -> None:
         self.layout, self.backend = layout, backend
-        self._made: dict[Any, Any] = {}  # masks, built once per window size, shared by the layers
+        self._made: dict[object, object] = {}  # masks, built once per window size, shared by the layers
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
         """Queries [b, heads, N, d], keys and values [b, kv_heads, N, d] -> [b, heads, N, d]; where only some tokens are
@@ -154,11 +152,11 @@ class Pass:
     @abstractmethod
     def _attend(self, layer: int, rule: ScoreRule, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
-    def _once(self, make: Callable[..., Any], *arguments: Any) -> Any:
+    def _once(self, make: Callable[..., T], *arguments: object) -> T:
         """make(layout, *arguments), for the first layer that asks."""
         if (make, *arguments) not in self._made:
             self._made[make, *arguments] = make(self.layout, *arguments)
-        return self._made[make, *arguments]
+        return cast(T, self._made[make, *arguments])
 
     def _uses_flex(self, q: Tensor) -> bool:
         return self.backend == "flex" and q.shape[-1] >= flex.SMALLEST_HEAD
@@ -376,7 +374,7 @@ def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rule: 
 def _window_of_mask(module: nn.Module) -> int | None:
     """The window that the model builds into the mask of this layer (Qwen2-MoE, PhiMoE), or None. Only of models that
     build such masks at all: others may have the field in their configuration and not look at it."""
-    config: Any = getattr(module, "config", None)
+    config = getattr(module, "config", None)
     window = getattr(config, "sliding_window", None)
     if not window or not hasattr(sys.modules[type(module).__module__], "create_sliding_window_causal_mask"):
         return None
@@ -385,8 +383,7 @@ def _window_of_mask(module: nn.Module) -> int | None:
 
 
 def _layer_index(module: nn.Module) -> int:
-    index: Any = module.layer_idx
-    return index
+    return cast(int, module.layer_idx)
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention_function)

@@ -9,11 +9,11 @@ import copy
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ebft.method import Backend
 from ebft.method.compiling import prepare_compiling
@@ -22,6 +22,7 @@ from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model.attention import ATTENTION_NAME, CachedPass, PackedPass, Pass, resolve_backend
 
 # Layers that carry a state from token to token, which completions cannot share, or whose masks ebft does not know.
+M = TypeVar("M", bound=nn.Module)
 _OTHER_LAYERS = ("mamba", "linear_attention", "recurrent", "conv", "ssm", "chunked", "compressed", "indexer")
 _SUPPORTED = (
     "ebft supports decoder-only models with attention in every layer and rotary or absolute positions, such as Llama "
@@ -35,8 +36,6 @@ def base_model(model: nn.Module) -> PreTrainedModel:
     inner = getattr(inner, "_orig_mod", inner)
     if hasattr(inner, "get_base_model"):
         inner = inner.get_base_model()
-    if not isinstance(inner, PreTrainedModel):
-        raise ValueError(f"{type(inner).__name__} is not a transformers model; load it with AutoModelForCausalLM")
     return inner
 
 
@@ -50,7 +49,7 @@ def adapter_parameters(module: nn.Module) -> set[int]:
     return found
 
 
-def text_config(model: nn.Module) -> Any:
+def text_config(model: nn.Module) -> PreTrainedConfig:
     """Of a model or a decoder, the part of its configuration that describes text: models with several modalities have
     more."""
     return base_model(model).config.get_text_config(decoder=True)
@@ -154,7 +153,7 @@ def run_decoder(decoder: nn.Module, ids: Tensor, position_ids: Tensor, ebft_pass
     # fits no attention, so that a layer that ignores the pass fails loudly.
     no_mask = torch.empty(0, 0, 0, 0, dtype=torch.bool, device=ids.device)
     # The weights of a sharded model are gathered by calls of the whole model only (`sharding`).
-    called_by: Any = getattr(decoder, "called_by", None)
+    called_by = getattr(decoder, "called_by", None)
     run = decoder if called_by is None else partial(called_by, decoder)
     output = run(
         input_ids=ids,
@@ -231,8 +230,6 @@ def _check_invariant(base: PreTrainedModel) -> None:
         except Exception as error:  # whatever a model does with arguments that it does not know
             raise ValueError(f"{name} does not pass ebft's attention through ({error}); {_SUPPORTED}") from error
         head = output_head(base)
-    if not bool(torch.isfinite(expected).all()):
-        raise ValueError(f"the weights of {name} give NaN or infinite logits; load another one")
     for rows, where in (packed, "for a packed sequence"), (cached, "in the cached passes of a rollout"):
         found = head.logits(rows).float()
         # Rounding of the model's own precision, with room; a wrong mask or position is off by the size of the logits.
@@ -240,7 +237,7 @@ def _check_invariant(base: PreTrainedModel) -> None:
         if not difference <= max(5 * torch.finfo(rows.dtype).eps ** 0.5, 1e-3):
             raise ValueError(
                 f"{name} gives other logits {where} than for a plain one (relative difference {difference:.2g}); ebft "
-                "does not support it: its attention, positions or head do more than ebft knows of"
+                "does not support it: its attention, positions or head do more than ebft knows of, or weights are NaN"
             )
 
 
@@ -252,14 +249,8 @@ def check_training_pass(model: nn.Module) -> PreTrainedModel:
     choice of an expert rarely, and a few tokens may not show it.
     """
     base = prepare_model(model)
-    why = "the policy gradient needs the log-probs that were sampled from"
-    for module in base.modules():
-        for name, value in vars(module).items():
-            if "jitter" in name and isinstance(value, float) and value > 0:
-                raise ValueError(
-                    f"{type(base).__name__} chooses experts with some noise in training ({name}={value}), and {why}; "
-                    "set it to 0 in the model's configuration"
-                )
+    settings = [setting for module in base.modules() for setting in vars(module).items()]
+    noise = [f"{name}={value}" for name, value in settings if "jitter" in name and value and isinstance(value, float)]
     if input_embeddings(base).is_meta:
         return base
     layout, context, completion = _example(base)
@@ -271,11 +262,12 @@ def check_training_pass(model: nn.Module) -> PreTrainedModel:
             twice = [_packed_rows(base, layout, packed) for _ in range(2)]
     difference = max(_relative_difference(found.float(), expected) for found in twice)
     # The same kernels on the same numbers: at most sums in another order.
-    if not difference <= max(8 * torch.finfo(twice[0].dtype).eps, 1e-4):
+    if noise or not difference <= max(8 * torch.finfo(twice[0].dtype).eps, 1e-4):
+        found = ", ".join([*dict.fromkeys(noise), f"relative difference {difference:.2g}"])
         raise ValueError(
-            f"{type(base).__name__} computes something else in training than in evaluation (relative difference "
-            f"{difference:.2g}), and {why}: it has dropout or other randomness that ebft cannot turn off; set it to 0 "
-            "in the model's configuration, or use another model"
+            f"{type(base).__name__} computes something else in training than in evaluation ({found}), and the policy "
+            "gradient needs the log-probs that were sampled from: it has dropout or other randomness that ebft cannot "
+            "turn off; set it to 0 in the model's configuration, or use another model"
         )
     return base
 
@@ -362,15 +354,15 @@ def check_tokens(decoder: nn.Module, tokens: int) -> None:
 _CHOSEN = ("num_experts_per_tok", "moe_topk", "top_k_experts")
 
 
-def idle_parameters(module: nn.Module, config: Any) -> int:
+def idle_parameters(module: nn.Module, config: PreTrainedConfig) -> int:
     """Parameters that a token does not meet, those of the experts it does not go to. Transformers stacks the matrices
     of all experts of a layer, [experts, out, in]."""
-    chosen: Any = next((getattr(config, name) for name in _CHOSEN if hasattr(config, name)), None)
+    chosen = next((getattr(config, name) for name in _CHOSEN if hasattr(config, name)), None)
     chosen = max(chosen) if isinstance(chosen, list) else chosen  # HunYuan's has one for every layer
     idle = 0
     for part in module.modules():
         held = list(part.parameters(recurse=False))
-        experts: Any = getattr(part, "num_experts", 0)
+        experts = getattr(part, "num_experts", 0)
         if experts and chosen and any(p.dim() == 3 for p in held):
             idle += sum(p.numel() for p in held) // experts * (experts - chosen)
     return idle
@@ -419,10 +411,10 @@ def in_float32(model: PreTrainedModel) -> Iterator[None]:
 # ---- weights in another precision, to compute with -----------------------------------------------------------------
 
 
-def copy_in_dtype(module: nn.Module, dtype: torch.dtype | None) -> tuple[Any, list[tuple[nn.Parameter, nn.Parameter]]]:
+def copy_in_dtype(module: M, dtype: torch.dtype | None) -> tuple[M, list[tuple[nn.Parameter, nn.Parameter]]]:
     """A copy with its parameters in `dtype`, and the pairs (original, copied). Not its buffers: frequencies of rotary
     embeddings in bf16 would turn every position into another one. No copy in the old precision is made on the way."""
-    memo: dict[int, Any] = {}
+    memo: dict[int, nn.Parameter] = {}
     for parameter in module.parameters():
         copied = parameter.detach().to(dtype or parameter.dtype, copy=True)
         memo[id(parameter)] = nn.Parameter(copied, parameter.requires_grad)
@@ -441,6 +433,7 @@ class WorkingCopy:
 
     def __init__(self, trained: nn.Module, dtype: torch.dtype = torch.bfloat16) -> None:
         self.trained = trained
+        self.model: Any
         self.model, self._pairs = copy_in_dtype(trained, dtype)
         for parameter, copied in self._pairs:
             if copied.requires_grad:

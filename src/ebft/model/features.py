@@ -36,6 +36,7 @@ from ebft.model.backbone import (
     run_decoder,
     text_config,
 )
+from ebft.runtime.files import Json
 from ebft.runtime.sharding import whole
 
 Source = Literal["copy", "shared", "adapter_off", "random", "average"]
@@ -79,11 +80,9 @@ class FeatureNetwork(nn.Module):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        for value, allowed in ((pooling, Pooling), (normalize, Normalize), (source, Source)):
-            if value not in get_args(allowed):
-                raise ValueError(f"{value!r} is not one of {', '.join(get_args(allowed))}")
-        if not 0 <= decay < 1:
-            raise ValueError(f"decay={decay} must be in [0, 1)")
+        given, choices = (pooling, normalize, source), [get_args(kind) for kind in (Pooling, Normalize, Source)]
+        if not (all(map(tuple.__contains__, choices, given)) and 0 <= decay < 1):
+            raise ValueError(f"{given} must each be one of {choices}, and decay={decay} be in [0, 1)")
         base = prepare_model(model)
         decoder = decoder_of(base)
         self.taps = resolve_taps(layers, len(decoder_layers(decoder)[1]))
@@ -107,7 +106,7 @@ class FeatureNetwork(nn.Module):
         path: str,
         like: nn.Module | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        model_kwargs: dict[str, Any] | None = None,
+        model_kwargs: Json | None = None,
         **kwargs: Any,
     ) -> FeatureNetwork:
         """Features from another checkpoint, for instance a larger model of the same family.
@@ -265,7 +264,7 @@ def tapped_states(
     layers = decoder_layers(decoder)[1]
     found: dict[int, list[Tensor]] = {}
 
-    def keep(tap: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def keep(tap: int, _: nn.Module, args: tuple[Tensor, ...], kwargs: Json, output: Tensor | tuple[Tensor]) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
         if tap == 0:  # the embeddings: what the first layer is given
             hidden = args[0] if args else kwargs["hidden_states"]
@@ -298,7 +297,7 @@ def weight_fingerprint(network: nn.Module) -> str:
     return mark.hexdigest()[:16]
 
 
-def feature_space(features: FeatureNetwork, name: str) -> dict[str, Any]:
+def feature_space(features: FeatureNetwork, name: str) -> Json:
     """What says whether two evaluations looked at their models in the same space."""
     return {
         "model": name,

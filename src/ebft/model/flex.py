@@ -20,9 +20,10 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from ebft.method.compiling import compiled
 from ebft.method.layout import PackedLayout
+from ebft.runtime.files import Json
 
 KV = tuple[Tensor, Tensor]  # keys and values
-Rule = Callable[[Any, Any, Tensor], Tensor]  # of a row, the place of a query, and a key: whether it is seen
+Rule = Callable[[Tensor, Tensor, Tensor], Tensor]  # of a row, the place of a query, and a key: whether it is seen
 
 # FlexAttention's own limit; narrower heads (toy models) go through the sdpa backend.
 SMALLEST_HEAD = 16
@@ -68,9 +69,9 @@ def block_size(q: Tensor) -> int:
     return _FINE if _fine_stages(q.device, q.dtype, q.shape[-1]) else _COARSE
 
 
-def _attention(kind: str, q: Tensor, kv: KV, mask: BlockMask, rule: ScoreRule, **options: Any) -> Any:
+def _attention(kind: str, q: Tensor, kv: KV, mask: BlockMask, rule: ScoreRule, **options: object) -> Tensor:
     """FlexAttention, compiled: `kind` of call by kind."""
-    kernel: dict[str, Any] = _KERNEL
+    kernel: Json = _KERNEL
     if stages := _fine_stages(q.device, q.dtype, q.shape[-1]):
         fine = dict.fromkeys(_SIZES, _FINE) | {"num_warps": 4}
         kernel = _KERNEL | fine | {"fwd_num_stages": stages[0], "bwd_num_stages": stages[1]}
@@ -78,7 +79,7 @@ def _attention(kind: str, q: Tensor, kv: KV, mask: BlockMask, rule: ScoreRule, *
     return compiled(_only_compiled, kind)(q, *kv, **options)
 
 
-def _only_compiled(q: Tensor, k: Tensor, v: Tensor, repeat: bool = False, **kwargs: Any) -> Any:
+def _only_compiled(q: Tensor, k: Tensor, v: Tensor, repeat: bool = False, **kwargs: Any) -> Tensor:
     """repeat: give every query head keys and values of its own.
 
     Uncompiled, FlexAttention holds a score for every pair of packed tokens: that is an error, never a fallback.
@@ -178,7 +179,7 @@ def mask_of_first(layout: PackedLayout, tokens: int, window: int | None, block: 
     """Among the first tokens of the packed sequence."""
     layout = _compact(layout)
 
-    def rule(row: Any, query: Any, key: Tensor) -> Tensor:
+    def rule(row: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return layout.allowed(row, query, key, window)
 
     return _block_mask(layout, rule, torch.arange(tokens, device=layout.device), tokens, window, block)
@@ -192,7 +193,7 @@ def mask_of_step(layout: PackedLayout, step: int, window: int | None, block: int
     visible, own_positions = (x[:, queries].contiguous() for x in (layout.visible_context, positions))
     own_documents = None if documents is None else documents[:, queries].contiguous()
 
-    def rule(row: Any, query: Any, key: Tensor) -> Tensor:
+    def rule(row: Tensor, query: Tensor, key: Tensor) -> Tensor:
         result = key < visible[row, query]
         if documents is not None and own_documents is not None:
             result = result & (own_documents[row, query] == documents[row, key])

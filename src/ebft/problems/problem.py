@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from ebft.data.row_format import Row
 from ebft.data.rows import read_rows
 from ebft.errors import DataError, SandboxError
 from ebft.problems.answers import LONGEST
@@ -63,6 +64,9 @@ def _default_sandbox() -> Sandbox:
     return Sandbox()
 
 
+Kind = TypeVar("Kind")
+
+
 @dataclass
 class Attempt:
     """An answer to a problem, and a tag of the caller's."""
@@ -104,25 +108,24 @@ class Record:
     """One row and its place in the source, for error messages."""
 
     where: str
-    row: dict[str, Any]
+    row: Row
 
-    def field(self, name: str) -> Any:
-        if self.row.get(name) is None:
-            raise DataError(f"{self.where} has no field {name!r}; it has {', '.join(map(repr, self.row)) or 'none'}")
-        return self.row[name]
+    def field(self, name: str, kind: type[Kind]) -> Kind:
+        """What must be there, of this type, and may not be an empty list."""
+        value = self.row.get(name)
+        if not isinstance(value, kind) or value == []:
+            has = ", ".join(map(repr, self.row)) or "none"
+            said = f" (a {kind.__name__}), but {type(value).__name__}" if value is not None else ""
+            raise DataError(f"{self.where} has no field {name!r}{said}; it has {has}")
+        return value
 
     def text(self, name: str, default: str | None = None) -> str:
-        value = self.field(name) if default is None else self.row.get(name, default)
-        if not isinstance(value, str):
-            raise DataError(f"{self.where}: the field {name!r} is {type(value).__name__}, not a string")
-        return value
+        return default if default is not None and name not in self.row else self.field(name, str)
 
     def texts(self, name: str) -> list[str]:
         """A list of strings; none if there is no such field."""
-        value = self.row.get(name) or []
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise DataError(f"{self.where}: the field {name!r} is not a list of strings")
-        return value
+        items = self.field(name, list) if self.row.get(name) else []
+        return [Record(self.where, {name: item}).text(name) for item in items]
 
 
 def read_records(source: str, split: str = "test") -> Iterator[Record]:

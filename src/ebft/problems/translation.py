@@ -59,10 +59,8 @@ def read_pairs(source: str, split: str, source_field: str, target_field: str, li
     pairs: dict[str, Pair] = {}
     for number, record in enumerate(islice(read_records(source, split), limit), 1):
         row = _pair_of(record)
-        text, target = row.text(source_field), row.field(target_field)
-        references = target if isinstance(target, list) and target else [target]
-        if not all(isinstance(reference, str) for reference in references):
-            raise DataError(f"{record.where}: references must be texts; got {target!r}")
+        text, is_list = row.text(source_field), isinstance(row.field(target_field, object), list)
+        references = row.texts(target_field) if is_list else [row.text(target_field)]
         key = row_id(record) or str(number)
         if key in pairs:
             raise DataError(f"{source}: two rows have the id {key!r}")

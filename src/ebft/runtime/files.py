@@ -14,6 +14,7 @@ from typing import Any
 
 from ebft.errors import ConfigError
 
+Json = dict[str, Any]  # what a file says, or is to say
 LOCK_WAIT = "EBFT_LOCK_WAIT"  # in the environment: seconds to wait for another process to leave, instead of none
 
 
@@ -47,7 +48,7 @@ def write_jsonl(file: Path, rows: Iterable[object]) -> None:
     write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def read_jsonl(file: Path) -> list[Any]:
+def read_jsonl(file: Path) -> list[Json]:
     """Its rows, without a last one that is being written; none if it is not there."""
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     # Not splitlines: JSON leaves line separators of other scripts inside its strings as they are.

@@ -11,7 +11,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+
+from ebft.runtime.files import Json
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ def progress(
     # tqdm's own lock is shared between processes, which nothing here needs, and it leaves a traceback behind when a
     # signal ends the program while it is made.
     tqdm.set_lock(threading.RLock())
-    look: dict[str, Any] = {"unit": unit, "unit_scale": unit == "B"}
+    look: Json = {"unit": unit, "unit_scale": unit == "B"}
     if not sys.stderr.isatty():
         known = "{n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
         look["bar_format"] = "{desc}: " + ("{n_fmt} [{elapsed}, {rate_fmt}]" if total is None else known)

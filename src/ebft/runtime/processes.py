@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,9 @@ from torch import Tensor, nn
 
 from ebft.errors import ConfigError, Preempted
 from ebft.runtime.timing import Arriving
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 Value = TypeVar("Value")
 
@@ -39,14 +42,14 @@ def barrier() -> None:
 # ---- a run begins and ends -------------------------------------------------------------------------------------------
 
 
-def start(config: Any) -> None:
+def start(config: TrainingArguments) -> None:
     """Where a run starts: join the processes that were launched together, and set up this one's device.
 
     On CPUs transformers would forget the timeout; on GPUs it does not, and joins itself.
     """
     # Of what `accelerate launch` asks for, transformers' own sharding does not fit.
     asked = os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
-    if asked and config.sharding is None:
+    if asked and getattr(config, "sharding", None) is None:
         raise ConfigError("accelerate launch --use_fsdp does not shard the model here; set fsdp=full_shard")
     on_cpu = config.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1")
     if on_cpu and config.world_size > 1 and "MASTER_ADDR" in os.environ and not dist.is_initialized():

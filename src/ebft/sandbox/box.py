@@ -142,12 +142,12 @@ class Sandbox:
             if self._checked:
                 return
             compileall.compile_dir(INSIDE, quiet=2)  # if we may; else every program waits for it
-            if not self.unsafe and shutil.which("bwrap") is None:
-                raise SandboxError(f"the sandbox needs `bwrap`: apt install bubblewrap, {UNSAFE_HINT}")
-            probe = self._run([Command(["/usr/bin/env", "true"])], replace(self.limits, seconds=30.0))
-            if not probe.succeeded:
+            said = "it is not found"
+            if is_there := self.unsafe or shutil.which("bwrap") is not None:
+                probe = self._run([Command(["/usr/bin/env", "true"])], replace(self.limits, seconds=30.0))
                 said = " ".join(probe.stderr.decode(errors="replace").split())[:300] or f"exit code {probe.returncode}"
-                needs = "0.7 or newer, user namespaces, and mounts, which a container may forbid: allow them"
+            if not is_there or not probe.succeeded:
+                needs = "0.7 or newer (apt install bubblewrap), namespaces, and mounts, which a container may forbid"
                 raise SandboxError(f"bubblewrap cannot start here ({said}); it needs {needs}, {UNSAFE_HINT}")
             self._checked = True
 

@@ -31,7 +31,6 @@ from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token
 from ebft.data.row_format import check_tokenizer
 from ebft.errors import ConfigError, DataError
 from ebft.iteration import Window, check_sequences, loss_of, prepare_window
-from ebft.model.attention import resolve_backend
 from ebft.model.backbone import embedding_size, end_tokens_of
 from ebft.runtime import processes, sharding
 from ebft.runtime.timing import Clock
@@ -89,7 +88,6 @@ class EBFTTrainer(Measured):
             model = loading.add_adapter(model, peft_config)
         if args.disable_dropout:
             disable_dropout(model)
-        resolve_backend(args.attention_backend, args.device)  # an error here costs nothing yet
         self.processing_class = processing_class  # the Trainer sets it later
         self.end_token_ids = end_token_ids(processing_class, args.completions_end)
         self.clock = Clock(args.device)
