@@ -99,7 +99,7 @@ class TestCheckpoint:
             ({"config.json": "{}"}, r"has no weights"),
             ({"recipe.yaml": "model: x"}, "is a run without a final model yet"),
             ({"final/config.json": "{}"}, "has no config.json.*; did you mean .*/final"),
-            ({"adapter_config.json": "{}"}, "the adapter folder has no adapter_model.safetensors"),
+            ({"adapter_config.json": "{}"}, r"has no weights .adapter_model.safetensors"),
             ({"adapter_config.json": "{", "adapter_model.bin": ""}, "no base model by its adapter_config.json"),
             (
                 {"adapter_config.json": '{"base_model_name_or_path": "/no/where"}', "adapter_model.bin": ""},

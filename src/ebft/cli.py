@@ -182,8 +182,6 @@ def _launch(number: str, command: str, arguments: list[str]) -> int:
         print(file=sys.stderr)  # a progress bar may be standing there, unfinished
         folder = Path(str(_values(training_parser(command).parse_args(arguments))["output_dir"])).expanduser()
         return _run_failed(error, folder, int(number))
-    except KeyboardInterrupt:  # the first process has said so
-        return INTERRUPTED
 
 
 def _values(options: argparse.Namespace) -> dict[str, object]:

@@ -4,7 +4,7 @@ of any kind that sits in the model's own layers, the base model is frozen and se
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -199,8 +199,7 @@ def tap_settings(config: MethodConfig) -> Values:
 
 
 def _base_of(folder: Path, name: str) -> str:
-    if not any((folder / file).exists() for file in ADAPTER_WEIGHTS):
-        raise ConfigError(f"model={name!r}: the adapter folder has no {' or '.join(ADAPTER_WEIGHTS)}")
+    _check_weights(folder, name, ADAPTER_FILE, ADAPTER_WEIGHTS)
     with _said(f"model={name!r}: no base model by its {ADAPTER_FILE}"):
         base = fetch.resolve(json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))["base_model_name_or_path"])
     path = Path(base).expanduser()
@@ -210,12 +209,12 @@ def _base_of(folder: Path, name: str) -> str:
     return str(path)
 
 
-def _check_weights(folder: Path, name: str) -> None:
+def _check_weights(folder: Path, name: str, config: str = "config.json", weights: Sequence[str] = WEIGHTS) -> None:
     """Said before another model is evaluated for minutes."""
-    has_config = (folder / "config.json").exists()
-    if has_config and any(True for pattern in WEIGHTS for _ in folder.glob(pattern)):
+    has_config = (folder / config).exists()
+    if has_config and any(True for pattern in weights for _ in folder.glob(pattern)):
         return
-    missing = "weights (model.safetensors)" if has_config else "config.json"
+    missing = f"weights ({', '.join(weights)})" if has_config else config
     inside = next((f"; did you mean {p}?" for p in (folder / "final", *folder.glob("checkpoint-*")) if p.is_dir()), "")
     raise ConfigError(f"model={name!r} has no {missing}, so it is not a checkpoint{inside}")
 

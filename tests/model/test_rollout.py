@@ -219,7 +219,7 @@ def test_end_tokens_end_completions() -> None:
 
 def test_dropout_in_the_training_pass() -> None:
     layout = StridedLayout(T, 4, 4, 2)
-    with pytest.raises(ValueError, match="attention dropout"):
+    with pytest.raises(ValueError, match="gives attention 'dropout'"):
         packed_hidden_states(tiny_model("gpt2").train(), torch.zeros(1, layout.packed_length).long(), layout)
 
 

@@ -83,7 +83,7 @@ KILLED = launch.ProcessKilled
         (failures(2, -signal.SIGTERM), 2, ""),  # of the first that failed
         (failures(-signal.SIGTERM, -signal.SIGKILL), KILLED, r"process 1 of 2 was killed \(SIGKILL\); the machine may"),
         (failures(-signal.SIGTERM, -signal.SIGSEGV), KILLED, r"process 1 of 2 was killed \(SIGSEGV\); the others were"),
-        (SignalException("", signal.SIGINT), KeyboardInterrupt, "^$"),
+        (SignalException("", signal.SIGINT), 130, ""),
         (SignalException("", signal.SIGTERM), 128 + signal.SIGTERM, ""),
     ],
     ids=str,

@@ -78,14 +78,12 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignor
         training starts, after the frozen network was copied and the first evaluation was made."""
         if self.fsdp in (None, False, "", "false"):
             return None
-        if self.fsdp_config or self.fsdp not in (True, "true", "full_shard", "shard_grad_op"):
+        odd = [name for name in ("fsdp_config", "eval_tasks", "show_prompts") if getattr(self, name)]
+        if odd or self.fsdp not in (True, "true", "full_shard", "shard_grad_op"):
             raise ConfigError(
-                f"fsdp={self.fsdp!r} with fsdp_config={self.fsdp_config!r} is not supported; use fsdp=full_shard, or "
-                "shard_grad_op, which keeps weights until the backward pass"
+                f"fsdp={self.fsdp!r} with {', '.join(odd) or 'nothing else'} is not supported; use fsdp=full_shard, or "
+                "shard_grad_op, which keeps weights until the backward pass, alone: no process has the whole model"
             )
-        for name in ("eval_tasks", "show_prompts"):
-            if getattr(self, name):
-                raise ConfigError(f"{name} needs the whole model in one process; leave it out with fsdp")
         return Sharding(reshard_after_forward=self.fsdp != "shard_grad_op")
 
     def _choose_the_best(self) -> None:

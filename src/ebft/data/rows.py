@@ -127,13 +127,11 @@ def _read_json(file: Path) -> Iterator[Row]:
                 found = json.loads(part.decode("utf-8-sig"))
                 if b"\\u" in part:  # half of a letter, which no tokenizer takes
                     json.dumps(found, ensure_ascii=False).encode()
-            except (ValueError, RecursionError, MemoryError) as error:
+                rows = [{**row} for row in (found if whole else [found])]
+            except (ValueError, TypeError, RecursionError, MemoryError) as error:
                 hint = f"({first_line(error)}); give one row on each line, or a list of rows"
-                raise DataError(f"{where} is not valid JSON in UTF-8 {hint}") from None
-            for row in found if whole else [found]:
-                if not isinstance(row, dict):
-                    raise DataError(f"{where} holds {type(row).__name__}, not an object with fields")
-                yield row
+                raise DataError(f"{where} is not valid JSON in UTF-8 with fields {hint}") from None
+            yield from rows
 
 
 def _read_csv(file: Path) -> Iterator[Row]:
@@ -159,9 +157,9 @@ def _from_hub(name: str, split: str | None) -> Iterable[Row]:
         return datasets.load_dataset(path, configuration or None, split=split)
     except Exception as error:  # the library raises many kinds for "not there" and "no network"
         hint = nearest(name, BUILTIN) or "; give a local copy, a built-in name or a dataset of the hub"
-        there = f"not in the cache of `datasets`, and {unreachable}"
-        why = there if unreachable else f"and no dataset of the hub: {first_line(error)}"
-        raise DataError(f"{name}: not a file, {why}{hint}") from None
+        why = f"not a file, not in the cache of `datasets`, and {unreachable}"
+        why = why if unreachable else f"not a file, and no dataset of the hub: {first_line(error)}"
+        raise DataError(f"{name}: {why}{hint}") from None
 
 
 def _stdlib_code(split: str) -> Iterator[Row]:

@@ -351,14 +351,10 @@ def _attention_function(
             attention_mask = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
         rule = ScoreRule(scale, None, softcap)
         return _attend_plainly(query, key, value, attention_mask, rule, dropout).transpose(1, 2), None
-    if dropout:
-        raise ValueError(
-            f"attention dropout of {dropout} is on: the policy gradient needs the log-probs that were sampled from; "
-            "set the model's dropouts to 0"
-        )
-    for unknown in ("s_aux", "position_bias"):  # attention sinks, as they are called there; plain calls lack them too
-        if kwargs.get(unknown) is not None:
-            raise ValueError(f"{type(module).__name__} gives attention {unknown!r}, which ebft does not support")
+    # Attention sinks, as they are called there; plain calls lack them too. With dropout, other log-probs were sampled.
+    given = {"dropout": dropout or None, "s_aux": kwargs.get("s_aux"), "position_bias": kwargs.get("position_bias")}
+    if odd := [name for name, value in given.items() if value is not None]:
+        raise ValueError(f"{type(module).__name__} gives attention {odd[0]!r}, which ebft does not support")
     return _attend(module, query, key, value, ScoreRule(scale, sliding_window, softcap), ebft_pass), None
 
 

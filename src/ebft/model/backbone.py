@@ -72,11 +72,10 @@ def prepare_model(model: nn.Module) -> PreTrainedModel:
     base.set_attn_implementation(ATTENTION_NAME)
     if input_embeddings(base).is_meta:
         return base  # no weights: another process has them, and has looked
-    try:
+    with ExitStack() as undo:
+        undo.callback(base.set_attn_implementation, before)
         _check_invariant(base)
-    except Exception:
-        base.set_attn_implementation(before)
-        raise
+        undo.pop_all()  # it is as it should be, and stays
     return base
 
 

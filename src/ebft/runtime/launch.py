@@ -125,8 +125,6 @@ def launch(processes: int, command: str, arguments: Sequence[str]) -> int:
                 raise ProcessKilled(said) from None
         return failed.get_first_failure()[1].exitcode
     except SignalException as stopped:
-        if stopped.sigval == signal.SIGINT:
-            raise KeyboardInterrupt from None
         return 128 + int(stopped.sigval)
     return 0
 
