@@ -153,15 +153,12 @@ class TestRun:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--learning_rat", "1"], "did you mean '--learning-rate'?"),
         (["--lr_scheduler_type", "constantly"], "constantly is not a valid SchedulerType"),
         (["--dataset", "nothing.jsonl"], "nothing.jsonl: no such file or folder"),
         (["--dataset", "some/data"], "HF_HUB_OFFLINE is set"),
         (["--model", "./no-model"], "no such folder"),
         (["--model", "smollm2-135m"], "run `ebft fetch smollm2-135m` first"),
         (["--feature_layers", "99"], "layer numbers up to 2"),
-        (["--attention_backend", "flex"], "flex"),
-        (["--feature_model", "./no-such-model"], "no-such-model"),
         (["--answer_only", "--horizon", "40", "--stride", "1"], "the longest answer has "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -188,7 +185,6 @@ def test_folders_that_are_taken(file: str, words: str, refused: Refused, tmp_pat
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("cut.jsonl", b'{"text": "a"}\n{"text": \n', "line 2 is not valid JSON"),
         ("columns.jsonl", b'{"question": "a", "answer": "b"}\n', "it has 'question', 'answer'"),
         ("one.jsonl", b'{"text": "a"}\n', "one document cannot be split; set validation_split=0"),
         ("short.jsonl", b'{"text": "ab"}\n' * 20, "the longest document has 3 tokens"),
@@ -200,19 +196,6 @@ def test_folders_that_are_taken(file: str, words: str, refused: Refused, tmp_pat
 def test_data_that_cannot_be_used(name: str, content: bytes, words: str, refused: Refused, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     assert words in refused("--dataset", tmp_path / name, "--document_masks")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"end": None}, "the tokenizer needs an end token (eos_token: it has None)"),
-        ({"extra_tokens": 1}, "each of its 260 tokens (it has 259)"),
-    ],
-    ids=str,
-)
-def test_tokenizers_that_do_not_fit(options: dict[str, Any], words: str, refused: Refused, tmp_path: Path) -> None:
-    byte_tokenizer(**options).save_pretrained(tmp_path / "tokenizer")
-    assert words in refused("--tokenizer", tmp_path / "tokenizer")
 
 
 @pytest.mark.parametrize(

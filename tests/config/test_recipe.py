@@ -33,12 +33,8 @@ def test_a_shipped_recipe_is_found_from_any_folder_and_a_file_comes_first(
     assert read_values("quickstart")["output_dir"] == "runs/quickstart"
     (tmp_path / "quickstart").write_text("output_dir: mine\n")
     assert read_values("quickstart") == {"output_dir": "mine"}
-
-
-def test_an_unknown_recipe_is_told_the_nearest() -> None:
-    for name, meant in {"quikstart": "'quickstart'", "qa_code": "'paper/qa_code'"}.items():
-        with pytest.raises(ConfigError, match=f"no such recipe: neither a file .*; did you mean {meant}"):
-            find_recipe(name)
+    with pytest.raises(ConfigError, match=r"no such recipe: neither a file .*; did you mean 'paper/qa_code'"):
+        find_recipe("qa_code")
 
 
 @pytest.mark.parametrize(

