@@ -15,8 +15,7 @@ and any number of processes can read it, or one that is no process of a group (`
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ebft.runtime.files import Json
 
-State = Json  # of a checkpoint
 _DECODE = "ebft_decode"
 MODEL, OPTIMIZER, AVERAGE = "model_shards", "optimizer_shards", "feature_average_shards"  # in a checkpoint
 
@@ -143,32 +141,29 @@ def gathered(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.cpu() for name, value in complete if dist.get_rank() == 0}
 
 
-def save(folder: Path, state: State) -> None:
-    with _plain_errors():
-        dcp.save(state, checkpoint_id=folder)
+def save(folder: Path, state: Json) -> None:
+    _with_plain_errors(dcp.save, folder, state)
 
 
-def load(folder: Path, state: State) -> None:
+def load(folder: Path, state: Json) -> None:
     """Into the very tensors of `state`; whatever else it holds is replaced in it."""
-    with _plain_errors():
-        dcp.load(state, checkpoint_id=folder)
+    _with_plain_errors(dcp.load, folder, state)
 
 
-@contextmanager
-def _plain_errors() -> Iterator[None]:
+def _with_plain_errors(act: Callable[..., object], folder: Path, state: Json) -> None:
     """torch collects what went wrong in all processes in an exception of its own; the first will do."""
     try:
-        yield
+        act(state, checkpoint_id=folder)
     except dcp.CheckpointException as error:
         raise next(iter(error.failures.values()))[0] from None
 
 
-def optimizer_state(model: nn.Module, optimizer: Any) -> State:
+def optimizer_state(model: nn.Module, optimizer: Any) -> Json:
     """By names of parameters, so that the number of processes does not matter."""
     return get_optimizer_state_dict(model, getattr(optimizer, "optimizer", optimizer))  # the one in accelerate's
 
 
-def set_optimizer_state(model: nn.Module, optimizer: Any, state: State) -> None:
+def set_optimizer_state(model: nn.Module, optimizer: Any, state: Json) -> None:
     set_optimizer_state_dict(model, getattr(optimizer, "optimizer", optimizer), state)
 
 
