@@ -198,10 +198,9 @@ def _options(parser: Parser, arguments: list[str]) -> Namespace:
     add("--per-gpu", type=int, default=1, help="runs at once on each GPU, with the local launcher [1]")
     add("--slurm", action="append", default=[], metavar="NAME=VALUE", help="an option of sbatch, such as time=08:00:00")
     options = parser.parse_args(arguments)
-    if options.per_gpu < 1 or (options.jobs is not None and options.jobs < 1):
-        raise ConfigError("--jobs and --per-gpu are at least 1")
-    if (options.slurm or options.next_stage) and options.launcher != "slurm":
-        raise ConfigError("--slurm and --next-stage are for --launcher slurm; leave them out")
+    is_local_slurm = (options.slurm or options.next_stage) and options.launcher != "slurm"
+    if options.per_gpu < 1 or (options.jobs is not None and options.jobs < 1) or is_local_slurm:
+        raise ConfigError("--jobs and --per-gpu are at least 1; --slurm and --next-stage are for --launcher slurm")
     return options
 
 

@@ -176,9 +176,8 @@ def _flags(asked: dict[str, str]) -> list[str]:
 def _slurm(*command: str) -> str:
     """What a command of Slurm prints, such as the number of the job that it has submitted."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:
-        raise ConfigError(f"there is no {command[0]} here; use --launcher local, or --dry-run for the file") from None
-    if done.returncode:
-        raise ConfigError(f"{command[0]} refused: {done.stderr.strip().rpartition(chr(10))[2]}")
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = getattr(error, "stderr", "").strip() or error
+        raise ConfigError(f"{command[0]} failed ({why}); use --launcher local, or --dry-run for the file") from None
     return done.stdout.strip().partition(";")[0]

@@ -234,15 +234,13 @@ def paper_tables(task: str | None) -> list[Table]:
     """The paper's own numbers of one of its tasks, or of all three."""
     every = yaml.safe_load(files("ebft.studies").joinpath("paper_numbers.yaml").read_text(encoding="utf-8"))
     caption = (
-        "Copied from the paper, not measured here: best results per method, on its models, data and benchmarks (means "
-        "over them). CE and FM: cross-entropy and feature-matching loss on its validation data; ws.: after a warm "
-        "start."
+        "Copied from the paper, not measured here: best results per method, means over its models and benchmarks. CE "
+        "and FM: cross-entropy and feature-matching loss on its validation data; ws.: after a warm start."
     )
     found = []
     for name in [name for name in every if name == task] or every:
-        columns = every[name]["columns"]
+        columns, title = every[name]["columns"], f"The paper's own numbers: {every[name]['title']}"
         rows = [{"method": m, **dict(zip(columns, v, strict=True))} for m, v in every[name]["rows"].items()]
-        title = f"The paper's own numbers: {every[name]['title']}"
         found.append(Table(f"paper-{name.replace('_', '-')}", title, rows, caption))
     return found
 
