@@ -154,7 +154,7 @@ def test_an_interrupted_conversion_leaves_the_parts_only(
     ("name", "message"),
     [
         ("smollm2-135", "no such folder; did you mean 'smollm2-135m'"),
-        (NAME, f"feature_model '{NAME}' is not in the cache; run `ebft fetch {NAME}` first"),
+        (NAME, f"feature_model '{NAME}': no such folder; run `ebft fetch {NAME}` first"),
         ("runs/sft-al", "feature_model 'runs/sft-al': no such folder; did you mean 'runs/sft-all'"),
         ("./nope", "feature_model './nope': no such folder$"),
         ("some/model", "'some/model' is no folder here .* the hub is away; .*ebft fetch.*HF_HOME"),

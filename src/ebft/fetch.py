@@ -99,16 +99,15 @@ def resolve(name: str, field: str = "model") -> str:
                 f"{name} is a run without a final model yet; name a checkpoint of it, or finish it: {how}"
             )
         return str(final) if is_run and not (path / "config.json").exists() else name
-    if name in NAMES:
-        if not (folder_of(name) / "config.json").exists():
-            raise ConfigError(f"{field} {name!r} is not in the cache; run `ebft fetch {name}` first")
+    if name in NAMES and (folder_of(name) / "config.json").exists():
         return str(folder_of(name))
     # A slip in a local name must not become a long wait for the hub.
     is_local = name.startswith(("/", ".", "~")) or name.count("/") > 1 or ("/" in name and path.parent.is_dir())
-    close = nearest(name, map(str, path.parent.glob("*/")) if is_local else NAMES if "/" not in name else ())
+    hint = nearest(name, map(str, path.parent.glob("*/")) if is_local else NAMES if "/" not in name else ())
+    hint = f"; run `ebft fetch {name}` first" if name in NAMES else hint
     cached = not is_local and _in_the_cache_of_the_hub(name)
-    if is_local or (close and not cached):
-        raise ConfigError(f"{field} {name!r}: no such folder{close}")
+    if is_local or (hint and not cached):
+        raise ConfigError(f"{field} {name!r}: no such folder{hint}")
     if (reason := hub_unreachable()) and not cached:  # from then on only the cache is asked
         place = f"a folder, a model of `ebft fetch` ({', '.join(NAMES)}), or set HF_HOME to a cache that has it"
         raise ConfigError(f"{field} {name!r} is no folder here and not in the hub's cache, and {reason}; give {place}")

@@ -43,7 +43,7 @@ def train(**settings: Any) -> EBFTConfig:
         (DataConfig, {"prompt_template": "Q: question"}, "names of columns in braces"),
         (train, {"per_device_train_batch_size": 0}, "must be at least 1"),
         (train, {"max_steps": 0}, "-1 for num_train_epochs"),
-        (train, {"early_stopping_patience": 2}, "needs evaluations"),
+        (train, {"early_stopping_patience": 2}, "without evaluations is not supported; set eval_strategy"),
         (train, {"fp16": True}, "fp16=true is not supported; .*; use bf16=true, or float32"),
         (train, {"deepspeed": "zero.json"}, "deepspeed is not supported; use fsdp=full_shard"),
         (train, {"metric_for_best_model": "eval_loss"}, "is no metric of validation; there is cross_entropy, .*"),

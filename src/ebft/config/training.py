@@ -26,6 +26,7 @@ from ebft.method.measures import NAMES, smaller_is_better
 _REFUSED = {"deepspeed": "use fsdp=full_shard", "parallelism_config": "use fsdp=full_shard"}
 _REFUSED |= {"enable_jit_checkpoint": "SIGTERM saves a checkpoint", "resume_from_checkpoint": "give --resume"}
 _REFUSED |= {"fp16=true": "gradients of a mean over a step's tokens are too small for it; use bf16=true, or float32"}
+_REFUSED |= {"early_stopping_patience without evaluations": "set eval_strategy=steps and eval_steps"}
 _REFUSED |= {"max_steps=0": "use 1 or more, or -1 for num_train_epochs"}
 
 
@@ -47,7 +48,9 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignor
         self.check_method()
         RunningConfig.__post_init__(self)
         check(self, EBFTConfig, gradient_accumulation_steps=1, seed=0, data_seed=0)
-        refused = {"fp16=true": self.fp16 and (self.fsdp or not self.trains_in_fp16), "max_steps=0": not self.max_steps}
+        unseen = self.early_stopping_patience is not None and self.eval_strategy in ("no", False)
+        refused = {"early_stopping_patience without evaluations": unseen, "max_steps=0": self.max_steps == 0}
+        refused["fp16=true"] = self.fp16 and bool(self.fsdp or not self.trains_in_fp16)
         for name, instead in _REFUSED.items():
             asked = os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false") not in ("false", "0")
             if refused.get(name, asked or getattr(self, name, False)):
@@ -88,10 +91,7 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignor
 
     def _choose_the_best(self) -> None:
         """By which metric, and in which direction: transformers would look for it after the first evaluation."""
-        stops = self.early_stopping_patience is not None
-        if stops and self.eval_strategy in ("no", False):
-            raise ConfigError("early_stopping_patience needs evaluations; set eval_strategy=steps and eval_steps")
-        if self.load_best_model_at_end or self.save_strategy == "best" or stops:
+        if self.load_best_model_at_end or self.save_strategy == "best" or self.early_stopping_patience is not None:
             self.metric_for_best_model = self.metric_for_best_model or "cfm"
         if (metric := self.metric_for_best_model) is None:
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from string import Formatter
 
 from ebft.errors import ConfigError, DataError
 from ebft.problems.problem import Record, read_records
@@ -91,12 +92,8 @@ def language_name(language: str | None, field: str, option: str) -> str:
 
 
 def prompts(pairs: Sequence[Pair], source_language: str, target_language: str, template: str = TEMPLATE) -> list[str]:
-    if "{source}" not in template:
-        raise ConfigError("the prompt template has no {source}, so the model would not see what to translate")
     names = {"source_language": source_language, "target_language": target_language}
-    try:
-        return [template.format(source=pair.source, **names) for pair in pairs]
-    except (ValueError, LookupError) as error:
-        raise ConfigError(
-            f"the prompt template {template!r} cannot be used ({error}); it may have source, {', '.join(names)}"
-        ) from None
+    fields = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+    if not {"source"} <= fields <= {"source", *names}:
+        raise ConfigError(f"the prompt template {template!r} must have {{source}}, and may have {', '.join(names)}")
+    return [template.format(source=pair.source, **names) for pair in pairs]
