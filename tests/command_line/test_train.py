@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +18,35 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ebft import EBFTTrainer, cli
 from ebft.errors import TrainingDiverged
-from tests.command_line.commands import Finished, Refused, contents
+from tests.baselines.runs import contents, metrics_of, results_of, run, write_recipe
 from tests.tiny_tokenizer import byte_tokenizer, save_tiny_model
 
+pytestmark = pytest.mark.usefixtures("offline")
 
-def train(recipe: Path, output: Path, *arguments: object) -> int:
-    return cli.main(["train", "--config", str(recipe), "--output_dir", str(output), *map(str, arguments)])
+
+@dataclass
+class Finished:
+    arguments: list[str]
+    output: Path
+    done: subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def recipe(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    small = {"max_steps": 3, "samples": 2, "per_device_train_batch_size": 2, "eval_strategy": "no"}
+    return write_recipe(tmp_path_factory.mktemp("recipe"), tiny, sums, **small, disable_tqdm=False)
+
+
+@pytest.fixture(scope="module")
+def finished(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A run of three steps in a process of its own, once for all the tests that look at it."""
+    folder = tmp_path_factory.mktemp("run")
+    arguments = ["train", "--config", str(recipe), "--output_dir", str(folder / "out"), "--seed", "7"]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "EBFT_CACHE": str(folder / "cache")}
+    command = [sys.executable, "-m", "ebft", *arguments]
+    return Finished(
+        arguments, folder / "out", subprocess.run(command, capture_output=True, text=True, env=variables, timeout=150)
+    )
 
 
 class TestDryRun:
@@ -36,21 +63,15 @@ class TestDryRun:
         assert "that is all" in text
         assert contents(tmp_path / "empty") == {}
 
-    def test_it_refuses_a_feature_model_with_another_vocabulary(
-        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        other = save_tiny_model(tmp_path / "other", byte_tokenizer(extra_tokens=2))
-        assert train(recipe, tmp_path / "out", "--feature_model", other, "--dry-run") == 2
-        assert f"the tokenizer of {other} differs from the model's (261 and 259 tokens)" in capsys.readouterr().err
-
-    def test_it_says_that_a_run_would_be_refused(
-        self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_it_says_that_a_run_would_be_refused(self, recipe: Path, tmp_path: Path, capsys: Any) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "recipe.yaml").write_text("model: another\n")
-        assert train(recipe, tmp_path / "out", "--dry-run") == 0
+        assert run("train", recipe, tmp_path / "out", "--dry-run") == 0
         assert contents(tmp_path / "out") == {"recipe.yaml": b"model: another\n"}
         assert "already holds a run" in capsys.readouterr().err
+        other = save_tiny_model(tmp_path / "other", byte_tokenizer(extra_tokens=2))
+        assert run("train", recipe, tmp_path / "new", "--feature_model", other, "--dry-run") == 2
+        assert f"the tokenizer of {other} differs from the model's (261 and 259 tokens)" in capsys.readouterr().err
 
 
 class TestRun:
@@ -63,33 +84,33 @@ class TestRun:
         assert "%|" not in finished.done.stderr, "a log file has no bar"
         assert "no GPU was found" not in finished.done.stderr, "it was asked for"
 
-    def test_what_it_leaves(self, finished: Finished, rows: Path, model: Path) -> None:
-        output = finished.output
-        metrics = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-        assert {1, 2, 3} <= {entry["step"] for entry in metrics if "reward" in entry}
-        results = json.loads((output / "results.json").read_text())
+    def test_what_it_leaves(self, finished: Finished, sums: Path, tiny: Path) -> None:
+        output, results = finished.output, results_of(finished.output)
+        logged = [entry for entry in metrics_of(output) if "reward" in entry]
+        assert [entry["step"] for entry in logged] == [1, 2, 3]
+        for entry in logged:
+            assert entry["reward"] == pytest.approx(entry["ebft/alignment"] - entry["ebft/diversity"], abs=1e-6)
         assert results["steps"] == 3
         assert set(results["before"]) >= {"eval_cfm", "eval_cfm_se", "eval_cross_entropy", "eval_cross_entropy_se"}
         assert results["after"]["eval_cross_entropy"] != results["before"]["eval_cross_entropy"]
         given = yaml.safe_load((output / "recipe.yaml").read_text())
-        assert (given["model"], given["seed"]) == (str(model), 7)
+        assert (given["model"], given["seed"]) == (str(tiny), 7)
         resolved = json.loads((output / "resolved.json").read_text())
-        assert (resolved["seed"], resolved["horizon"], resolved["dataset"]) == (7, 4, [str(rows)])
+        assert (resolved["seed"], resolved["horizon"], resolved["dataset"]) == (7, 4, [str(sums)])
         assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
-        assert {p.name for p in output.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-3"}
+        assert (output / "samples" / "step-000002.md").read_text().count("| sample ") > 0
         card = (output / "final" / "README.md").read_text(encoding="utf-8")
         assert yaml.safe_load(card.partition("```yaml\n")[2].partition("```")[0]) == given
-        assert "| cross-entropy, all tokens |" in card
 
-    def test_plain_transformers_loads_the_model_and_generates(self, finished: Finished, model: Path) -> None:
+    def test_plain_transformers_loads_the_model_and_generates(self, finished: Finished, tiny: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(finished.output / "final")
         trained = AutoModelForCausalLM.from_pretrained(finished.output / "final")
+        assert trained.config._attn_implementation != "ebft"
         prompt = tokenizer("1+1=", return_tensors="pt")
         generated = trained.generate(**prompt, max_new_tokens=5, do_sample=False, pad_token_id=tokenizer.pad_token_id)
         assert generated.shape[1] > prompt["input_ids"].shape[1]
         weight = "model.layers.0.self_attn.q_proj.weight"
-        original = AutoModelForCausalLM.from_pretrained(model)
-        assert not trained.state_dict()[weight].equal(original.state_dict()[weight])
+        assert not trained.state_dict()[weight].equal(AutoModelForCausalLM.from_pretrained(tiny).state_dict()[weight])
 
     def test_resume_of_a_finished_run_changes_neither_weights_nor_results(
         self, finished: Finished, tmp_path: Path
@@ -103,23 +124,8 @@ class TestRun:
         assert after["final/model.safetensors"] == before["final/model.safetensors"]
         assert results[0]["before"] == results[1]["before"]
         assert results[0]["after"]["eval_cfm"] == results[1]["after"]["eval_cfm"]
-        steps = [json.loads(line)["step"] for line in after["metrics.jsonl"].splitlines()]
+        steps = [entry["step"] for entry in metrics_of(output)]
         assert steps == sorted(steps)
-
-    def test_other_data_under_the_same_name_are_refused(
-        self, finished: Finished, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        output = tmp_path / "copy"
-        shutil.copytree(finished.output, output)
-        before, text = contents(output), rows.read_text()
-        lines = text.splitlines()
-        try:
-            rows.write_text("\n".join([*lines[1:], lines[0]]) + "\n")  # as many documents and tokens, in another order
-            assert cli.main([*finished.arguments, "--output_dir", str(output), "--resume"]) == 2
-        finally:
-            rows.write_text(text)
-        assert "the dataset has changed since the run" in capsys.readouterr().err
-        assert contents(output) == before
 
     def test_a_run_that_has_diverged_says_where_to_begin_anew(
         self, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -129,87 +135,67 @@ class TestRun:
                 raise TrainingDiverged("the mean reward is 1e9 at step 3")
 
         monkeypatch.setattr(EBFTTrainer, "stop_beyond", check)
-        assert train(recipe, tmp_path / "out") == 1
+        assert run("train", recipe, tmp_path / "out") == 1
         last = tmp_path / "out" / "checkpoint-2"
         assert capsys.readouterr().err.splitlines()[-2:] == [
             "ebft: the mean reward is 1e9 at step 3",
             f"ebft: the last good checkpoint is {last}; a new run can begin there: --model {last}",
         ]
 
-    def test_metrics_go_to_tensorboard(self, recipe: Path, tmp_path: Path) -> None:
-        accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-        assert train(recipe, tmp_path / "out", "--report_to", "tensorboard", "--max_steps", 2) == 0
-        names: set[str] = set()
-        for file in tmp_path.rglob("events.out.tfevents*"):
-            accumulator = accumulators.EventAccumulator(str(file))
-            accumulator.Reload()
-            names |= set(accumulator.Tags()["scalars"])
-        assert {"train/reward", "train/ebft/cfm", "eval/cfm"} <= names
-
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--lr_scheduler_type", "constantly"], "constantly is not a valid SchedulerType"),
-        (["--dataset", "nothing.jsonl"], "nothing.jsonl: no such file or folder"),
-        (["--dataset", "some/data"], "HF_HUB_OFFLINE is set"),
-        (["--model", "./no-model"], "no such folder"),
-        (["--model", "smollm2-135m"], "run `ebft fetch smollm2-135m` first"),
-        (["--feature_layers", "99"], "layer numbers up to 2"),
-        (["--answer_only", "--horizon", "40", "--stride", "1"], "the longest answer has "),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_settings_that_do_not_fit(arguments: list[str], words: str, refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()  # which may be made; a recipe in it would make the next try look like another run
-    assert words in refused(*arguments)
+def cut_off(model: Path, place: Path) -> None:
+    """A model whose file of weights was cut off."""
+    shutil.copytree(model, place)
+    os.truncate(place / "model.safetensors", (place / "model.safetensors").stat().st_size // 2)
+
+
+def other_tokenizer(model: Path, place: Path) -> None:
+    shutil.copytree(model, place)
+    (place / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "BPE", "vocab": 5}}')
+
+
+def rows(text: str) -> Callable[[Path, Path], None]:
+    return lambda _, place: place.with_suffix(".jsonl").write_text(text) and None
+
+
+def tokenizer(**options: Any) -> Callable[[Path, Path], None]:
+    return lambda _, place: byte_tokenizer(**options).save_pretrained(place) and None
 
 
 @pytest.mark.parametrize(
-    ("file", "words"),
+    ("make", "arguments", "words"),
     [
-        ("checkpoint-5/model.safetensors", "already holds a run"),
-        ("recipe.yaml", "already holds a run; choose another folder, or continue it with: "),
-        ("thesis.tex", "is not empty and holds no run"),
+        (None, "--lr_scheduler_type constantly", "constantly is not a valid SchedulerType"),
+        (None, "--dataset nothing.jsonl", "nothing.jsonl: no such file or folder"),
+        (None, "--dataset some/data", "HF_HUB_OFFLINE is set"),
+        (None, "--model smollm2-135m", "run `ebft fetch smollm2-135m` first"),
+        (None, "--feature_layers 99", "layer numbers up to 2"),
+        (None, "--answer_only --horizon 40 --stride 1", "the longest answer has "),
+        (rows('{"question": "a", "answer": "b"}\n'), "--dataset {}.jsonl", "it has 'question', 'answer'"),
+        (rows('{"text": "a"}\n'), "--dataset {}.jsonl", "one document cannot be split; set validation_split=0"),
+        (rows('{"text": "ab"}\n' * 20), "--dataset {}.jsonl --document_masks", "the longest document has 3 tokens"),
+        (tokenizer(end=None), "--tokenizer {}", "the tokenizer has no end token"),
+        (tokenizer(extra_tokens=1), "--tokenizer {}", "260 tokens but the model only 259 embeddings"),
+        (cut_off, "--model {}", "made' cannot be loaded: "),
+        (other_tokenizer, "--model {}", "made' cannot be loaded: "),
     ],
+    ids=lambda value: value if isinstance(value, str) and value.startswith("--") else "",
 )
-def test_folders_that_are_taken(file: str, words: str, refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "used" / file).parent.mkdir(parents=True)
-    (tmp_path / "used" / file).write_text("model: another\n")
-    assert words in refused(output=tmp_path / "used")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("columns.jsonl", b'{"question": "a", "answer": "b"}\n', "it has 'question', 'answer'"),
-        ("one.jsonl", b'{"text": "a"}\n', "one document cannot be split; set validation_split=0"),
-        ("short.jsonl", b'{"text": "ab"}\n' * 20, "the longest document has 3 tokens"),
-        ("deep.json", b"[" * 100_000, "deep.json"),
-        ("digits.jsonl", b'{"text": ' + b"9" * 5000 + b"}\n", "digits.jsonl"),
-    ],
-    ids=str,
-)
-def test_data_that_cannot_be_used(name: str, content: bytes, words: str, refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(content)
-    assert words in refused("--dataset", tmp_path / name, "--document_masks")
-
-
-@pytest.mark.parametrize(
-    ("file", "damage"),
-    [
-        ("model.safetensors", lambda content: content[: len(content) // 2]),
-        ("tokenizer.json", lambda _: b'{"version": "1.0", "model": {"type": "BPE", "vocab": 5}}'),
-        ("config.json", lambda _: b'{"a":' * 50_000),
-    ],
-    ids=["weights cut", "another tokenizer", "deep settings"],
-)
-def test_damaged_models(
-    file: str, damage: Callable[[bytes], bytes], refused: Refused, model: Path, tmp_path: Path
+def test_what_is_refused(
+    make: Any, arguments: str, words: str, recipe: Path, tiny: Path, tmp_path: Path, capfd: Any
 ) -> None:
-    shutil.copytree(model, tmp_path / "broken")
-    (tmp_path / "broken" / file).write_bytes(damage((tmp_path / "broken" / file).read_bytes()))
-    assert f"model='{tmp_path / 'broken'}' cannot be loaded: " in refused("--model", tmp_path / "broken")
+    """One line, code 2, nothing printed. A recipe in the folder would make the next try look like another run."""
+    if make is not None:
+        make(tiny, tmp_path / "made")
+    (tmp_path / "out").mkdir()
+    capfd.readouterr()
+    assert run("train", recipe, tmp_path / "out", *arguments.format(tmp_path / "made").split()) == 2
+    printed = capfd.readouterr()
+    (line,) = [line for line in printed.err.splitlines() if not line.startswith(("note: ", "training on "))]
+    assert line.startswith("ebft: ")
+    assert words in line
+    assert printed.out == ""
+    assert contents(tmp_path / "out") == {}

@@ -58,9 +58,8 @@ def test_values_become_the_types_of_their_settings(kind: Any, value: Any, expect
 @pytest.mark.parametrize(
     ("kind", "value", "words"),
     [
-        *((str, value, "is not text") for value in (5, ["a"], None)),
+        (str, 5, "is not text"),
         *((int, value, "is not a whole number") for value in ("many", 1.5, True)),
-        (int | None, "all", "is not a whole number"),
         (bool, "perhaps", "is not true or false"),
         (list[float], "1,x", "name='x' is not a number"),
         (dict[str, Any], "a", "is not a mapping"),
@@ -99,8 +98,6 @@ KNOWN["eval"] = ["--" + name.replace("_", "-") for name, _, _ in options()]
 @pytest.mark.parametrize(
     ("command", "name", "ours"),
     [
-        ("train", "lr", "learning_rate"),
-        ("train", "batch_size", "per_device_train_batch_size"),
         ("train", "beta", "kl_weight"),
         ("rlvr", "beta", "kl_coefficient"),
         ("sft", "max_seq_length", "max_length"),
@@ -149,7 +146,6 @@ def test_a_place_with_a_comma_in_its_name_is_one_value(tmp_path: Path) -> None:
         (["--cuont", "4"], "unknown option '--cuont'; did you mean '--count'"),
         (["recipe.yaml"], "unknown option 'recipe.yaml'"),
         (["--config"], "--config: expected one argument"),
-        (["--log_level", "loud"], "--log-level: invalid choice: 'loud'"),
     ],
 )
 def test_wrong_flags_are_one_line(arguments: list[str], words: str) -> None:

@@ -36,7 +36,7 @@ from ebft.config.settings import default_of
 from ebft.model.backbone import prepare_model
 from ebft.runtime.launch import PREEMPTED
 from ebft.studies.study import read_study
-from tests.command_line.commands import ROWS, SETTINGS, write_rows
+from tests.baselines.runs import ROWS, write_recipe, write_rows
 from tests.problems.rows import HUMANEVAL
 from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
 
@@ -121,11 +121,8 @@ def runs(folder: Path) -> dict[str, list[str]]:
     model = save_tiny_model(folder / "model", byte_tokenizer(pad=END))
     rows = write_rows(folder / "rows.jsonl", ROWS)
     problems = write_rows(folder / "problems.jsonl", [HUMANEVAL])
-    given = {
-        **{**SETTINGS, "model": str(model), "dataset": str(rows), "gamma": 0.1, "kl_weight": 0.1, "show_prompts": 1},
-        **{"eval_strategy": "steps", "eval_steps": 2, "document_masks": True, "disable_tqdm": True},
-    }
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(given))
+    given = {"gamma": 0.1, "kl_weight": 0.1, "show_prompts": 1, "document_masks": True, "max_steps": 3}
+    write_recipe(folder, model, rows, **given)
     run, evaluated, compared = folder / "run", folder / "evaluated", folder / "compared"
     (folder / "another").mkdir()
     (folder / "another" / "run").symlink_to(run)
