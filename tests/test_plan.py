@@ -12,7 +12,6 @@ import yaml
 from ebft import cli, plan
 from ebft.config.recipe import load_recipe
 from ebft.plan_memory import GIB, Run, Shape
-from tests.imports import imports_torch
 from tests.shapes import SHAPES, shape_folder
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -33,11 +32,9 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str,
 @pytest.mark.parametrize(
     ("gpus", "gib", "strategy", "checkpointing"),
     [
-        (1, 1000, "whole model", False),
         (1, 165, "whole model", True),
         (8, 80, "fsdp2", False),
         (1, 48, "lora", False),
-        (1, 24, "lora", True),
         (1, 14, "qlora", True),
     ],
 )
@@ -115,18 +112,12 @@ def test_nothing_fits_and_what_is_wrong(model: Path, tmp_path: Path, capsys: pyt
     assert cli.main(["plan", "--model", str(model), "--gpu-memory", "4"]) == 0
     assert "Nothing fits: a shorter context_length" in capsys.readouterr().out
     for arguments, words in (
-        (["--model", str(model), "--gpu", "h10"], "invalid choice: 'h10'"),
         (["--model", str(model)], "ebft plan needs --gpu, one of h200, h100"),
-        (["--gpu", "h100"], "no model: set `model`"),
         (["--model", str(model), "--gpu", "h100", "--horizn", "4"], "did you mean '--horizon'"),
         (["--model", str(tmp_path), "--gpu", "h100"], "config.json of model="),
     ):
         assert cli.main(["plan", *arguments]) == 2
         assert words in capsys.readouterr().err
-
-
-def test_it_imports_neither_torch_nor_transformers(model: Path) -> None:
-    assert not imports_torch("plan", "--model", str(model), "--gpu", "h100")
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "llama3.2-1b", "qwen2.5-1.5b-trees", "qwen2.5-1.5b-lora"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ebft.config.data import DataConfig
-from ebft.data.row_format import PLAIN, Document, Row, RowFormat, check_tokenizer, encode, is_glued
+from ebft.data.row_format import PLAIN, Row, RowFormat, check_tokenizer, encode, is_glued
 from ebft.errors import ConfigError, DataError
 from tests.tiny_tokenizer import END, PAD, TURN, VOCABULARY, byte_tokenizer
 
@@ -84,16 +84,8 @@ def test_end_tokens_stand_once() -> None:
     assert flagged({"messages": turns("a", "b")}, closing) == [(False, f"<user>a{END}<assistant>"), (True, f"b{END}")]
 
 
-def test_a_prompt_is_tokenised_as_it_will_be_on_its_own() -> None:
-    tokenizer = byte_tokenizer()
-    assert encode({"prompt": "ab", "completion": "cd"}, tokenizer).tokens[:2] == tokenizer("ab")["input_ids"]
-    assert encode({"text": ""}, tokenizer) == Document([tokenizer.eos_token_id], [True])
-
-
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 SHAREGPT = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
-
-
 PAIR = {"prompt": "a", "completion": "b"}
 
 
@@ -128,19 +120,6 @@ def test_roles_in_any_letters() -> None:
     assert RowFormat().prompt_of({"messages": said}) == found[:1], "what comes before the last answer"
 
 
-def test_alpaca() -> None:
-    row = {"instruction": "Add.", "input": "1 and 2", "output": "3", "text": "the same, made by others"}
-    found = RowFormat().standard(row)
-    assert found["completion"] == "3"
-    assert found["prompt"].endswith("### Instruction:\nAdd.\n\n### Input:\n1 and 2\n\n### Response:\n")
-    assert found["prompt"].startswith("Below is an instruction that describes a task, paired with an input")
-    assert RowFormat().prompt_kind(row) == "alpaca"
-    for nothing in ({"input": ""}, {"input": None}, {}):
-        prompt = RowFormat().standard({"instruction": "Say 3.", "output": "3", **nothing})["prompt"]
-        assert prompt.endswith("\n\n### Instruction:\nSay 3.\n\n### Response:\n")
-        assert "Input" not in prompt
-
-
 def test_templates() -> None:
     template = RowFormat(completion="answer", prompt_template=QUESTION)
     found = template.standard({"question": "1+1?", "answer": "2", "prompt": "not this"})
@@ -155,23 +134,16 @@ def test_templates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "completion", "joined"),
-    [("a", "b", "a\nb"), ("a ", "b", "a b"), ("a\n", "b", "a\nb"), ("a", " b", "a b"), ("", "b", "b")],
-)
-def test_a_separator_comes_where_nothing_stands(prompt: str, completion: str, joined: str) -> None:
-    found = RowFormat(prompt_separator="\n").standard({"prompt": prompt, "completion": completion})
-    assert found["prompt"] + found["completion"] == joined
-
-
-@pytest.mark.parametrize(
     ("separator", "prompt", "completion"),
-    [(None, "a", "b"), ("\n", "a\n", "b"), (" ", "a", " b"), ("  ", "a", "  b"), (" => ", "a =>", " b")],
+    [(None, "a", "b"), ("\n", "a\n", "b"), ("  ", "a", "  b"), (" => ", "a =>", " b")],
 )
 def test_the_spaces_of_a_separator_begin_the_answer(separator: str | None, prompt: str, completion: str) -> None:
     """In training, and so where a model is to answer."""
     made = RowFormat(prompt_separator=separator)
     assert made.standard(PAIR) == {"prompt": prompt, "completion": completion}
     assert made.prompt_of({"prompt": "a"}) == prompt
+    spaced = {"prompt": "a ", "completion": "b"}
+    assert made.standard(spaced) == spaced, "where there is space already, none is put"
     assert not is_glued(CHAT[:1], CHAT[1:])
 
 
@@ -188,10 +160,7 @@ TEMPLATE = dict(prompt_template=QUESTION)
     [
         ({"question": "a"}, {}, "", r"needs 'text', 'prompt' and 'completion', or 'messages'; it has 'question'"),
         ({"text": 3}, {}, "", "column 'text' holds int, not text"),
-        ({"prompt": "a", "answer": None}, dict(completion="answer"), "", r"column 'answer' is empty \(null\)"),
         ({"completion": "b"}, TEMPLATE, "", "names 'question', which is no column"),
-        ({"question": "a", "reply": "b"}, TEMPLATE, "", "needs 'completion' beside its prompt_template; it has"),
-        ({"messages": [{"content": "a"}]}, {}, "", "non-empty list"),
         ({"messages": turns("a")}, {}, None, "does not accept this conversation: .*chat_template is not set"),
         ({"messages": turns("a")}, {}, REFUSING, "does not accept this conversation: roles must alternate"),
         ({"messages": turns(*"abcd")}, {}, SHORTENING, "turn 1 differently inside a longer conversation"),
@@ -207,6 +176,17 @@ def test_what_is_wrong_with_a_row(row: Row, names: dict[str, str], template: str
         encode(row, tokenizer, RowFormat(**names))
 
 
+def test_alpaca() -> None:
+    row = {"instruction": "Add.", "input": "1 and 2", "output": "3", "text": "the same, made by others"}
+    found = RowFormat().standard(row)
+    assert found["completion"] == "3"
+    assert found["prompt"].endswith("### Instruction:\nAdd.\n\n### Input:\n1 and 2\n\n### Response:\n")
+    for nothing in ({"input": ""}, {"input": None}, {}):
+        prompt = RowFormat().standard({"instruction": "Say 3.", "output": "3", **nothing})["prompt"]
+        assert prompt.endswith("\n\n### Instruction:\nSay 3.\n\n### Response:\n")
+        assert "Input" not in prompt
+
+
 def test_tokenizers(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DataError, match="needs an end token"):
         check_tokenizer(byte_tokenizer(end=None))
@@ -216,9 +196,8 @@ def test_tokenizers(caplog: pytest.LogCaptureFixture) -> None:
     # Seen with a tokenizer that was read wrongly: texts ended with what begins a message.
     tokenizer = byte_tokenizer()
     end, other = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(TURN)
-    check_tokenizer(tokenizer, ends=[other, end])
-    check_tokenizer(tokenizer, ends=[])
+    for ends in ([other, end], []):
+        check_tokenizer(tokenizer, VOCABULARY, ends)
     assert not caplog.text
     check_tokenizer(tokenizer, ends=[other])
-    check_tokenizer(tokenizer, ends=[other])
-    assert caplog.text.count(f"ends texts with {END!r}, the model by its own settings with {TURN!r}") == 1
+    assert f"ends texts with {END!r}, the model by its own settings with {TURN!r}" in caplog.text

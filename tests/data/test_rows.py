@@ -84,16 +84,15 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
     [
         ("rows.jsonl", "", "the file is empty"),
         ("rows.jsonl", '{"text": "a"}\n\n{"text": "b"\n', "line 3 is not valid JSON"),
-        ("rows.jsonl", json.dumps({"data": [{"text": "a"}]}, indent=1), "line 1 is not valid JSON.*a list of rows"),
         ("rows.jsonl", '{"text": "a"}\n3', "line 2 is not valid JSON in UTF-8 with fields .*'int'"),
         *((f"rows.{kind}", '[{"text": "café"}]'.encode("latin1"), "UTF-8") for kind in ("jsonl", "csv", "txt")),
         ("rows.parquet", "no parquet", "not a parquet file"),
         ("rows.jsonl", '{"a": "b"}\n{"a": "\\ud83d"}', "line 2 is not valid JSON .*surrogates not allowed"),
-        ("rows.csv", 'text\n"a" b"\nc\n', "expected after"),
+        ("rows.json", "[" * 100_000, ""),
+        ("rows.jsonl", '{"text": ' + "9" * 5000 + "}\n", ""),
         ("rows.csv", 'text\na\n"b\nc\n', "unexpected end of data"),
-        ("rows.xlsx", "a", "line 1 is not valid JSON"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:30],
 )
 def test_broken_files(tmp_path: Path, name: str, content: str | bytes, words: str) -> None:
     (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
@@ -104,7 +103,7 @@ def test_broken_files(tmp_path: Path, name: str, content: str | bytes, words: st
 def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("nothing.jsonl", "folder/nothing.csv", "./nothing", "~/no-such-folder-here"):
+    for name in ("nothing.jsonl", "./nothing", "~/no-such-folder-here"):
         with pytest.raises(DataError, match=f"{name}: no such file or folder"):
             read(name)
     (tmp_path / "empty").mkdir()
@@ -123,8 +122,6 @@ def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for check in (read, check_source):
         with pytest.raises(DataError, match=r"someone/somedata: not a file.*, and the hub is away; give a local copy"):
             check("someone/somedata")
-    with pytest.raises(DataError, match="did you mean 'stdlib-code'"):
-        read("stdlib-cod")
     monkeypatch.setattr(rows, "hub_unreachable", lambda: pytest.fail("asked"))
     check_source("stdlib-code")
     check_source(str(write_jsonl(tmp_path / "rows.jsonl", ROWS)))

@@ -10,7 +10,6 @@ import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -38,24 +37,6 @@ def test_a_reader_sees_the_old_text_until_the_new_one_is_whole(tmp_path: Path, m
             write_json(file, value)
     assert read_json(file) == {"step": 2}
     assert (tmp_path / "precious").read_text() == "old"
-
-
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    values: Any = {
-        "nan": math.nan,
-        "inner": {"infinite": torch.tensor(-math.inf), "count": torch.tensor(3)},
-        "x": "\u2028",
-    }
-    ready = files.json_ready(values)
-    assert ready == {"nan": None, "inner": {"infinite": None, "count": 3}, "x": "\u2028"}
-    write_json(tmp_path / "a.json", ready)
-    files.write_jsonl(tmp_path / "b.jsonl", [ready, {}])
-    assert read_json(tmp_path / "a.json") == ready
-    with (tmp_path / "b.jsonl").open("a") as file:
-        file.write('{"being": "writ')
-    assert files.read_jsonl(tmp_path / "b.jsonl") == [ready, {}]
-    (tmp_path / "cut.json").write_text('{"step": 1')
-    assert read_json(tmp_path / "missing.json") is read_json(tmp_path / "cut.json") is None
 
 
 def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
@@ -88,3 +69,16 @@ def test_waiting_for_the_holder_to_leave(tmp_path: Path, monkeypatch: pytest.Mon
     holder.close()
     waiting.join(20)
     assert not waiting.is_alive()
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    ready = files.json_ready({"nan": math.nan, "inner": {"infinite": torch.tensor(-math.inf), "n": torch.tensor(3)}})
+    assert ready == {"nan": None, "inner": {"infinite": None, "n": 3}}
+    write_json(tmp_path / "a.json", ready)
+    files.write_jsonl(tmp_path / "b.jsonl", [ready, {"x": "\u2028"}])
+    assert read_json(tmp_path / "a.json") == ready
+    with (tmp_path / "b.jsonl").open("a") as file:
+        file.write('{"being": "writ')
+    assert files.read_jsonl(tmp_path / "b.jsonl") == [ready, {"x": "\u2028"}]
+    (tmp_path / "cut.json").write_text('{"step": 1')
+    assert read_json(tmp_path / "missing.json") is read_json(tmp_path / "cut.json") is None

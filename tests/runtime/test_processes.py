@@ -20,7 +20,7 @@ from torch.distributed.launcher import api
 
 from ebft.errors import ConfigError
 from ebft.runtime import launch, processes
-from ebft.runtime.timing import Clock, DeferredChecks
+from ebft.runtime.timing import DeferredChecks
 
 CPU = torch.device("cpu")
 
@@ -82,7 +82,6 @@ KILLED = launch.ProcessKilled
         (None, 0, ""),
         (failures(2, -signal.SIGTERM), 2, ""),  # of the first that failed
         (failures(-signal.SIGTERM, -signal.SIGKILL), KILLED, r"process 1 of 2 was killed \(SIGKILL\); the machine may"),
-        (failures(-signal.SIGTERM, -signal.SIGSEGV), KILLED, r"process 1 of 2 was killed \(SIGSEGV\); the others were"),
         (SignalException("", signal.SIGINT), 130, ""),
         (SignalException("", signal.SIGTERM), 128 + signal.SIGTERM, ""),
     ],
@@ -115,24 +114,14 @@ def test_how_launched_processes_end(error: Any, code: Any, words: str, monkeypat
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
-@pytest.mark.parametrize("alive", [True, False])
-def test_a_launcher_that_was_killed_before_its_process_began(alive: bool) -> None:
+def test_a_launcher_that_was_killed_before_its_process_began() -> None:
     """The kernel tells nobody of a death that came before the question."""
-    launcher = os.getpid() if alive else 1
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), launch.LAUNCHED: str(launcher)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), launch.LAUNCHED: "1"}
     asked = subprocess.run([sys.executable, "-m", "ebft.cli", "--version"], env=environment, capture_output=True)
-    assert asked.returncode == (0 if alive else -signal.SIGTERM)
+    assert asked.returncode == -signal.SIGTERM
 
 
 # ---- time and numbers ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.cuda
-def test_a_gpu_is_timed_by_events() -> None:
-    clock = Clock(torch.device("cuda"))
-    with clock.phase("product"):
-        torch.ones(512, 512, device="cuda") @ torch.ones(512, 512, device="cuda")
-    assert clock.read()["product"] > 0
 
 
 def test_checks_are_made_at_once_or_when_their_numbers_arrive(monkeypatch: pytest.MonkeyPatch) -> None:

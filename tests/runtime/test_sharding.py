@@ -74,16 +74,6 @@ def test_what_is_gathered_and_when() -> None:
     assert all(isinstance(p, DTensor) for p in model.parameters())
 
 
-def test_bf16_is_for_computing_only() -> None:
-    model = sharded(tiny_model("llama"), torch.bfloat16)
-    hidden = packed_hidden_states(model, ids(1, LAYOUT.packed_length), LAYOUT)
-    assert hidden.dtype == model.lm_head.weight.dtype == torch.bfloat16
-    hidden.square().mean().backward()
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
-    assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}, "frequencies of rotary embeddings"
-
-
 def test_a_sharded_checkpoint_fills_an_ordinary_model(tmp_path: Path) -> None:
     plain = tiny_model("qwen2")  # its head is its embeddings
     model = sharded(plain)
