@@ -14,7 +14,6 @@ from ebft.baselines.rewards import as_tests, make_rewards
 from ebft.config.training import RLVRSettings
 from ebft.errors import ConfigError
 from ebft.runtime.messages import show_messages
-from tests.baselines.runs import metrics_of, run, write_recipe
 from tests.sandbox.sandboxed import needs_sandbox
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -65,11 +64,6 @@ class TestUnitTests:
         assert reward.score([hanging, GOOD, hanging], [MBPP] * 3) == [0.0, 1.0, 0.0]
         assert time.monotonic() - begin < 20
         assert (reward.counts["timeouts"], reward.counts["programs"]) == (1, 2)
-
-    def test_answers_may_continue_the_prompt(self, tmp_path: Path) -> None:
-        (reward,) = made(tmp_path, "unit_tests", tests_column="test")
-        row = {"prompt": "def f():\n    return ", "entry_point": "f", "test": "def check(c):\n    assert c() > 4\n"}
-        assert reward.score(["3", "7"], [row] * 2) == [0.0, 1.0]
 
     def test_rows_without_tests_are_told_before_training(self, tmp_path: Path) -> None:
         (reward,) = made(tmp_path, "unit_tests")
@@ -124,17 +118,3 @@ class TestOwn:
         (reward,) = made(tmp_path, "own_reward:nonsense")
         assert reward.score(["x", "y", "z"], [{}] * 3) == [0.0, 0.0, 2.0]
         assert reward.counts["raised"] == 2
-
-    def test_a_run_continues_and_shows_the_count(self, tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
-        """Also where every single answer raises; beside another reward, with weights."""
-        (tmp_path / "own_reward.py").write_text("def always(completion, row):\n    raise OSError('gone')\n")
-        changes = {"rewards": ["own_reward:always", "bleu"], "reward_weights": [1.0, 2.0], "generations": 4}
-        recipe = write_recipe(
-            tmp_path, tiny, sums, max_steps=2, max_new_tokens=3, gradient_accumulation_steps=2, **changes
-        )
-        assert run("rlvr", recipe, tmp_path / "out") == 0
-        assert "raised OSError: gone" in capsys.readouterr().err
-        last = [e for e in metrics_of(tmp_path / "out") if "loss" in e][-1]
-        assert last["reward_counts/raised"] == 2 * 8
-        assert last["rewards/own_reward.always/mean"] == 0.0
-        assert last["reward"] == pytest.approx(2 * last["rewards/bleu/mean"])

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from ebft.baselines import rlvr
 from ebft.baselines.rewards import RewardFunction, make_rewards
 from ebft.config.recipe import load_recipe
-from ebft.data.row_format import Row, RowFormat
+from ebft.data.row_format import Row
 from ebft.errors import DataError
 from ebft.loading import load_tokenizer
 from ebft.train.sequences import load_data
@@ -82,7 +82,7 @@ def test_the_pass_rate_of_a_toy_task_rises(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_stopped_anywhere_a_resumed_run_ends_the_same(
-    tiny: Path, sums: Path, tmp_path: Path, own_module: None, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, sums: Path, tmp_path: Path, own_module: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """In the second epoch, whose order depends on the first; before the first checkpoint, with the results of before on
     disk: whether they are measured again must not change what is drawn. Rewards that raise are counted on."""
@@ -95,6 +95,7 @@ def test_stopped_anywhere_a_resumed_run_ends_the_same(
     recipe = write_recipe(tmp_path, tiny, sums, gradient_accumulation_steps=12, eval_steps=9, save_steps=3, **changes)
     whole, stopped, early = (tmp_path / name for name in ("whole", "stopped", "early"))
     assert run("rlvr", recipe, whole) == 0
+    assert "raised KeyError: 'bonus'" in capsys.readouterr().err
     shutil.copytree(whole, stopped)
     shutil.rmtree(stopped / "checkpoint-4")
     shutil.rmtree(stopped / "final")
@@ -115,8 +116,6 @@ def test_stopped_anywhere_a_resumed_run_ends_the_same(
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["--rewards", "blue"], "did you mean 'bleu'?"),
-        (["--generations", "7"], "must be divisible by num_generations (7)"),
         (["--reference_column", "ref"], "none of the 29 documents can be used"),
         (["--use_vllm", "true"], "use_vllm=true needs vllm"),
         # TRL would train for no step, without a word.
@@ -151,14 +150,6 @@ def test_a_dry_run_counts_steps_as_trl_does(tiny: Path, sums: Path, tmp_path: Pa
     assert results_of(tmp_path / "out")["steps"] == 14
 
 
-def test_a_model_that_is_no_number(tiny: Path, sums: Path, tmp_path: Path, own_module: None, capsys: Any) -> None:
-    (tmp_path / "own_sum.py").write_text("def of(completion, row):\n    return sum(map(ord, completion)) % 7\n")
-    changes = {"rewards": "own_sum:of", "generations": 4, "gradient_accumulation_steps": 1, "max_new_tokens": 4}
-    recipe = write_recipe(tmp_path, tiny, sums, learning_rate=1e30, max_grad_norm=1e30, eval_strategy="no", **changes)
-    assert run("rlvr", recipe, tmp_path / "out") == 1
-    assert "try a lower learning_rate" in capsys.readouterr().err
-
-
 def test_prompts_are_the_training_documents_of_the_same_split(
     tiny: Path, sums: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -179,23 +170,14 @@ def test_prompts_are_the_training_documents_of_the_same_split(
     recipe.training.max_prompt_tokens = 3  # type: ignore[attr-defined]
     with pytest.raises(DataError, match="none of the 29 documents can be used: prompts longer than max_prompt_"):
         rlvr.load_questions(recipe, train_set.index, reward, tokenizer)
-    with pytest.raises(DataError, match=r"the row has no prompt in a column 'prompt' or 'messages', .*; it has 'text'"):
-        rlvr.prompt_of({"text": "1+1=2"}, RowFormat())
 
 
 def test_messages_become_conversations(tiny: Path, tmp_path: Path, capsys: Any) -> None:
     """Rows that cannot be rewarded are left out, and told."""
-    rows = [
-        {
-            "messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "!"}],
-            "ref": "!" * (n % 3),
-        }
-        for n in range(24)
-    ]
-    changes = {"rewards": "bleu", "reference_column": "ref", "generations": 2, "max_new_tokens": 2}
-    recipe = write_recipe(
-        tmp_path, tiny, write_rows(tmp_path / "rows.jsonl", rows), max_steps=1, gradient_accumulation_steps=1, **changes
-    )
+    said = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "!"}]
+    rows = write_rows(tmp_path / "rows.jsonl", [{"messages": said, "ref": "!" * (n % 3)} for n in range(24)])
+    changes = {"rewards": "bleu", "reference_column": "ref", "generations": 2, "max_new_tokens": 2, "max_steps": 1}
+    recipe = write_recipe(tmp_path, tiny, rows, gradient_accumulation_steps=1, eval_strategy="no", **changes)
     assert run("rlvr", recipe, tmp_path / "out") == 0
     assert results_of(tmp_path / "out")["spent"]["tokens"] > 0
     assert "documents are left out; the first: " in capsys.readouterr().err

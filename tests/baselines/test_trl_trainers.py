@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import pytest
@@ -16,7 +15,7 @@ from ebft.baselines import sft, trl_trainers
 from ebft.config.recipe import load_recipe
 from ebft.errors import ConfigError, TrainingDiverged
 from ebft.train.sequences import load
-from tests.baselines.runs import run, write_recipe
+from tests.baselines.runs import write_recipe
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -41,12 +40,6 @@ def test_a_loss_or_gradient_that_is_no_number_stops_the_run(
         trainer.train()
     assert not list((tmp_path / "out").glob("checkpoint-*"))
     assert not torch.backends.cuda.cudnn_sdp_enabled()
-
-
-def test_without_trl(tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(trl_trainers, "find_spec", lambda name: None)
-    assert run("sft", write_recipe(tmp_path, tiny, sums), tmp_path / "out") == 2
-    assert 'pip install ".[baselines]"' in capsys.readouterr().err
 
 
 def test_nothing_is_reported_to_the_makers_of_trl(monkeypatch: pytest.MonkeyPatch) -> None:

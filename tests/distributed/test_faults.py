@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import subprocess
@@ -91,21 +90,16 @@ def test_what_a_run_of_two_processes_leaves_behind(uninterrupted: Path, how: lis
     assert steps(uninterrupted) == list(range(1, STEPS + 1))
     assert sorted(p.name for p in uninterrupted.glob("checkpoint-*")) == [f"checkpoint-{n}" for n in (2, 4, 6)]
     assert all((p / "COMPLETE").exists() for p in uninterrupted.glob("checkpoint-*"))
-    assert {"before", "after", "steps"} <= json.loads((uninterrupted / "results.json").read_text()).keys()
-    assert (uninterrupted / "final" / "README.md").exists()
-    assert sorted(p.name for p in (uninterrupted / "samples").iterdir())
     # An ordinary model, whatever it was while it was trained.
     final = AutoModelForCausalLM.from_pretrained(uninterrupted / "final")
     assert final.config.architectures == [type(final).__name__]
     shards = [p for p in uninterrupted.rglob("*_shards") if p.is_dir()]
     assert len(shards) == (3 * 3 if how else 0), "model, optimiser and moving average of three checkpoints"
     assert all(len(list(folder.glob("*.distcp"))) == 2 for folder in shards), "each process writes its own"
-    if how:
-        loaded = Checkpoint.find(str(uninterrupted / "checkpoint-6")).load(
-            byte_tokenizer(pad=END), torch.float32, torch.device("cpu")
-        )
-        for name, value in final.state_dict().items():
-            assert torch.equal(loaded.state_dict()[name], value), name
+    checkpoint = Checkpoint.find(str(uninterrupted / "checkpoint-6"))
+    loaded = checkpoint.load(byte_tokenizer(pad=END), torch.float32, torch.device("cpu"))
+    for name, value in final.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
 
 
 def test_killed_and_resumed_gives_the_same_weights(
@@ -139,9 +133,6 @@ def test_resumed_on_another_number_of_processes(
     assert "holds a run of 8 sequences per step, not 4" in refused.said[0]
     assert refused.said[0].count("\n") == 1
     assert refused.said[1] == "", "an error that all processes meet is said once"
-    other = run(1, recipe, output, *([] if how else ["--fsdp"]), "--resume", "--gradient_accumulation_steps", 4)
-    assert other.codes == [2]
-    assert f"{output}/checkpoint-2 holds {'shards' if how else 'a whole model'}; resume with" in other.said[0]
     one = run(1, recipe, output, *how, "--resume", "--gradient_accumulation_steps", 4, "--max_steps", 4)
     assert one.codes == [0], one.said
     four = run(4, recipe, output, *how, "--resume", "--gradient_accumulation_steps", 1)

@@ -137,11 +137,3 @@ class TestTasks:
         found = {e["step"]: e[f"eval_{metric}"] for e in metrics_of(tmp_path / "out") if f"eval_{metric}" in e}
         assert list(found) == [0, 2, 4]
         assert trained.state.best_metric == max(found[2], found[4])
-
-    def test_mistakes_show_before_the_first_step(self, tmp_path: Path) -> None:
-        for changes, message in (
-            ({"eval_task_options": {"model": "m"}}, "eval_task_options holds 'model', which training decides itself"),
-            ({"eval_task_options": {}}, "the task translation needs --translation-data"),
-        ):
-            with pytest.raises(ValueError, match=message):
-                self.trainer(tmp_path / "out", **{"eval_tasks": ["translation"], **changes})

@@ -79,15 +79,12 @@ def test_the_verdict_is_no_stronger_than_the_test_allows() -> None:
 
 def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     settings = {"model": "some/base", "dataset": ["a/b:c", "rows.jsonl"], "output_dir": str(tmp_path), "use_cpu": True}
-    recipe = load_recipe(None, {**settings, "horizon": 5, "seed": 17, "prompt_separator": "\\n", "answer_only": True})
+    recipe = load_recipe(None, {**settings, "horizon": 5, "prompt_separator": "\\n"})
     results = {"after": {"eval_cfm": 0.25, "eval_cfm_se": 0.125}, "change": {"eval_cfm": -0.25}, "steps": 42}
     report.write_card(tmp_path, "a title", recipe, results, "Energy-Based Fine-Tuning")
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
     header = yaml.safe_load(text.split("---")[1])
-    assert header["library_name"] == "transformers"
     assert (header["base_model"], header["datasets"]) == (["some/base"], ["a/b"]), "names on the hub, not files"
-    assert "`some/base` fine-tuned with Energy-Based Fine-Tuning on a/b:c, rows.jsonl, 42 steps." in text
-    assert "`ebft train --config recipe.yaml`" in text
     shown = load_recipe(None, yaml.safe_load(text.partition("```yaml")[2].partition("```")[0]))
     assert shown == recipe, "its settings make the same run"
     assert "| feature-matching loss |  | 0.2500 ± 0.1250 | -0.2500 |" in text

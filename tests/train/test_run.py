@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from ebft.method.measures import with_error
 from ebft.train import report
-from tests.baselines.runs import needs_trl, results_of, run, write_recipe
+from tests.baselines.runs import results_of, run, write_recipe
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -23,14 +23,12 @@ def records_of(output: Path, when: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (output / f"validation-{when}.jsonl").read_text().splitlines()]
 
 
-@needs_trl
-@pytest.mark.parametrize("command", ["train", "sft"])
 def test_change_of_a_run_that_is_stopped_resumed_and_continued(
-    command: str, tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """It is that of the run that was not stopped, with the error of the paired difference, against the same before."""
     recipe, whole, output = write_recipe(tmp_path, tiny, sums), tmp_path / "whole", tmp_path / "out"
-    assert run(command, recipe, whole) == 0
+    assert run("train", recipe, whole) == 0
     printed, results = capsys.readouterr().out, results_of(whole)
     before, after = records_of(whole, "before"), records_of(whole, "after")
     assert [r["sequence"] for r in before] == [r["sequence"] for r in after] == list(range(len(before)))
@@ -52,16 +50,16 @@ def test_change_of_a_run_that_is_stopped_resumed_and_continued(
 
     with monkeypatch.context() as stopped:
         stopped.setattr(TrainerCallback, "on_step_begin", stop)
-        assert run(command, recipe, output) == 130
+        assert run("train", recipe, output) == 130
     assert "change" not in results_of(output)
-    assert run(command, recipe, output, "--resume") == 0
+    assert run("train", recipe, output, "--resume") == 0
     for when in ("before", "after"):
         assert records_of(output, when) == records_of(whole, when)
     assert results_of(output)["change"] == change
 
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(TrainerCallback, "on_epoch_begin", lambda *_, **__: seen.append(results_of(output)))
-    assert run(command, recipe, output, "--max_steps", 5, "--resume", "--eval_seed", 11) == 0
+    assert run("train", recipe, output, "--max_steps", 5, "--resume", "--eval_seed", 11) == 0
     assert not {"steps", "after", "change"} & seen[0].keys(), "a finished run that is continued is not finished"
     again = results_of(output)
     assert again["before"]["eval_cfm"] != results["before"]["eval_cfm"], "other rollouts are measured again"
@@ -69,21 +67,15 @@ def test_change_of_a_run_that_is_stopped_resumed_and_continued(
     assert (again["steps"], again["change"]["eval_cfm"]) == (5, pytest.approx(expected))
 
 
-def tensorboard(output: Path) -> set[str]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    (events,) = (output / "runs").glob("events.*")
-    return set(EventAccumulator(str(events)).Reload().Tags()["scalars"])
-
-
 def test_prompts_are_answered_and_curves_are_live(
     tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("tensorboard")
+    EventAccumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
     changes = {"learning_rate": 0.03, "show_prompts": 2, "report_to": "tensorboard"}
     recipe, output = write_recipe(tmp_path, tiny, sums, max_steps=2, eval_strategy="no", **changes), tmp_path / "out"
     assert run("train", recipe, output, "--save_steps", 1) == 0
-    assert {"train/reward", "eval/cfm"} <= tensorboard(output)
+    (events,) = (output / "runs").glob("events.*")
+    assert {"train/reward", "train/ebft/cfm", "eval/cfm"} <= {*EventAccumulator(str(events)).Reload().Tags()["scalars"]}
     answers = results_of(output)["answers"]
     assert answers["before"] != answers["after"]
     printed = capsys.readouterr().out
@@ -125,5 +117,4 @@ def test_push_to_hub_is_the_final_model_and_nothing_else(
     created, (name, files) = made
     assert (created, name) == (("me/mine", True, True), "me/mine")
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= files
-    assert json.loads((output / "resolved.json").read_text())["push_to_hub"] is True
     assert f"again by hand: hf upload me/mine {output}/final" in capsys.readouterr().err

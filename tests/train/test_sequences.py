@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ebft.config.recipe import load_recipe
-from ebft.data.packing import DocumentIndex, SequenceDataset, tokenize_rows
+from ebft.data.packing import SequenceDataset
 from ebft.errors import DataError
-from ebft.train.sequences import load_data, look_at_lengths, trained_part
+from ebft.train.sequences import load_data, look_at_lengths
 from tests.models import tiny_model
 from tests.test_iteration import dataset
 from tests.tiny_tokenizer import PAD, byte_tokenizer
@@ -90,7 +90,6 @@ ROWS = [
         (LETTERS * 4, {"held_out": [LETTERS[4], *["new"] * 19]}, "1 of 20 validation rows are also in the training"),
         (ROWS, TEXTS, "0.jsonl: 4 of 8 rows have no answer, or an empty one (first: row 3)"),
         ([{"prompt": "a", "completion": "b"}] * 8, TEXTS, "the model sees 'ab'"),
-        ([{"q": "a", "completion": "b"}] * 8, {**TEXTS, "prompt_template": "{q}:"}, "the model sees 'a:b'"),
         (["a"] * 8, {**TEXTS, "document_masks": True}, "teaches the model not to end"),
         # Nothing is odd about these.
         ([chr(97 + i % 26) * (1 + i // 26) for i in range(40)], {"validation_split": 20, "horizon": 1}, ""),
@@ -112,9 +111,7 @@ def test_what_is_often_not_meant(
     ("length", "changes", "said"),
     [
         (30, {}, "longer than the model was made for; use context_length<=256"),
-        (30, {"packing": False}, ""),
         (30, {"apart": True}, ""),
-        (300, {"apart": True}, "longer than the model was made for; use context_length<=256"),
         (514, {"packing": False, "apart": True}, "context_length=257 cuts 1 documents, 50.0% of all tokens"),
     ],
 )
@@ -125,14 +122,3 @@ def test_documents_that_are_cut_or_longer_than_the_model_was_made_for(
     look_at_lengths(tiny_model("llama"), data, "context_length", changes.get("apart", False))
     assert said in caplog.text
     assert bool(caplog.text) == bool(said)
-
-
-def test_a_run_says_what_it_trains_on() -> None:
-    """A token for each byte, and an end token."""
-    for row, settings, command, expected in (
-        ({"prompt": "ab", "completion": "c"}, {}, "train", "8 of the 16 tokens of 4 documents"),
-        ({"prompt": "ab", "completion": "c"}, {"loss_on_answers": False}, "sft", "16 of the 16 tokens of 4 documents"),
-        ({"text": "abc"}, {}, "train", "16 of the 16 tokens of 4 documents"),
-    ):
-        recipe = load_recipe(None, {**GIVEN, "dataset": ["d"], **settings}, command)
-        assert trained_part(recipe, DocumentIndex.of(tokenize_rows([row] * 4, TOKENIZER))) == expected

@@ -1,20 +1,16 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from ebft import EBFTTrainer
 from ebft.data import packing
 from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore
 from ebft.data.row_format import Document
 from ebft.errors import ConfigError, DataError, TrainingDiverged
-from tests.models import tiny_model
-from tests.tiny_tokenizer import VOCABULARY, byte_tokenizer
 from tests.train.small_runs import T, config, counting_text, small_model, weights
 
 
@@ -93,13 +89,15 @@ def test_evaluation_repeats_and_does_not_disturb_training(tmp_path: Path) -> Non
     held_out = counting_text(documents=8, seed=1)
     quiet = EBFTTrainer(small_model(), config(tmp_path / "quiet"), counting_text(), held_out)
     quiet.train()
-    watched_args = config(tmp_path / "watched", eval_strategy="steps", eval_steps=1)
+    watched_args = config(tmp_path / "watched", eval_strategy="steps", eval_steps=1, logging_steps=3)
     watched = EBFTTrainer(small_model(), watched_args, counting_text(), held_out)
     first, again = ({k: v for k, v in watched.evaluate().items() if "runtime" not in k} for _ in range(2))
     assert first == again
     watched.train()
     for name, value in weights(quiet.model).items():
         assert torch.equal(weights(watched.model)[name], value), name
+    logged = [entry["step"] for entry in watched.state.log_history if "reward" in entry]
+    assert logged == [3, 4], "the last step in any case"
 
 
 def test_evaluation_equals_plain_cross_entropy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,35 +142,6 @@ def test_every_option_trains(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert {p.name for p in tmp_path.glob("checkpoint-*")} == saved
 
 
-LOGGED = """loss reward reward_std entropy num_tokens step_time grad_norm learning_rate ebft/alignment ebft/diversity
-ebft/distinct ebft/cfm ebft/cross_entropy ebft/policy_loss ebft/seconds_rollout ebft/seconds_features
-ebft/seconds_rewards ebft/seconds_update ebft/seconds_optimizer ebft/tokens_per_second"""
-
-
-def test_what_is_logged_and_left(tmp_path: Path) -> None:
-    args = config(tmp_path, gamma=0.1, eval_strategy="steps", eval_steps=2, samples_every=2, logging_steps=3)
-    trainer = EBFTTrainer(small_model(), args, counting_text(), counting_text(documents=8, seed=1))
-    trainer.train()
-    entries = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    training = next(e for e in entries if "reward" in e)
-    assert set(LOGGED.split()) <= training.keys()
-    assert training["reward"] == pytest.approx(training["ebft/alignment"] - training["ebft/diversity"], abs=1e-6)
-    assert [e["step"] for e in entries if "reward" in e] == [3, 4], "the last step in any case"
-    evaluation = next(e for e in entries if "eval_cfm" in e)
-    for name in ("cross_entropy", "answer_cross_entropy", "cfm", "whitened_proxy"):
-        assert evaluation[f"eval_{name}_se"] > 0
-    table = (tmp_path / "samples" / "step-000002.md").read_text()
-    assert "| truth |" in table
-    assert table.count("| sample ") == 4 * 4
-    trainer.save_model(str(tmp_path / "final"))  # an ordinary one
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
-    assert loaded.config._attn_implementation != "ebft"
-    ids = counting_text()[0]["input_ids"][None, :8]
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(ids).logits, trainer.model(ids).logits)
-    assert loaded.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0).shape == (1, 12)
-
-
 @pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
 def test_divergence_stops_the_run_before_its_step_with_what_to_try(tmp_path: Path, max_grad_norm: float) -> None:
     trainer = EBFTTrainer(small_model(), config(tmp_path, max_grad_norm=max_grad_norm), counting_text())
@@ -193,22 +162,6 @@ def test_divergence_stops_the_run_before_its_step_with_what_to_try(tmp_path: Pat
 
 class TestRows:
     """Rows of text, as a program gives them."""
-
-    def test_what_is_often_not_meant(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        rows = [{"text": f"{number} is a text of many letters, too many"} for number in range(10)]
-        good = {"context_length": 16, "document_masks": True, "short_truths": True}
-        for settings, held_out, *said in (
-            ({"packing": False, "context_length": 32}, [9], "cuts 4 documents", "use context_length<=16"),
-            ({"short_truths": False}, [9], "feature matching teaches the model not to end"),
-            ({}, [3, 9], "1 of 2 validation rows are also in the training data"),
-            ({}, [5, 9]),
-        ):
-            caplog.clear()
-            model = tiny_model("llama", vocab_size=VOCABULARY, max_position_embeddings=16)
-            args = config(tmp_path, **{**good, **settings})
-            EBFTTrainer(model, args, rows[:4], [rows[place] for place in held_out], byte_tokenizer())
-            assert len(caplog.messages) == len(said)
-            assert all(words in caplog.text for words in said)
 
     def test_errors_name_what_is_wrong(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="processing_class"):
