@@ -32,8 +32,7 @@ def make_study(folder: Path, gammas: tuple[float, ...] = (), **levels: float) ->
 
 def _row(kind: str, values: dict[str, Any], models: list[dict[str, Any]]) -> dict[str, Any]:
     title = kind if not values else f"{kind} ({', '.join(f'{k} {v:g}' for k, v in values.items())})"
-    row = {"title": title, "kind": kind, "method": kind, "values": values, "models": models}
-    return {**row, "searched": [], "chosen": {}, "choose_by": "cross_entropy"}
+    return {"title": title, "kind": kind, "method": kind, "values": values, "models": models}
 
 
 def _model(folder: Path, name: str, seed: int | None, level: float, kind: str = "base") -> dict[str, Any]:
