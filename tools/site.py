@@ -75,7 +75,7 @@ def _links_of_prose(text: str, folder: Path, page: str, files: Files, config: An
             place = pages[name]
         elif file.is_relative_to(docs):
             place = file.relative_to(docs).as_posix()
-        elif file.is_dir():
+        elif file.is_dir() or file.suffix == ".md":  # no page of the site
             return title
         else:
             place = f"files/{name}"
