@@ -63,7 +63,7 @@ def print_table(rows: Sequence[tuple[str, ...]]) -> None:
 
 def printable(text: str) -> str:
     """Names of files, tasks and settings come from elsewhere: control characters would steer the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() or c in "\n\t\xa0" else c.encode("unicode_escape").decode() for c in text)
 
 
 def plot_label(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-import time
+import timeit
 from pathlib import Path
 
 import torch
@@ -69,12 +69,10 @@ def _warn_of_a_cpu(loaded: Loaded, epoch: int, steps: int) -> None:
     recipe = loaded.recipe
     if torch.accelerator.is_available() or as_given("use_cpu", recipe.given, recipe.command):
         return
-    matrix = torch.ones(1024, 1024)
-    for _ in range(2):  # the first one warms up
-        began = time.perf_counter()
-        matrix @ matrix
+    matrix = torch.ones(1024, 1024, dtype=torch.bfloat16 if recipe.training.bf16 else torch.float32)
+    product = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=9))
     tokens = int(loaded.train_set.index.lengths.sum()) * steps / max(epoch, 1)
-    seconds = 6 * loaded.model.num_parameters() * tokens / (2 * 1024**3) * (time.perf_counter() - began)
+    seconds = 6 * loaded.model.num_parameters() * tokens / (2 * 1024**3) * product
     words = f"computing on the CPU, where {steps:,} steps take at least {duration(seconds)}"
     warn(f"no GPU was found: {words} (set use_cpu: true if this is intended)")
 
