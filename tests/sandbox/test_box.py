@@ -91,13 +91,14 @@ def test_nothing_is_left_running() -> None:
     """After a sandbox that was stopped, a fork bomb, and an answer that leaves threads behind."""
     sandbox = Marked()
     with ThreadPoolExecutor(1) as pool:
-        sleeper = pool.submit(run_tests, ADD, "import time\ntime.sleep(99)", sandbox, Limits(seconds=99.0))
-        assert wait_for(lambda: len(processes_of(Marked.MARKER)) >= 3)  # bubblewrap, the first process, the program
+        sleeper = pool.submit(run_tests, ADD, "    import time\n    time.sleep(99)\n", sandbox, Limits(seconds=99.0))
+        # bubblewrap, the first process, the program
+        assert wait_for(lambda: len(processes_of(Marked.MARKER)) >= 3), sleeper.done() and sleeper.result()
         sandbox.stop()
         sleeper.exception(timeout=30)  # there is one, or an outcome: that depends on how far it had come
     assert not run_tests(ADD, FLOODS["forks forever"], Marked(), SMALL).passed
-    kept = "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()\n"
-    assert run_tests(ADD, f"{kept}def add(a, b):\n{RIGHT}", Marked(), LONG).passed
+    kept = "    import threading, time\n    threading.Thread(target=time.sleep, args=(99,)).start()\n"
+    assert run_tests(ADD, kept + RIGHT, Marked(), LONG).passed
     assert gone(Marked.MARKER)
 
 
