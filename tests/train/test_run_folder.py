@@ -38,7 +38,8 @@ def sequences(*texts: str) -> SequenceDataset:
 @pytest.fixture
 def used(tmp_path: Path) -> Path:
     """The folder of a run with one complete checkpoint."""
-    folder(tmp_path / "out").describe(sequences("abc", "defg"))
+    out = folder(tmp_path / "out")
+    out.describe(out.check_data(sequences("abc", "defg")))
     checkpoint = tmp_path / "out" / "checkpoint-2"
     checkpoint.mkdir()
     run_folder.mark_complete(checkpoint)
@@ -99,10 +100,10 @@ def test_a_run_is_described_by_what_was_given_and_what_came_of_it(used: Path) ->
     assert (resolved["gamma"], resolved["horizon"], resolved["sequences_per_step"]) == (0.1, 8, 2)
     data = json.loads((used / "data.json").read_text())
     assert (data["documents"], data["tokens"]) == (2, 7)
-    folder(used).describe(sequences("abc", "defg"))
+    folder(used).check_data(sequences("abc", "defg"))
     for other in (sequences("abc"), sequences("defg", "abc"), sequences("abd", "defg")):
         with pytest.raises(ConfigError, match="the dataset has changed since the run"):
-            folder(used).describe(other)
+            folder(used).check_data(other)
 
 
 def test_a_final_model_is_whole_or_not_there(tmp_path: Path) -> None:

@@ -27,10 +27,10 @@ from typing import Any
 from ebft.config.training import RLVRSettings
 from ebft.data.row_format import Row
 from ebft.errors import ConfigError, DataError, SandboxError, nearest
-from ebft.evaluate.scoring import available_cores
 from ebft.problems.problem import Attempt, Problem, Record, run_many
 from ebft.problems.python_problems import humaneval_problem, mbpp_problem
 from ebft.problems.translation import one_line
+from ebft.runtime.machine import available_cores
 from ebft.sandbox.box import Sandbox
 from ebft.sandbox.bubblewrap import Limits
 from ebft.sandbox.python_tests import ERROR, TIMEOUT

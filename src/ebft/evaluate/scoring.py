@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import platform
 import statistics
 from collections import Counter, defaultdict
@@ -25,6 +24,7 @@ from typing import Any
 from ebft.problems.answers import has_code
 from ebft.problems.problem import Attempt, Problem, run_many
 from ebft.runtime.files import read_jsonl, write_jsonl
+from ebft.runtime.machine import available_cores
 from ebft.runtime.messages import progress
 from ebft.sandbox.box import Sandbox
 from ebft.sandbox.bubblewrap import bubblewrap_version
@@ -41,10 +41,6 @@ Results = dict[str, Any]  # as JSON has them: of a model, or of a task: {"metric
 Row = Results  # of a completion: task_id, sample (its number), completion, finish (how it ended, if known)
 Metric = Results  # value, standard_error, count
 Metrics = dict[str, Metric]
-
-
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def score_programs(

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -17,6 +16,7 @@ from ebft.data.row_format import Row
 from ebft.data.rows import read_rows
 from ebft.errors import DataError, SandboxError
 from ebft.problems.answers import LONGEST
+from ebft.runtime.machine import available_cores
 from ebft.sandbox.box import Sandbox
 from ebft.sandbox.bubblewrap import Limits
 from ebft.sandbox.python_tests import ERROR, FAILED, Outcome
@@ -86,7 +86,7 @@ def run_many(
     given = sandbox or _default_sandbox()
     sandbox = Sandbox(given.unsafe, given.limits)  # of its own, to be stopped without stopping others
     sandbox.check()
-    workers = workers or os.cpu_count() or 1
+    workers = workers or available_cores()
     waiting = iter(attempts)
     running: dict[Future[Outcome], Attempt] = {}
     with ThreadPoolExecutor(workers) as pool:

@@ -33,6 +33,11 @@ def describe() -> dict[str, str]:
     return found
 
 
+def available_cores() -> int:
+    """For this process, which may have been given only some of the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @cache
 def hub_unreachable() -> str | None:
     """Why nothing can be downloaded from the model hub; None if it answers, whatever it says. From then on only its

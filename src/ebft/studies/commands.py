@@ -21,11 +21,11 @@ from ebft.config.recipe import TRAINING, check_datasets, sections
 from ebft.config.settings import Parser
 from ebft.errors import ConfigError
 from ebft.fetch import check_models
-from ebft.runtime.files import json_ready, locked, read_json, write_json, write_text
+from ebft.runtime.files import Json, json_ready, locked, read_json, write_json, write_text
 from ebft.runtime.messages import print_error, print_table
 from ebft.studies import compare as comparisons
 from ebft.studies import launchers, report
-from ebft.studies.runs import AXES, Json
+from ebft.studies.runs import AXES
 from ebft.studies.study import Job, Plan, Run, Study, named, read_study, read_sweep
 
 logger = logging.getLogger(__name__)

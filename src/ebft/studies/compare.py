@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ebft.errors import ConfigError
 from ebft.method.measures import with_error
-from ebft.runtime.files import json_ready, write_json, write_text
+from ebft.runtime.files import Json, json_ready, write_json, write_text
 from ebft.studies import figures
 from ebft.studies.evidence import VALIDATION, Evidence, Model, Row, scores_of_run
 from ebft.studies.report import Report, check_place, render
-from ebft.studies.runs import AXES, Json, Run, against, better, facts, read_run, validation_metrics
+from ebft.studies.runs import AXES, Run, against, better, facts, read_run, validation_metrics
 from ebft.studies.tables import Table, costs_table, differences_table, settings_table
 
 FILES = PNG, HTML, NUMBERS = "compare.png", "compare.html", "compare.json"

@@ -17,8 +17,8 @@ from ebft.config.evaluation import HARMLESS
 from ebft.errors import ConfigError
 from ebft.evaluate.tables import by_problem, is_scored
 from ebft.method.measures import SumsAndCounts, sums_by_metric
-from ebft.runtime.files import read_json, read_jsonl
-from ebft.studies.runs import METRICS_FILE, Json, Run, compares, read_run, validated_apart, what_differs
+from ebft.runtime.files import Json, read_json, read_jsonl
+from ebft.studies.runs import METRICS_FILE, Run, compares, read_run, validated_apart, what_differs
 from ebft.studies.statistics import Corpus, CorpusMetric, Measured, measured
 from ebft.studies.study import last_error
 

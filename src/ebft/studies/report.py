@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ebft.errors import ConfigError
-from ebft.runtime.files import read_jsonl, write_text
+from ebft.runtime.files import Json, read_jsonl, write_text
 from ebft.studies import figures, tables
 from ebft.studies.evidence import VALIDATION, Evidence, read_study_folder
-from ebft.studies.runs import Json, facts
+from ebft.studies.runs import facts
 from ebft.studies.tables import Table, Test, markdown_text, shown, summary_of
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from ebft.config.evaluation import NOT_SET
 from ebft.config.method import settings_that_change
 from ebft.errors import ConfigError
 from ebft.method.measures import NAMES, Estimate, Record, differences, smaller_is_better, title
-from ebft.runtime.files import read_jsonl
+from ebft.runtime.files import Json, read_jsonl
 
-Json = dict[str, Any]  # what a file says
 METRICS_FILE = "metrics.jsonl"
 _SHARES = ("empty", "cut", "no_code")  # of answers without a program: metrics of code tasks beside pass@k
 _NO_METRICS = ("_se", "_runtime", "_per_second", "eval_reward")  # ends of keys; the last repeats the proxy

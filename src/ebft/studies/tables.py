@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import yaml
 
 from ebft.config.method import ONLY_EBFT
-from ebft.runtime.files import read_json
+from ebft.runtime.files import Json, read_json
 from ebft.studies.evidence import VALIDATION, Evidence, Row
-from ebft.studies.runs import AXES, Json, Run, facts
+from ebft.studies.runs import AXES, Run, facts
 from ebft.studies.statistics import Interval, Measured, Summary, difference, holm, same_items, summarise
 
 if TYPE_CHECKING:

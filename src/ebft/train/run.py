@@ -23,6 +23,7 @@ from ebft.runtime.messages import duration
 from ebft.train import report
 from ebft.train.callbacks import EvalTasks, Preemption, Progress
 from ebft.train.measured import Measured
+from ebft.train.networks import FlopCounter
 from ebft.train.run_folder import FINAL, Results, RunFolder, whole
 from ebft.train.sequences import Loaded, first_document, load, prompt_kinds, trained_part, warn
 from ebft.train.trainer import EBFTTrainer
@@ -72,7 +73,8 @@ def _warn_of_a_cpu(loaded: Loaded, epoch: int, steps: int) -> None:
     matrix = torch.ones(1024, 1024, dtype=torch.bfloat16 if recipe.training.bf16 else torch.float32)
     product = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=9))
     tokens = int(loaded.train_set.index.lengths.sum()) * steps / max(epoch, 1)
-    seconds = 6 * loaded.model.num_parameters() * tokens / (2 * 1024**3) * product
+    flops = FlopCounter(loaded.model)
+    seconds = flops.update * flops.over(tokens, tokens) / (2 * 1024**3) * product
     words = f"computing on the CPU, where {steps:,} steps take at least {duration(seconds)}"
     warn(f"no GPU was found: {words} (set use_cpu: true if this is intended)")
 
@@ -87,6 +89,7 @@ def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTra
         if pushes := args.push_to_hub:
             _make_repository(args)
         loaded = load(recipe)
+        data = folder.check_data(loaded.train_set)
         rows, build = method.prepare(loaded)
         _warn_of_a_cpu(loaded, *_steps(args, rows))
         trainer = build()
@@ -96,7 +99,7 @@ def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTra
         trainer.add_callback(Progress(trainer))
         preemption.trainer = trainer
         trainer.add_callback(preemption)
-        folder.describe(loaded.train_set, prompt_kinds(recipe.data))  # settings that were refused leave nothing
+        folder.describe(data, prompt_kinds(recipe.data))  # settings that were refused leave nothing
         if folder.is_first:
             held_out = "" if loaded.validation_set is None else f"; {len(loaded.validation_set.index):,} for validation"
             logger.info(f"training on {trained_part(recipe, loaded.train_set.index)}{held_out}")

@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -28,7 +27,7 @@ from ebft.config.settings import Values
 from ebft.data.packing import SequenceDataset
 from ebft.errors import ConfigError
 from ebft.runtime import processes, sharding
-from ebft.runtime.files import locked, read_json, sha256_of, share_weights, write_json, write_text
+from ebft.runtime.files import Json, locked, read_json, sha256_of, share_weights, write_json, write_text
 from ebft.runtime.launch import how_to_resume
 
 logger = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ RESOLVED_FILE = "resolved.json"  # every setting as the run had it
 DATA_FILE = "data.json"  # documents, tokens and checksums
 RESULTS_FILE = "results.json"  # validation before and after, the change, and what they depend on
 FINAL = "final"  # the trained model
-Results = dict[str, Any]
+Results = Json
 LOCK_FILE = "run.lock"  # while a process writes here
 MARK = "COMPLETE"  # of a checkpoint
 _AT_ONCE = 8  # files that are read side by side; hashing leaves Python's lock alone
@@ -127,16 +126,19 @@ class RunFolder:
             logger.info(f"resuming from {last}" if last else "no complete checkpoint yet: starting from the beginning")
         return last
 
-    def describe(self, train_set: SequenceDataset, prompt_kinds: Sequence[str] = ()) -> None:
-        """What the run is, for people and for resuming: its recipe, every setting, its data. The same name may stand
-        for other data by now; a run resumed with them would be neither run."""
-        recipe, training = self.recipe, self.training
+    def check_data(self, train_set: SequenceDataset) -> Json:
+        """What the data are. A name may stand for others by now; a run resumed with them would be neither run."""
         checksums = [store.checksum() for store in train_set.index.stores]
         data = {"documents": len(train_set.index), "tokens": train_set.total_tokens, "checksums": checksums}
         before = read_json(self.path / DATA_FILE)
         if before is not None and before != data:
             what = f"the dataset has changed since the run in output_dir={self.path} began"
             raise ConfigError(f"{what} with {before['documents']} documents; put it back, or choose another folder")
+        return data
+
+    def describe(self, data: Json, prompt_kinds: Sequence[str] = ()) -> None:
+        """What the run is, for people and for resuming: its recipe, every setting, its data."""
+        recipe, training = self.recipe, self.training
         if self.is_first:
             resolved = {**asdict(recipe.model), **asdict(recipe.data), **training.to_dict()} | {
                 "push_to_hub": recipe.given.get("push_to_hub", False),  # which the run has taken from the Trainer
