@@ -71,10 +71,11 @@ def _warn_of_a_cpu(loaded: Loaded, epoch: int, steps: int) -> None:
     if torch.accelerator.is_available() or as_given("use_cpu", recipe.given, recipe.command):
         return
     matrix = torch.ones(1024, 1024, dtype=torch.bfloat16 if recipe.training.bf16 else torch.float32)
-    product = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=9))
+    product = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=99))  # nine take 20 ms, which a neighbour may hold
     tokens = int(loaded.train_set.index.lengths.sum()) * steps / max(epoch, 1)
     flops = FlopCounter(loaded.model)
-    seconds = flops.update * flops.over(tokens, tokens) / (2 * 1024**3) * product
+    passes = 2 if recipe.model.adapted else 3  # of a frozen base only the inputs have gradients
+    seconds = passes * flops.over(tokens, tokens) / (2 * 1024**3) * product
     words = f"computing on the CPU, where {steps:,} steps take at least {duration(seconds)}"
     warn(f"no GPU was found: {words} (set use_cpu: true if this is intended)")
 
