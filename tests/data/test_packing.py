@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -233,7 +232,6 @@ def test_the_key_changes_with_everything_the_tokens_depend_on(file: Path, cache:
         (byte_tokenizer(), {}),
         (byte_tokenizer(), {"limit": 2}),
         (byte_tokenizer(), {"row_format": RowFormat(text="body")}),
-        (byte_tokenizer(), {"split": "validation"}),
         (byte_tokenizer(extra_tokens=1), {}),
         (byte_tokenizer(end=PAD), {}),
         (byte_tokenizer(chat_template="{{ messages }}"), {}),
@@ -245,9 +243,7 @@ def test_the_key_changes_with_everything_the_tokens_depend_on(file: Path, cache:
     for chosen, options in [*ways, (byte_tokenizer(pad=PAD), {})]:  # padding does not matter
         tokenize_source(str(file), chosen, **options)
     assert [path.stat().st_ctime_ns for path in stores(cache)] == made, "nothing is tokenised again"
-    before = file.stat()
-    write(file, [{"text": "eno"}, *ROWS[1:]])
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))  # of the same size: only the time tells
+    write(file, [{"text": "eno"}, *ROWS[1:]])  # of the same size
     assert texts(tokenize_source(str(file), byte_tokenizer()))[0] == "eno"
 
 

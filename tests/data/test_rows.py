@@ -17,7 +17,7 @@ import pyarrow.parquet
 import pytest
 
 from ebft.data import rows
-from ebft.data.rows import TOY_SIZES, check_source, contents, fingerprint, read_rows
+from ebft.data.rows import TOY_SIZES, check_source, contents, read_rows
 from ebft.errors import DataError
 from ebft.problems.catalog import load_problems
 
@@ -83,13 +83,11 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
     ("name", "content", "words"),
     [
         ("rows.jsonl", "", "the file is empty"),
-        ("rows.jsonl", '{"text": "a"}\n\n{"text": "b"\n', "line 3 is not valid JSON"),
-        ("rows.jsonl", '{"text": "a"}\n3', "line 2 is not valid JSON in UTF-8 with fields .*'int'"),
+        ("rows.jsonl", '{"text": "a"}\n\n{"text": "b"\n', "line 3 is not JSON"),
+        ("rows.jsonl", '{"text": "a"}\n3', "line 2 is not JSON with one row on each line: .*'int'"),
         *((f"rows.{kind}", '[{"text": "café"}]'.encode("latin1"), "UTF-8") for kind in ("jsonl", "csv", "txt")),
         ("rows.parquet", "no parquet", "not a parquet file"),
-        ("rows.jsonl", '{"a": "b"}\n{"a": "\\ud83d"}', "line 2 is not valid JSON .*surrogates not allowed"),
-        ("rows.json", "[" * 100_000, ""),
-        ("rows.jsonl", '{"text": ' + "9" * 5000 + "}\n", ""),
+        ("rows.jsonl", '{"a": "b"}\n{"a": "\\ud83d"}', "line 2 is not JSON .*surrogates not allowed"),
         ("rows.csv", 'text\na\n"b\nc\n', "unexpected end of data"),
     ],
     ids=lambda value: str(value)[:30],
@@ -111,37 +109,30 @@ def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         read(tmp_path / "empty")
 
 
-def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
-    import huggingface_hub
 
-    # As HF_HUB_OFFLINE=1 does, which the libraries read only when they are first imported.
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
     monkeypatch.setattr(rows, "hub_unreachable", lambda: "the hub is away")
-    for check in (read, check_source):
-        with pytest.raises(DataError, match=r"someone/somedata: not a file.*, and the hub is away; give a local copy"):
-            check("someone/somedata")
-    monkeypatch.setattr(rows, "hub_unreachable", lambda: pytest.fail("asked"))
-    check_source("stdlib-code")
-    check_source(str(write_jsonl(tmp_path / "rows.jsonl", ROWS)))
+    with pytest.raises(DataError, match=r"someone/somedata is no file.*: the hub is away"):
+        read("someone/somedata")
+    check_source("someone/somedata")
 
 
-def test_fingerprints_change_with_content_time_and_files_of_the_split(tmp_path: Path) -> None:
+def test_contents_change_with_the_text_and_the_files_of_the_split(tmp_path: Path) -> None:
     file = write_jsonl(tmp_path / "train.jsonl", ROWS)
-    first, inside = fingerprint(str(tmp_path)), contents(str(file))
-    assert fingerprint(str(tmp_path)) == first
+    first = contents(str(file))
     os.utime(file, ns=(1, 1))
-    second = fingerprint(str(tmp_path))
-    assert second != first
-    assert contents(str(file)) == contents(str(tmp_path)) == inside, "copied or moved"
     write_jsonl(tmp_path / "validation.jsonl", ROWS)
-    assert fingerprint(str(tmp_path)) == second
+    assert contents(str(tmp_path)) == first, "copied or moved"
     write_jsonl(tmp_path / "train-1.jsonl", ROWS)
-    assert fingerprint(str(tmp_path)) != second
+    assert contents(str(tmp_path)) != first
     write_jsonl(file, ROWS[1:])
-    assert contents(str(file)) != inside
-    assert fingerprint("stdlib-code") == ["stdlib-code", sys.version]
+    assert contents(str(file)) != first
+    assert contents("stdlib-code") == ["stdlib-code", sys.version]
 
 
 def test_functions_of_the_standard_library() -> None:

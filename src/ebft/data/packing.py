@@ -1,11 +1,8 @@
-"""Sequences of T tokens, cut from documents that were tokenised once.
-
-Documents are kept on disk in flat files of tokens and answer flags, memory-mapped: a corpus larger than RAM costs no
-memory. Which documents a dataset holds, and in which order, is an index: splits and mixtures copy nothing.
+"""Sequences of T tokens, cut from documents that were tokenised once and are kept on disk in flat files,
+memory-mapped. Which documents a dataset holds, and in which order, is an index: splits and mixtures copy nothing.
 
 Packed: documents follow each other without a gap and are cut every T tokens. Unpacked: one document a row, cut at T
 and padded. A sequence knows for every token which document it is of (negative: padding) and whether it is an answer.
-Each process takes its part of the very batches, in the very order, that one process would take.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import shutil
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +29,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
 from ebft.data.row_format import PLAIN, Document, Row, RowFormat, encode
-from ebft.data.rows import fingerprint, read_rows
+from ebft.data.rows import contents, read_rows
 from ebft.errors import ConfigError, DataError
 from ebft.runtime import processes
 from ebft.runtime.files import Json, cache_directory
@@ -67,10 +64,9 @@ class TokenStore:
 
     def checksum(self) -> str:
         """The same for the same documents, wherever and whenever they were tokenised."""
-        value = zlib.crc32(self.offsets.tobytes())
-        for array in (self.tokens, self.answers):
-            for start in range(0, len(array), 2**24):
-                value = zlib.crc32(array[start : start + 2**24].tobytes(), value)
+        value = 0
+        for array in (self.offsets, self.tokens, self.answers):
+            value = zlib.crc32(array, value)
         return f"{value:08x}"
 
     @classmethod
@@ -95,7 +91,7 @@ def tokenize_source(
     source: str, tokenizer: Tokenizer, split: str = "train", row_format: RowFormat = PLAIN, limit: int | None = None
 ) -> TokenStore:
     """The tokens of a source, from the cache if they were made before."""
-    identity = [FORMAT_VERSION, fingerprint(source, split), _identity(tokenizer), vars(row_format), limit]
+    identity = [FORMAT_VERSION, contents(source, split), _identity(tokenizer), vars(row_format), limit]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
     home = cache_directory() / "tokens"
     folder = home / key
@@ -104,7 +100,7 @@ def tokenize_source(
         partial = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=home))
         try:
             rows = itertools.islice(read_rows(source, split), limit)
-            _write(partial, _documents(rows, tokenizer, row_format, source, limit))
+            _write(partial, _documents(rows, tokenizer, row_format, source))
             with contextlib.suppress(OSError):  # another process was first
                 partial.rename(folder)
         finally:
@@ -114,15 +110,12 @@ def tokenize_source(
 
 def tokenize_rows(rows: Iterable[Row], tokenizer: Tokenizer) -> TokenStore:
     """The tokens of rows given as a `datasets.Dataset` or a list of dictionaries."""
-    total = len(rows) if isinstance(rows, Sized) else None
-    return TokenStore.from_documents(_documents(rows, tokenizer, PLAIN, "the dataset", total))
+    return TokenStore.from_documents(_documents(rows, tokenizer, PLAIN, "the dataset"))
 
 
-def _documents(
-    rows: Iterable[Row], tokenizer: Tokenizer, row_format: RowFormat, source: str, total: int | None
-) -> Iterator[Document]:
+def _documents(rows: Iterable[Row], tokenizer: Tokenizer, row_format: RowFormat, source: str) -> Iterator[Document]:
     number = 0
-    with progress(f"tokenising {source}", total, leave=False) as advance:
+    with progress(f"tokenising {source}", None, leave=False) as advance:
         for number, row in enumerate(rows, 1):
             try:
                 yield encode(row, tokenizer, row_format)
@@ -148,9 +141,8 @@ def _write(folder: Path, documents: Iterable[Document]) -> None:
 def _identity(tokenizer: Tokenizer) -> list[object]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    template, *adds = (getattr(tokenizer, name, None) for name in ("chat_template", "add_bos_token", "add_eos_token"))
-    hashed = hashlib.sha256(content.encode()).hexdigest()
-    return [type(tokenizer).__name__, hashed, tokenizer.eos_token, str(template), *adds]
+    settings = (getattr(tokenizer, name, None) for name in ("chat_template", "add_bos_token", "add_eos_token"))
+    return [type(tokenizer).__name__, content, tokenizer.eos_token, *map(str, settings)]
 
 
 # ---- which documents, in which order ---------------------------------------------------------------------------------
@@ -195,19 +187,17 @@ class DocumentIndex:
         candidates = np.flatnonzero(np.isin(other.lengths, self.lengths))
         return sum(mine.pop(other._tokens_of(int(place)), 0) for place in candidates)
 
-    def split(
-        self, held_out: float | int, seed: int, setting: str = "validation_split"
-    ) -> tuple[DocumentIndex, DocumentIndex]:
+    def split(self, held_out: float, seed: int) -> tuple[DocumentIndex, DocumentIndex]:
         """Hold a share (below 1) or a number of documents out, chosen by the seed: (training, validation)."""
         count = int(held_out) if held_out >= 1 else max(1, round(held_out * len(self)))
         if count >= len(self):
-            raise DataError(f"{setting}={held_out:g} leaves no training documents of {len(self)}; use a smaller one")
+            raise DataError(f"a split of {held_out:g} leaves no training documents of {len(self)}; use a smaller one")
         order = np.random.default_rng(seed).permutation(len(self))
         return self.select(np.sort(order[count:])), self.select(np.sort(order[:count]))
 
     def without_test(self, test_split: float, seed: int) -> tuple[DocumentIndex, DocumentIndex | None]:
         """Take the documents out that are for testing only; validation and training share the rest."""
-        return self.split(test_split, seed, "test_split") if test_split else (self, None)
+        return self.split(test_split, seed) if test_split else (self, None)
 
 
 def mix(indices: Sequence[DocumentIndex], weights: Sequence[float], seed: int) -> DocumentIndex:
@@ -286,8 +276,7 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
 
 def pad_token_id(tokenizer: Tokenizer) -> int:
     """What stands in the place of padding. Which one does not matter: padding is known by position, never by value."""
-    given = (getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id"))
-    return next((token for token in given if token is not None), 0)
+    return next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
 
 
 def end_token_ids(tokenizer: Tokenizer | None, completions_end: bool) -> Tensor | None:
@@ -337,7 +326,7 @@ class Share(Sampler[int]):
         if drop_last:
             self.rows = len(order) // (batch_size * count) * batch_size
         elif full:
-            self.rows = -(-self.rows // batch_size) * batch_size
+            self.rows += -self.rows % batch_size
 
     def set_epoch(self, epoch: int) -> None:
         if hasattr(self.order, "set_epoch"):

@@ -13,11 +13,8 @@ ends with the tokenizer's end token, which counts as part of the answer, so that
 
 from __future__ import annotations
 
-import logging
 import string
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ebft.errors import ConfigError, DataError, first_line
@@ -25,8 +22,6 @@ from ebft.runtime.files import Json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-logger = logging.getLogger(__name__)
 
 Row = Json
 Prompt = Any  # a text, or messages, or None where there is none
@@ -164,13 +159,9 @@ def as_messages(turns: object) -> Prompt:
 def fields_of(template: str) -> list[str]:
     """The columns that a template names."""
     try:
-        found = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-    except ValueError:
-        found = [""]
-    # What Python would read in its own way: {}, {0}, {a.b} and {a[0]}.
-    if not found or any(not name or name.isdecimal() or set(name) & set(".[") for name in found):
-        raise ConfigError(f"prompt_template={template!r} takes names of columns in braces, and {{{{ for a brace")
-    return found
+        return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise ConfigError(f"prompt_template={template!r}: {error}") from None
 
 
 def _fill(template: str, row: Row) -> str:
@@ -183,26 +174,14 @@ def _names(row: Row) -> str:
     return ", ".join(map(repr, row)) or "no columns"
 
 
-def check_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, embeddings: int | None = None, ends: Sequence[int] = ()
-) -> None:
-    """The tokenizer must have an end token, and no token without an embedding. ends: with which the model ends texts,
-    by its own settings; another one is strange, since the model never learnt it, but nothing breaks."""
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, embeddings: int | None = None) -> None:
+    """The tokenizer must have an end token, and no token without an embedding."""
     tokens, end = len(tokenizer), tokenizer.eos_token
     if tokenizer.eos_token_id is None or tokens > (embeddings or tokens):
         raise DataError(
             f"the tokenizer needs an end token (eos_token: it has {end!r}), and the model an embedding for each of its "
             f"{tokens} tokens (it has {embeddings}); use the model's own tokenizer, or set its eos_token"
         )
-    if ends and tokenizer.eos_token_id not in ends:
-        own = " or ".join(map(repr, tokenizer.convert_ids_to_tokens(list(ends))))
-        _warn_once(
-            f"the tokenizer ends texts with {tokenizer.eos_token!r}, the model by its own settings with {own}; "
-            "if that is not meant, correct eos_token in tokenizer_config.json"
-        )
-
-
-_warn_once = cache(logger.warning)
 
 
 def encode(row: Row, tokenizer: PreTrainedTokenizerBase, row_format: RowFormat = PLAIN) -> Document:

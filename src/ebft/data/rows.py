@@ -1,8 +1,6 @@
-"""Reading rows: JSONL, Parquet, CSV, plain text, a folder of these, a name on a dataset hub, or a built-in: the
-standard library of the running Python (`stdlib-code`, `stdlib-functions`), and functions made up by rule
-(`toy-functions`).
-
-Rows are dictionaries and come one at a time: a corpus larger than memory is read without being held.
+"""Rows, dictionaries one at a time: of JSONL, Parquet, CSV, plain text, a folder of these, a name on a dataset hub, or
+a built-in: the standard library of the running Python (`stdlib-code`, `stdlib-functions`), and functions made up by
+rule (`toy-functions`).
 """
 
 from __future__ import annotations
@@ -32,13 +30,8 @@ TOY_SIZES = {"train": 8000, "validation": 300, "test": 200}
 
 
 def read_rows(source: str, split: str = "train") -> Iterator[Row]:
-    """The rows of a source, in a fixed order.
-
-    Args:
-        source: a file, a folder, a built-in name or a hub name, with `name:configuration` for one of several
-            configurations.
-        split: of a hub dataset, or of a folder whose files are named by split (`train.jsonl`, `train-0001.parquet`).
-    """
+    """The rows of a file, a folder, a built-in name or a hub name (`name:configuration`), in a fixed order. split: of a
+    hub dataset, or of a folder whose files are named by split (`train.jsonl`, `train-0001.parquet`)."""
     if source in BUILTIN:
         return BUILTIN[source](split)
     check_source(source)
@@ -47,27 +40,14 @@ def read_rows(source: str, split: str = "train") -> Iterator[Row]:
 
 
 def check_source(source: str) -> None:
-    """What can only be a file or folder must be there, and a dataset of a hub that cannot be reached in the cache."""
+    """What can only be a file or folder must be there."""
     path = Path(source).expanduser()
-    if source in BUILTIN or path.exists():
-        return
-    if path.suffix or source.startswith((".", "/", "~")):
+    if not path.exists() and (path.suffix or source.startswith((".", "/", "~"))):
         raise DataError(f"{source}: no such file or folder")
-    if hub_unreachable() is not None:
-        _from_hub(source, None)
-
-
-def fingerprint(source: str, split: str = "train") -> list[object]:
-    """What changes when the rows of a source change, at a glance: names, sizes and times of its files."""
-    if source in BUILTIN:
-        return contents(source, split)
-    stats = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in _local_files(source, split)]
-    return [source, split, stats]
 
 
 def contents(source: str, split: str = "train") -> list[object]:
-    """What changes when the rows of a source change, also after it was copied or moved: names and hashes of its
-    files. It reads them whole."""
+    """What changes when the rows of a source change, and only then: names and hashes of its files, read whole."""
     if source in BUILTIN:
         return [source, split, 1] if source == "toy-functions" else [source, sys.version]
     return [(file.name, sha256_of(file)) for file in _local_files(source, split)] or [source, split]  # a hub name
@@ -115,22 +95,20 @@ def _read_file(file: Path) -> Iterator[Row]:
 
 def _read_json(file: Path) -> Iterator[Row]:
     """A row on each line, or a list of rows. Not `datasets`: it adds the columns that a row does not have."""
-    with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as lines:
-        begin = lines.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip()
+    with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8-sig") as lines:
+        whole = file.suffix == ".json" and lines.read(1024).lstrip().startswith("[")
         lines.seek(0)
-        whole = file.suffix == ".json" and begin.startswith(b"[")
         for number, part in enumerate([lines.read()] if whole else lines, 1):
             if not part.strip():
                 continue
-            where = "the file" if whole else f"line {number}"
             try:
-                found = json.loads(part.decode("utf-8-sig"))
-                if b"\\u" in part:  # half of a letter, which no tokenizer takes
+                found = json.loads(part)
+                if "\\u" in part:  # half of a letter, which no tokenizer takes
                     json.dumps(found, ensure_ascii=False).encode()
                 rows = [{**row} for row in (found if whole else [found])]
-            except (ValueError, TypeError, RecursionError, MemoryError) as error:
-                hint = f"({first_line(error)}); give one row on each line, or a list of rows"
-                raise DataError(f"{where} is not valid JSON in UTF-8 with fields {hint}") from None
+            except (ValueError, TypeError) as error:
+                where = "the file" if whole else f"line {number}"
+                raise DataError(f"{where} is not JSON with one row on each line: {first_line(error)}") from None
             yield from rows
 
 
@@ -145,21 +123,16 @@ def _read_csv(file: Path) -> Iterator[Row]:
         yield from csv.DictReader(lines, delimiter=separator, strict=True)
 
 
-def _from_hub(name: str, split: str | None) -> Iterable[Row]:
-    """The rows of a dataset of the hub; without a split, only a look whether it can be had."""
+def _from_hub(name: str, split: str) -> Iterable[Row]:
     import datasets
 
     unreachable = hub_unreachable()
     path, _, configuration = name.partition(":")
     try:
-        if split is None:
-            return datasets.load_dataset_builder(path, configuration or None)
         return datasets.load_dataset(path, configuration or None, split=split)
     except Exception as error:  # the library raises many kinds for "not there" and "no network"
-        hint = nearest(name, BUILTIN) or "; give a local copy, a built-in name or a dataset of the hub"
-        why = f"not a file, not in the cache of `datasets`, and {unreachable}"
-        why = why if unreachable else f"not a file, and no dataset of the hub: {first_line(error)}"
-        raise DataError(f"{name}: {why}{hint}") from None
+        why = f"is no file, no built-in name and no dataset of the hub: {unreachable or first_line(error)}"
+        raise DataError(f"{name} {why}{nearest(name, BUILTIN)}") from None
 
 
 def _stdlib_code(split: str) -> Iterator[Row]:
