@@ -66,7 +66,7 @@ class TokenStore:
         """The same for the same documents, wherever and whenever they were tokenised."""
         value = 0
         for array in (self.offsets, self.tokens, self.answers):
-            value = zlib.crc32(array, value)
+            value = zlib.crc32(array.data, value)
         return f"{value:08x}"
 
     @classmethod
