@@ -66,7 +66,7 @@ class TestDryRun:
     def test_it_says_that_a_run_would_be_refused(self, recipe: Path, tmp_path: Path, capsys: Any) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "recipe.yaml").write_text("model: another\n")
-        assert run("train", recipe, tmp_path / "out", "--dry-run") == 0
+        assert run("train", recipe, tmp_path / "out", "--dry-run") == 2
         assert contents(tmp_path / "out") == {"recipe.yaml": b"model: another\n"}
         assert "already holds a run" in capsys.readouterr().err
         other = save_tiny_model(tmp_path / "other", byte_tokenizer(extra_tokens=2))

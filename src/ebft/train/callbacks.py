@@ -16,16 +16,13 @@ from typing import Any
 from transformers import TrainerCallback
 
 from ebft.config.evaluation import EvalOptions
-from ebft.errors import ConfigError, Preempted
+from ebft.errors import Preempted
 from ebft.runtime import processes
 from ebft.runtime.launch import NOTICES, not_mistaken, on_notice
 from ebft.runtime.messages import progress
 from ebft.train import run_folder
 
 logger = logging.getLogger(__name__)
-
-# Options of `ebft eval` that training itself decides.
-_TAKEN = {"model", "tasks", "output", "compare", "feature_model", "backend", "dtype", "device", "overwrite"}
 
 
 class Callback(TrainerCallback):
@@ -50,8 +47,6 @@ class EvalTasks(Callback):
 
         super().__init__(trainer)
         tasks, given, self.every = settings.eval_tasks, settings.eval_task_options, settings.eval_tasks_every
-        if taken := _TAKEN & given.keys():
-            raise ConfigError(f"eval_task_options holds {min(taken)!r}, which training decides itself; take it out")
         self.options = EvalOptions.from_values({**given, "tasks": list(tasks), "overwrite": True})
         self.sets = {task: problem_sets(task, self.options) for task in tasks}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from abc import abstractmethod
 from collections.abc import Callable
@@ -90,7 +91,6 @@ class Measured(Trainer, TrainerCallback):
         self.results: Results = {"method": self.method}
         self.records: dict[str, list[Record]] = {}
         self.spent: dict[str, float | Tensor] = dict.fromkeys(("seconds", "tokens", "generated_tokens", "flops"), 0.0)
-        self._check_gradients()
         self.add_callback(self)
         if self.settings.eval_tasks:
             self.add_callback(EvalTasks(self, self.settings))
@@ -213,17 +213,12 @@ class Measured(Trainer, TrainerCallback):
 
         self.deferred_checks.add(value, check)
 
-    def _check_gradients(self) -> None:
-        """Look at the norm by which the Trainer clips: a gradient can be no number where the loss is fine."""
-        clip = self.accelerator.clip_grad_norm_
-
-        def clip_and_check(*args: Any, **kwargs: Any) -> Any:
-            norm = clip(*args, **kwargs)
-            self.stop_beyond("gradient's norm", torch.as_tensor(norm))
-            return norm
-
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """A gradient can be no number where the loss is fine."""
+        norm = super()._get_grad_norm(model, grad_norm)
         if self.accelerator.scaler is None:  # with float16 a gradient that is too large is dropped, and scaled down
-            self.accelerator.clip_grad_norm_ = clip_and_check
+            self.stop_beyond("gradient's norm", torch.as_tensor(norm))
+        return norm
 
     # ---- what a run leaves beside its results ------------------------------------------------------------------------
 
@@ -290,10 +285,11 @@ class Measured(Trainer, TrainerCallback):
         processes.barrier()  # the others have written their files too; if one has died, there will be no mark
         if self.is_first:
             run_folder.mark_complete(self.checkpoint)
-            best, log_spaced = self.state.best_model_checkpoint, self.settings.save_log_spaced
-            complete = run_folder.complete_checkpoints(self.output)
-            keep = {p for p in complete if log_spaced and _is_power_of_two(run_folder.step_of(p))}
-            run_folder.rotate(self.output, self._save_limit, keep | {Path(best)} if best else keep)
+            limit, best = self._save_limit, Path(self.state.best_model_checkpoint or "").name
+            for old in run_folder.complete_checkpoints(self.output)[: -limit if limit else 0]:
+                is_spaced = self.settings.save_log_spaced and _is_power_of_two(run_folder.step_of(old))
+                if not is_spaced and old.name != best:
+                    shutil.rmtree(old, ignore_errors=True)
 
 
 def wide(count: Tensor) -> Tensor:

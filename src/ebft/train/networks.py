@@ -154,7 +154,6 @@ class FlopCounter:
         # Backward costs as much for the inputs and once more for the weights; a frozen base has no second part.
         frozen = any(not p.requires_grad for n, p in model.named_parameters() if "lora_" not in n)
         self.update = 2.0 if frozen else 3.0  # in forward passes
-        self._per_layer = 2.0 * (_count(layers) - idle) / len(layers)
 
     def over(self, tokens: Count, logits: Count) -> Count:
         """FLOPs of a forward pass over so many tokens, with so many rows of logits."""
@@ -162,9 +161,7 @@ class FlopCounter:
 
     def of_features(self, network: FeatureNetwork) -> float:
         """FLOPs of the frozen network for one token."""
-        if network.source in ("copy", "adapter_off", "average", "random"):
-            return self._per_layer * max(network.taps)
-        layers = decoder_layers(network.decoder)[1]
+        layers = decoder_layers(network.decoder)[1][: max(network.taps)]
         return 2.0 * (_count(layers) - idle_parameters(layers, text_config(network.decoder)))
 
 

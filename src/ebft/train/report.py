@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-import transformers
 import yaml
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -67,12 +64,9 @@ def sample_lines(example: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase 
 
 def _text(tokens: Tensor, tokenizer: PreTrainedTokenizerBase | None) -> str:
     """The tokens as text, or as numbers without a tokenizer."""
-    ids = tokens.tolist()
     if tokenizer is None:
-        return " ".join(map(str, ids))
-    while len(ids) > 1 and ids[-1] == ids[-2] and ids[-1] in tokenizer.all_special_ids:
-        ids.pop()  # a completion that has ended is filled up with its end token
-    return table_cell(str(tokenizer.decode(ids)))
+        return " ".join(map(str, tokens.tolist()))
+    return table_cell(str(tokenizer.decode(tokens)))
 
 
 def table_cell(text: str) -> str:
@@ -181,8 +175,7 @@ def card(title: str, made: str, recipe: str, header: Sequence[str] = (), results
         lines += ["```text", *answer_lines(results["answers"]), "```", ""]
     lines += ["```yaml", recipe.strip(), "```", ""] if recipe else []
     lines += [f"![curves]({CURVES})", ""] if results else []
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}"
-    return "\n".join([*lines, f"ebft {__version__}, {versions}.", ""])
+    return "\n".join([*lines, f"ebft {__version__}.", ""])
 
 
 def write_card(folder: Path, title: str, recipe: Recipe, results: Results, method: str) -> None:

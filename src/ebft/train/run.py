@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-import timeit
 from pathlib import Path
 
 import torch
@@ -14,18 +13,14 @@ from transformers import ProgressCallback
 from transformers.trainer_callback import PrinterCallback
 
 from ebft import loading
-from ebft.config.recipe import Recipe, as_given
-from ebft.config.training import EBFTConfig
-from ebft.errors import ConfigError, first_line
+from ebft.config.recipe import Recipe
 from ebft.runtime import processes
 from ebft.runtime.files import share_weights
-from ebft.runtime.messages import duration
 from ebft.train import report
 from ebft.train.callbacks import EvalTasks, Preemption, Progress
 from ebft.train.measured import Measured
-from ebft.train.networks import FlopCounter
 from ebft.train.run_folder import FINAL, Results, RunFolder, whole
-from ebft.train.sequences import Loaded, first_document, load, prompt_kinds, trained_part, warn
+from ebft.train.sequences import first_document, load, prompt_kinds, trained_part
 from ebft.train.trainer import EBFTTrainer
 
 logger = logging.getLogger(__name__)
@@ -39,15 +34,12 @@ def plan(recipe: Recipe, method: type[Measured] = EBFTTrainer, resume: bool = Fa
     if config.process_index != 0:
         return []
     if not resume:
-        try:
-            RunFolder(recipe).claim(False, method.method)
-        except ConfigError as error:
-            warn(f"the run itself would be refused: {error}")
+        RunFolder(recipe).claim(False, method.method)
     if config.eval_tasks:
         EvalTasks(None, config)
     loading.check_feature_model(config, loaded.tokenizer)  # which only a run builds
-    epoch, steps = _steps(config, method.prepare(loaded)[0])
-    _warn_of_a_cpu(loaded, epoch, steps)
+    epoch = math.ceil(method.prepare(loaded)[0] / config.rows_per_step)
+    steps = config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)
     held_out = "none" if loaded.validation_set is None else f"{len(loaded.validation_set):,} sequences"
     return [
         f"model       {recipe.model.model}, {loaded.model.num_parameters():,} parameters in {recipe.model.model_dtype}",
@@ -58,28 +50,6 @@ def plan(recipe: Recipe, method: type[Measured] = EBFTTrainer, resume: bool = Fa
     ]
 
 
-def _steps(config: EBFTConfig, rows: int) -> tuple[int, int]:
-    """Of an epoch, and of the whole run."""
-    epoch = math.ceil(rows / config.rows_per_step)
-    return epoch, config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)
-
-
-def _warn_of_a_cpu(loaded: Loaded, epoch: int, steps: int) -> None:
-    """Nobody should find out after hours. The time is that of the text's tokens alone, forwards and backwards, at the
-    rate of a matrix product."""
-    recipe = loaded.recipe
-    if torch.accelerator.is_available() or as_given("use_cpu", recipe.given, recipe.command):
-        return
-    matrix = torch.ones(1024, 1024, dtype=torch.bfloat16 if recipe.training.bf16 else torch.float32)
-    product = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=99))  # nine take 20 ms, which a neighbour may hold
-    tokens = int(loaded.train_set.index.lengths.sum()) * steps / max(epoch, 1)
-    flops = FlopCounter(loaded.model)
-    passes = 2 if recipe.model.adapted else 3  # of a frozen base only the inputs have gradients
-    seconds = passes * flops.over(tokens, tokens) / (2 * 1024**3) * product
-    words = f"computing on the CPU, where {steps:,} steps take at least {duration(seconds)}"
-    warn(f"no GPU was found: {words} (set use_cpu: true if this is intended)")
-
-
 def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTrainer) -> Results:
     """Run a recipe from start to end, or resume it. Returns the results before and after, in the first process."""
     args = recipe.training
@@ -87,13 +57,14 @@ def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTra
     folder, preemption = RunFolder(recipe), Preemption()
     with preemption.listen(), folder.locked():
         checkpoint = folder.claim(resume, method.method)
-        if pushes := args.push_to_hub:
-            _make_repository(args)
+        # Only the final model goes to the hub: the Trainer would upload samples of the training text too.
+        pushes, args.push_to_hub = args.push_to_hub and folder.is_first, False
+        if pushes:  # a missing token costs nothing yet
+            name = args.hub_model_id or folder.path.resolve().name
+            repository = HfApi().create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
         loaded = load(recipe)
         data = folder.check_data(loaded.train_set)
-        rows, build = method.prepare(loaded)
-        _warn_of_a_cpu(loaded, *_steps(args, rows))
-        trainer = build()
+        trainer = method.prepare(loaded)[1]()
         trainer.by_command = True
         trainer.remove_callback(ProgressCallback)  # of transformers, as is the next
         trainer.remove_callback(PrinterCallback)
@@ -115,17 +86,18 @@ def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTra
                     shutil.copy(picture, final)  # for the model card, wherever the folder goes
                 report.write_card(final, folder.path.name, recipe, trainer.results, method.title)
         trainer.write_results()
-        if folder.is_first and pushes:
-            _upload(args, folder.path / FINAL)
+        if pushes:
+            try:
+                HfApi().upload_folder(repo_id=repository, folder_path=folder.path / FINAL, revision=args.hub_revision)
+            except Exception as error:  # a run that has ended well does not fail over its upload
+                logger.warning(f"not uploaded: {error}; by hand: hf upload {repository} {folder.path / FINAL}")
         return trainer.results if folder.is_first else {}
 
 
 def _measure_and_train(trainer: Measured, checkpoint: Path | None) -> None:
     """Measure, train, measure. What a run that is resumed finds on disk is not measured again."""
     settings, held_out, shown = trainer.settings, trainer.held_out, dict[str, list[str]]()
-    known = held_out is None or trainer.take_over()
-    trainer.write_results()
-    if not known:
+    if held_out is not None and not trainer.take_over():
         # The model as it was loaded: also when the run resumes from a checkpoint that had no evaluation before it.
         # It draws no numbers that training would have drawn: a run that finds its results on disk skips it.
         with torch.random.fork_rng([settings.device] if settings.device.type == "cuda" else []):
@@ -141,29 +113,3 @@ def _measure_and_train(trainer: Measured, checkpoint: Path | None) -> None:
         trainer.evaluate()
     if shown:
         trainer.results["answers"]["after"] = report.answers_to(shown["prompts"], trainer)
-
-
-def _make_repository(args: EBFTConfig) -> None:
-    """For `push_to_hub`: made before training, when a missing token costs nothing yet. What is uploaded is the final
-    model; the Trainer would upload its whole output folder, with samples of the training text in it."""
-    args.push_to_hub = False  # from here on it is ours
-    name = args.hub_model_id or Path(str(args.output_dir)).resolve().name
-
-    def make() -> None:
-        try:
-            args.hub_model_id = HfApi().create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
-        except Exception as error:  # the library raises many kinds, for networks, tokens and names
-            why = f"push_to_hub=true: {name} cannot be made on the hub: {first_line(error)}"
-            raise ConfigError(f"{why}; log in with `hf auth login`") from None
-
-    processes.all_or_none(make if args.process_index == 0 else bool)
-
-
-def _upload(args: EBFTConfig, final: Path) -> None:
-    """A run that has ended well does not fail over its upload."""
-    name = str(args.hub_model_id)
-    try:
-        place = HfApi().upload_folder(repo_id=name, folder_path=final, revision=args.hub_revision)
-        logger.info(f"uploaded: {getattr(place, 'commit_url', name)}")
-    except Exception as error:
-        logger.warning(f"not uploaded: {first_line(error)}; again by hand: hf upload {name} {final}")

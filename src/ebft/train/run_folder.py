@@ -7,7 +7,6 @@ a run that continued from a file that was cut off or has changed since would be 
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -65,17 +64,14 @@ def other_setting(run: Path, given: Values, command: str, ignored: Sequence[str]
 @contextmanager
 def whole(folder: Path, is_first: bool = True) -> Iterator[Path]:
     """A folder beside `folder` that takes its place once everything is in it; the first process moves it."""
-    partial, old = (folder.with_name(f"{folder.name}.{kind}") for kind in ("partial", "old"))
+    partial = folder.with_name(f"{folder.name}.partial")
     if is_first:
-        for left_over in (partial, old):
-            shutil.rmtree(left_over, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
     processes.barrier()
     yield partial
     if is_first:
-        if folder.exists():
-            folder.rename(old)
+        shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 class RunFolder:
@@ -103,28 +99,35 @@ class RunFolder:
             way = f": {how_to_resume(self.path)}" if known else " --resume"  # else a program has left checkpoints here
             words = "already holds a run; choose another folder, or continue it with"
             raise ConfigError(f"output_dir={self.path} {words}{way}")
-        batch, found = self.training.rows_per_step, read_json(self.path / RESULTS_FILE) or {}
-        before = read_json(self.path / RESOLVED_FILE) or {}
+        batch, before = self.training.rows_per_step, read_json(self.path / RESOLVED_FILE) or {}
+        made_by = (read_json(self.path / RESULTS_FILE) or {}).get("method", "ebft")
+        last = last_checkpoint(self.path)
+        is_sharded = last is not None and (last / sharding.MODEL).is_dir()
         other = other_setting(self.path, self.recipe.given, self.recipe.command, BATCH)
-        if (made_by := found.get("method", "ebft")) != method:
+        if made_by != method:
             other = f"{self.path} holds a run of {made_by}, not of {method}"
         elif (old := before.get("sequences_per_step", batch)) != batch:
             sizes = f"{old} sequences per step, not {batch} ({' x '.join(BATCH)} x processes)"
             other = f"{self.path} holds a run of {sizes}"
+        elif last is not None and is_sharded != (self.training.sharding is not None):
+            # Shards and whole models are not turned into each other on the way.
+            other = f"{self.path} holds {'shards' if is_sharded else 'a whole model'}, which needs the same fsdp"
         if other is not None:
             raise ConfigError(f"output_dir={other}; resume with the same settings, or choose another folder")
         # What nobody gave stays as the run began: a default may have changed since.
         for name in {f.name for f in fields(MethodConfig)} & before.keys() - self.recipe.given.keys():
             setattr(self.training, name, before[name])
-        processes.all_or_none(lambda: clear_away(self.path) if self.is_first else None)
-        last = last_checkpoint(self.path)
-        # Shards and whole models are not turned into each other on the way.
-        if last is not None and (found := (last / sharding.MODEL).is_dir()) != (self.training.sharding is not None):
-            holds, needs = ("shards", "with fsdp=full_shard") if found else ("a whole model", "without fsdp")
-            raise ConfigError(f"{last} holds {holds}; resume {needs}, as the run began, or choose another folder")
+        processes.all_or_none(lambda: self._check(last) if self.is_first else None)
         if self.is_first:
             logger.info(f"resuming from {last}" if last else "no complete checkpoint yet: starting from the beginning")
         return last
+
+    def _check(self, last: Path | None) -> None:
+        for cut_off in remove_incomplete(self.path):
+            logger.info(f"{cut_off.name} was cut off while it was written; it is not used")
+        if last is not None and (wrong := damage(last)):
+            what = f"output_dir={self.path}: {last.name} is damaged (missing or changed: {', '.join(wrong[:3])})"
+            raise ConfigError(f"{what}; put a good copy in its place, or delete it and resume from the one before")
 
     def check_data(self, train_set: SequenceDataset) -> Json:
         """What the data are. A name may stand for others by now; a run resumed with them would be neither run."""
@@ -157,14 +160,12 @@ class RunFolder:
 
 
 def step_of(checkpoint: Path) -> int:
-    """-1 for other names."""
-    before, _, step = checkpoint.name.partition("checkpoint-")
-    return int(step) if step.isdecimal() and not before else -1
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def all_checkpoints(output_dir: Path) -> list[Path]:
     """Complete or not, oldest first."""
-    return sorted((p for p in output_dir.glob("checkpoint-*") if step_of(p) >= 0), key=step_of)
+    return sorted((p for p in output_dir.glob("checkpoint-*") if p.name[11:].isdecimal()), key=step_of)
 
 
 def complete_checkpoints(output_dir: Path) -> list[Path]:
@@ -196,38 +197,15 @@ def damage(checkpoint: Path) -> list[str]:
     """Which files of a complete checkpoint are missing or not what was written."""
 
     def is_sound(name: str) -> bool:
-        try:
-            return sha256_of(checkpoint / name) == listed[name]["sha256"]
-        except (OSError, ValueError):  # also a name that no file can have
-            return False
+        file = checkpoint / name
+        return file.is_file() and sha256_of(file) == listed[name]["sha256"]
 
     try:
         listed = dict(read_json(checkpoint / MARK)["files"])
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return [name for name, sound in zip(listed, pool.map(is_sound, listed), strict=True) if not sound]
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, OSError):
         return [MARK]
-
-
-def clear_away(output_dir: Path) -> None:
-    """Delete checkpoints that were cut off, and rename the newest ones that are damaged, up to the first sound one.
-
-    If none is sound, nothing is renamed and it is an error: to begin again from the start is nothing to do unasked.
-    """
-    for cut_off in remove_incomplete(output_dir):
-        logger.info(f"{cut_off.name} was cut off while it was written; it is not used")
-    complete, damaged = complete_checkpoints(output_dir), dict[Path, str]()
-    while complete and (wrong := damage(complete[-1])):
-        newest = complete.pop()
-        damaged[newest] = f"{newest.name} is damaged (missing or changed: {', '.join(wrong[:3])})"
-    if damaged and not complete:
-        what = f"output_dir={output_dir} has no checkpoint that is sound: {next(iter(damaged.values()))}"
-        raise ConfigError(f"{what}; put a good copy in its place, or choose another folder")
-    for checkpoint, what in damaged.items():
-        logger.warning(f"{what}; it is set aside, and the one before is used")
-        aside = checkpoint.with_name(f"damaged-{checkpoint.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        checkpoint.rename(aside)
 
 
 def remove_incomplete(output_dir: Path) -> list[Path]:
@@ -237,17 +215,7 @@ def remove_incomplete(output_dir: Path) -> list[Path]:
     return cut_off
 
 
-def rotate(output_dir: Path, limit: int | None, keep: set[Path]) -> None:
-    """Delete the oldest complete checkpoints beyond `limit`, sparing those in `keep`."""
-    spare = {p.resolve() for p in keep}
-    for checkpoint in complete_checkpoints(output_dir)[: -limit if limit else 0]:
-        if checkpoint.resolve() not in spare:
-            shutil.rmtree(checkpoint, ignore_errors=True)
-
-
 def is_disk_full(error: BaseException, output_dir: Path) -> bool:
     """Libraries report a full disk each in their own way; where the words are missing, the disk itself tells."""
-    if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
-        return True
-    folder = next(place for place in (output_dir.absolute(), *output_dir.absolute().parents) if place.exists())
-    return isinstance(error, RuntimeError | OSError) and shutil.disk_usage(folder).free < 16 * 2**20
+    known = isinstance(error, RuntimeError | OSError) and output_dir.exists()
+    return "No space left" in str(error) or (known and shutil.disk_usage(output_dir).free < 16 * 2**20)

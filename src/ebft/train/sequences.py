@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby, islice
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ebft.config.data import DataConfig
-from ebft.config.recipe import Recipe
+from ebft.config.recipe import Recipe, as_given
 from ebft.data import packing
 from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore
 from ebft.data.row_format import Row, check_tokenizer, is_glued
@@ -28,7 +28,6 @@ ENDS_LEFT_OUT = (
     "anchors from which a text ends within a rollout are left out, so feature matching teaches the model not to end; "
     "set short_truths=true, or short_truths=false if this is intended"
 )
-FEW = 20  # validation sequences that tell little
 LONGEST_BLANK = 8  # tokens of an answer that is looked at for being whitespace, its end token among them
 
 
@@ -46,6 +45,8 @@ class Loaded:
 def load(recipe: Recipe) -> Loaded:
     """Data, tokenizer and model. EBFT needs an anchor somewhere in the training text."""
     training, tokenizer, needs_anchors = recipe.training, load_tokenizer(recipe), recipe.command == "train"
+    if not (torch.accelerator.is_available() or as_given("use_cpu", recipe.given, recipe.command)):
+        warn("no GPU was found: computing on the CPU, which takes long (set use_cpu: true if this is intended)")
     check_tokenizer(tokenizer)
     with training.main_process_first():  # it tokenises; the others find the tokens in the cache
         train_set, validation_set = load_data(recipe, tokenizer)
@@ -86,7 +87,7 @@ def load_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[Seque
     else:
         index, validation = index.split(data.validation_split, data.split_seed)
     validation_set = sequences(validation).first(data.validation_sequences)
-    if len(validation_set) < FEW:
+    if len(validation_set) < 20:
         warn(f"validation sequences: {len(validation_set)}; standard errors will be large")
     look_at_copies(index, validation_set.index)
     return sequences(index), validation_set
@@ -132,16 +133,11 @@ def look_at_answers(store: TokenStore, tokenizer: PreTrainedTokenizerBase, where
     if not counts.any():  # only a conversation can be without: text and completions end with an answer's end token
         raise DataError("no row has an assistant turn; give answers the role 'assistant', or text in a column 'text'")
 
-    @cache
-    def is_blank(ids: tuple[int, ...]) -> bool:
-        return not str(tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
-
-    empty = []
-    for row in np.flatnonzero((counts <= LONGEST_BLANK) & (counts < store.lengths)).tolist():
-        inside = slice(store.offsets[row], store.offsets[row + 1])
-        if is_blank(tuple(store.tokens[inside][store.answers[inside] > 0].tolist())):
-            empty.append(row + 1)
-    if empty:
+    short = np.flatnonzero((counts <= LONGEST_BLANK) & (counts < store.lengths)).tolist()
+    insides = [slice(store.offsets[row], store.offsets[row + 1]) for row in short]
+    answers = (store.tokens[inside][store.answers[inside] > 0].tolist() for inside in insides)
+    texts = [str(tokenizer.decode(answer, skip_special_tokens=True)) for answer in answers]
+    if empty := [row + 1 for row, text in zip(short, texts, strict=True) if not text.strip()]:
         warn(f"{where}{len(empty)} of {len(store)} rows have no answer, or an empty one (first: row {empty[0]})")
 
 
