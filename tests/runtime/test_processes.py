@@ -1,5 +1,5 @@
-"""What processes share, in a run of one and in a group of one, how launched ones end, and what waits for a GPU;
-tests/distributed has several."""
+"""What processes share, in a run of one and in a group of one, and how launched ones end; tests/distributed has
+several."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from torch.distributed.launcher import api
 
 from ebft.errors import ConfigError
 from ebft.runtime import launch, processes
-from ebft.runtime.timing import DeferredChecks
 
 CPU = torch.device("cpu")
 
@@ -35,7 +34,7 @@ def test_one_process_has_nobody_to_ask(in_a_group: bool) -> None:
     assert processes.sum_over_processes(values) is values
     assert processes.join_rows(values, CPU) is values
     assert processes.from_first("anything") == "anything"
-    assert processes.SharedFlag(CPU).exchange(True)
+    assert processes.any_says(True, CPU)
     model = nn.Linear(2, 2)
     model(torch.ones(1, 2)).sum().backward()
     before = [(p.detach().clone(), p.grad.clone()) for p in model.parameters() if p.grad is not None]
@@ -119,36 +118,3 @@ def test_a_launcher_that_was_killed_before_its_process_began() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), launch.LAUNCHED: "1"}
     asked = subprocess.run([sys.executable, "-m", "ebft.cli", "--version"], env=environment, capture_output=True)
     assert asked.returncode == -signal.SIGTERM
-
-
-# ---- time and numbers ------------------------------------------------------------------------------------------------
-
-
-def test_checks_are_made_at_once_or_when_their_numbers_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for the GPU: tensors that say they are there, and events that have not happened yet."""
-    checks, seen, happened = DeferredChecks(), [], []
-    checks.add(torch.tensor(2.5, requires_grad=True), seen.append)
-    assert seen == [2.5]
-
-    class Event:
-        def record(self) -> None: ...
-        def query(self) -> bool:
-            return bool(happened)
-
-        def synchronize(self) -> None:
-            happened.append(True)
-
-    class OnGpu(torch.Tensor):
-        is_cuda = True
-
-        def detach(self) -> torch.Tensor:
-            return self
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs))
-    checks.add(torch.tensor(7.0).as_subclass(OnGpu), seen.append)
-    checks.run()
-    assert seen == [2.5]
-    checks.run(wait=True)
-    assert seen == [2.5, 7.0]

@@ -100,13 +100,10 @@ def test_evaluation_repeats_and_does_not_disturb_training(tmp_path: Path) -> Non
     assert logged == [3, 4], "the last step in any case"
 
 
-def test_evaluation_equals_plain_cross_entropy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_equals_plain_cross_entropy(tmp_path: Path) -> None:
     model, data = small_model(), counting_text(seed=1)
     trainer = EBFTTrainer(model, config(tmp_path), counting_text(), data)
-    waited: list[bool] = []
-    monkeypatch.setattr(trainer.deferred_checks, "run", lambda wait=False: waited.append(wait))
     found = trainer.evaluate()
-    assert waited[0] is True, "on a GPU numbers of a model that has diverged arrive late"
     total, count, answers, answer_count = 0.0, 0, 0.0, 0
     with torch.no_grad():
         for row in range(len(data)):

@@ -95,8 +95,6 @@ class MeasuredRLVR(trl_trainers.Baseline, GRPOTrainer):
         return answers - answers % settings.rows_per_step, build
 
     def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Any = None) -> Tensor:
-        # Before answers are drawn: on a GPU, probabilities that are no numbers end the process.
-        self.deferred_checks.run(wait=True)
         try:
             return super().training_step(model, inputs, num_items_in_batch)
         except RuntimeError as error:

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ebft.errors import ConfigError, Preempted
-from ebft.runtime.timing import Arriving
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -127,26 +126,13 @@ def all_or_none(check: Callable[[], object]) -> None:
         raise first
 
 
-class SharedFlag:
-    """A flag that any process may raise, and that all see raised at the same exchange.
-
-    On GPUs nobody waits for an exchange: what it found is told by the next one.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._before: Arriving | None = None
-
-    def exchange(self, raised: bool) -> bool:
-        """Called by all processes, as often."""
-        if count() == 1:
-            return raised
-        total = torch.tensor(float(raised), device=self._device)
-        dist.all_reduce(total)
-        told = Arriving(total)
-        if total.is_cuda:
-            told, self._before = self._before or Arriving(torch.zeros(())), told
-        return bool(told.wait())
+def any_says(mine: bool, device: torch.device) -> bool:
+    """Whether any process says so; all of them ask."""
+    if count() == 1:
+        return mine
+    total = torch.tensor(float(mine), device=device)
+    dist.all_reduce(total)
+    return bool(total)
 
 
 @torch.no_grad()

@@ -1,15 +1,14 @@
-"""Seconds per phase, and numbers that arrive later, without making the host wait for a GPU."""
+"""Seconds per phase, without making the host wait for a GPU."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 Mark = Any  # seconds of the host, or an event of a GPU
 
@@ -47,38 +46,3 @@ class Clock:
             seconds[name] += start.elapsed_time(end) / 1000 if self.on_gpu else end - start
         self._phases.clear()
         return dict(seconds)
-
-
-class Arriving:
-    """A number that may be on its way from a GPU."""
-
-    def __init__(self, value: Tensor) -> None:
-        self._value = value.detach().to("cpu", non_blocking=True)  # into pinned memory, by torch itself
-        self._event = torch.cuda.Event() if value.is_cuda else None
-        if self._event is not None:
-            self._event.record()
-
-    def is_here(self) -> bool:
-        return self._event is None or self._event.query()
-
-    def wait(self) -> float:
-        if self._event is not None:
-            self._event.synchronize()
-        return float(self._value)
-
-
-class DeferredChecks:
-    """Checks that raise an error, made once their numbers have arrived; on a CPU, at once."""
-
-    def __init__(self) -> None:
-        self._pending: deque[tuple[Arriving, Callable[[float], None]]] = deque()
-
-    def add(self, value: Tensor, check: Callable[[float], None]) -> None:
-        self._pending.append((Arriving(value), check))
-        self.run()
-
-    def run(self, wait: bool = False) -> None:
-        """Make the checks whose numbers are here; with `wait`, all of them."""
-        while self._pending and (wait or self._pending[0][0].is_here()):
-            number, check = self._pending.popleft()
-            check(number.wait())

@@ -166,18 +166,16 @@ class Preemption(Callback):
 
     def on_train_begin(self, *_: object, train_dataloader: Any = None, **__: object) -> None:
         self.at_once = False
-        self._flag = processes.SharedFlag(self.trainer.args.device)
         loader = getattr(train_dataloader, "base_dataloader", train_dataloader)  # inside accelerate's
         if getattr(loader, "num_workers", 0):
             loader.worker_init_fn = _hear_nothing
 
     def on_step_end(self, *_: object, **__: object) -> None:
-        if self._flag.exchange(self.received is not None):
+        if processes.any_says(self.received is not None, self.trainer.args.device):
             if not self._leaving and self.trainer.is_first:
                 who = self.received or "another process has been told to stop"
                 logger.info(f"{who}: saving a checkpoint after step {self.step}")
             self._leaving = self.trainer.control.should_save = True
-            self.trainer.deferred_checks.run(wait=True)  # as before every checkpoint
 
     def on_save(self, *_: object, **__: object) -> None:
         if self._leaving:

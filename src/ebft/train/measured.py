@@ -28,7 +28,6 @@ from ebft.model.backbone import evaluating
 from ebft.model.features import FeatureNetwork
 from ebft.runtime import processes, sharding
 from ebft.runtime.files import json_ready, read_json, read_jsonl, write_json, write_jsonl, write_text
-from ebft.runtime.timing import DeferredChecks
 from ebft.train import run_folder
 from ebft.train.callbacks import EarlyStopping, EvalTasks
 from ebft.train.run_folder import RECIPE_FILE, RESOLVED_FILE, RESULTS_FILE, Results
@@ -87,7 +86,6 @@ class Measured(Trainer, TrainerCallback):
             # An evaluation before training would otherwise open the log in the working directory.
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = f"{self.args.output_dir}/runs"
-        self.deferred_checks = DeferredChecks()
         self.results: Results = {"method": self.method}
         self.records: dict[str, list[Record]] = {}
         self.spent: dict[str, float | Tensor] = dict.fromkeys(("seconds", "tokens", "generated_tokens", "flops"), 0.0)
@@ -110,7 +108,6 @@ class Measured(Trainer, TrainerCallback):
         dataset = self.held_out if given is None else given
         if dataset is None or self.features is None:
             raise ConfigError("evaluation needs validation data: validation_split, validation_dataset or eval_dataset")
-        self.deferred_checks.run(wait=True)  # a model that has diverged is not worth measuring
         start, settings = time.perf_counter(), self.settings
         loader, ends, device = evaluation_loader(settings, dataset), self.end_token_ids, settings.device
         with torch.no_grad(), self.computing() as model:
@@ -201,23 +198,19 @@ class Measured(Trainer, TrainerCallback):
             return [], None
         return super().get_batch_samples(epoch_iterator, num_batches, device)
 
-    def stop_beyond(self, name: str, value: Tensor, max_reward: float = math.inf) -> None:
-        """End the run if a number of this step is none, or beyond the limit, once it has arrived. It is the same in all
-        processes, so that all of them stop or none does."""
-        step = self.state.global_step + 1
-
-        def check(found: float) -> None:
-            if not (math.isfinite(found) and abs(found) <= max_reward):
-                beyond = f", beyond max_reward={max_reward:g}" if math.isfinite(max_reward) else ""
-                raise TrainingDiverged(f"the {name} is {found:.3g} at step {step}{beyond}; {self.way_out}")
-
-        self.deferred_checks.add(value, check)
+    def stop_beyond(self, name: str, value: Tensor | float, max_reward: float = math.inf) -> None:
+        """End the run if a number of this step is none, or beyond the limit. It is the same in all processes, so that
+        all of them stop or none does."""
+        found, step = float(value), self.state.global_step + 1
+        if not (math.isfinite(found) and abs(found) <= max_reward):
+            beyond = f", beyond max_reward={max_reward:g}" if math.isfinite(max_reward) else ""
+            raise TrainingDiverged(f"the {name} is {found:.3g} at step {step}{beyond}; {self.way_out}")
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """A gradient can be no number where the loss is fine."""
         norm = super()._get_grad_norm(model, grad_norm)
         if self.accelerator.scaler is None:  # with float16 a gradient that is too large is dropped, and scaled down
-            self.stop_beyond("gradient's norm", torch.as_tensor(norm))
+            self.stop_beyond("gradient's norm", norm)
         return norm
 
     # ---- what a run leaves beside its results ------------------------------------------------------------------------
@@ -258,8 +251,6 @@ class Measured(Trainer, TrainerCallback):
         if torch.cuda.is_available() and (control.should_evaluate or control.should_save or control.should_log):
             torch.cuda.synchronize()
         self.spend(seconds=time.perf_counter() - self._step_began)
-        if control.should_save or is_last:
-            self.deferred_checks.run(wait=True)  # a model that has diverged is not worth keeping
         if settings.samples_every and (step % settings.samples_every == 0 or step == 1):
             lines = self.sample_lines()  # all processes take part
             if lines and self.is_first:

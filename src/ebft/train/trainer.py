@@ -156,10 +156,6 @@ class EBFTTrainer(Measured):
         step, features = self.state.global_step, self.networks.features
         with self.computing() as model:
             window = prepare_window(model, features, batches, self.args, step, self.end_token_ids, self.clock)
-        self.deferred_checks.add(window.sequences, self._count_tokens)
-        self.stop_beyond("mean reward", torch.as_tensor(window.metrics["reward"]), self.args.max_reward)
-        # Of a broken model all completions are the same, and nothing of them comes into the loss.
-        self.stop_beyond("entropy", torch.as_tensor(window.metrics["entropy"]))
         self._observed.append(window.metrics)
         self.window = window
         self._count_costs(window)
@@ -201,15 +197,18 @@ class EBFTTrainer(Measured):
         if self.args.world_size > 1 and not self.sharded:  # shards are summed by the backward pass
             with self.clock.phase("exchange"):
                 processes.sum_gradients(self.model)
-        assert self.window is not None
-        totals = processes.sum_over_processes(self.window.loss_sums)
+        window = self.window
+        assert window is not None
+        totals = processes.sum_over_processes(window.loss_sums)
+        # Looked at here, where the GPU has the numbers of the rollouts behind it.
+        self.stop_beyond("mean reward", window.metrics["reward"], self.args.max_reward)
+        # Of a broken model all completions are the same, and nothing of them comes into the loss.
+        self.stop_beyond("entropy", window.metrics["entropy"])
         self.stop_beyond("loss", totals.pop("loss"))
-        self.window.metrics |= totals
+        window.metrics |= totals
+        self.state.num_input_tokens_seen += int(window.sequences) * self.args.context_length
 
     # ---- counts ------------------------------------------------------------------------------------------------
-
-    def _count_tokens(self, sequences: float) -> None:
-        self.state.num_input_tokens_seen += int(sequences) * self.args.context_length
 
     def _count_costs(self, window: Window) -> None:
         """One pass over everything to roll out, one of the frozen network, the update, one more for the KL term."""
@@ -225,7 +224,6 @@ class EBFTTrainer(Measured):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self._observed:
-            self.deferred_checks.run(wait=True)
             # A step without any anchor says nothing about rollouts.
             with_anchors = [found for found in self._observed if float(found["ebft/anchors"]) > 0]
             for name in dict.fromkeys(name for found in self._observed for name in found):
