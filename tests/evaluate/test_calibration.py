@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore, collat
 from ebft.data.row_format import Document
 from ebft.evaluate.calibration import measure_sequences
 from ebft.iteration import make_layout
-from ebft.method.measures import estimates
+from ebft.method.measures import TEMPERATURES, differences, estimates, metric_at
 from ebft.method.sampling import sequence_seeds
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout
@@ -184,3 +185,30 @@ def test_numbers_do_not_depend_on_the_batch_or_on_what_else_is_measured() -> Non
     assert not any(name.startswith("cfm_at_") for name in hot[0])
     other = measured(model, features, dataset, options(seed=4), size=5)
     assert other[0]["cfm"] != pytest.approx(together[0]["cfm"], abs=1e-6)
+
+
+# ---- the temperature of the least cross-entropy, on records written by hand ------------------------------------------
+
+COUNTS, LOWEST = [3, 5, 4, 8, 6], [0.83, 0.97, 1.02, 0.9, 0.88]
+
+
+def records(lowest: list[float]) -> list[dict[str, Any]]:
+    """Sequences whose cross-entropy is a parabola over the temperature, each with its own lowest point."""
+    names = {t: metric_at(t).replace("cross_entropy", "log_probs") for t in TEMPERATURES}
+    return [
+        {"sequence": n, "tokens": count, **{name: -count * (1 + 2 * (t - low) ** 2) for t, name in names.items()}}
+        for n, (low, count) in enumerate(zip(lowest, COUNTS, strict=True))
+    ]
+
+
+def test_the_lowest_point_of_a_parabola_is_found_between_the_points_of_the_grid() -> None:
+    mean = sum(low * count for low, count in zip(LOWEST, COUNTS, strict=True)) / sum(COUNTS)
+    # The lowest point of a sum of parabolas is the mean of theirs, whose error is that of a ratio of sums.
+    pulls = [count * (low - mean) for low, count in zip(LOWEST, COUNTS, strict=True)]
+    error = math.sqrt(sum(p * p for p in pulls) / 4 / 5) / (sum(COUNTS) / 5)
+    assert estimates(records(LOWEST))["best_temperature"] == (pytest.approx(mean), pytest.approx(error))
+    ours = records([low + 0.13 for low in LOWEST])[::-1]
+    found = differences(ours, records(LOWEST))["best_temperature"]
+    assert found == (pytest.approx(0.13), pytest.approx(0, abs=1e-9))
+    for lowest, edge in ([0.3] * 5, 0.5), ([1.7] * 5, 1.5):
+        assert estimates(records(lowest))["best_temperature"] == (edge, pytest.approx(math.nan, nan_ok=True))

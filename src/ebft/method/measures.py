@@ -90,7 +90,7 @@ NAMES = {
 # What rollouts are like: measured in evaluation alone, and neither larger nor smaller is better.
 OF_ROLLOUTS = {"distinct": "distinct rollouts", "entropy": "entropy of rollouts"}
 # Cross-entropy at other temperatures than 1, in evaluation alone, says how sharp a model is, apart from what it knows:
-# where it is least above 1, the model is too sharp, below, too flat.
+# if the least one is above 1, the model is too sharp, below, too flat.
 TEMPERATURES = tuple(tenths / 10 for tenths in range(5, 16))
 TOKENS = {"": "all tokens", "answer_": "answer tokens"}  # how the names of metrics begin
 _WITHOUT_END = "answer_cross_entropy_without_end"  # as the released code counts answers
@@ -98,6 +98,8 @@ _TITLES = {
     **NAMES,
     **OF_ROLLOUTS,
     _WITHOUT_END: "cross-entropy, answer tokens without end tokens",
+    "best_temperature": "temperature of the least cross-entropy, all tokens",
+    "answer_best_temperature": "temperature of the least cross-entropy, answer tokens",
 }
 
 
@@ -147,11 +149,14 @@ METRICS = {
     "reward": "contexts",
 }
 _PER = METRICS | dict.fromkeys(OF_ROLLOUTS, "contexts") | {_WITHOUT_END: "answer_tokens_without_end"}
+_PER |= {f"{of}best_temperature": f"{of}tokens" for of in TOKENS}
 
 
 def estimates(records: Sequence[Record]) -> dict[str, Estimate]:
     """The metrics that anything was counted for."""
-    return {name: ratio_of_sums(*columns) for name, columns in sums_by_metric(records).items()}
+    found = {name: ratio_of_sums(*columns) for name, columns in sums_by_metric(records).items()}
+    best = best_temperatures(records)
+    return found | {name: Estimate(value, standard_error(pulls)) for name, (value, pulls) in best.items()}
 
 
 def differences(mine: Sequence[Record], other: Sequence[Record]) -> dict[str, Estimate]:
@@ -159,8 +164,47 @@ def differences(mine: Sequence[Record], other: Sequence[Record]) -> dict[str, Es
     mine, other = (sorted(records, key=lambda record: record["sequence"]) for records in (mine, other))
     if [(r["sequence"], r["tokens"]) for r in mine] != [(r["sequence"], r["tokens"]) for r in other]:
         return {}
-    ours, theirs = sums_by_metric(mine), sums_by_metric(other)
-    return {name: paired_difference(columns, theirs[name]) for name, columns in ours.items() if name in theirs}
+    theirs, best = sums_by_metric(other), best_temperatures(other)
+    found = {
+        name: paired_difference(columns, theirs[name])
+        for name, columns in sums_by_metric(mine).items()
+        if name in theirs
+    }
+    for name, (temperature, pulls) in best_temperatures(mine).items():
+        if name in best:
+            moved = [a - b for a, b in zip(pulls, best[name][1], strict=False)]
+            found[name] = Estimate(temperature - best[name][0], standard_error(moved))
+    return found
+
+
+def best_temperatures(records: Sequence[Record]) -> dict[str, tuple[float, list[float]]]:
+    """The temperature of the least cross-entropy, and how each sequence pulls at it, to first order. Nothing where
+    there are no tokens to look at, or of a broken model."""
+    sums = sums_by_metric(records)
+    found = {}
+    for of in TOKENS:
+        columns = [sums[name] for t in TEMPERATURES if (name := metric_at(t, of)) in sums]
+        if len(columns) == len(TEMPERATURES):
+            observed = [place for place, count in enumerate(columns[0].counts) if count]
+            values, pulls = zip(*(linearized(column, observed) for column in columns), strict=True)
+            if all(map(math.isfinite, values)):
+                found[f"{of}best_temperature"] = _lowest_point(values, pulls)
+    return found
+
+
+def _lowest_point(values: Sequence[float], pulls: Sequence[list[float]]) -> tuple[float, list[float]]:
+    """Of the parabola through the best three temperatures; at an edge of the grid there is none, and no error."""
+    at = values.index(min(values))
+    if at in (0, len(values) - 1):
+        return TEMPERATURES[at], []
+    half_step = (TEMPERATURES[at + 1] - TEMPERATURES[at]) / 2
+    left, middle, right = values[at - 1 : at + 2]
+    slope, bend = right - left, left - 2 * middle + right
+    moved = [
+        -half_step * ((c - a) / bend - slope * (a - 2 * b + c) / bend**2)
+        for a, b, c in zip(*pulls[at - 1 : at + 2], strict=True)
+    ]
+    return TEMPERATURES[at] - half_step * slope / bend, moved
 
 
 def as_logged(found: Mapping[str, Estimate], prefix: str = "eval") -> dict[str, float]:
