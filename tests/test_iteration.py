@@ -95,7 +95,7 @@ class TestWindow:
             for n, batch in zip(sizes, cut.micro_batches, strict=True):
                 counted += int(counted_tokens(batch["layout"], n, batch["completion_lengths"]).sum())
                 truth += int(batch["layout"].truth_mask.expand(n, -1)[:, 1:].sum())
-            assert (counted, truth) == (int(cut.generated_tokens), int(one["truth_tokens"]))
+            assert (counted, truth) == (int(cut.totals["generated_tokens"]), int(one["truth_tokens"]))
 
     def test_counts_and_means_by_hand(self, networks: Any, tmp_path: Path) -> None:
         found = self.window(networks, tmp_path, [4], None, alpha=0.5, whitening="none")
@@ -103,10 +103,10 @@ class TestWindow:
         anchors = [4, 8, 12, 16, 20]  # every stride, with room for the horizon of 3
         assert batch["layout"].anchors.tolist() == anchors
         n = 4
-        assert int(found.sequences) == 4
+        assert int(found.totals["sequences"]) == 4
         # Four full rows of 24 tokens, all of whose anchors count.
-        assert int(found.tokens) == 4 * T
-        assert int(found.generated_tokens) == 4 * len(anchors) * n * 3
+        assert int(found.totals["tokens"]) == 4 * T
+        assert int(found.totals["generated_tokens"]) == 4 * len(anchors) * n * 3
         assert float(found.metrics["ebft/anchors"]) == len(anchors)
         assert float(found.metrics["ebft/packed_tokens"]) == 4 * (T + len(anchors) * n * 3)
         alignment, diversity = found.metrics["ebft/alignment"], found.metrics["ebft/diversity"]
@@ -159,8 +159,8 @@ class TestWindow:
         assert bool(equal.any()), "completions that are all equal, or less is shown"
         assert not bool(equal.all())
         assert float(plain.metrics["ebft/shared"]) == 0 < float(window.metrics["ebft/shared"])
-        assert int(window.computed["trained_tokens"]) < int(window.computed["scored_tokens"])
-        assert int(window.computed["scored_tokens"]) < int(plain.computed["scored_tokens"])
+        assert int(window.totals["trained_tokens"]) < int(window.totals["scored_tokens"])
+        assert int(window.totals["scored_tokens"]) < int(plain.totals["scored_tokens"])
 
 
 def test_sequences_need_an_anchor() -> None:

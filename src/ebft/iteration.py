@@ -38,8 +38,6 @@ from ebft.runtime.timing import Clock
 
 Part = TypeVar("Part", "Rollouts", "Scores")
 
-LOOKED_AT = 2000  # sequences, for one that has an anchor
-
 
 @dataclass
 class Rollouts:
@@ -86,10 +84,10 @@ def make_layout(
 
 
 def check_sequences(dataset: SequenceDataset, config: MethodConfig, end_token_ids: Tensor | None) -> None:
-    """At least one anchor must fit somewhere."""
-    for row in range(min(len(dataset), LOOKED_AT)):
-        batch = collate([dataset[row]])
-        if bool(make_layout(batch["on_host"], config, config.samples, end_token_ids).anchor_mask.any()):
+    """At least one anchor must fit somewhere in the first 2,000."""
+    for row in range(min(len(dataset), 2000)):
+        layout = make_layout(collate([dataset[row]])["on_host"], config, config.samples, end_token_ids)
+        if bool(layout.anchor_mask.any()):
             return
     answers = config.answer_only or config.anchors == "answer_start"
     what, longest = ("answer", dataset.index.answer_counts) if answers else ("document", dataset.lengths)
@@ -109,10 +107,9 @@ def roll_out(
     end_token_ids: Tensor | None,
 ) -> tuple[Rollouts, Tensor]:
     """Rollouts, and the hidden states of their contexts [b, T, H]."""
+    settings = (config.attention_backend, config.trees)
     sampling = (config.temperature, None, None)
-    completions, entropy, context = draw(
-        model, input_ids, layout, sampling, seeds, end_token_ids, config.attention_backend, config.trees
-    )
+    completions, entropy, context = draw(model, input_ids, layout, sampling, seeds, end_token_ids, *settings)
     lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
     return Rollouts(completions, lengths, entropy, token_groups(completions)), context
 
@@ -144,10 +141,9 @@ class Packing:
     def computed(self, sequences: int) -> tuple[int, int]:
         """Tokens that go through the layers, and rows that predict completions, where so many rows hold a text."""
         of = self.layout
-        if self.tree is None:
-            rows = of.num_anchors * (1 + of.samples * (of.horizon - 1))
-            return sequences * of.packed_length, sequences * rows
-        return sequences * of.context_length + sum(self.nodes), sum(self.predicting)
+        if self.tree is not None:
+            return sequences * of.context_length + sum(self.nodes), sum(self.predicting)
+        return sequences * of.packed_length, sequences * of.num_anchors * (1 + of.samples * (of.horizon - 1))
 
 
 def packings(
@@ -206,11 +202,9 @@ def score(
             steps = torch.arange(layout.horizon, device=completions.device)
             completions = torch.where(steps < rollouts.lengths[..., None], completions, -2)
         truth_group = truth_groups(completions, layout.truths(input_ids), rollouts.groups)
-        alignment, diversity = feature_matching_rewards(
-            generated, truth, config.whitening, rollouts.groups, truth_group
-        )
+        terms = feature_matching_rewards(generated, truth, config.whitening, rollouts.groups, truth_group)
         cfm = conditional_feature_matching_loss(generated, truth) if layout.samples > 1 else None
-    return Scores(alignment, diversity, cfm)
+    return Scores(*terms, cfm)
 
 
 @dataclass
@@ -218,10 +212,7 @@ class Window:
     """What one process computes the loss of; counts and metrics are those of all processes together."""
 
     micro_batches: list[Batch]
-    generated_tokens: Tensor
-    sequences: Tensor
-    tokens: Tensor  # of the contexts, padding left out
-    computed: dict[str, Tensor]  # tokens that went through the layers, by phase, and rows with logits in the update
+    totals: dict[str, Tensor]  # of `_counts` and `_metric_sums`
     metrics: dict[str, Tensor | float]
     example: dict[str, Tensor]  # the first sequence, for the table of samples
     loss_sums: dict[str, Tensor] = field(default_factory=dict)  # over the micro-batches so far, of this process
@@ -250,24 +241,21 @@ def prepare_window(
     clock = clock or Clock(device)
     seeds = sequence_seeds(config.seed, step, torch.cat([batch["sequence_id"] for batch in batches]))
     on_host = OnHost.joined([batch["on_host"] for batch in batches])
-    round_up = device.type == "cuda"
-    layout = make_layout(on_host, config, config.samples, end_token_ids, round_up).to(device)
+    layout = make_layout(on_host, config, config.samples, end_token_ids, round_up=device.type == "cuda").to(device)
     at_once = config.rollout_batch_size or rows
     parts = [slice(start, min(start + at_once, rows)) for start in range(0, rows, at_once)]
     roll = partial(roll_out, model, config=config, end_token_ids=end_token_ids)
-    look = partial(score, features, config=config, clock=clock)
     with clock.phase("rollout"):
         rollouts = join([roll(input_ids[at], layout.select_rows(at), seeds[at])[0] for at in parts])
     with clock.phase("features"):
         to_score, to_train = packings(layout, input_ids, rollouts, config)
         packed = [to_score.of_rows(range(rows)[at], at) for at in parts]
-    scored = zip(parts, packed, strict=True)
-    scores = join([look(input_ids[at], layout_at, rollouts=rollouts.select(at)) for at, layout_at in scored])
+    of_parts = zip(parts, packed, strict=True)
+    look = partial(score, features, config=config, clock=clock)
+    scores = join([look(input_ids[at], layout_at, rollouts=rollouts.select(at)) for at, layout_at in of_parts])
     advantages = leave_one_out_advantages(scores.alignment, scores.diversity, config.alpha)
-    sizes = [batch["input_ids"].shape[0] for batch in batches]
     sums = _metric_sums(rollouts, scores, layout, config.alpha)
-    counts = _counts(on_host, layout, rollouts, to_score, to_train)
-    totals = sum_over_processes(counts | sums)
+    totals = sum_over_processes(_counts(on_host, layout, rollouts, to_score, to_train) | sums)
     contexts = totals["contexts"].clamp(min=1)
     metrics: dict[str, Tensor | float] = {name: totals[name] / contexts for name in sums}
     metrics["entropy"] = totals["entropy"] / totals["generated_tokens"].clamp(min=1)
@@ -278,36 +266,23 @@ def prepare_window(
     example |= {"alignment": scores.alignment[0], "diversity": scores.diversity[0]}
     for name in ("anchors", "anchor_mask", "truth_lengths"):
         example[name] = getattr(layout, name).expand(rows, -1)[0]
-    return Window(
-        [
-            {**batch, "generated_tokens": totals["generated_tokens"], "truth_tokens": totals["truth_tokens"]}
-            for batch in micro_batches(sizes, input_ids, rollouts, to_train, advantages)
-        ],
-        totals["generated_tokens"],
-        totals["sequences"],
-        totals["tokens"],
-        {name: totals[name] for name in ("packed_tokens", "scored_tokens", "trained_tokens", "trained_rows")},
-        metrics,
-        example,
-    )
+    sizes = [batch["input_ids"].shape[0] for batch in batches]
+    of_window = {name: totals[name] for name in ("generated_tokens", "truth_tokens")}
+    parts_to_train = micro_batches(sizes, input_ids, rollouts, to_train, advantages)
+    return Window([batch | of_window for batch in parts_to_train], totals, metrics, example)
 
 
 def _counts(
     on_host: OnHost, layout: PackedLayout, rollouts: Rollouts, to_score: Packing, to_train: Packing
 ) -> dict[str, Tensor]:
-    """Of this process's part of the window. What the host knows is not asked of the device."""
+    """Of this process's part of the window: sequences, tokens without padding, tokens that go through the layers in each
+    phase, rows with logits in the update. What the host knows is not asked of the device."""
     rows, device = rollouts.completions.shape[0], rollouts.completions.device
     real = on_host.document_ids != PADDING
     sequences = int(real.any(1).sum())  # rows that only fill up a process's part hold no token
-    (scored, _), (trained, trained_rows) = to_score.computed(sequences), to_train.computed(sequences)
-    known = {
-        "sequences": sequences,
-        "tokens": int(real.sum()),
-        "packed_tokens": sequences * layout.packed_length,
-        "scored_tokens": scored,
-        "trained_tokens": trained,
-        "trained_rows": trained_rows,
-    }
+    known = {"sequences": sequences, "tokens": int(real.sum()), "packed_tokens": sequences * layout.packed_length}
+    known["scored_tokens"], _ = to_score.computed(sequences)
+    known["trained_tokens"], known["trained_rows"] = to_train.computed(sequences)
     counted = counted_tokens(layout, rows, rollouts.lengths)
     generated = counted.sum()
     return {
@@ -373,16 +348,15 @@ Frozen = Callable[[], tuple[nn.Module, AbstractContextManager[object]]]
 
 
 def loss_of(model: nn.Module, batch: Batch, config: MethodConfig, frozen: Frozen | None = None) -> LossTerms:
-    """The loss of a micro-batch as `iteration.Window` holds them. frozen: needed with kl_weight."""
+    """The loss of a micro-batch as `Window` holds them. frozen: needed with kl_weight."""
     packed_ids, layout = batch["input_ids"], batch["layout"]
-    hidden = packed_hidden_states(model, packed_ids, layout, config.attention_backend, whole=False)
-    reference = None
+    given = (packed_ids, layout, config.attention_backend, False)
+    hidden, reference = packed_hidden_states(model, *given), None
     if config.kl_weight:
         assert frozen is not None
         other, context = frozen()
         with torch.no_grad(), context:
-            states = packed_hidden_states(other, packed_ids, layout, config.attention_backend, whole=False)
-            reference = Reference(states, output_head(other))
+            reference = Reference(packed_hidden_states(other, *given), output_head(other))
     return ebft_loss(
         hidden,
         output_head(model),

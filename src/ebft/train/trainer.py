@@ -159,7 +159,7 @@ class EBFTTrainer(Measured):
         self._observed.append(window.metrics)
         self.window = window
         self._count_costs(window)
-        return window.micro_batches, window.generated_tokens
+        return window.micro_batches, window.totals["generated_tokens"]
 
     def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Any = None) -> Tensor:
         with self.clock.phase("update"):
@@ -213,14 +213,14 @@ class EBFTTrainer(Measured):
     def _count_costs(self, window: Window) -> None:
         """One pass over everything to roll out, one of the frozen network, the update, one more for the KL term."""
         flops = self.networks.flops
-        computed = {name: wide(count) for name, count in window.computed.items()}
-        rows = computed["trained_rows"]  # with logits
+        counts = {name: wide(count) for name, count in window.totals.items()}
+        rows = counts["trained_rows"]  # with logits
         if self.args.gamma:
-            rows = rows + wide(window.tokens)
-        total = flops.over(computed["packed_tokens"], wide(window.generated_tokens))
-        total = total + computed["scored_tokens"] * flops.of_features(self.networks.features)
-        total = total + flops.over(computed["trained_tokens"], rows) * (flops.update + bool(self.args.kl_weight))
-        self.spend(tokens=window.tokens, generated_tokens=window.generated_tokens, flops=total)
+            rows = rows + counts["tokens"]
+        total = flops.over(counts["packed_tokens"], counts["generated_tokens"])
+        total = total + counts["scored_tokens"] * flops.of_features(self.networks.features)
+        total = total + flops.over(counts["trained_tokens"], rows) * (flops.update + bool(self.args.kl_weight))
+        self.spend(tokens=counts["tokens"], generated_tokens=counts["generated_tokens"], flops=total)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self._observed:
