@@ -53,11 +53,6 @@ def avoid_cudnn_attention() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def resolve_backend(backend: Backend, device: torch.device) -> Backend:
-    """FlexAttention's kernels are for CUDA; elsewhere the same numbers come from sdpa."""
-    return "sdpa" if backend == "sdpa" or device.type != "cuda" else "flex"
-
-
 # ---- which tokens of a pass are computed ---------------------------------------------------------------------------
 
 ASK = None  # instead of a number of samples: as many as there are, which the host waits for
@@ -140,7 +135,9 @@ class Pass:
     computed: Computed | None = None  # None: all tokens are
 
     def __init__(self, layout: PackedLayout, backend: Backend) -> None:
-        self.layout, self.backend = layout, backend
+        self.layout = layout
+        # FlexAttention's kernels are for CUDA; elsewhere the same numbers come from sdpa.
+        self.on_flex = backend != "sdpa" and layout.device.type == "cuda"
         self._made: dict[object, object] = {}  # masks, built once per window size, shared by the layers
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
@@ -159,7 +156,7 @@ class Pass:
         return cast(T, self._made[make, *arguments])
 
     def _uses_flex(self, q: Tensor) -> bool:
-        return self.backend == "flex" and q.shape[-1] >= flex.SMALLEST_HEAD
+        return self.on_flex and q.shape[-1] >= flex.SMALLEST_HEAD
 
     def _attend_by_flex(self, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> Tensor:
         """Among the first tokens of the packed sequence: all of them, or the context."""
@@ -193,7 +190,7 @@ class PackedPass(Pass):
             return self._attend_by_flex(q, k, v, rule)
         T, parts = self.layout.context_length, self._once(_parts, rule.window)
         # Split first: the gradient of a slice is as large as what it is cut from.
-        q_context, *q_parts = q.split([T, *(part.length for part in parts)], 2)
+        q_context, *q_parts = q.split([T, *(part.mask.shape[2] for part in parts)], 2)
         (k_context, k_own), (v_context, v_own) = (x.split([T, x.shape[2] - T], 2) for x in (k, v))
         attended = [self._attend_context(q_context, k_context, v_context, rule)]
         for part, queries in zip(parts, q_parts, strict=True):
@@ -206,7 +203,6 @@ class PackedPass(Pass):
 class _Part(NamedTuple):
     """Consecutive tokens of completions, and what any of them looks at: context up to their anchors, and ancestors."""
 
-    length: int
     context: int  # how many leading context tokens
     own: slice  # of the completions' tokens, from the first ancestor on
     mask: Tensor  # bool [rows, 1, queries, keys]
@@ -225,7 +221,7 @@ def _parts(layout: PackedLayout, window: int | None) -> list[_Part]:
         own = slice(int(ancestors[0]) if len(ancestors) else start - T, queries.stop - T)
         keys = torch.cat([tokens[:seen], tokens[T:][own]])
         mask = layout.allowed(rows, tokens[queries, None], keys, window)[:, None]
-        parts.append(_Part(queries.stop - start, seen, own, mask))
+        parts.append(_Part(seen, own, mask))
     return parts
 
 
@@ -359,15 +355,15 @@ def _attention_function(
 
 
 @torch.compiler.disable  # who sees whom changes with every batch; FlexAttention is compiled on its own
-def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule, ebft_pass: Pass) -> Tensor:
+def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule, ebft_pass: Pass) -> Tensor:
     # Under autocast rotary embeddings leave queries and keys in float32 while values are in bf16.
     query, key = query.to(value.dtype), key.to(value.dtype)
     if rule.window == _NOT_PASSED:
         rule = rule._replace(window=_window_of_mask(module))
-    return ebft_pass.attend(_layer_index(module), query, key, value, rule).transpose(1, 2)
+    return ebft_pass.attend(module.layer_idx, query, key, value, rule).transpose(1, 2)
 
 
-def _window_of_mask(module: nn.Module) -> int | None:
+def _window_of_mask(module: Any) -> int | None:
     """The window that the model builds into the mask of this layer (Qwen2-MoE, PhiMoE), or None. Only of models that
     build such masks at all: others may have the field in their configuration and not look at it."""
     config = getattr(module, "config", None)
@@ -375,11 +371,7 @@ def _window_of_mask(module: nn.Module) -> int | None:
     if not window or not hasattr(sys.modules[type(module).__module__], "create_sliding_window_causal_mask"):
         return None
     layer_types = getattr(config, "layer_types", None)
-    return window if layer_types is None or layer_types[_layer_index(module)] == "sliding_attention" else None
-
-
-def _layer_index(module: nn.Module) -> int:
-    return cast(int, module.layer_idx)
+    return window if layer_types is None or layer_types[module.layer_idx] == "sliding_attention" else None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention_function)

@@ -19,10 +19,10 @@ from ebft.method import Backend
 from ebft.method.compiling import prepare_compiling
 from ebft.method.cross_entropy import Head
 from ebft.method.layout import PackedLayout, StridedLayout
-from ebft.model.attention import ATTENTION_NAME, CachedPass, PackedPass, Pass, resolve_backend
+from ebft.model.attention import ATTENTION_NAME, CachedPass, PackedPass, Pass
 
-# Layers that carry a state from token to token, which completions cannot share, or whose masks ebft does not know.
 M = TypeVar("M", bound=nn.Module)
+# Layers that carry a state from token to token, which completions cannot share, or whose masks ebft does not know.
 _OTHER_LAYERS = ("mamba", "linear_attention", "recurrent", "conv", "ssm", "chunked", "compressed", "indexer")
 _SUPPORTED = (
     "ebft supports decoder-only models with attention in every layer and rotary or absolute positions, such as Llama "
@@ -172,8 +172,7 @@ def packed_hidden_states(
     whole: False where nobody looks at places without a token (`layout.has_token`); on a CPU they take no time then.
     """
     decoder = decoder_of(prepare_model(model))
-    check_fits(decoder, layout, len(packed_ids))
-    layout, backend = layout.to(packed_ids.device), resolve_backend(backend, packed_ids.device)
+    layout = fitting_layout(decoder, layout, packed_ids)
     packed_pass = PackedPass(layout, backend, None if whole else len(packed_ids))
     hidden = run_decoder(decoder, packed_ids, layout.position_ids, packed_pass)
     return hidden if packed_pass.computed is None else packed_pass.computed.spread(hidden)
@@ -320,10 +319,11 @@ def _short_window(base: PreTrainedModel) -> Iterator[None]:
 # ---- rotary positions that depend on how long a sequence is --------------------------------------------------------
 
 
-def check_fits(decoder: nn.Module, layout: PackedLayout, batch_size: int) -> None:
-    """Whether the layout is one of so many sequences, and of a length that this model can have packed."""
-    layout.check_batch(batch_size)
+def fitting_layout(decoder: nn.Module, layout: PackedLayout, ids: Tensor) -> PackedLayout:
+    """The layout where the sequences are, if it is one of so many, and of a length that this model can have packed."""
+    layout.check_batch(len(ids))
     check_tokens(decoder, max(layout.context_length, max(layout.furthest_context, default=0) + layout.horizon))
+    return layout.to(ids.device)
 
 
 def check_tokens(decoder: nn.Module, tokens: int) -> None:
@@ -376,34 +376,33 @@ _NARROW = (torch.bfloat16, torch.float16)
 def in_float32(model: PreTrainedModel) -> Iterator[None]:
     """Inside, the model computes in float32, for calls without gradients: one layer at a time, and what is outside of
     layers. After, its weights are the same tensors. Weights that are quantised or elsewhere stay as they are."""
-    kept: dict[int, tuple[Tensor, Tensor]] = {}  # every tensor that is wide now, with its own data
+    kept: dict[int, Tensor] = {}  # the own data of every tensor that is wide now
 
-    def tensors_of(module: nn.Module) -> dict[int, Tensor]:
-        return {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    def tensors_of(module: nn.Module) -> list[Tensor]:
+        return [*module.parameters(), *module.buffers()]
 
     def widen(tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             if tensor.dtype in _NARROW:
-                kept[id(tensor)] = (tensor, tensor.data)
-                tensor.data = tensor.data.float()
+                kept[id(tensor)], tensor.data = tensor.data, tensor.data.float()
 
-    def restore(numbers: Iterable[int]) -> None:
-        for tensor, data in [kept.pop(number) for number in numbers if number in kept]:
-            tensor.data = data
+    def restore(tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            if id(tensor) in kept:
+                tensor.data = kept.pop(id(tensor))
 
     known = all(p.dtype in (*_NARROW, torch.float32, torch.float64) and not p.is_meta for p in model.parameters())
     with torch.autocast(next(model.parameters()).device.type, enabled=False), ExitStack() as stack:
         if known and getattr(model, "hf_quantizer", None) is None:
-            stack.callback(lambda: restore(list(kept)))
-            outside = tensors_of(model)
-            for layer in decoder_layers(decoder_of(model))[1]:
-                for number in tensors_of(layer):
-                    outside.pop(number, None)
-                before = layer.register_forward_pre_hook(lambda layer, _: widen(tensors_of(layer).values()))
+            layers = decoder_layers(decoder_of(model))[1]
+            stack.callback(restore, tensors_of(model))
+            for layer in layers:
+                before = layer.register_forward_pre_hook(lambda layer, _: widen(tensors_of(layer)))
                 after = layer.register_forward_hook(lambda layer, *_: restore(tensors_of(layer)), always_call=True)
                 stack.enter_context(before)
                 stack.enter_context(after)
-            widen(outside.values())
+            inside = set(map(id, tensors_of(layers)))
+            widen(tensor for tensor in tensors_of(model) if id(tensor) not in inside)
         yield
 
 

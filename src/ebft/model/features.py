@@ -12,7 +12,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -23,14 +23,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from ebft.method import Backend, Normalize, Pooling
 from ebft.method.layout import PackedLayout
-from ebft.model.attention import PackedPass, resolve_backend
+from ebft.model.attention import PackedPass
 from ebft.model.backbone import (
     adapter_parameters,
-    check_fits,
     copy_in_dtype,
     decoder_layers,
     decoder_of,
     evaluating,
+    fitting_layout,
     input_embeddings,
     prepare_model,
     run_decoder,
@@ -118,11 +118,11 @@ class FeatureNetwork(nn.Module):
         if tokenizer is not None:
             check_vocabulary(path, AutoTokenizer.from_pretrained(path), tokenizer)
         if like is not None:
-            sizes = [text_config(one).vocab_size for one in (model, like)]
-            if tokenizer is None and sizes[0] != sizes[1]:
+            mine, theirs = (text_config(one).vocab_size for one in (model, like))
+            if tokenizer is None and mine != theirs:
                 raise ValueError(
-                    f"{path} has a vocabulary of {sizes[0]}, the model one of {sizes[1]}; a feature network must share "
-                    "the model's vocabulary (pass tokenizer= if only the padding of the embedding differs)"
+                    f"{path} has a vocabulary of {mine}, the model one of {theirs}; a feature network must share the "
+                    "model's vocabulary (pass tokenizer= if only the padding of the embedding differs)"
                 )
             model = model.to(device=input_embeddings(like).device)
         features = cls(model, source="shared", **kwargs)
@@ -164,9 +164,8 @@ class FeatureNetwork(nn.Module):
         A causal network's states at a token do not depend on what follows it, so cutting is choosing other rows.
         """
         network, b, B, n = self.decoder, len(packed_ids), layout.num_anchors, layout.samples
-        check_fits(network, layout, b)
-        layout, backend = layout.to(packed_ids.device), resolve_backend(self.backend, packed_ids.device)
-        packed_pass = PackedPass(layout, backend, b)
+        layout = fitting_layout(network, layout, packed_ids)
+        packed_pass = PackedPass(layout, self.backend, b)
         pooled_rows = [_pooled_rows(layout, b, completion_lengths, self.pooling, length) for length in lengths]
         places = [(packed_pass.numbers(slots), weights) for slots, weights in pooled_rows]
         adapter_off = self._adapted[0].disable_adapter() if self._adapted else nullcontext()
@@ -206,19 +205,16 @@ def _pooled_rows(
 ) -> tuple[Tensor, Tensor]:
     """Which slots each feature is pooled from [b, B*n + B, m], and weights to sum them with; only the first `longest`
     tokens of completions and truths count."""
-    B, n, G, device = layout.num_anchors, layout.samples, longest, layout.device
+    B, n, G, steps = layout.num_anchors, layout.samples, longest, torch.arange(longest, device=layout.device)
     if completion_lengths is None:
-        of_completions = torch.full((b, B * n), G, device=device)
-    else:
-        of_completions = completion_lengths.flatten(1).clamp(max=G)
-    lengths = torch.cat([of_completions, layout.truth_lengths.expand(b, B).clamp(min=1, max=G)], 1)
-    steps = torch.arange(G, device=device)
+        completion_lengths = torch.full((b, B, n), G, device=layout.device)
+    lengths = torch.cat([completion_lengths.flatten(1), layout.truth_lengths.expand(b, B).clamp(min=1)], 1).clamp(max=G)
     completions = layout.completion_slots[..., :G].expand(b, B, n, G).flatten(1, 2)
     truths = layout.anchors.expand(b, B)[..., None] + steps
     slots = torch.cat([completions, truths], 1)  # [b, B*n + B, G]
     last = lengths[..., None] - 1
     if pooling == "last":
-        return slots.gather(2, last), torch.ones(1, 1, 1, 1, device=device)
+        return slots.gather(2, last), torch.ones(1, 1, 1, 1, device=layout.device)
     inside = steps <= last
     return slots.gather(2, torch.minimum(steps, last)), (inside / lengths[..., None])[..., None]
 
@@ -271,12 +267,10 @@ def tapped_states(
         flat = hidden.flatten(0, 1)
         found[tap] = [(flat[tokens].float() * weights).sum(-2) for tokens, weights in places]
 
-    handles = [layers[max(tap - 1, 0)].register_forward_hook(partial(keep, tap), with_kwargs=True) for tap in set(taps)]
-    try:
+    with ExitStack() as hooks:
+        for tap in set(taps):
+            hooks.enter_context(layers[max(tap - 1, 0)].register_forward_hook(partial(keep, tap), with_kwargs=True))
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # ---- telling networks apart by some of every weight, without reading gigabytes -------------------------------------

@@ -20,8 +20,8 @@ from ebft.method import Backend
 from ebft.method.cross_entropy import Head, rows_per_chunk
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import check_sampling, sample_with_entropy, uniforms
-from ebft.model.attention import ASK, CachedPass, Computed, ask, resolve_backend, rounded_up
-from ebft.model.backbone import check_fits, decoder_of, evaluating, output_head, prepare_model, run_decoder
+from ebft.model.attention import ASK, CachedPass, Computed, ask, rounded_up
+from ebft.model.backbone import decoder_of, evaluating, fitting_layout, output_head, prepare_model, run_decoder
 from ebft.runtime.sharding import is_sharded
 
 Sampling = tuple[float, int | None, float | None]  # temperature, top_k, top_p
@@ -87,8 +87,7 @@ def draw(
     """`rollout`, with its entropies and the hidden states of the contexts."""
     base, b, device = prepare_model(model), len(input_ids), input_ids.device
     check_sampling(*sampling)
-    check_fits(decoder_of(base), layout, b)
-    layout, backend = layout.to(device), resolve_backend(backend, device)
+    layout = fitting_layout(decoder_of(base), layout, input_ids)
     seeds = torch.randint(2**62, (b,)) if seeds is None else seeds
     if seeds.shape != (b,):
         raise ValueError(f"seeds has shape {tuple(seeds.shape)}, the batch needs one seed per sequence: [{b}]")
@@ -98,7 +97,10 @@ def draw(
     drawn = _run_sharing(run, base, layout, b, sampling) if share and layout.horizon > 1 else run(None)[0]
     if end_token_ids is None:
         return drawn
-    return drawn._replace(completions=repeat_end_token(drawn.completions, layout, end_token_ids))
+    # What follows the first end token is replaced by that token, so that equal completions stay equal.
+    last = layout.completion_lengths(drawn.completions, end_token_ids)[..., None] - 1
+    shown = torch.minimum(torch.arange(layout.horizon, device=device), last)
+    return drawn._replace(completions=drawn.completions.gather(-1, shown))
 
 
 def _run_sharing(
@@ -164,13 +166,6 @@ def _generate(
             tokens, entropy = _sample_rows(head, rows, uniform[..., following].reshape(-1, 1), sampling, group)
             completions[..., following], entropies[..., following] = tokens.view(b, B, n), entropy.view(b, B, n)
     return Drawn(completions, entropies, context), leading
-
-
-def repeat_end_token(completions: Tensor, layout: PackedLayout, end_token_ids: Tensor) -> Tensor:
-    """Replace what follows the first end token by that token, so that equal completions stay equal."""
-    lengths = layout.completion_lengths(completions, end_token_ids)
-    steps = torch.arange(layout.horizon, device=completions.device)
-    return completions.gather(-1, torch.minimum(steps, lengths[..., None] - 1))
 
 
 def _sample_rows(
