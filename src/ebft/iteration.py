@@ -275,8 +275,8 @@ def prepare_window(
 def _counts(
     on_host: OnHost, layout: PackedLayout, rollouts: Rollouts, to_score: Packing, to_train: Packing
 ) -> dict[str, Tensor]:
-    """Of this process's part of the window: sequences, tokens without padding, tokens that go through the layers in each
-    phase, rows with logits in the update. What the host knows is not asked of the device."""
+    """Of this process's part of the window; `tokens` without padding, `scored_tokens` and `trained_tokens` as they go
+    through the layers, `trained_rows` with logits. What the host knows is not asked of the device."""
     rows, device = rollouts.completions.shape[0], rollouts.completions.device
     real = on_host.document_ids != PADDING
     sequences = int(real.any(1).sum())  # rows that only fill up a process's part hold no token

@@ -206,7 +206,7 @@ class EBFTTrainer(Measured):
         self.stop_beyond("entropy", window.metrics["entropy"])
         self.stop_beyond("loss", totals.pop("loss"))
         window.metrics |= totals
-        self.state.num_input_tokens_seen += int(window.sequences) * self.args.context_length
+        self.state.num_input_tokens_seen += int(window.totals["sequences"]) * self.args.context_length
 
     # ---- counts ------------------------------------------------------------------------------------------------
 
