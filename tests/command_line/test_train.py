@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -55,8 +56,11 @@ class TestDryRun:
     ) -> None:
         (tmp_path / "empty").mkdir()
         monkeypatch.chdir(tmp_path / "empty")
-        assert cli.main(["train", "--config", str(recipe), "--dry-run"]) == 0, "no output folder is needed"
-        text = capsys.readouterr().out
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+        dry_run = ["train", "--config", str(recipe), "--use_cpu", "false", "--dry-run"]
+        assert cli.main(dry_run) == 0, "no output folder is needed"
+        text, notes = capsys.readouterr()
+        assert "no GPU was found: computing on the CPU, where 3 steps take at least" in notes
         plan = dict(line.split("  ", 1) for line in text.split("\n\n")[0].splitlines())
         assert plan["trains on"].strip().endswith(" tokens of 29 documents")
         assert plan["steps"].strip().startswith("3")

@@ -106,7 +106,7 @@ def _read_json(file: Path) -> Iterator[Row]:
                 if "\\u" in part:  # half of a letter, which no tokenizer takes
                     json.dumps(found, ensure_ascii=False).encode()
                 rows = [{**row} for row in (found if whole else [found])]
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 where = "the file" if whole else f"line {number}"
                 raise DataError(f"{where} is not JSON with one row on each line: {first_line(error)}") from None
             yield from rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
+import timeit
 from pathlib import Path
 
 import torch
@@ -13,14 +14,17 @@ from transformers import ProgressCallback
 from transformers.trainer_callback import PrinterCallback
 
 from ebft import loading
-from ebft.config.recipe import Recipe
+from ebft.config.recipe import Recipe, as_given
+from ebft.errors import ConfigError, first_line
 from ebft.runtime import processes
 from ebft.runtime.files import share_weights
+from ebft.runtime.messages import duration
 from ebft.train import report
 from ebft.train.callbacks import EvalTasks, Preemption, Progress
 from ebft.train.measured import Measured
+from ebft.train.networks import FlopCounter
 from ebft.train.run_folder import FINAL, Results, RunFolder, whole
-from ebft.train.sequences import first_document, load, prompt_kinds, trained_part
+from ebft.train.sequences import Loaded, first_document, load, prompt_kinds, trained_part, warn
 from ebft.train.trainer import EBFTTrainer
 
 logger = logging.getLogger(__name__)
@@ -38,8 +42,7 @@ def plan(recipe: Recipe, method: type[Measured] = EBFTTrainer, resume: bool = Fa
     if config.eval_tasks:
         EvalTasks(None, config)
     loading.check_feature_model(config, loaded.tokenizer)  # which only a run builds
-    epoch = math.ceil(method.prepare(loaded)[0] / config.rows_per_step)
-    steps = config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)
+    epoch, steps = _steps(loaded, method.prepare(loaded)[0])
     held_out = "none" if loaded.validation_set is None else f"{len(loaded.validation_set):,} sequences"
     return [
         f"model       {recipe.model.model}, {loaded.model.num_parameters():,} parameters in {recipe.model.model_dtype}",
@@ -48,6 +51,23 @@ def plan(recipe: Recipe, method: type[Measured] = EBFTTrainer, resume: bool = Fa
         f"steps       {steps:,} ({epoch:,} an epoch), of {config.rows_per_step:,} rows each",
         *("", "The first document, as the model sees it:", *first_document(loaded)),
     ]
+
+
+def _steps(loaded: Loaded, rows: int) -> tuple[int, int]:
+    """Of an epoch, and of the whole run. Nobody should find out after hours that a CPU takes days: said is the time
+    of the text's tokens alone, forwards and backwards, at the rate of a matrix product."""
+    recipe, config = loaded.recipe, loaded.recipe.training
+    epoch = math.ceil(rows / config.rows_per_step)
+    steps = config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)
+    if not (torch.accelerator.is_available() or as_given("use_cpu", recipe.given, recipe.command)):
+        matrix = torch.ones(1024, 1024, dtype=torch.bfloat16 if config.bf16 else torch.float32)
+        product = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=99))  # of the time that nobody disturbs
+        passes = 2 if recipe.model.adapted else 3  # of a frozen base only the inputs have gradients
+        tokens = int(loaded.train_set.index.lengths.sum()) * steps / max(epoch, 1)
+        seconds = passes * FlopCounter(loaded.model).over(tokens, tokens) / (2 * 1024**3) * product
+        words = f"computing on the CPU, where {steps:,} steps take at least {duration(seconds)}"
+        warn(f"no GPU was found: {words} (set use_cpu: true if this is intended)")
+    return epoch, steps
 
 
 def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTrainer) -> Results:
@@ -61,10 +81,15 @@ def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTra
         pushes, args.push_to_hub = args.push_to_hub and folder.is_first, False
         if pushes:  # a missing token costs nothing yet
             name = args.hub_model_id or folder.path.resolve().name
-            repository = HfApi().create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
+            try:
+                repository = HfApi().create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
+            except Exception as error:  # the library raises many kinds, for networks, tokens and names
+                raise ConfigError(f"push_to_hub: {first_line(error)}; log in with `hf auth login`") from None
         loaded = load(recipe)
         data = folder.check_data(loaded.train_set)
-        trainer = method.prepare(loaded)[1]()
+        rows, build = method.prepare(loaded)
+        _steps(loaded, rows)
+        trainer = build()
         trainer.by_command = True
         trainer.remove_callback(ProgressCallback)  # of transformers, as is the next
         trainer.remove_callback(PrinterCallback)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ebft.config.data import DataConfig
-from ebft.config.recipe import Recipe, as_given
+from ebft.config.recipe import Recipe
 from ebft.data import packing
 from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore
 from ebft.data.row_format import Row, check_tokenizer, is_glued
@@ -45,8 +44,6 @@ class Loaded:
 def load(recipe: Recipe) -> Loaded:
     """Data, tokenizer and model. EBFT needs an anchor somewhere in the training text."""
     training, tokenizer, needs_anchors = recipe.training, load_tokenizer(recipe), recipe.command == "train"
-    if not (torch.accelerator.is_available() or as_given("use_cpu", recipe.given, recipe.command)):
-        warn("no GPU was found: computing on the CPU, which takes long (set use_cpu: true if this is intended)")
     check_tokenizer(tokenizer)
     with training.main_process_first():  # it tokenises; the others find the tokens in the cache
         train_set, validation_set = load_data(recipe, tokenizer)
