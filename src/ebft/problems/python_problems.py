@@ -25,7 +25,7 @@ ANSWER_START = (
     "Below is a Python script with a self-contained function that solves the problem and passes corresponding tests:\n"
     "```python\n"
 )
-CHAT_STOPS = ("\n```", "\nif __name__", "\ndef main(", "\nprint(")
+CHAT_STOPS = ("\n```", "\nif __name__", "\ndef main(", "\nprint(", "\nassert ")  # all but the last are EvalPlus' too
 HUMANEVAL_STOPS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n```")
 MBPP_STOPS = ("\nclass Test", "\nassert ", '\n"""', "\nprint(", "\nif __name__", "\n```", "\n[DONE]")
 NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)  # the last two: nested too deeply
