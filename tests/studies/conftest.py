@@ -28,7 +28,7 @@ def runs(tmp_path: Path) -> list[str]:
 def stub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins for runs and evaluations, which read nothing."""
     monkeypatch.setattr(launchers, "ENTRY", (str(STUB),))
-    monkeypatch.setattr(commands, "check_inputs", lambda plan, elsewhere: None)
+    monkeypatch.setattr(commands, "check_inputs", lambda plan: None)
     # What `ebft eval` would write of its settings; to find out takes an import of seconds in every process.
     monkeypatch.setenv("STUB_SETTINGS", json.dumps(task_settings("humaneval", EvalOptions(tasks=["humaneval"]))))
 

@@ -47,8 +47,7 @@ def make_run(
     if finished:
         results["steps"] = 10 * (len(values) - 1)
     if finished and values and records:
-        results |= {"after": {"eval_cfm": values[-1]}, "change": {"eval_cfm": values[-1] - values[0]}}
-        results["change"]["eval_cfm_se"] = 0.002
+        results["after"] = {"eval_cfm": values[-1]}
         lines = [json.dumps(record) for record in sequences(values[-1], tilt)]
         (folder / "validation-after.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "results.json").write_text(json.dumps(results))

@@ -44,8 +44,6 @@ class TestTables:
         assert list(rows) == ["base", "sft", "ebft", "rlvr"]
         assert float(rows["ebft"]["CE, all tokens"]) == pytest.approx(0.5, abs=0.1)
         assert float(rows["ebft"]["CE, all tokens: low"]) < 0.5 < float(rows["ebft"]["CE, all tokens: high"])
-        # RLVR's own reward, by nobody else; 0.5 is what it logged last.
-        assert [row["training reward"] for row in rows.values()] == ["", "", "", "0.5"]
         assert float(rows["base"]["humaneval greedy"]) == 0.0
         assert float(rows["base"]["humaneval greedy: high"]) == pytest.approx(0.2425, abs=1e-3)  # Wilson, 0 of 12
         assert rows_of(study, "settings") == [{"setting": "learning_rate", "sft": "1", "ebft": "0.5", "rlvr": "1.5"}]
@@ -57,11 +55,6 @@ class TestTables:
         assert readings["CE, all tokens", "ebft", "sft"] == "better"
         text = (study / "report" / "report.md").read_text()
         assert "36 tests were made here" in text
-        assert (
-            "Holm's correction for the 6 such tests of this table: CE, all tokens: ebft; CE, answer tokens: ebft; "
-            in text
-        )
-
         assert "Copied from the paper, not measured here" in text
         paper = {row["method"]: row for row in rows_of(study, "paper-qa-code")}
         assert (paper["EBFT"]["CE"], paper["RLVR (ws.)"]["pass@1"]) == ("0.207", "0.529")
@@ -70,7 +63,6 @@ class TestTables:
         assert cfm.startswith("feature-matching loss, on the test data: ebft (0.2")
         assert "p < 0.0001 alone, < 0.0001 after correction for 6 tests." in cfm
         assert ": not decided between ebft (0.75" in greedy
-        assert not any("best row of each method" in v for v in found.verdicts), "with one row each nothing is added"
 
         page = (study / "report" / "report.html").read_text()
         tags: list[tuple[str, dict[str, Any]]] = []
@@ -83,7 +75,7 @@ class TestTables:
         assert "default-src 'none'" in page
         assert page.count("needle") == 5, "five problems side by side"
         figures = {file.name for file in (study / "report" / "figures").iterdir()}
-        assert {"profile.svg", "pareto.png", "training-steps.svg", "training-flops.png"} <= figures
+        assert {"profile.svg", "training-steps.svg", "training-flops.png"} <= figures
         report.write(str(study))  # over its own files
         assert not (study / "report" / "tables" / "paper-qa-code.csv").exists()
 
@@ -105,9 +97,9 @@ class TestTables:
         evidence = read_study_folder(study)
         metrics = tables.main_metrics(evidence)
         assert metrics[2:4] == ["calibration cfm", "calibration cfm_temperature_1"]
-        assert metrics[-2:] == ["humaneval greedy_empty", "reward"]
+        assert metrics[-1] == "humaneval greedy_empty"
         assert not any(ranking.metric.endswith("empty") for ranking in tables.rankings(evidence, metrics))
-        of_row = [tables.summary_of(evidence.rows[1], m) for m in (*metrics[2:4], "calibration distinct", metrics[-2])]
+        of_row = [tables.summary_of(evidence.rows[1], m) for m in (*metrics[2:4], "calibration distinct", metrics[-1])]
         plain, other, distinct, empty = [found for found in of_row if found is not None]
         assert other.value == pytest.approx(3 * plain.value)
         assert distinct.interval is not None
@@ -125,19 +117,18 @@ class TestTables:
                 rows = [{"task_id": f"{n}", "sample": 0, "status": status} for n, status in enumerate(passed)]
                 write_jsonl(place / f"multipl-e-{language}.greedy.scores.samples.jsonl", rows)
         evidence = read_study_folder(study)
-        assert tables.main_metrics(evidence) == ["multipl-e greedy_pass@1", "reward"]
+        assert tables.main_metrics(evidence) == ["multipl-e greedy_pass@1"]
         found = tables.summary_of(evidence.rows[0], "multipl-e greedy_pass@1")
         assert found is not None
         assert (found.value, found.items) == (pytest.approx((0.5 + 0.0) / 2), 3)
 
-    def test_a_profile_of_one_sequence_has_no_intervals_and_no_tests(self, study: Path) -> None:
+    def test_one_sequence_has_no_intervals_and_no_tests(self, study: Path) -> None:
         for file in study.rglob("calibration.jsonl"):
             records = [json.loads(line) for line in file.read_text().splitlines()]
             write_jsonl(file, [{**record, "profile_contexts": 3 * (record["sequence"] == 5)} for record in records])
         evidence = read_study_folder(study)
-        profile = tables.profile_table(evidence)
-        assert profile.caption.endswith("on 1 sequences.")
-        assert {cell.interval for row in profile.cells.values.tolist() for cell in row[2:]} == {None}
+        found = [tables.summary_of(row, "calibration cfm_at_1") for row in evidence.rows]
+        assert {one.interval for one in found if one is not None} == {None}
         differences = tables.differences_table(evidence, ["calibration cfm_at_1"])
         assert {row[-1] for row in differences.cells.values.tolist()} == {"not tested"}
 
@@ -145,11 +136,9 @@ class TestTables:
 class TestVerdicts:
     def test_methods_are_compared_also_if_the_runner_up_is_of_the_same(self, tmp_path: Path) -> None:
         study = make_study(tmp_path, gammas=(0.0, 0.01), ebft=0.5, sft=1.0)
-        first, answer = (v for v in report.write(str(study)).verdicts if v.startswith("cross-entropy, all tokens"))
-        assert "on the test data: not decided between ebft (alpha 0, gamma 0) (0.5" in first
-        assert "on the test data, best row of each method: ebft (alpha 0, gamma 0) (0.5" in answer
-        assert "is better than sft (1.0" in answer
-        assert (study / "report" / "figures" / "map-1.svg").exists(), "alpha and gamma"
+        first = report.write(str(study)).verdicts[0]
+        assert first.startswith("cross-entropy, all tokens, on the test data: ebft (alpha 0, gamma 0) (0.5")
+        assert "is better than sft (1.0" in first
 
     def test_one_seed_and_a_head_start_are_said(self, study: Path) -> None:
         warm = {"ebft": "sft"}
@@ -189,8 +178,8 @@ class TestWhatIsMissing:
     @pytest.mark.parametrize(
         ("file", "text", "words"),
         [
-            ("runs/sft,seed=0/results.json", "{", "broken: .* not valid JSON"),
-            ("evaluations/sft,seed=0/results.json", "{", "its evaluation is broken"),
+            ("runs/sft,seed=0/results.json", "{", ".* not valid JSON"),
+            ("evaluations/sft,seed=0/results.json", "{", "its evaluation is not there"),
             (
                 "evaluations/sft,seed=0/calibration.jsonl",
                 '{"sequence": 0, "tokens": 1}\n',

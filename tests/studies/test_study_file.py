@@ -93,8 +93,8 @@ def test_a_sweep_is_every_combination_once_in_order_and_flags_win_over_the_secti
     assert not (tmp_path / "out").exists()
     for run in runs:
         run.prepare()
-        assert load_recipe(run.arguments[2], {}).given == run.given
-    assert runs[3].given["feature_layers"] == [0.25, 0.75]
+        assert load_recipe(run.arguments[2], {}).given == run.settings
+    assert runs[3].settings["feature_layers"] == [0.25, 0.75]
     assert len(Plan(sweep(tmp_path, ["max_length=128,256"], "sft")).runs) == 2
     for sets, words in ([], "a sweep needs --set"), (["gamma=0.1,0.10"], "same name"), (["gamma=fast"], "not a number"):
         with pytest.raises(ConfigError, match=words):

@@ -15,7 +15,7 @@ from ebft.config.recipe import load_recipe
 from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore
 from ebft.data.row_format import Document
 from ebft.errors import ConfigError
-from ebft.studies import compare
+from ebft.studies import report as study_report
 from ebft.train import run_folder
 from ebft.train.run_folder import RunFolder
 from tests.baselines.runs import ROWS, metrics_of, results_of
@@ -155,7 +155,7 @@ def test_two_runs_of_a_program_compare_in_pairs(tiny: Path, tmp_path: Path) -> N
     for results in found, results_of(two):
         assert (results["method"], results["steps"]) == ("ebft", 2)
         assert results["before"]["eval_cfm"] == before["eval_cfm"]
-    compared = compare.compare([str(one), str(two)], str(tmp_path / "out"))
+    compared = study_report.compare([str(one), str(two)], str(tmp_path / "out"))
     assert compared.notes == []
     assert any(table.name == "differences" for table in compared.tables)
     (two / "recipe.yaml").write_text("model: x\n")  # now it is the folder of a run by the command

@@ -1,20 +1,15 @@
 """`ebft sweep`, `ebft study run`, `ebft study report` and `ebft compare`.
 
-The manifest of a study, `study.json` in its folder, says what has happened: code version, commands, machine, states.
+The manifest of a study, `study.json` in its folder, says what has happened: commands, machine, states.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
-import subprocess
 import time
 from argparse import Namespace
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
-from pathlib import Path
 
 from ebft.config.evaluation import EvalOptions
 from ebft.config.recipe import TRAINING, check_datasets, sections
@@ -23,9 +18,8 @@ from ebft.errors import ConfigError
 from ebft.fetch import check_models
 from ebft.runtime.files import Json, json_ready, locked, read_json, write_json, write_text
 from ebft.runtime.messages import print_error, print_table
-from ebft.studies import compare as comparisons
 from ebft.studies import launchers, report
-from ebft.studies.runs import AXES
+from ebft.studies.evidence import AXES
 from ebft.studies.study import Job, Plan, Run, Study, named, read_study, read_sweep
 
 logger = logging.getLogger(__name__)
@@ -37,32 +31,16 @@ _STUDY_RUN = "STUDY.yaml [--dry-run] [--jobs N] [--launcher slurm] [options]"
 # ---- running -------------------------------------------------------------------------------------------------------
 
 
-def check_inputs(plan: Plan, elsewhere: bool) -> None:
-    """Data, models, problems and a sandbox are there, and no run has begun with other settings: said before the first
-    job starts. elsewhere: jobs run on other machines, which may have what is not here."""
+def check_inputs(plan: Plan) -> None:
+    """Data, models, problems and a sandbox are there: said before the first job starts."""
     from ebft.evaluate.tasks import problem_sets
-    from ebft.train.run_folder import BATCH, other_setting
 
-    for run in plan.runs:
-        if not run.finished and (why := other_setting(run.output, run.given, run.row.command, BATCH)) is not None:
-            raise ConfigError(f"{run.name}: {why}; set it back, choose another output_dir, or delete that folder")
-    if not plan.unknown and not plan.unfinished:
-        return
-    checks: list[tuple[str, Callable[[], object]]] = []
-    for row, values in ((one, values) for one in plan.study.rows for values in one.candidates):
-        checks += [(row.name, partial(check, {**row.settings, **values})) for check in (check_datasets, check_models)]
-    if evaluation := plan.study.evaluation:
-        options = EvalOptions.from_values(evaluation)
-        if options.feature_model not in [row.method for row in plan.study.rows]:  # else it will be there
-            checks.append(("evaluation", partial(check_models, evaluation)))
-        checks += [("evaluation", partial(problem_sets, task, options)) for task in options.tasks]
-    for name, check in checks:
-        try:
-            check()
-        except ValueError as error:
-            if not elsewhere:
-                raise ConfigError(f"{name}: {error}") from None
-            logger.warning(f"not on this machine: {name}: {error}")
+    for settings in [{**row.settings, **values} for row in plan.study.rows for values in row.candidates]:
+        check_datasets(settings)
+        check_models(settings)
+    options = EvalOptions.from_values(plan.study.evaluation)
+    for task in options.tasks:
+        problem_sets(task, options)
 
 
 class Runner:
@@ -76,8 +54,8 @@ class Runner:
     def run(self) -> int:
         """The exit code. With `next_stage` only what was not tried before: a chain of jobs must come to an end."""
         study, options = self.study, self.options
-        if not options.next_stage:  # else it was checked when the chain began
-            check_inputs(self.plan, elsewhere=options.launcher != "local")
+        if options.launcher == "local" and (self.plan.unknown or self.plan.unfinished):
+            check_inputs(self.plan)  # other machines may have what is not here
         if options.dry_run:
             print("\n".join(self.states()))
             if options.launcher == "slurm" and (left := self.plan.unfinished):
@@ -110,9 +88,8 @@ class Runner:
         return [job for job in self.plan.ready() if not self.plan.given_up(job)]
 
     def states(self) -> list[str]:
-        plan, lengths = self.plan, Counter(run.length for run in self.plan.runs)
-        runs = ", ".join(f"{count} of {length}" for length, count in lengths.items())
-        counts = f"{len(plan.runs)} training runs ({runs}) and {len(plan.evaluations)} evaluations"
+        plan = self.plan
+        counts = f"{len(plan.runs)} training runs and {len(plan.evaluations)} evaluations"
         counts += f", {len(plan.jobs) - len(plan.unfinished)} of them finished; {plan.unknown} more wait for a search"
         return [*(f"{job.name}: {job.state}" for job in plan.jobs), f"jobs: {counts}"]
 
@@ -125,7 +102,6 @@ class Runner:
             "study": self.study.name,
             "command": self.command,
             "started": before.get("started", time.strftime("%Y-%m-%dT%H:%M:%S%z")),
-            "code": _code(),
             "machine": before.get("machine") or describe(),
             "paper": self.study.paper,
             "rows": _rows(self.plan),
@@ -139,31 +115,18 @@ def _rows(plan: Plan) -> list[Json]:
     tested, methods = {job.name for job in plan.evaluations}, {row.name: row.method for row in plan.study.rows}
 
     def model(name: str, run: Run | None = None) -> Json:
-        trained = {"run": f"runs/{name}", "log": f"logs/{name}.log"}
-        tests = {"evaluation": f"evaluations/{name}", "evaluation_log": f"logs/evaluate-{name}.log"}
-        found = {**(trained if run else {}), **(tests if f"evaluate-{name}" in tested else {})}
-        return {"seed": run and run.seed, **dict.fromkeys({**trained, **tests}), **found}
+        evaluation = f"evaluations/{name}" if f"evaluate-{name}" in tested else None
+        return {"seed": run and run.seed, "run": run and f"runs/{name}", "evaluation": evaluation}
 
     rows: list[Json] = []
     for row in [*(plan.bases if plan.study.evaluation else ()), *plan.study.rows]:
         final, shown = plan.final.get(row.name), named("", row.values).replace("=", " ").replace(",", ", ")
-        given = {"method": row.method, "after": methods.get(row.needs.get("model", "")), "values": row.values}
-        given |= {
-            "title": f"{row.method} ({shown})" if shown else row.method,
-            "chosen": final[0].chosen if final else {},
-        }
+        given = {"title": f"{row.method} ({shown})" if shown else row.method, "values": row.values}
+        given |= {"kind": {"train": "ebft"}.get(row.command, row.command), "method": row.method}
+        given |= {"after": methods.get(row.needs.get("model", "")), "chosen": final[0].chosen if final else {}}
         models = [model(row.name)] if final is None else [model(run.name, run) for run in final]
-        rows.append({**given, "kind": {"train": "ebft"}.get(row.command, row.command), "models": models})
+        rows.append({**given, "models": models})
     return rows
-
-
-def _code() -> dict[str, str]:
-    """The commit, where the code is a checkout."""
-    checkout = Path(__file__).parents[3]
-    if not (checkout / ".git").exists() or shutil.which("git") is None:
-        return {}
-    describe = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    return {"commit": subprocess.run(describe, capture_output=True, text=True).stdout.strip()}
 
 
 # ---- commands ------------------------------------------------------------------------------------------------------
@@ -183,9 +146,9 @@ def sweep(arguments: list[str]) -> int:
     found = read_sweep(options.config, options.settings, options.set, options.command)
     runner = Runner(found, ["ebft", "sweep", *arguments], options)
     code = runner.run()
-    measured = [run for run in runner.plan.runs if run.finished and run.validated is not None]
+    measured = [str(run.output) for run in runner.plan.runs if run.finished and run.validated is not None]
     if measured and not options.dry_run:
-        _compare([str(run.output) for run in measured], str(found.folder / _COMPARED))
+        _compare(measured, str(found.folder / _COMPARED))
     return code
 
 
@@ -205,14 +168,15 @@ def _options(parser: Parser, arguments: list[str]) -> Namespace:
 
 
 def study(arguments: list[str]) -> int:
-    kinds: dict[str, Callable[[list[str]], int]] = {"run": _study_run, "report": _report}
+    if arguments[:1] == ["run"]:
+        return _study_run(arguments[1:])
+    if arguments[:1] == ["report"]:
+        return _study_report(arguments[1:])
     usage = f"usage: ebft study run {_STUDY_RUN}; or ebft study report DIR [--output DIR] [--paper]"
-    if arguments[:1] in (["-h"], ["--help"]):
-        print(usage)
-        return 0
-    if not arguments or arguments[0] not in kinds:
+    if arguments[:1] not in (["-h"], ["--help"]):
         raise ConfigError(usage)
-    return kinds[arguments[0]](arguments[1:])
+    print(usage)
+    return 0
 
 
 def _study_run(arguments: list[str]) -> int:
@@ -228,22 +192,20 @@ def _study_run(arguments: list[str]) -> int:
     return code
 
 
-def _report(arguments: list[str]) -> int:
+def _study_report(arguments: list[str]) -> int:
     parser = Parser("study report", "Tables, figures and a page of a study, finished or not.")
     parser.add_argument("study", metavar="DIR", help="output folder of ebft study run")
     parser.add_argument("--output", help="folder to write [DIR/report]")
     parser.add_argument("--paper", action="store_true", help="show the paper's own numbers beside, marked as such")
     options = parser.parse_args(arguments)
-    found = report.write(options.study, options.output, options.paper)
-    print("\n".join(found.verdicts))
-    _show(found)
+    _show(report.write(options.study, options.output, options.paper))
     return 0
 
 
 def compare(arguments: list[str]) -> int:
     parser = Parser("compare", "A table and overlaid curves of finished or running runs.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="output folders of ebft train, sft or rlvr")
-    written = ", ".join(comparisons.FILES)
+    written = ", ".join(report.COMPARED)
     parser.add_argument("--output", default=_COMPARED, help=f"folder for {written} [{_COMPARED}]")
     parser.add_argument("--x", default="steps", choices=AXES, help="horizontal axis of the figures [steps]")
     parser.add_argument("--name", action="append", default=[], help="what to call a run, one for each, in order")
@@ -253,7 +215,7 @@ def compare(arguments: list[str]) -> int:
 
 
 def _compare(runs: Sequence[str], output: str, axis: str = "steps", names: Sequence[str] = ()) -> None:
-    found = comparisons.compare(runs, output, axis, names)
+    found = report.compare(runs, output, axis, names)
     for table in found.tables:
         print()
         print_table([tuple(table.cells.columns), *table.texts.itertuples(index=False, name=None)])
@@ -263,4 +225,4 @@ def _compare(runs: Sequence[str], output: str, axis: str = "steps", names: Seque
 def _show(found: report.Report) -> None:
     for note in found.notes:
         logger.warning(note)
-    print("\n" + "\n".join(map(str, found.files)))
+    print("\n".join(map(str, [*found.verdicts, "", *found.files])))

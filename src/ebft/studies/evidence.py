@@ -1,29 +1,119 @@
-"""What a study's folder holds: for every row of its tables the runs, what tests of their final models found, and what
-is missing or broken. Only files are read; a study may still be running."""
+"""What folders of runs and studies hold: for every row of a table the runs, what tests of their final models found, and
+what is missing, broken or does not compare. Only files are read; a run or study may still be going on."""
 
 from __future__ import annotations
 
+import json
 import math
-import textwrap
 from collections import defaultdict
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from ebft.config.evaluation import HARMLESS
+from ebft.config.method import settings_that_change
 from ebft.errors import ConfigError
 from ebft.evaluate.tables import by_problem, is_scored
-from ebft.method.measures import SumsAndCounts, sums_by_metric
+from ebft.method.measures import NAMES, Record, SumsAndCounts, sums_by_metric
 from ebft.runtime.files import Json, read_json, read_jsonl
-from ebft.studies.runs import METRICS_FILE, Run, compares, read_run, validated_apart, what_differs
 from ebft.studies.statistics import Corpus, CorpusMetric, Measured, measured
 from ebft.studies.study import last_error
 
 Scores = dict[str, Measured | Corpus]  # by `<task> <metric>`
 VALIDATION = "validation"  # begins the names of metrics where nothing was tested
+METRICS_FILE = "metrics.jsonl"
+_NO_METRICS = ("_se", "_runtime", "_per_second", "eval_reward")  # ends of keys; the last repeats the proxy
+# What a run had cost when a metric was measured: horizontal axes of curves, in metrics.jsonl and in figures.
+AXES = {
+    "steps": ("step", "steps"),
+    "tokens": ("spent/tokens", "tokens"),
+    "seconds": ("spent/seconds", "seconds"),
+    "flops": ("spent/flops", "FLOPs"),
+}
+
+
+# ---- runs ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """The output folder of a training run, finished or not."""
+
+    name: str
+    folder: Path
+    method: str  # ebft, sft or rlvr
+    finished: bool
+    validation: Json | None  # how its validation measures
+    entries: list[Json]  # lines of metrics.jsonl
+    records: list[Record] = field(default_factory=list)  # of single sequences after training, if it has finished
+
+    def measured(self, key: str) -> list[Json]:
+        """The entries with a value of this, by step; of two at one step, the later."""
+        found = {entry["step"]: entry for entry in self.entries if entry.get(key) is not None}
+        return [found[step] for step in sorted(found)]
+
+    def total_costs(self) -> Json:
+        """The last known value of `step` and of everything under `spent/`."""
+        last = {key: value for entry in self.entries for key, value in entry.items()}
+        return {key: value for key, value in last.items() if key == "step" or key.startswith("spent/")}
+
+
+def read_run(folder: Path) -> Run:
+    folder = folder.expanduser()
+    if not (folder / METRICS_FILE).is_file():
+        raise ConfigError(f"{folder} is no output folder of a run, or nothing is logged yet: no {METRICS_FILE}")
+    file = folder / "results.json"
+    try:
+        results: Json = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        entries = read_jsonl(folder / METRICS_FILE)
+        records = read_jsonl(folder / "validation-after.jsonl") if "after" in results else []
+    except ValueError as error:
+        raise ConfigError(f"{folder} holds a file that is not valid JSON ({error})") from None
+    ruler = results.get("ruler")
+    expected = (ruler or {}).get("validation_sequences", len(records))
+    if records and len(records) != expected:  # a part of them would be compared as if it were all
+        raise ConfigError(f"{folder}: validation-after.jsonl holds {len(records)} of {expected} sequences: cut off")
+    name, method = folder.resolve().name, results.get("method", "ebft")
+    return Run(name, folder, method, "steps" in results, ruler, entries, records)
+
+
+def validation_metrics(runs: Iterable[Run]) -> list[str]:
+    """Those that have a value, the usual ones first."""
+    keys = {key for run in runs for entry in run.entries for key, value in entry.items() if value is not None}
+    found = {key[5:] for key in keys if key.startswith("eval_") and not key.endswith(_NO_METRICS)}
+    return [*(name for name in NAMES if name in found), *sorted(found - {*NAMES})]
+
+
+def apart(mine: Json, other: Json) -> dict[str, str]:
+    """What differs, by name, and how it is told."""
+    names = sorted(name for name in {**mine, **other} if mine.get(name) != other.get(name))
+    return {name: f"{name} {str(mine.get(name))[:40]} and {str(other.get(name))[:40]}" for name in names}
+
+
+def validated_apart(run: Run, reference: Run | None) -> dict[str, str]:
+    """The settings by which the validation of a run differs from that of another."""
+    if reference is None or run is reference:
+        return {}
+    if run.validation is None or reference.validation is None:
+        return {"ruler": "they do not both say how"}
+    own = run.validation.get("network") == "moving average"  # of the run's own weights: two never have the same
+    return apart(run.validation, reference.validation) | ({"network": "moving averages"} if own else {})
+
+
+def compares(metric: str, differ: Collection[str]) -> bool:
+    """Whether the values of a metric compare although these settings differ."""
+    harmless: tuple[str, ...] = ()
+    if metric not in ("whitened_proxy", "reward"):
+        harmless += settings_that_change("proxy")
+    if metric.endswith("cross_entropy"):
+        harmless += ("network", *settings_that_change("features"))
+    return all(key in harmless for key in differ)
+
+
+# ---- rows of models ------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -41,17 +131,12 @@ class Model:
     def state(self) -> str:
         return "finished" if self.run is not None and self.run.finished else "; ".join(self.problems)
 
-    def drop(self, task: str) -> None:
-        self.scores = {name: score for name, score in self.scores.items() if not name.startswith(f"{task} ")}
-
 
 @dataclass
 class Row:
     title: str
     kind: str  # ebft, sft, rlvr, or base
     models: list[Model]
-    method: str = ""
-    values: Json = field(default_factory=dict)  # of its grid
     after: str | None = None  # the method whose final models it started from
 
     def scores(self, metric: str) -> list[Any]:
@@ -67,21 +152,19 @@ class Evidence:
     def __post_init__(self) -> None:
         """Numbers are put together only if they were measured on the same data in the same way."""
         self.models = [model for row in self.rows for model in row.models]
-        if any(model.results for model in self.models):
-            for model in self.models:
-                model.drop(VALIDATION)
-        self._drop_what_was_tested_otherwise()
         known = [model.run for model in self.models if model.run is not None and model.run.validation is not None]
         # The run that most others were validated like.
-        alike = [sum(not validated_apart(run, other) for other in known) for run in known]
-        self.reference = known[alike.index(max(alike))] if known else None
+        self.reference = max(known, key=lambda run: sum(not validated_apart(run, one) for one in known), default=None)
+        self._drop_what_was_tested_otherwise()
+        is_tested = any(model.results for model in self.models)
         for model in self.models:
-            if model.run is not None and (said := what_differs(model.run, self.reference)) is not None:
-                model.problems.append(f"it {said}")
-                differ = validated_apart(model.run, self.reference)
-                for metric in [m for m in model.scores if m.startswith(f"{VALIDATION} ")]:
-                    if not compares(metric.split()[1], differ):
-                        del model.scores[metric]
+            differ = validated_apart(model.run, self.reference) if model.run is not None else {}
+            if differ and self.reference is not None:
+                how = f"validated differently ({', '.join(differ.values())})"
+                model.problems.append(f"it and {self.reference.name} were {how}")
+            for metric in [name for name in model.scores if name.startswith(VALIDATION)]:
+                if is_tested or not compares(metric.split()[1], differ):
+                    del model.scores[metric]
         self.metrics = list(dict.fromkeys(metric for model in self.models for metric in model.scores))
 
     @property
@@ -104,13 +187,10 @@ class Evidence:
             for task, entry in list(model.results.items()):
                 how = _how_measured(entry)
                 of, theirs = first.setdefault(task, (title, how))
-                if differ := sorted(key for key in {*how, *theirs} if how.get(key) != theirs.get(key)):
-                    told = ", ".join(
-                        f"{key} {str(how.get(key))[:40]} and {str(theirs.get(key))[:40]}" for key in differ
-                    )
-                    what = f"{task} was measured differently than of {of} ({told}) and is left out"
+                if differ := ", ".join(apart(how, theirs).values()):
+                    what = f"{task} was measured differently than of {of} ({differ}) and is left out"
                     model.problems.append(f"{what}; the same `ebft study run` measures again what is old")
-                    model.drop(task)
+                    model.scores = {n: score for n, score in model.scores.items() if not n.startswith(f"{task} ")}
                     del model.results[task]  # nor is it drawn
                 elif not is_scored(entry):
                     where = f"run `ebft score {self.folder}`, where there is a sandbox"
@@ -125,19 +205,19 @@ def read_study_folder(folder: Path) -> Evidence:
     for given in manifest["rows"]:
         models = [_read_model(folder, given["title"], one) for one in given["models"]]
         models = models or [Model(problems=["waits for a search to choose its settings"])]
-        rows.append(Row(given["title"], given["kind"], models, given["method"], given["values"], given.get("after")))
+        rows.append(Row(given["title"], given["kind"], models, given.get("after")))
     return Evidence(folder, manifest, rows)
 
 
 def _read_model(folder: Path, title: str, given: Json) -> Model:
     model = Model(given["seed"])
     if given["run"] is not None:
-        place, error = folder / given["run"], _error(folder / given["log"])
+        place = folder / given["run"]
+        error = last_error(folder / "logs" / f"{place.name}.log")
         try:
             model.run = read_run(place)
         except ConfigError as broken:
-            there = (place / METRICS_FILE).exists()
-            model.problems.append(f"broken: {broken}" if there else f"failed: {error}" if error else "has not started")
+            model.problems.append(f"failed: {error}" if error else str(broken))
             return model
         model.run.name = title
         if not model.run.finished:
@@ -146,30 +226,20 @@ def _read_model(folder: Path, title: str, given: Json) -> Model:
             return model
         model.scores = scores_of_run(model.run, model.seed)
     if given["evaluation"] is not None:
-        _read_evaluation(model, folder / given["evaluation"], _error(folder / given["evaluation_log"]))
+        place = folder / given["evaluation"]
+        _read_evaluation(model, place, last_error(folder / "logs" / f"evaluate-{place.name}.log"))
     return model
-
-
-def _error(log: Path) -> str:
-    return textwrap.shorten(last_error(log) or "", 160, placeholder=" ...")  # all of it is in the log
 
 
 def scores_of_run(run: Run, seed: int | None = None) -> Scores:
     """What is known of a run without an evaluation."""
-    found: Scores = {f"{VALIDATION} {name}": score for name, score in _by_sequence(run.records, seed).items()}
-    if logged := run.rewards():
-        last = [entry["reward"] for entry in logged if entry["step"] > 0.9 * logged[-1]["step"]] or [
-            logged[-1]["reward"]
-        ]
-        found["reward"] = Measured(fmean(last), seed=seed)
-    return found
+    return {f"{VALIDATION} {name}": score for name, score in _by_sequence(run.records, seed).items()}
 
 
-def _read_evaluation(model: Model, folder: Path, error: str) -> None:
+def _read_evaluation(model: Model, folder: Path, error: str | None) -> None:
     found = read_json(folder / "results.json")
     if not isinstance(found, dict) or not isinstance(found.get("tasks"), dict):
-        broken = "is broken" if (folder / "results.json").exists() else "is not there yet"
-        model.problems.append(f"its evaluation failed: {error}" if error else f"its evaluation {broken}")
+        model.problems.append(f"its evaluation failed: {error}" if error else "its evaluation is not there yet")
         return
     model.evaluation, model.results = folder, found["tasks"]
     if error:

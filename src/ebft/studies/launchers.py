@@ -44,14 +44,11 @@ exit $code
 
 
 def run_here(options: argparse.Namespace, ready: Callable[[], list[Job]], failed: set[str]) -> None:
-    """Run everything to its end, also after some jobs have failed, whose names are then in `failed`.
-
-    ready: all that could run now.
-    """
+    """Run everything to its end, also after some jobs have failed, whose names are then in `failed`."""
     started: set[str] = set()
     running: list[tuple[Job, subprocess.Popen[bytes], str | None]] = []
     waiting = ready()
-    free = _places(options, waiting[0].on_cpu) if waiting else []
+    free = _places(options, waiting[0]) if waiting else []
     places = len(free)
     try:
         while waiting or running:
@@ -75,10 +72,11 @@ def run_here(options: argparse.Namespace, ready: Callable[[], list[Job]], failed
         raise
 
 
-def _places(options: argparse.Namespace, on_cpu: bool) -> list[str | None]:
+def _places(options: argparse.Namespace, job: Job) -> list[str | None]:
     """One for each job that may run at once: a GPU, by its name in CUDA_VISIBLE_DEVICES, or None for the CPU."""
     import torch
 
+    on_cpu = job.settings.get("use_cpu") or job.settings.get("device") == "cpu"
     count, named = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = map(str, range(count)) if named is None else map(str.strip, named.split(",")[:count])
     every: list[str | None] = [] if on_cpu else [*gpus] * options.per_gpu
@@ -175,9 +173,7 @@ def _flags(asked: dict[str, str]) -> list[str]:
 
 def _slurm(*command: str) -> str:
     """What a command of Slurm prints, such as the number of the job that it has submitted."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        why = getattr(error, "stderr", "").strip() or error
-        raise ConfigError(f"{command[0]} failed ({why}); use --launcher local, or --dry-run for the file") from None
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise ConfigError(f"{command[0]} failed: {done.stderr.strip()}")
     return done.stdout.strip().partition(";")[0]

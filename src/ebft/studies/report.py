@@ -1,4 +1,5 @@
-"""`ebft study report`: everything that a study's folder says, as a page, tables and figures."""
+"""`ebft study report`: everything that a study's folder says, as a page, tables and figures. `ebft compare`: the same
+of some runs, finished or not, by EBFT or a baseline."""
 
 from __future__ import annotations
 
@@ -12,18 +13,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ebft.errors import ConfigError
-from ebft.runtime.files import Json, read_jsonl, write_text
+from ebft.method.measures import differences, smaller_is_better, with_error
+from ebft.runtime.files import Json, json_ready, read_jsonl, write_json, write_text
 from ebft.studies import figures, tables
-from ebft.studies.evidence import VALIDATION, Evidence, read_study_folder
-from ebft.studies.runs import facts
-from ebft.studies.tables import Table, Test, markdown_text, shown, summary_of
+from ebft.studies.evidence import (
+    AXES,
+    VALIDATION,
+    Evidence,
+    Model,
+    Row,
+    Run,
+    compares,
+    read_run,
+    read_study_folder,
+    scores_of_run,
+    validated_apart,
+    validation_metrics,
+)
+from ebft.studies.tables import Table, Test, markdown_text, name_of, shown, summary_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE, TEXT, TABLES, FIGURES = "report.html", "report.md", "tables", "figures"
+COMPARED = PNG, HTML, NUMBERS = "compare.png", "compare.html", "compare.json"
 _PROBLEMS = 5  # of each set, whose answers are shown side by side
-_LONGEST = 4000  # characters of a text: the page must stay a page
 
 
 class Report(NamedTuple):
@@ -33,21 +47,23 @@ class Report(NamedTuple):
     files: list[Path]
 
 
+# ---- of a study ----------------------------------------------------------------------------------------------------
+
+
 def write(study: str, output: str | None = None, paper: bool = False) -> Report:
     folder = Path(study).expanduser()
     evidence = read_study_folder(folder)
     place = folder / "report" if output is None else Path(output).expanduser()
-    check_place(place, PAGE)
-    metrics = tables.main_metrics(evidence)
-    others = [metric for metric in evidence.metrics if metric not in metrics and "cfm_at_" not in metric]
-    ranked = tables.rankings(evidence, metrics)
+    _check_place(place, PAGE)
+    metrics, manifest = tables.main_metrics(evidence), evidence.manifest
+    others = [metric for metric in evidence.metrics if metric not in metrics]
     trained = [(row, model) for row in evidence.rows if row.kind != "base" for model in row.models]
+    caption = "of a single run they say nothing about training again."
     every = [
-        tables.main_table(evidence, metrics, ranked),
-        *(tables.paper_tables(evidence.manifest.get("paper")) if paper else ()),
+        tables.metrics_table(evidence, metrics, "main", "Main results", caption),
+        *(tables.paper_tables(manifest.get("paper")) if paper else ()),
         tables.differences_table(evidence, metrics),
         tables.metrics_table(evidence, others, "other-metrics", "Other metrics", "not tested."),
-        tables.profile_table(evidence),
         tables.settings_table({row.title: m.run for row in evidence.rows for m in row.models[:1] if m.run is not None}),
         tables.costs_table([({"method": row.title, "seed": m.seed, "state": m.state}, m.run) for row, m in trained]),
     ]
@@ -58,33 +74,28 @@ def write(study: str, output: str | None = None, paper: bool = False) -> Report:
     for table in every:
         write_text(place / TABLES / f"{table.name}.csv", table.as_csv())
         write_text(place / TABLES / f"{table.name}.tex", table.as_latex())
-    drawn = figures.draw(evidence, metrics)
+    drawn = figures.draw(evidence)
     for name, figure in drawn.items():
         for kind in ("svg", "png"):
             (place / FIGURES / f"{name}.{kind}").write_bytes(figures.saved(figure, kind))
-    verdicts = _verdicts(ranked) + _verdicts(tables.rankings(evidence, metrics, of_kinds=True), of_kinds=True)
-    title, manifest = str(evidence.manifest["study"]), evidence.manifest
-    done = sum(model.run is not None and model.run.finished for _, model in trained)
-    about = (
-        f"{len(evidence.rows)} rows, {done} of {len(trained)} final runs finished. Cross-entropy is in nats per token."
-    )
-    page: Json = {"title": title, "about": about, "notes": evidence.notes, "verdicts": verdicts, "tables": every}
-    made_with = {name: str(manifest.get(name, "")) for name in ("started", "command", "code", "machine")}
-    write_text(place / PAGE, render({**page, "answers": _answers(evidence), "made_with": made_with}, drawn))
-    lines = [f"# {markdown_text(title)}", "", about, "", *(f"> {markdown_text(note)}\n" for note in evidence.notes)]
+    title, verdicts = str(manifest["study"]), _verdicts(tables.rankings(evidence, metrics))
+    made_with = {name: str(manifest.get(name, "")) for name in ("started", "command", "machine")}
+    page: Json = {"title": title, "notes": evidence.notes, "verdicts": verdicts, "tables": every}
+    write_text(place / PAGE, _page({**page, "answers": _answers(evidence), "made_with": made_with}, drawn))
+    lines = [f"# {markdown_text(title)}\n", *(f"> {markdown_text(note)}\n" for note in evidence.notes)]
     lines += [*(f"- {markdown_text(verdict)}" for verdict in verdicts), "", *(table.as_markdown() for table in every)]
     lines += [*(f"![{name}]({FIGURES}/{name}.png)\n" for name in drawn), "## How this was made", ""]
     write_text(place / TEXT, "\n".join([*lines, *(f"- {n}: {markdown_text(v)}" for n, v in made_with.items()), ""]))
     return Report(every, verdicts, evidence.notes, [place / PAGE, place / TEXT, place / TABLES, place / FIGURES])
 
 
-def check_place(place: Path, file: str) -> None:
+def _check_place(place: Path, file: str) -> None:
     """What is not ours is not overwritten."""
     if place.exists() and any(place.iterdir()) and not (place / file).exists():
         raise ConfigError(f"--output {place} is not empty and holds no {file}; choose another folder")
 
 
-def render(page: Json, drawn: Mapping[str, Figure]) -> str:
+def _page(page: Json, drawn: Mapping[str, Figure]) -> str:
     """One HTML file that loads nothing. Whatever is put into it is escaped; an SVG can run nothing as an image."""
     from jinja2 import Environment
 
@@ -93,37 +104,33 @@ def render(page: Json, drawn: Mapping[str, Figure]) -> str:
     return Environment(autoescape=True).from_string(template).render(page, figures=pictures)
 
 
-def _verdicts(ranked: Sequence[Test], of_kinds: bool = False) -> list[str]:
-    """A plain sentence for each metric, made from the tests and never stronger than they allow.
-
-    of_kinds: these are the best rows of two methods."""
+def _verdicts(ranked: Sequence[Test]) -> list[str]:
+    """A plain sentence for each metric, made from the tests and never stronger than they allow."""
     found, tests = [], sum(not math.isnan(one.p) for one in ranked)
     for one in ranked:
         where = "on validation data" if one.metric.startswith(f"{VALIDATION} ") else "on the test data"
-        asked = f"{facts(one.metric).title}, {where}{', best row of each method' * of_kinds}"
         means = [(row, summary_of(row, one.metric)) for row in (one.mine, one.other)]
         best, second = (f"{row.title} ({math.nan if mean is None else mean.value:.4f})" for row, mean in means)
         if one.found is None or one.reading == "not tested":
             said = f"{best}, {second}; this cannot be tested here, so it is no ranking"
         else:
+            is_better = one.reading == "better"
+            said = f"{best} is better than {second}" if is_better else f"not decided between {best} and {second}"
             # The interval is of this test alone, and may leave out 0 where the corrected p is not small.
             p = f"p {shown(one.found.p)} alone, {shown(one.p)} after correction for {tests} tests"
-            decided = f"not decided between {best} and {second}"
-            if one.reading == "better":
-                decided = f"{best} is better than {second}"
-            said = f"{decided}; difference {shown(one.found)}, {p}"
+            said += f"; difference {shown(one.found)}, {p}"
             if one.found.seeds < 2:
                 said += "; with one training run each, this says nothing about training again"
         # What was trained before counts for a row that started from there, and not for the other.
         warm = [row for row in (one.mine, one.other) if row.after is not None and one.mine.after != one.other.after]
         starts = [f" {r.title} started from the final models of {r.after}, so it had more training." for r in warm]
-        found.append(f"{asked}: {said}.{''.join(starts)}")
+        found.append(f"{name_of(one.metric)}, {where}: {said}.{''.join(starts)}")
     return found
 
 
 def _answers(evidence: Evidence) -> list[Table]:
-    """Some problems of each set with an answer by row: the greedy one, or the first sample where there is none, of the
-    first seed that was evaluated. Problems that some rows solve and others do not come first."""
+    """Some problems of each set with the greedy answer of every row, by the first seed that was evaluated. Problems
+    that some rows solve and others do not come first."""
     sets: dict[str, dict[str, list[dict[str, str]]]] = defaultdict(lambda: defaultdict(list))
     prompts: dict[tuple[str, str], str] = {}
     for row in evidence.rows:
@@ -131,23 +138,83 @@ def _answers(evidence: Evidence) -> list[Table]:
         for file in sorted(folder.glob("*.prompts.jsonl")) if folder is not None else ():
             name = file.name.removesuffix(".prompts.jsonl")
             prompts |= {(name, asked["task_id"]): asked["prompt"] for asked in read_jsonl(file)}
-            stem = f"{name}.greedy" if file.with_name(f"{name}.greedy.jsonl").exists() else f"{name}.samples"
-            kinds = ("scores.jsonl", "scores.samples.jsonl")  # of translations, and of programs
-            scored = [one for kind in kinds for one in read_jsonl(file.with_name(f"{stem}.{kind}"))]
-            scores = {one["task_id"]: one for one in scored if one["sample"] == 0}
-            for given in (one for one in read_jsonl(file.with_name(f"{stem}.jsonl")) if one["sample"] == 0):
-                score = scores.get(given["task_id"], {})
-                numbers = ", ".join(f"{n.replace('_', ' ')} {v:.1f}" for n, v in score.items() if isinstance(v, float))
-                told = {"status": score.get("status", ""), "message": _cut(score.get("message") or numbers)}
-                answer = {"method": row.title, "answer": _cut(given["completion"]), **told}
-                sets[name][given["task_id"]].append(answer)
+            outcomes = read_jsonl(file.with_name(f"{name}.greedy.scores.samples.jsonl"))  # of programs
+            scores = {one["task_id"]: {key: one.get(key) for key in ("status", "message")} for one in outcomes}
+            for given in read_jsonl(file.with_name(f"{name}.greedy.jsonl")):
+                key = given["task_id"]
+                answer = {"method": row.title, "answer": given["completion"], "status": "", "message": ""}
+                sets[name][key].append(answer | scores.get(key, {}))
     found = []
     for name, problems in sets.items():
         split = {key: len({one["status"] for one in answers}) > 1 for key, answers in problems.items()}
         for key in sorted(problems, key=lambda key: not split[key])[:_PROBLEMS]:
-            found.append(Table("answers", f"{name}: {key}", problems[key], _cut(prompts.get((name, key), ""))))
+            found.append(Table("answers", f"{name}: {key}", problems[key], prompts.get((name, key), "")))
     return found
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}\n... ({len(text) - _LONGEST:,} more characters)"
+# ---- of some runs --------------------------------------------------------------------------------------------------
+
+
+def compare(folders: Sequence[str], output: str, axis: str = "steps", names: Sequence[str] = ()) -> Report:
+    """The tables of some runs, and the picture, page and numbers in `output`."""
+    if names and len(names) != len(folders):
+        raise ConfigError(f"--name is given {len(names)} times for {len(folders)} runs; give one for each, or none")
+    place = Path(output).expanduser()
+    _check_place(place, NUMBERS)
+    runs = [read_run(Path(folder)) for folder in folders]
+    short = names or [run.name for run in runs]
+    for run, folder, name in zip(runs, folders, short, strict=True):
+        run.name = folder if len(set(short)) < len(runs) else name  # equal names become paths
+    metrics = validation_metrics(runs)
+    rows = [Row(run.name, run.method, [Model(run=run, scores=scores_of_run(run))]) for run in runs]
+    evidence = Evidence(place, {}, rows)
+    figure = figures.training_figure(evidence, axis)
+    if not metrics or figure is None:
+        raise ConfigError(f"these runs have not logged validation metrics over {axis} yet; wait, or use --x steps")
+    state = {True: "finished", False: "not finished"}
+    every = [
+        _along_runs(runs, metrics),
+        tables.differences_table(evidence, [f"{VALIDATION} {metric}" for metric in metrics]),
+        tables.costs_table([({"run": r.name, "method": r.method, "state": state[r.finished]}, r) for r in runs]),
+        tables.settings_table({run.name: run for run in runs}),
+    ]
+    every = [table for table in every if len(table.cells)]
+    place.mkdir(parents=True, exist_ok=True)
+    numbers = {run.name: _numbers(run, runs[0], metrics) for run in runs}
+    write_json(place / NUMBERS, json_ready({"runs": numbers, "notes": evidence.notes}))
+    (place / PNG).write_bytes(figures.saved(figure, "png"))
+    page: Json = {"title": "Runs compared", "notes": evidence.notes, "tables": every}
+    write_text(place / HTML, _page(page, {f"Over {AXES[axis][1]}": figure}))
+    return Report(every, [], evidence.notes, [place / name for name in COMPARED])
+
+
+def _along_runs(runs: Sequence[Run], metrics: Sequence[str]) -> Table:
+    """What was measured during training: first, best and last."""
+    rows = []
+    for key, run in ((key, run) for key in [*(f"eval_{metric}" for metric in metrics), "reward"] for run in runs):
+        entries = run.measured(key) if key != "reward" or run.method == "rlvr" else []
+        if entries:
+            best = (min if smaller_is_better(key) else max)(entries, key=lambda entry: entry[key])
+            texts = [with_error(entry[key], entry.get(f"{key}_se")) for entry in (entries[0], best, entries[-1])]
+            row = {"run": run.name, "method": run.method, "metric": name_of(key.removeprefix("eval_"))}
+            row |= {"first": texts[0], "best": texts[1], "best at": str(best["step"]), "last": texts[2]}
+            # The best model may have been loaded after the last step.
+            rows.append({**row, "last at": str(entries[-1].get("model_step", entries[-1]["step"]))})
+    return Table("validation", "Validation", rows)
+
+
+def _numbers(run: Run, first: Run, metrics: Sequence[str]) -> Json:
+    """What compare.json holds of a run."""
+    found: Json = {"folder": str(run.folder), "method": run.method, "finished": run.finished, "metrics": {}}
+    for metric in metrics:
+        key = f"eval_{metric}"
+        found["metrics"][metric] = [
+            {"step": entry["step"], "value": entry[key], "standard_error": entry.get(f"{key}_se")}
+            | {title: entry[column] for column, title in AXES.values() if entry.get(column) is not None}
+            for entry in run.measured(key)
+        ]
+    # Sequence by sequence: known better than the standard errors of the two values suggest.
+    moved = differences(run.records, first.records) if run is not first else {}
+    known = {metric: moved[metric] for metric in moved if compares(metric, validated_apart(run, first))}
+    found["against_first"] = {m: {"difference": e.mean, "standard_error": e.standard_error} for m, e in known.items()}
+    return found

@@ -21,12 +21,11 @@ from typing import Any
 import yaml
 
 from ebft.config.evaluation import BORROWED, EvalOptions
-from ebft.config.recipe import Recipe, field_types, find_recipe, load_recipe, read_values
-from ebft.config.settings import Values, typed
+from ebft.config.recipe import check_given, field_types, find_recipe, load_recipe, read_values
+from ebft.config.settings import Values, check_name, typed
 from ebft.errors import ConfigError, nearest
-from ebft.method.measures import NAMES
+from ebft.method.measures import NAMES, smaller_is_better
 from ebft.runtime.files import json_ready, read_json, sha256_of, write_text
-from ebft.studies.runs import better
 
 COMMANDS = {"ebft": "train", "sft": "sft", "rlvr": "rlvr"}  # the command of each method
 # What may stand at the top of a file, and under the name of a method; and what each is if left out.
@@ -35,7 +34,6 @@ _OF_STUDY = {**_OF_BOTH, "methods": {}, **dict.fromkeys(("name", "output_dir", "
 _OF_METHOD = {**_OF_BOTH, "search": {}, "method": None, "after": None}
 _DECIDED = ("output_dir", "seed", "sweep")  # of every run by the study
 PROMPT = "$ "  # begins the line of a command in a log
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # recipes are read often
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,8 @@ class Row:
     choose_by: str = "cross_entropy"
     seeds: Sequence[int | None] = (None,)
     search_seed: int | None = None
-    needs: dict[str, str] = field(
-        default_factory=dict
-    )  # `model`, `feature_model`: the row whose final models these are
+    # `model`, `feature_model`: the row whose final models these are
+    needs: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -83,7 +80,7 @@ def read_sweep(file: str | Path | None, overrides: Values, sets: Sequence[str], 
     lists = {**typed("sweep", values.pop("sweep", {}), dict), **of_flags}
     if not lists or not values.get("output_dir"):
         raise ConfigError("a sweep needs --set name=value,value or a `sweep:` section, and an output_dir for its runs")
-    rows = [Row("", command, point, {**values, **point}) for point in combinations(lists, "the sweep", command)]
+    rows = [Row("", command, point, {**values, **point}) for point in combinations(lists, command)]
     return _checked(Study("sweep", Path(str(values["output_dir"])).expanduser(), rows, kind="sweep"))
 
 
@@ -106,8 +103,8 @@ def read_study(file: str | Path) -> Study:
 def _keys(values: object, known: Values, where: str) -> Values:
     """The values of a mapping, with those that are left out."""
     given = {name: value for name, value in typed(where, values or {}, dict).items() if value is not None}
-    if odd := [str(name) for name in given if name not in known]:
-        raise ConfigError(f"{where}: unknown key {odd[0]!r}; there is {', '.join(known)}{nearest(odd[0], known)}")
+    for name in given:
+        check_name(str(name), known, "key", f" of {where}")
     kinds: dict[type, Any] = {dict: dict, list: list[int]}
     return {n: typed(f"{where}: {n}", given.get(n, of), kinds.get(type(of), Any)) for n, of in known.items()}
 
@@ -130,14 +127,14 @@ def _rows(name: str, given: Values, study: Values, settings: Values, above: Sequ
     seeds = list(dict.fromkeys(given["seeds"])) or [0]
     search_seed = seeds[0] if study["search_seed"] is None else typed("search_seed", study["search_seed"], int)
     rows = []
-    for values in combinations(grid, f"`grid` of {where}", command):
+    for values in combinations(grid, command):
         of_row, parents = {**settings, **values}, {"model": given["after"]}
         if of_row.get("feature_model") in study["methods"]:
             features = of_row.pop("feature_model")
             # A method whose features are its own, or of one that comes later, has those of its model.
             parents["feature_model"] = features if any(row.method == features for row in above) else None
         needs = {n: _parent(name, method, values, seeds, above) for n, method in parents.items() if method}
-        candidates = combinations(search, f"`search` of {where}", command)
+        candidates = combinations(search, command)
         rows.append(Row(name, command, values, of_row, candidates, given["choose_by"], seeds, search_seed, needs))
     return rows
 
@@ -156,7 +153,9 @@ def _checked(study: Study) -> Study:
     """Every run is loaded as a recipe, and what a search chooses by will be measured."""
     for row, values in ((one, values) for one in study.rows for values in one.candidates):
         try:
-            recipe = load({**row.settings, **values, "output_dir": "x"}, row.command)
+            # As if on a CPU: a login node without a GPU checks bf16 runs too.
+            given = {**row.settings, **values, "output_dir": "x", "use_cpu": True}
+            recipe = load_recipe(None, given, row.command)
         except ValueError as error:
             raise ConfigError(f"{row.name}: {error}") from None
         has_text = recipe.data.validation_split or recipe.data.validation_dataset
@@ -166,28 +165,18 @@ def _checked(study: Study) -> Study:
     return study
 
 
-def load(values: Values, command: str) -> Recipe:
-    """A checked recipe that may run on another machine: a login node without a GPU can check bf16 runs too."""
-    import torch
-
-    if torch.cuda.is_available() or "use_cpu" in values:
-        return load_recipe(None, values, command)
-    recipe = load_recipe(None, {**values, "use_cpu": True}, command)
-    del recipe.given["use_cpu"]
-    return recipe
-
-
 # ---- settings that vary --------------------------------------------------------------------------------------------
 
 
-def combinations(given: Values, where: str, command: str) -> list[Values]:
+def combinations(given: Values, command: str) -> list[Values]:
     """Every combination of the values that settings take in a sweep, a grid or a search, each as its type."""
-    types = field_types(command)
-    several = {name: values if isinstance(values, list) and values else [values] for name, values in given.items()}
-    lists = {name: [typed(name, value, types.get(name, Any)) for value in values] for name, values in several.items()}
+    types, lists = field_types(command), {}
+    for name, values in given.items():
+        several = values if isinstance(values, list) and values else [values]
+        lists[name] = [typed(name, value, types.get(name, Any)) for value in several]
     found = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
     if len({named("", one) for one in found}) < len(found):  # they are names of folders
-        raise ConfigError(f"{where}: two combinations have the same name; give every value once")
+        raise ConfigError(f"of {', '.join(lists)}: two combinations have the same name; give every value once")
     return found
 
 
@@ -214,25 +203,18 @@ def _evaluation(given: Values, shared: Values) -> Values:
     if "calibration" in options["tasks"]:
         types = field_types()
         shared = {name: typed(name, value, types.get(name, Any)) for name, value in shared.items()}
-        options = {**_as_validated(shared), **options}
+        found = {name: shared[inner] for name, (inner, _) in BORROWED.items() if inner in shared}
+        for name, inner in ("rollouts", "eval_samples"), ("calibration_batch_size", "per_device_eval_batch_size"):
+            found |= {name: shared[inner]} if shared.get(inner) else {}
+        found["feature_model"] = shared.get("feature_model") or shared.get("model")
+        kept_back, sources = found.pop("test_split", None), shared.get("dataset") or []
+        if kept_back and len(sources) == 1:
+            found |= {"calibration_data": sources[0], "test_split": kept_back}
+            found["calibration_split"] = shared.get("dataset_split", "train")
+        options = {**found, **options}
         _check_test_data(options, shared)
     EvalOptions.from_values(options)
     return options
-
-
-def _as_validated(shared: Values) -> Values:
-    """Options of calibration that say the same as the settings of the runs, by their names there."""
-    found = {name: shared[inner] for name, (inner, _) in BORROWED.items() if inner in shared}
-    for name, inner in ("rollouts", "eval_samples"), ("calibration_batch_size", "per_device_eval_batch_size"):
-        if shared.get(inner):
-            found[name] = shared[inner]
-    if "model" in shared:
-        found["feature_model"] = shared.get("feature_model") or shared["model"]
-    kept_back, sources = found.pop("test_split", None), shared.get("dataset") or []
-    if kept_back and len(sources) == 1:
-        found |= {"calibration_data": sources[0], "test_split": kept_back}
-        found["calibration_split"] = shared.get("dataset_split", "train")
-    return found
 
 
 def _check_test_data(options: Values, shared: Values) -> None:
@@ -259,9 +241,8 @@ class Job:
     study: Path  # its folder
     output: Path
     arguments: list[str]
-    needed: dict[Path, str]  # small files that are written before it starts
-    models: tuple[str | None, ...]  # those that it loads: the final ones of other runs, perhaps
-    on_cpu: bool
+    settings: Values  # of its recipe, or the options of the evaluation
+    needed: dict[Path, str]  # a small file that is written before it starts
     finished: bool
 
     @property
@@ -271,6 +252,11 @@ class Job:
     @property
     def command(self) -> str:
         return shlex.join(["ebft", *self.arguments])
+
+    @property
+    def models(self) -> set[str | None]:
+        """Those that it loads: the final ones of other runs, perhaps."""
+        return {self.settings["model"], self.settings.get("feature_model")}
 
     @property
     def state(self) -> str:
@@ -296,8 +282,6 @@ class Run(Job):
     row: Row
     chosen: Values  # of what is searched
     seed: int | None
-    given: Values  # all settings of its recipe
-    length: str  # its steps, or epochs
     validated: float | None  # what the search chooses by, after training; None: it is no number
 
 
@@ -318,7 +302,6 @@ class Plan:
 
     def __init__(self, study: Study, failed: Container[str] = (), once: bool = False) -> None:
         self.study, self.failed, self.once = study, failed, once
-        self.searches: dict[str, list[Run]] = {}  # by row, all candidates
         self.final: dict[str, list[Run]] = {}  # by row, the runs to report; none as long as a search decides
         self.unknown = 0  # runs and evaluations that depend on a search
         self._runs: dict[str, Run] = {}
@@ -341,7 +324,7 @@ class Plan:
         """What could run now and has not: evaluations first, so that a study that is stopped has some whole results."""
         first = sorted(self.unfinished, key=lambda job: isinstance(job, Run))
         missing = {str(run.output) for run in self.runs if not run.finished}
-        return [job for job in first if not missing & {*job.models}]
+        return [job for job in first if not missing & job.models]
 
     def _add(self, row: Row) -> list[Run]:
         """Its runs as far as they are known; returns those to report."""
@@ -350,13 +333,14 @@ class Plan:
             self.unknown += len(row.candidates) - 1 + len(row.seeds) + tests
             return []
         if chosen:
-            self.searches[row.name] = found = [self._run(row, values, row.search_seed) for values in row.candidates]
+            found = [self._run(row, values, row.search_seed) for values in row.candidates]
             known = [run for run in found if run.finished and run.validated is not None]
             # No best one as long as another may still come to its end.
             if not known or not all(run.finished or self.given_up(run) for run in found):
                 self.unknown += len({*row.seeds} - {row.search_seed}) + tests
                 return []
-            chosen = better(row.choose_by)(known, key=lambda run: run.validated).chosen
+            best = min if smaller_is_better(row.choose_by) else max
+            chosen = best(known, key=lambda run: run.validated or 0.0).chosen
         return [self._run(row, chosen, seed) for seed in row.seeds]
 
     def _run(self, row: Row, chosen: Values, seed: int | None) -> Run:
@@ -371,19 +355,19 @@ class Plan:
         for setting, parent in row.needs.items():  # the model of this seed, or the only one
             finals = self.final[parent]
             values[setting] = str(next((run for run in finals if run.seed == seed), finals[0]).output)
-        places = ("", "points") if self.study.kind == "sweep" else ("runs", "recipes")
-        output, recipes = (self._folder / place for place in places)
-        loaded = load({**values, "output_dir": str(output / name)}, row.command)
-        given, steps, epochs = loaded.given, loaded.training.max_steps, loaded.training.num_train_epochs
-        length = f"{steps:,} steps" if steps > 0 else f"{epochs:g} epoch{'s' * (epochs != 1)}"
-        recipe = {recipes / f"{name}.yaml": yaml.safe_dump(given, sort_keys=False)}
-        arguments = [row.command, "--config", *map(str, recipe), "--resume"]  # from the beginning without a checkpoint
-        results = read_json(output / name / "results.json") or {}
+        runs, recipes = ("", "points") if self.study.kind == "sweep" else ("runs", "recipes")
+        output, recipe = self._folder / runs / name, self._folder / recipes / f"{name}.yaml"
+        values.pop("hub_token", None)  # it is in the environment, and in no file
+        given = check_given({**values, "output_dir": str(output)}, field_types(row.command), row.command)
+        arguments = [row.command, "--config", str(recipe), "--resume"]  # from the beginning without a checkpoint
+        results = read_json(output / "results.json") or {}
         validated = (results.get("after") or {}).get(f"eval_{row.choose_by}")
-        models, on_cpu = (given["model"], given.get("feature_model")), bool(given.get("use_cpu"))
-        finished = "steps" in results and _is_of(output / name, given)
-        command = (name, self._folder, output / name, arguments, recipe, models, on_cpu, finished)
-        self._runs[name] = Run(*command, row, chosen, seed, given, length, validated)
+        # With this very recipe; after a change, such as more steps, it has to continue.
+        before = yaml.safe_load((output / "recipe.yaml").read_text(encoding="utf-8")) if "steps" in results else None
+        finished = before is not None and _anywhere(before, name) == _anywhere(given, name)
+        needed = {recipe: yaml.safe_dump(given, sort_keys=False)}
+        of_job = (name, self._folder, output, arguments, given, needed, finished)
+        self._runs[name] = Run(*of_job, row, chosen, seed, validated)
         return self._runs[name]
 
     def _evaluations(self) -> list[Job]:
@@ -409,19 +393,13 @@ class Plan:
         # What the training of the model ended with: times of files would not tell, copies have others.
         trained = Path(model) / "results.json" if of in self._runs else None
         needed = {output / "of-model.sha256": sha256_of(trained) if trained and trained.exists() else ""}
-        models, on_cpu = (model, options.get("feature_model")), options.get("device") == "cpu"
-        finished, name = _is_evaluated(output, options, needed), f"evaluate-{of}"
-        return Job(name, self._folder, output, ["eval", *flags], needed, models, on_cpu, finished)
+        finished = _is_evaluated(output, options, needed)
+        return Job(f"evaluate-{of}", self._folder, output, ["eval", *flags], given, needed, finished)
 
 
-def _is_of(run: Path, given: Values) -> bool:
-    """Whether a run had this very recipe; after a change, such as more steps, it has to continue. The place of the
-    study does not count: a copy of it is as finished as it was."""
-    before = yaml.load((run / "recipe.yaml").read_text(encoding="utf-8"), _Loader)
-    there, here = (
-        repr(sorted(of.items())).replace(of["output_dir"].removesuffix(run.name), "") for of in (before, given)
-    )
-    return there == here
+def _anywhere(settings: Values, name: str) -> str:
+    """Without the place of the study: a copy of it is as finished as it was."""
+    return repr(sorted(settings.items())).replace(settings["output_dir"].removesuffix(name), "")
 
 
 def _is_evaluated(output: Path, given: Values, of_model: dict[Path, str]) -> bool:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import yaml
 
 from ebft.config.method import ONLY_EBFT
+from ebft.method import measures
+from ebft.method.measures import smaller_is_better
 from ebft.runtime.files import Json, read_json
-from ebft.studies.evidence import VALIDATION, Evidence, Row
-from ebft.studies.runs import AXES, Run, facts
+from ebft.studies.evidence import AXES, VALIDATION, Evidence, Row, Run
 from ebft.studies.statistics import Interval, Measured, Summary, difference, holm, same_items, summarise
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _MOST_ROWS_FOR_PAIRS = 6
 # The columns of the paper's main table, in its order; everything else is in the table of other metrics.
 _MAIN = [
     *("cross_entropy", "answer_cross_entropy", "cfm", "greedy_pass@1", "pass@1", "pass@4", "pass@16"),
-    *("empty", "cut", "no_code", "greedy_bleu", "greedy_chrf", "greedy_comet", "reward"),
+    *("empty", "cut", "no_code", "greedy_bleu", "greedy_chrf", "greedy_comet"),
 ]
 _OF_EACH_RUN = {"output_dir", "logging_dir", "seed", "data_seed", "run_name"}  # no difference between methods
 
@@ -77,12 +78,9 @@ def shown(cell: Cell) -> str:
         if math.isnan(cell.value):
             return "not a number"
         if interval is None:
-            return f"{cell.value:{sign}.4f}"
-        width = interval.high - interval.low
-        digits = min(8, max(2, 2 - math.floor(math.log10(width)))) if 0 < width < math.inf else 4
+            return f"{cell.value:{sign}.4g}"
         # Where there is little room, the line breaks before the interval and not inside it.
-        low, high = (f"{end:{sign}.{digits}f}" for end in interval)
-        return f"{cell.value:{sign}.{digits}f} [{low},\N{NO-BREAK SPACE}{high}]"
+        return f"{cell.value:{sign}.4g} [{interval.low:{sign}.4g},\N{NO-BREAK SPACE}{interval.high:{sign}.4g}]"
     if 0 < cell < 1e-4:
         return "< 0.0001"
     return "" if math.isnan(cell) else f"{cell:,.0f}" if 1e4 <= cell < 1e12 else f"{cell:.4g}"
@@ -96,6 +94,34 @@ def markdown_text(text: str) -> str:
 def _no_formula(cell: Cell) -> Cell:
     """A spreadsheet would compute a text that begins like a formula."""
     return f"'{cell}" if isinstance(cell, str) and re.match(r"[=@\t\r]|[+-](?![\d.])", cell) else cell
+
+
+# ---- metrics -------------------------------------------------------------------------------------------------------
+
+
+def name_of(metric: str) -> str:
+    """What a validation metric is called, or `<task> <metric>` as evaluation has it."""
+    task, _, name = metric.rpartition(" ")
+    if metric == "reward":  # RLVR's own, on training prompts: what was optimised
+        return "training reward"
+    if task in ("", "calibration", VALIDATION):
+        return measures.title(name)
+    words = name.replace("greedy_pass@1", "greedy").replace("_", " ").replace("bleu", "BLEU").replace("chrf", "chrF")
+    return f"{task} {words.replace('comet', 'COMET')}"
+
+
+def short_name(metric: str) -> str:
+    return name_of(metric).replace("cross-entropy", "CE")
+
+
+def is_share(metric: str) -> bool:
+    """Of answers without a program: what a difference in pass@k may come from, so that nothing is ranked by it."""
+    return metric.endswith(("empty", "cut", "no_code"))
+
+
+def is_rate(metric: str) -> bool:
+    """A share of problems, between 0 and 1."""
+    return "pass@" in metric or is_share(metric)
 
 
 # ---- values and tests ----------------------------------------------------------------------------------------------
@@ -116,14 +142,14 @@ class Test(NamedTuple):
             return "not tested"
         if self.p >= SIGNIFICANT:
             return "not separable"
-        return "better" if (self.found.value < 0) == facts(self.metric).smaller_is_better else "worse"
+        return "better" if (self.found.value < 0) == smaller_is_better(self.metric) else "worse"
 
 
 def tested(pairs: Sequence[tuple[str, Row, Row]]) -> list[Test]:
     """With p-values by Holm's method over all of them."""
     found = []
     for metric, row, other in pairs:
-        mine, theirs, largest = row.scores(metric), other.scores(metric), 1.0 if facts(metric).is_rate else math.inf
+        mine, theirs, largest = row.scores(metric), other.scores(metric), 1.0 if is_rate(metric) else math.inf
         found.append(difference(mine, theirs, largest) if same_items(mine, theirs) else None)
     adjusted = holm([math.nan if one is None else one.p for one in found])
     return [Test(*pair, one, p) for pair, one, p in zip(pairs, found, adjusted, strict=True)]
@@ -134,33 +160,32 @@ def summary_of(row: Row, metric: str) -> Summary | None:
     scores = row.scores(metric)
     if len({score.items for score in scores}) > 1:  # seeds that were measured on other items vary as a whole
         scores = [Measured(score.value, seed=score.seed) for score in scores]
-    return summarise(scores, facts(metric).is_rate) if scores else None
+    return summarise(scores, is_rate(metric)) if scores else None
 
 
 def main_metrics(evidence: Evidence) -> list[str]:
     """In the order of the paper's table, task after task; of a task as a whole, not of one of its languages."""
 
-    def place(metric: str) -> tuple[bool, bool, str, int]:
+    def place(metric: str) -> tuple[bool, str, int]:
         task, _, name = metric.rpartition(" ")
         # What is of another temperature or of greedy answers stands beside its own.
         column = re.sub(r"^(cfm)_temperature_.*|^greedy_(empty|cut|no_code)$", r"\1\2", name)
         number = _MAIN.index(column) if column in _MAIN and " " not in task else -1
-        return task not in ("calibration", VALIDATION), task == "", task, number
+        return task not in ("calibration", VALIDATION), task, number
 
     return sorted((metric for metric in evidence.metrics if place(metric)[-1] >= 0), key=place)
 
 
-def rankings(evidence: Evidence, metrics: Sequence[str], of_kinds: bool = False) -> list[Test]:
-    """The best row by each metric against the runner-up. of_kinds: where that is another row of the same method, such
-    as EBFT, against the best row of another one, such as SFT: whether one beats the other would stay open."""
+def rankings(evidence: Evidence, metrics: Sequence[str]) -> list[Test]:
+    """By each metric, the best row against the best one of another kind, such as EBFT against SFT: that is the
+    question. Where all are of one kind, against the runner-up."""
     pairs = []
-    for metric in metrics:
+    for metric in (metric for metric in metrics if not is_share(metric)):
         values = [(row, found.value) for row in evidence.rows if (found := summary_of(row, metric)) is not None]
-        known = [(row, value) for row, value in values if not math.isnan(value) and facts(metric).is_ranked]
-        rows = [r for r, _ in sorted(known, key=lambda one: one[1], reverse=not facts(metric).smaller_is_better)]
-        rows = [row for row in rows if row.kind != "base"] if of_kinds else rows
-        others = [row for row in rows[1:] if not of_kinds or row.kind != rows[0].kind]
-        if others and not (of_kinds and others[0] is rows[1]):
+        known = [(row, value) for row, value in values if not math.isnan(value)]
+        rows = [r for r, _ in sorted(known, key=lambda one: one[1], reverse=not smaller_is_better(metric))]
+        others = [row for row in rows if row.kind not in (rows[0].kind, "base")] or rows[1:]
+        if others:
             pairs.append((metric, rows[0], others[0]))
     return tested(pairs)
 
@@ -168,42 +193,15 @@ def rankings(evidence: Evidence, metrics: Sequence[str], of_kinds: bool = False)
 # ---- the tables ----------------------------------------------------------------------------------------------------
 
 
-def column_title(metric: str) -> str:
-    return facts(metric).title.replace("cross-entropy", "CE").removeprefix("feature-matching loss at ")
-
-
 def metrics_table(evidence: Evidence, metrics: Sequence[str], name: str, title: str, caption: str) -> Table:
     """Means over seeds. Never a zero: what is not there is said."""
     rows = []
     for row in evidence.rows if metrics else ():
         missing = "missing" if any(model.problems for model in row.models) else ""
-        cells: dict[str, Cell] = {"method": row.title}
-        cells["seeds"] = "" if row.kind == "base" else str(sum(bool(model.scores) for model in row.models))
-        for metric in metrics:
-            none = "" if metric == "reward" and row.kind != "rlvr" else missing
-            cells[column_title(metric)] = none if (found := summary_of(row, metric)) is None else found
-        rows.append(cells)
+        seeds = "" if row.kind == "base" else str(sum(bool(model.scores) for model in row.models))
+        values = {short_name(metric): summary_of(row, metric) or missing for metric in metrics}
+        rows.append({"method": row.title, "seeds": seeds, **values})
     return Table(name, title, rows, f"Means over seeds with 95 % intervals; {caption}")
-
-
-def main_table(evidence: Evidence, metrics: Sequence[str], ranked: Sequence[Test]) -> Table:
-    best = [f"{column_title(one.metric)}: {one.mine.title}" for one in ranked if one.p < SIGNIFICANT]
-    caption = (
-        "these are over the measured items and the training runs; of a single run they say nothing about training "
-        "again. Best by the paired test against the runner-up, with "
-        f"p < {SIGNIFICANT} after Holm's correction for the {sum(not math.isnan(one.p) for one in ranked)} such tests "
-        f"of this table: {'; '.join(best) or 'none'}."
-    )
-    return metrics_table(evidence, metrics, "main", "Main results", caption)
-
-
-def profile_table(evidence: Evidence) -> Table:
-    """The feature-matching loss over completion length."""
-    lengths = [metric for metric in evidence.metrics if "cfm_at_" in metric]
-    # Only contexts that are followed by a text of the greatest length are in it, so that these may be few.
-    items = [f.items for row in evidence.rows for m in lengths if (f := summary_of(row, m)) is not None]
-    title, caption = "Feature-matching loss over completion length", f"on {min(items, default=0):,} sequences."
-    return metrics_table(evidence, lengths, "profile", title, caption)
 
 
 def differences_table(evidence: Evidence, metrics: Sequence[str]) -> Table:
@@ -217,15 +215,13 @@ def differences_table(evidence: Evidence, metrics: Sequence[str]) -> Table:
     rows: list[dict[str, Cell]] = []
     for one in every:
         if one.found is not None:
-            row: dict[str, Cell] = {"metric": column_title(one.metric), "difference of": one.mine.title}
+            row: dict[str, Cell] = {"metric": short_name(one.metric), "difference of": one.mine.title}
             row |= {"from": one.other.title, "difference [95 %]": one.found, "p": one.found.p, "p, corrected": one.p}
             rows.append({**row, "reading": one.reading})
     tests = sum(not math.isnan(one.p) for one in every)
     caption = (
         f"{tests} tests were made here. At a level of 5 %, about one in twenty would show a difference where "
         "there is none; the corrected p-values hold that chance at 5 % for all of them together."
-        if tests
-        else "Nothing is tested: that takes two sequences or problems at least."
     )
     return Table("differences", "Paired differences of final models", rows, caption)
 
@@ -259,8 +255,6 @@ def settings_table(runs: Mapping[str, Run]) -> Table:
     for title, run in runs.items():
         found: Json = read_json(run.folder / "resolved.json") or {}
         idle = _OF_EACH_RUN | {*(ONLY_EBFT if run.method != "ebft" else ())}
-        if found.get("max_steps", -1) > 0:  # which then also ends the epochs
-            idle |= {"num_train_epochs"}
         given = {name: value for name, value in found.items() if name not in idle}
         settings[title] = {name: f"{v:g}" if isinstance(v, float) else str(v) for name, v in given.items()}
     names = dict.fromkeys(itertools.chain(*settings.values()))
