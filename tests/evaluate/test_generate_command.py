@@ -12,7 +12,7 @@ import torch
 
 from ebft import cli
 from ebft.data.row_format import ALPACA, ALPACA_WITH_INPUT
-from ebft.evaluate.generate_command import LiveAnswer, PromptFormat
+from ebft.evaluate.generate_command import LiveAnswer
 from ebft.evaluate.generation import Completion, GenerationSettings, TransformersGenerator
 from ebft.loading import Checkpoint
 from ebft.runtime.files import read_jsonl
@@ -67,22 +67,17 @@ def of_run(model: Path, folder: Path, **settings: object) -> Path:
     return folder
 
 
-def test_one_prompt_and_one_model_is_only_the_text(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_model_is_only_the_text_and_several_have_names_and_a_file(
+    model: Path, base_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert generate(model, "--prompt", "2+2=", "--temperature", "0") == 0
     [[expected]] = texts_of(model, ["2+2="], temperature=0)
     assert capsys.readouterr().out == cli.printable(expected) + "\n"
-
-
-def test_several_models_beside_each_other(
-    model: Path, base_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     file, output = tmp_path / "prompts.txt", tmp_path / "answers.jsonl"
     file.write_text("a\nb\n\n")
     assert generate(model, base_model, "--file", file, "--samples", "2", "--output", output) == 0
-    printed = capsys.readouterr().out
-    assert "> a" in printed
-    heading = next(line for line in printed.splitlines() if "one" in line)
-    assert heading.index("one") < heading.index("two")
+    said = capsys.readouterr().out
+    assert said.index("> a") < said.index("--- one") < said.index("--- two") < said.index("> b")
     found = read_jsonl(output)
     assert [(row["prompt"], row["model"], row["sample"]) for row in found] == [
         (prompt, name, sample) for prompt in "ab" for name in ("one", "two") for sample in (0, 1)
@@ -117,7 +112,8 @@ def test_prompts_are_made_as_in_the_run(
 def test_rows_of_a_file_are_read_as_training_reads_them(model: Path, tmp_path: Path, seen: list[str]) -> None:
     both, rows = {"instruction": "add", "input": "1 2"}, tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({**both, "output": "an answer that is not shown"}) + "\n")
-    assert PromptFormat().prompts([], str(rows), None) == [ALPACA_WITH_INPUT.format(**both)]
+    assert generate(model, "--file", rows) == 0
+    assert seen.pop() == ALPACA_WITH_INPUT.format(**both)
     # Conversations are rendered, and texts beside them are turns.
     turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "an answer that is not shown"}]
     rows.write_text(json.dumps({"conversations": turns}) + "\n")
@@ -136,8 +132,8 @@ def test_a_chat_remembers_unless_the_model_was_not_trained_on_any(
     assert seen[2:] == ["hi\n", "again\n"], "although its tokenizer has a chat template"
 
 
-def test_a_chat_shows_tokens_as_they_come_and_two_models_beside_each_other(
-    model: Path, base_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_chat_shows_tokens_as_they_come(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     early: list[str] = []
     shown = LiveAnswer.on_finalized_text
@@ -149,10 +145,6 @@ def test_a_chat_shows_tokens_as_they_come_and_two_models_beside_each_other(
     [[expected]] = texts_of(model, ["hi"], max_new_tokens=20, prompt_style="chat")
     assert cli.printable(expected) + "\n" in capsys.readouterr().out
     assert len(early) > 10, "not token after token"
-    said(monkeypatch, "hi")
-    monkeypatch.setattr(LiveAnswer, "put", lambda *args: pytest.fail("shown too early"))
-    assert generate(model, base_model) == 0
-    assert "one" in capsys.readouterr().out
 
 
 def test_what_cannot_be(base_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
