@@ -16,9 +16,8 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from ebft.errors import ConfigError
 from ebft.evaluate import generation
-from ebft.evaluate.generation import Completion, GenerationSettings, TransformersGenerator, prompt_seed
+from ebft.evaluate.generation import Completion, GenerationSettings, TransformersGenerator, VLLMGenerator, prompt_seed
 from ebft.evaluate.side_by_side import SideBySide
-from ebft.evaluate.vllm_generator import VLLMGenerator
 from ebft.method.sampling import truncate, uniforms
 from ebft.model.backbone import prepare_model, text_config
 from tests.models import CONFIGS, EXTRA_CONFIGS, MIXTURES, tiny_model

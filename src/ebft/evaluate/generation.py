@@ -26,7 +26,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from ebft.errors import ConfigError
+from ebft.errors import ConfigError, how_to_install
 from ebft.evaluate.side_by_side import SideBySide, check_plain_cache
 from ebft.method.sampling import check_sampling, uniforms
 from ebft.model.attention import avoid_cudnn_attention
@@ -34,6 +34,7 @@ from ebft.model.backbone import base_model, end_tokens_of, evaluating, text_conf
 
 GREEDY = -1  # the sample that is drawn at temperature 0, beside others at the temperature of the settings
 ROWS, MOST_ROWS = 16, 1024  # written at once: by default, and the most
+REQUESTS_AT_ONCE = 1024  # of vLLM, which batches by itself; this is how often finished completions reach the disk
 Wanted = Sequence[tuple[int, int]]  # places of prompts, each with the number of a sample
 
 
@@ -80,8 +81,8 @@ class Fitted(NamedTuple):
         return "" if self.whitespace.startswith(text) else text.removeprefix(self.whitespace)
 
     def completion(self, written: str, finish: str, tokens: int, settings: GenerationSettings) -> Completion:
-        """What a model wrote after the prompt's tokens, up to the first stop string. These count from where the
-        completion begins: a line break that belongs to the prompt ends nothing."""
+        """Up to the first stop string, which counts from where the completion begins: a line break that belongs to the
+        prompt ends nothing."""
         text = self.shown(written)
         if finish == "length" and self.room < settings.max_new_tokens:
             finish = "context"
@@ -92,10 +93,9 @@ class Fitted(NamedTuple):
 class Generator:
     """Completions of prompts. `context` is the most tokens that prompt and completion may have together, if known."""
 
-    streamer: BaseStreamer | None = None  # sees tokens as they come, where one completion is made at a time
-
     def __init__(self, tokenizer: PreTrainedTokenizerBase, context: int | None) -> None:
         self.tokenizer, self.context = tokenizer, context
+        self.streamer: BaseStreamer | None = None  # sees tokens as they come, where one completion is made at a time
 
     @abstractmethod
     def stream(self, prompts: Sequence[str], settings: GenerationSettings, wanted: Wanted, keys: Sequence[str]) -> Made:
@@ -111,11 +111,9 @@ class Generator:
     def complete(
         self, prompts: Sequence[str], settings: GenerationSettings, keys: Sequence[str] | None = None
     ) -> list[list[Completion]]:
-        """`settings.samples` completions of every prompt, in the order of the prompts. keys: as in `stream`, by default
-        the prompts' places."""
-        keys = [*map(str, range(len(prompts)))] if keys is None else keys
+        """`settings.samples` completions of every prompt. keys: as in `stream`, by default the prompts' places."""
         wanted = [*product(range(len(prompts)), range(settings.samples))]
-        batches = self.stream(prompts, settings, wanted, keys)
+        batches = self.stream(prompts, settings, wanted, keys or [*map(str, range(len(prompts)))])
         found = {(place, sample): completion for batch in batches for place, sample, completion in batch}
         return [[found[place, sample] for sample in range(settings.samples)] for place in range(len(prompts))]
 
@@ -156,9 +154,7 @@ class TransformersGenerator(Generator):
     """
 
     def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, batch_size: int | None = 8) -> None:
-        limits = (getattr(text_config(model), "max_position_embeddings", 0), getattr(tokenizer, "model_max_length", 0))
-        known = (limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**9)  # "unknown" is 1e30
-        super().__init__(tokenizer, next(known, None))
+        super().__init__(tokenizer, getattr(text_config(model), "max_position_embeddings", None))
         avoid_cudnn_attention()
         self.model, self.batch_size = model, batch_size
         self.end_token_ids = {tokenizer.eos_token_id, *end_tokens_of(model)}
@@ -192,20 +188,18 @@ class TransformersGenerator(Generator):
 
 
 def rows_that_fit(base: Any, prompt: int, new: int) -> int:
-    """How many texts of so many new tokens after so many a model can write side by side in half of the memory that its
-    GPU has free."""
+    """How many texts a model can write side by side in half of the memory that its GPU has free."""
     device = base.get_input_embeddings().weight.device
     if device.type != "cuda":
         return ROWS
     config = text_config(base)
-    heads = config.num_attention_heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    heads, hidden = config.num_attention_heads, config.hidden_size
+    width = getattr(config, "head_dim", None) or hidden // heads
     # Keys and values of all layers; of one again where rows join, and where its heads are repeated. What the pass over
     # the prompts holds. Logits in the model's precision, and a few times in float32 where they are sampled from.
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
     cached = 2 * width * (key_heads * (config.num_hidden_layers + 2) + 2 * heads)
-    in_pass = 8 * config.hidden_size + 3 * inner
+    in_pass = 8 * hidden + 3 * (getattr(config, "intermediate_size", None) or 4 * hidden)
     per_row = base.dtype.itemsize * ((prompt + new) * cached + prompt * in_pass) + 20 * config.vocab_size
     free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return max(1, min(MOST_ROWS, free // 2 // per_row))
@@ -254,6 +248,62 @@ class _Row:
         else:
             text = self.prompt.shown(continuation(self.of.tokenizer, self.prompt.tokens, self.tokens[:length]))
         return any(string in text for string in self.settings.stop)
+
+
+class VLLMGenerator(Generator):
+    """For those who have vLLM installed (the extra `vllm`). Seeds are per completion, so that what is sampled does not
+    depend on what else runs; its random numbers are not ours: the same seed gives other texts than transformers does.
+
+    Args:
+        model: folder or hub name, of the base model if there is an adapter, which is a folder.
+        options: further arguments of `vllm.LLM`.
+    """
+
+    def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, adapter: str | None, **options: Any) -> None:
+        try:
+            import vllm
+        except ImportError:
+            raise ConfigError(f"backend=vllm needs vLLM; {how_to_install('vllm')}") from None
+        self.vllm, self.adapter = vllm, None
+        self.engine = vllm.LLM(model=model, enable_lora=adapter is not None, **options)
+        super().__init__(tokenizer, int(self.engine.llm_engine.model_config.max_model_len))
+        if adapter is not None:
+            from vllm.lora.request import LoRARequest
+
+            self.adapter = LoRARequest("adapter", 1, adapter)
+
+    def stream(self, prompts: Sequence[str], settings: GenerationSettings, wanted: Wanted, keys: Sequence[str]) -> Made:
+        def ask(asked: Sequence[tuple[int, int, Fitted]], stop: Sequence[str]) -> list[Any]:
+            parameters = [
+                self.vllm.SamplingParams(
+                    temperature=0.0 if sample == GREEDY else settings.temperature,
+                    top_p=1.0 if sample == GREEDY or settings.top_p is None else settings.top_p,
+                    max_tokens=prompt.room,
+                    stop=list(stop) or None,
+                    # Beside the end tokens that vLLM finds itself.
+                    stop_token_ids=None if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id],
+                    seed=(prompt_seed(settings.seed, keys[place]) + sample) % 2**63,
+                )
+                for place, sample, prompt in asked
+            ]
+            tokens = [{"prompt_token_ids": prompt.tokens} for _, _, prompt in asked]
+            found = self.engine.generate(tokens, parameters, use_tqdm=False, lora_request=self.adapter)
+            return [output.outputs[0] for output in found]
+
+        every = self.fit_all(prompts, settings, wanted, keys)
+        for start in range(0, len(every), REQUESTS_AT_ONCE):
+            asked = every[start : start + REQUESTS_AT_ONCE]
+            found, batch = ask(asked, settings.stop), []
+            stopped = [isinstance(one.stop_reason, str) for one in found]
+            # vLLM does not know that a line break may belong to the prompt. Answers that it stopped there are made
+            # again, the same ones by their seeds, without stop strings, and cut here.
+            early = [n for n, one in enumerate(found) if stopped[n] and len(one.text) < len(asked[n][2].whitespace)]
+            for n, one in zip(early, ask([asked[n] for n in early], ()) if early else [], strict=True):
+                found[n] = one
+            for (place, sample, prompt), one, stop in zip(asked, found, stopped, strict=True):
+                finish = "length" if one.finish_reason == "length" else "stop" if stop else "end"
+                batch.append((place, sample, prompt.completion(one.text, finish, len(one.token_ids), settings)))
+            yield batch
 
 
 def tokenize(prompt: str, tokenizer: PreTrainedTokenizerBase, settings: GenerationSettings) -> list[int]:

@@ -11,8 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ebft.config.evaluation import EvalOptions
-from ebft.errors import ConfigError, first_line
-from ebft.evaluate.generation import Generator, TransformersGenerator
+from ebft.evaluate.generation import Generator, TransformersGenerator, VLLMGenerator
 from ebft.loading import DTYPES, Checkpoint, other_feature_network, tap_settings
 from ebft.model.features import FeatureNetwork, Source
 
@@ -21,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class LoadedSubject:
-    """A model that is there already, in training. `identity` tells weights apart."""
+    """A model that is there already, in training. `identity` tells weights apart, `feature_source` feature networks."""
 
     model: Any
     tokenizer: PreTrainedTokenizerBase
@@ -37,18 +36,12 @@ class LoadedSubject:
 
 
 class CheckpointSubject:
-    """Loads its model when a task first needs it, so that resuming an evaluation that is complete loads nothing.
-
-    `identity` tells weights apart, for resuming, and `feature_source` feature networks.
-    """
+    """Loads its model when a task first needs it, so that resuming an evaluation that is complete loads nothing."""
 
     def __init__(self, name: str, options: EvalOptions) -> None:
         self.options, self.checkpoint = options, Checkpoint.find(name)
-        place = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
-        try:
-            self.device = torch.empty(0, device=place).device
-        except (RuntimeError, AssertionError) as error:  # no such device, or none on this machine
-            raise ConfigError(f"device={options.device!r}: {first_line(error)}") from None
+        place = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(place if options.device == "auto" else options.device)
         self.dtype = DTYPES.get(options.dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self.identity: object = [*self.checkpoint.identity(), str(self.dtype)]
         self.feature_name: str = options.feature_model or (options.model[0] if options.model else name)
@@ -72,10 +65,9 @@ class CheckpointSubject:
     def generator(self) -> Generator:
         if self.options.backend == "transformers":
             return TransformersGenerator(self.model, self.tokenizer, self.options.batch_size)
-        from ebft.evaluate.vllm_generator import VLLMGenerator
-
-        of_vllm = {"dtype": self.describe()["dtype"], "trust_remote_code": self.options.trust_remote_code}
-        return VLLMGenerator(self.checkpoint.base, self.tokenizer, self.checkpoint.adapter, **of_vllm)
+        base, adapter, dtype = self.checkpoint.base, self.checkpoint.adapter, self.describe()["dtype"]
+        code = self.options.trust_remote_code
+        return VLLMGenerator(base, self.tokenizer, adapter, dtype=dtype, trust_remote_code=code)
 
     @cached_property
     def features(self) -> FeatureNetwork:
