@@ -41,10 +41,6 @@ from ebft.model.features import FeatureNetwork, feature_space
 from ebft.runtime.messages import progress
 from ebft.validation import mean_over_contexts, measure, of_rollouts, records_of, rolled_out, text_checksum
 
-ENDS_NOT_MEASURED = (
-    "anchors from which a text ends within a rollout are left out, so the feature-matching loss favours models that do "
-    "not end; measure with --short-truths"
-)
 # Options of calibration that do not change the numbers of a sequence, or are told apart in another way.
 _NOT_OF_A_SEQUENCE = ("calibration_data", "calibration_split", "sequences", "feature_model", "calibration_batch_size")
 
@@ -96,7 +92,7 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Res
         **{name: sum(r.get(name, 0) for r in counted) for name in ("tokens", "contexts", "profile_contexts")},
         "features": feature_space(subject.features, subject.feature_name),
         "text": text_checksum(dataset, rows),  # differences are between measurements of the same
-        "notes": [ENDS_NOT_MEASURED] if config.leaves_ends_out else [],
+        "notes": [],
     }
 
 

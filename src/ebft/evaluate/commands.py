@@ -16,12 +16,10 @@ from typing import Any
 from ebft.config import evaluation
 from ebft.config.evaluation import EvalOptions
 from ebft.config.settings import Parser, Values
-from ebft.data import rows
 from ebft.errors import ConfigError, DataError, nearest
 from ebft.evaluate import tables
 from ebft.evaluate.scoring import K, Results, Row, shares_of_kinds
-from ebft.evaluate.tasks import MEMORY_MIB, ProblemSet, fingerprint, problem_sets
-from ebft.method.measures import TEMPERATURES
+from ebft.evaluate.tasks import MEMORY_MIB, ProblemSet, problem_sets
 from ebft.problems import translation
 from ebft.problems.catalog import BENCHMARKS, load_problems
 from ebft.problems.multipl_e import language_code
@@ -49,29 +47,29 @@ def evaluate(arguments: list[str]) -> int:
     for group, (_, title) in evaluation.GROUPS.items():
         parser.add_settings(title, [(name, f) for name, f, _ in evaluation.options(group)])
     options = EvalOptions.from_values(parser.parse_args(arguments).settings)
-    print_table(run(options, ["ebft", "eval", *arguments]))
-    print(f"\n{options.output}/{TABLE_FILE}")
-    return 0
-
-
-def run(options: EvalOptions, command: Sequence[str]) -> tables.Rows:
-    """Evaluate, or compare; returns the table."""
     for name in ("output",) if options.compare else ("output", "model", "tasks"):
         if not getattr(options, name):
             raise ConfigError(f"no {name}: give --{name}")
-    output, labels = Path(options.output).expanduser(), tables.labels(options.compare or options.model)
+    output = Path(options.output).expanduser()
     if options.compare:
-        folders = dict(zip(labels, (Path(place).expanduser() for place in options.compare), strict=True))
+        folders = dict(zip(tables.labels(options.compare), map(Path, options.compare), strict=True))
         found = {label: tables.read_results(folder) for label, folder in folders.items()}
         with locked(output / LOCK_FILE):
-            return present(found, folders, output)
+            print_table(present(found, folders, output))
+    else:
+        print_table(_evaluate_models(options, output, ["ebft", "eval", *arguments]))
+    print(f"\n{output}/{TABLE_FILE}")
+    return 0
+
+
+def _evaluate_models(options: EvalOptions, output: Path, command: Sequence[str]) -> tables.Rows:
     from ebft.evaluate.subject import CheckpointSubject
 
     quiet_libraries()
-    # What can be wrong with models, data and settings shows before a model is loaded or a folder made.
-    for name in options.model:
+    for name in options.model:  # what is wrong shows before a model is loaded or a folder made
         CheckpointSubject(name, options)
     sets: dict[str, list[ProblemSet]] = {task: problem_sets(task, options) for task in options.tasks}
+    labels = tables.labels(options.model)
     several = {label: output / re.sub(r"[^\w.-]+", "-", label).strip("-.") for label in labels}
     folders = several if len(labels) > 1 else {labels[0]: output}
     with ExitStack() as held:
@@ -92,22 +90,12 @@ def _evaluate(
 
     if {*options.tasks} - {"calibration"}:
         options = with_prompt_style(options, subject)
-    file = folder / tables.RESULTS_FILE
-    finished = {} if options.overwrite or not file.exists() else tables.read_results(folder)["tasks"]
+    before = (read_json(folder / tables.RESULTS_FILE) or {}).get("tasks", {})
     about = {"seed": options.seed, "versions": describe(), "command": list(command)}
-    results = {**subject.describe(), **about, "tasks": {**finished}}
+    results = {**subject.describe(), **about, "tasks": {} if options.overwrite else before}
     for task in options.tasks:
-        inputs: list[object] = [[p.keys, p.asked[options.prompt_style], p.skipped] for p in sets[task]]
-        if task == "calibration":
-            data = rows.contents(options.calibration_data or "", options.calibration_split)
-            inputs = [subject.feature_source, data, TEMPERATURES]
-        settings = task_settings(task, options)
-        mark = fingerprint([task, subject.identity, inputs, settings])  # the same for the same numbers
-        if finished.get(task, {}).get("mark") == mark and (tables.is_scored(finished[task]) or not options.score):
-            logger.info(f"{task}: already in {file}")
-            continue
         found = run_task(task, options, subject, folder, sets[task])
-        _record(folder, results, task, {**found, "settings": settings, "mark": mark})
+        _record(folder, results, task, {**found, "settings": task_settings(task, options)})
     return results
 
 
@@ -128,13 +116,12 @@ def task_settings(task: str, options: EvalOptions) -> Values:
 
 
 def present(results: dict[str, Results], folders: dict[str, Path], output: Path) -> tables.Rows:
-    """Writes the tables and pictures; returns the table."""
+    """Writes the table and the picture; returns the table."""
     tables.check_same_space(results)
     moved = tables.against_first(results, folders)
     output.mkdir(parents=True, exist_ok=True)
     write_text(output / TABLE_FILE, tables.markdown(results, moved))
-    if any("calibration" in found["tasks"] for found in results.values()):
-        tables.draw(results, output)
+    tables.draw(results, output / "profile.png")
     return tables.table(results, moved)
 
 
@@ -250,7 +237,7 @@ def score_folder(folder: Path, problems: str, settings: Values) -> list[str]:
                 try:
                     options = EvalOptions.from_values(asked)
                     now = scored(options, place, problem_sets(task, options))
-                    _record(place, results, task, {**now, **{name: entry[name] for name in ("settings", "mark")}})
+                    _record(place, results, task, {**now, "settings": entry["settings"]})
                 except (DataError, ConfigError) as error:  # the latter: no sandbox
                     errors.append(f"{place}, {task}: {error} (problems that have moved: --problems {task}=FILE)")
             logger.info(f"{place}:")

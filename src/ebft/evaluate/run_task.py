@@ -107,7 +107,7 @@ def scored(options: EvalOptions, folder: Path, sets: Sequence[ProblemSet]) -> Re
 
 def _scored_set(problems: ProblemSet, options: EvalOptions, folder: Path) -> Results:
     name, language = problems.name, problems.language
-    part: Results = {"name": name, "metrics": {}, "problems": len(problems.keys), "generations": {}, "notes": []}
+    part: Results = {"name": name, "metrics": {}, "problems": len(problems.keys), "notes": []}
     part |= {"language": language} if language else {}
     if problems.skipped is not None:  # nothing could be run, so nothing is generated either
         return part | {"skipped": problems.skipped, "notes": [f"{name} is skipped: {problems.skipped}"]}
@@ -123,10 +123,6 @@ def _scored_set(problems: ProblemSet, options: EvalOptions, folder: Path) -> Res
                 f"{file} holds {len(found)} completions, not {wanted}; run the same `ebft eval` again first"
             )
         rows = [found[key] for key in every]
-        part["generations"][decoding] = asdict(settings) | {
-            "mean_tokens": sum(row["tokens"] for row in rows) / len(rows),
-            "prompts_truncated": len({row["task_id"] for row in rows if row["prompt_truncated"]}),
-        }
         metrics = shares_of_kinds(rows, language)
         if options.score or not language:
             details = problems.score(rows, problems.scores_file(file), K)

@@ -11,6 +11,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,15 +51,10 @@ def is_scored(entry: Results) -> bool:
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Short names that tell models apart: as many last parts of their paths as it takes. The final model of a run has
-    the run's name."""
-    parts = [Path(name).parts or (name,) for name in names]
-    parts = [p[:-1] if len(p) > 1 and p[-1] == "final" else p for p in parts]
-    for count in range(1, max(map(len, parts), default=1) + 1):
-        short = ["/".join(p[-count:]) for p in parts]
-        if len(set(short)) == len(short):
-            return short
-    return [f"{name} ({number})" for number, name in enumerate(names, 1)]
+    """Short names that tell models apart. The final model of a run has the run's name."""
+    paths = ((name, Path(name)) for name in names)
+    short = [(path.parent if path.name == "final" else path).name or name for name, path in paths]
+    return short if len({*short}) == len(short) else [f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 
 def table(results: Mapping[str, Results], differences: Mapping[str, Differences], temperatures: bool = False) -> Rows:
@@ -70,8 +66,8 @@ def table(results: Mapping[str, Results], differences: Mapping[str, Differences]
     tasks = list(dict.fromkeys(task for found in results.values() for task in found["tasks"]))
     keys = dict.fromkeys(key for of_model in values.values() for key in of_model)
     for key in sorted(keys, key=lambda key: tasks.index(key[0])):
-        found = [of_model.get(key) for of_model in moved.values()]
-        of_first = ["" if one is None or math.isnan(one.mean) else with_error(*one, "+") for one in found]
+        found = [of_model.get(key, Estimate(math.nan, math.nan)) for of_model in moved.values()]
+        of_first = ["" if math.isnan(one.mean) else with_error(*one, "+") for one in found]
         rows.append((key[0], title(key[1]), *(_cell(of_model.get(key)) for of_model in values.values()), *of_first))
     return rows
 
@@ -81,16 +77,12 @@ def _values(results: Results, temperatures: bool) -> dict[tuple[str, str], Resul
     for task, entry in results["tasks"].items():
         found |= {(task, name): value for name, value in entry["metrics"].items()}
         found |= {(task, f"cfm_at_{point['length']}"): point for point in entry.get("profile", ())}
-        for tokens in TOKENS if temperatures else ():
-            found |= {(task, metric_at(t, tokens)): value for t, value in _at_temperatures(entry, tokens)}
+        for of, point in product(TOKENS, entry.get("temperatures", ()) if temperatures else ()):
+            if (value := point[f"{of}cross_entropy"]) is not None:
+                found[task, metric_at(point["temperature"], of)] = value
     for task, entry in results["tasks"].items():  # below the numbers
         found |= {(task, part["name"]): part for part in parts_of(entry) if part.get("skipped")}
     return found
-
-
-def _at_temperatures(entry: Results, tokens: str) -> list[tuple[float, Results]]:
-    points = [(point["temperature"], point[f"{tokens}cross_entropy"]) for point in entry.get("temperatures", ())]
-    return [(temperature, value) for temperature, value in points if value is not None]
 
 
 def _cell(entry: Results | None) -> str:
@@ -116,52 +108,39 @@ def markdown(results: Mapping[str, Results], differences: Mapping[str, Differenc
 
 def check_same_space(results: Mapping[str, Results]) -> None:
     """Feature-matching losses compare only under one feature network, on the same sequences and anchors."""
-    found = {label: r["tasks"]["calibration"] for label, r in results.items() if "calibration" in r["tasks"]}
-    first = next(iter(found), "")
-    for label, entry in found.items():
-        mine, theirs = ({**e["settings"], **e["features"], "model": None} for e in (entry, found[first]))
+    found = [(label, r["tasks"]["calibration"]) for label, r in results.items() if "calibration" in r["tasks"]]
+    for label, entry in found[1:]:
+        mine, theirs = ({**e["settings"], **e["features"], "model": None} for e in (entry, found[0][1]))
         differ = [n for n in {**mine, **theirs} if mine.get(n) != theirs.get(n) and n not in HARMLESS]
         if differ:
             shown = ", ".join(f"{name}: {theirs.get(name)} and {mine.get(name)}" for name in differ)
             raise ConfigError(
-                f"{first} and {label} were calibrated differently ({shown}), so their losses do not compare; evaluate "
-                "both with the same settings and --feature-model"
+                f"{found[0][0]} and {label} were calibrated differently ({shown}), so their losses do not compare; "
+                "evaluate both with the same settings and --feature-model"
             )
 
 
-def draw(results: Mapping[str, Results], folder: Path) -> None:
-    """`profile.png`, conditional feature-matching loss over completion length (the paper's figure), and
-    `temperatures.png`, cross-entropy over temperature, dashed for answer tokens; a curve for each model, with bars of
-    one standard error."""
+def draw(results: Mapping[str, Results], file: Path) -> None:
+    """Conditional feature-matching loss over completion length (the paper's figure), with bars of one standard error;
+    nothing if nobody measured it."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    for picture in ("profile", "temperatures"):
+    profiles = {label: found["tasks"].get("calibration", {}).get("profile") for label, found in results.items()}
+    if profiles := {label: points for label, points in profiles.items() if points}:
         figure, axis = plt.subplots(figsize=(5.2, 3.8))
-        axis.set(xlabel="temperature", ylabel="cross-entropy (nats per token)")
-        seen: set[float] = set()
-        for number, (label, found) in enumerate(results.items()):
-            entry = found["tasks"].get("calibration", {})
-            curves = [("-", plot_label(label), [(point["length"], point) for point in entry.get("profile", ())])]
-            if picture == "temperatures":
-                names = {tokens: f"{plot_label(label)}, {name}" for tokens, name in TOKENS.items()}
-                curves = [("--" if of else "-", name, _at_temperatures(entry, of)) for of, name in names.items()]
-            for style, name, points in curves:
-                known = [(x, y["value"], y["standard_error"] or 0.0) for x, y in points if y["value"] is not None]
-                if known:
-                    x, y, error = zip(*known, strict=True)
-                    axis.errorbar(x, y, error, fmt=f"C{number}o{style}", markersize=3, label=name)
-                    seen |= {*x}
-        if seen:
-            axis.grid(alpha=0.3)
-            axis.legend(fontsize=8)
-            if picture == "profile":
-                over_lengths(axis, seen)
-                axis.set_ylabel("conditional feature-matching loss")
-            figure.tight_layout()
-            figure.savefig(folder / f"{picture}.png", dpi=150)
+        for label, points in profiles.items():
+            lengths = [point["length"] for point in points]
+            losses, errors = (
+                [math.nan if p[of] is None else p[of] for p in points] for of in ("value", "standard_error")
+            )
+            axis.errorbar(lengths, losses, errors, fmt="o-", markersize=3, label=plot_label(label))
+        over_lengths(axis, {point["length"] for points in profiles.values() for point in points})
+        axis.set_ylabel("conditional feature-matching loss")
+        figure.tight_layout()
+        figure.savefig(file, dpi=150)
         plt.close(figure)
 
 
@@ -205,12 +184,9 @@ def _of_problems(entry: Results, mine: Path, first: Path) -> dict[str, Estimate]
     over several, which are independent of each other."""
     parts = []
     for part in (part for part in parts_of(entry) if part["metrics"]):
-        moved = {}
-        for metric in part["metrics"]:
-            ours, theirs = by_problem(mine, part, metric), by_problem(first, part, metric)
-            if ours and ours.keys() == theirs.keys():
-                moved[metric] = mean_of([ours[key] - theirs[key] for key in ours])
-        parts.append({**part, "metrics": moved})
+        both = {metric: [by_problem(folder, part, metric) for folder in (mine, first)] for metric in part["metrics"]}
+        paired = {metric: (a, b) for metric, (a, b) in both.items() if a and a.keys() == b.keys()}
+        parts.append({**part, "metrics": {m: mean_of([a[key] - b[key] for key in a]) for m, (a, b) in paired.items()}})
     if any(part["metrics"].keys() != parts[0]["metrics"].keys() for part in parts):
         return {}  # not of all sets: a mean over some would not be the difference of the values
     found = over_sets(parts) if "parts" in entry else parts[0]["metrics"] if parts else {}
