@@ -103,7 +103,8 @@ def test_everything_that_is_promised_is_written(run: Run, tmp_path: Path, capfd:
     assert found["calibration"]["features"]["taps"] == [0, 1, 1]
     rows = read_jsonl(tmp_path / "out" / "translation.samples.jsonl")
     assert {(row["task_id"], row["sample"]) for row in rows} == {(str(n), s) for n in range(1, 7) for s in range(4)}
-    assert (tmp_path / "out" / "profile.png").read_bytes().startswith(b"\x89PNG")
+    for picture in ("profile.png", "temperatures.png"):
+        assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")
     printed, table = capfd.readouterr().out, (tmp_path / "out" / "results.md").read_text()
     assert "| cross-entropy, answer tokens at temperature 0.6 |" in table
     value = found["calibration"]["metrics"]["cfm"]

@@ -52,7 +52,8 @@ def texts_of(folder: Path, prompts: list[str], **settings: Any) -> list[list[str
     found = Checkpoint.find(str(folder))
     tokenizer = found.load_tokenizer()
     generator = TransformersGenerator(found.load(tokenizer, torch.float32, torch.device("cpu")), tokenizer)
-    return generator.generate(prompts, GenerationSettings(**{"max_new_tokens": 6, "temperature": 0.6, **settings}))
+    found = generator.complete(prompts, GenerationSettings(**{"max_new_tokens": 6, "temperature": 0.6, **settings}))
+    return [[one.text for one in samples] for samples in found]
 
 
 def said(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:

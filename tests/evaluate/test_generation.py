@@ -33,6 +33,10 @@ def model_of(family: str = "llama", **overrides: Any) -> Any:
     return tiny_model(family, vocab_size=VOCABULARY, **overrides)
 
 
+def texts_of(generator: TransformersGenerator, *given: Any, **more: Any) -> list[list[str]]:
+    return [[found.text for found in samples] for samples in generator.complete(*given, **more)]
+
+
 @torch.no_grad()
 def by_hand(
     model: Any, tokenizer: Any, prompt: str, settings: GenerationSettings, key: str = "0", sample: int = 0
@@ -58,7 +62,7 @@ def by_hand(
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED, replace(SAMPLED, top_p=0.3)], ids=["greedy", "sampled", "top-p"])
 def test_batches_of_unequal_prompts_equal_token_by_token(family: str, settings: GenerationSettings) -> None:
     model, tokenizer = model_of(family), byte_tokenizer(pad=END)  # the pad token is the end token
-    found = TransformersGenerator(model, tokenizer, batch_size=5).generate(PROMPTS, settings)
+    found = texts_of(TransformersGenerator(model, tokenizer, batch_size=5), PROMPTS, settings)
     plain = untouched(model)
     for place, prompt in enumerate(PROMPTS):
         expected = [by_hand(plain, tokenizer, prompt, settings, str(place), n) for n in range(settings.samples)]
@@ -69,18 +73,18 @@ def test_batches_of_unequal_prompts_equal_token_by_token(family: str, settings: 
 
 def test_results_depend_on_seed_and_key_but_not_on_batch_order_or_neighbours() -> None:
     model, tokenizer = model_of(), byte_tokenizer()
-    every = TransformersGenerator(model, tokenizer, 12).generate(PROMPTS, SAMPLED, keys=PROMPTS)
-    alone = TransformersGenerator(model, tokenizer, 1).generate(PROMPTS[::-1], SAMPLED, keys=PROMPTS[::-1])
+    every = texts_of(TransformersGenerator(model, tokenizer, 12), PROMPTS, SAMPLED, keys=PROMPTS)
+    alone = texts_of(TransformersGenerator(model, tokenizer, 1), PROMPTS[::-1], SAMPLED, keys=PROMPTS[::-1])
     assert alone[::-1] == every
     generator = TransformersGenerator(model, tokenizer, 5)
-    twice = generator.generate(["one", "one"], SAMPLED)
+    twice = texts_of(generator, ["one", "one"], SAMPLED)
     assert twice[0] != twice[1], "equal prompts under other keys"
-    assert generator.generate(["one", "one"], replace(SAMPLED, seed=6)) != twice
+    assert texts_of(generator, ["one", "one"], replace(SAMPLED, seed=6)) != twice
     # Greedy answers beside fewer samples.
     wanted = [(place, sample) for place in range(len(PROMPTS)) for sample in (generation.GREEDY, 0, 1)]
     batches = generator.stream(PROMPTS, SAMPLED, wanted, PROMPTS)
     found = {(place, sample): made.text for batch in batches for place, sample, made in batch}
-    greedy = [text for [text] in generator.generate(PROMPTS, GREEDY)]
+    greedy = [text for [text] in texts_of(generator, PROMPTS, GREEDY)]
     expected = [{generation.GREEDY: likeliest, 0: a, 1: b} for likeliest, (a, b, _) in zip(greedy, every, strict=True)]
     assert found == {(place, sample): text for place, of in enumerate(expected) for sample, text in of.items()}
 
@@ -185,14 +189,14 @@ def test_context_is_never_overrun() -> None:
 
 def test_the_model_is_left_as_it_was() -> None:
     model, tokenizer = model_of(), byte_tokenizer()
-    expected = TransformersGenerator(model, tokenizer).generate(PROMPTS, GREEDY)
+    expected = texts_of(TransformersGenerator(model, tokenizer), PROMPTS, GREEDY)
     own = model.generation_config
     own.repetition_penalty, own.temperature, own.do_sample = 5.0, 0.1, True  # must neither act nor be lost
     model.config.use_cache = False  # as gradient checkpointing leaves it
     prepare_model(model)
     model.train()
     model.model.layers[0].eval()
-    assert TransformersGenerator(model, tokenizer).generate(PROMPTS, GREEDY) == expected
+    assert texts_of(TransformersGenerator(model, tokenizer), PROMPTS, GREEDY) == expected
     assert model.generation_config is own
     assert [model.training, model.model.layers[0].training] == [True, False]
     assert text_config(model)._attn_implementation == "ebft"
@@ -314,7 +318,7 @@ def test_models_that_keep_more_than_keys_and_values_are_refused() -> None:
     text_config(shared).num_kv_shared_layers = 2
     for model in (mamba, shared):
         with pytest.raises(ConfigError, match="keeps more than keys and values"):
-            TransformersGenerator(model, byte_tokenizer()).generate(["a"], GenerationSettings())
+            texts_of(TransformersGenerator(model, byte_tokenizer()), ["a"], GenerationSettings())
 
 
 # ---- vLLM ------------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def test_tables_and_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     [row] = [row for row in rows if row[1] == "cross-entropy, all tokens at temperature 0.6"]
     assert row[2:] == ("", "2.0000 ± 0.1000 (n=3)", "4.0000 ± 0.1000 (n=3)", "-0.5000 ± 0.2500")
     assert len(rows) == 1 + 3 + len(TEMPERATURES), "no answer tokens, no rows"
-    tables.draw(results, tmp_path / "profile.png")
+    tables.draw(results, tmp_path)
     lines = drawn[0].axes[0].lines
     assert [[*zip(*line.get_data(), strict=True)] for line in lines] == [
         [(g, g * s) for g in (1, 8, 128)] for s in (1, 2)

@@ -16,7 +16,7 @@ from typing import Any
 from ebft.config import evaluation
 from ebft.config.evaluation import EvalOptions
 from ebft.config.settings import Parser, Values
-from ebft.errors import ConfigError, DataError, nearest
+from ebft.errors import ConfigError, DataError, SandboxError, nearest
 from ebft.evaluate import tables
 from ebft.evaluate.scoring import K, Results, Row, shares_of_kinds
 from ebft.evaluate.tasks import MEMORY_MIB, ProblemSet, problem_sets
@@ -116,12 +116,12 @@ def task_settings(task: str, options: EvalOptions) -> Values:
 
 
 def present(results: dict[str, Results], folders: dict[str, Path], output: Path) -> tables.Rows:
-    """Writes the table and the picture; returns the table."""
+    """Writes the table and the pictures; returns the table."""
     tables.check_same_space(results)
     moved = tables.against_first(results, folders)
     output.mkdir(parents=True, exist_ok=True)
     write_text(output / TABLE_FILE, tables.markdown(results, moved))
-    tables.draw(results, output / "profile.png")
+    tables.draw(results, output)
     return tables.table(results, moved)
 
 
@@ -238,7 +238,7 @@ def score_folder(folder: Path, problems: str, settings: Values) -> list[str]:
                     options = EvalOptions.from_values(asked)
                     now = scored(options, place, problem_sets(task, options))
                     _record(place, results, task, {**now, "settings": entry["settings"]})
-                except (DataError, ConfigError) as error:  # the latter: no sandbox
+                except (ValueError, SandboxError) as error:
                     errors.append(f"{place}, {task}: {error} (problems that have moved: --problems {task}=FILE)")
             logger.info(f"{place}:")
             print_table(shown([place], place))

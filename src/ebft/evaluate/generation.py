@@ -1,14 +1,12 @@
 """Text from a model: one interface, transformers behind it, or vLLM where it is installed.
 
-Prompts are sorted by length and continued side by side with a key-value cache; where one ends, the next takes its place
-(`side_by_side.py`). What is sampled for a prompt depends on the settings' seed and the prompt's own key, never on those
-beside it: each token takes one uniform number, a hash of (seed, key, sample, step), and is found in the cumulative
-distribution (`ebft.method.sampling`). What remains of the others is rounding, which may turn a near-tie.
+What is sampled for a prompt depends on the settings' seed and the prompt's own key, never on those beside it: each
+token takes one uniform number, a hash of (seed, key, sample, step), and is found in the cumulative distribution
+(`ebft.method.sampling`). What remains of the others is rounding, which may turn a near-tie.
 
-A raw prompt that ends in whitespace is tokenized without it: tokenizers that merge a line break with the indentation
-after it (those of GPT-2, StarCoder, SmolLM2 and others) would otherwise have cut in the middle of the next natural
-token, which the model could then no longer produce. The model writes the whitespace itself, and it is taken off again:
-a completion continues the prompt as it was given (`Fitted.shown`).
+A raw prompt that ends in whitespace is tokenized without it: many tokenizers merge a line break with the indentation
+after it, and a model could no longer produce that token. The model writes the whitespace itself, and it is taken off
+again: a completion continues the prompt as it was given (`Fitted.shown`).
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ class GenerationSettings:
     top_p: float | None = None  # sample from the smallest set of tokens with this probability
     samples: int = 1  # completions of every prompt
     stop: tuple[str, ...] = ()  # a completion ends before the first of these strings
-    # raw: as it is, but for whitespace at its end, which the model writes itself and which is not part of the
-    # completion; chat: a user's turn of the tokenizer's template; rendered: what the template has made already.
+    # raw: as it is, but for whitespace at its end; chat: a user's turn of the tokenizer's template; rendered: what the
+    # template has made already.
     prompt_style: Literal["raw", "chat", "rendered"] = "raw"
     system_prompt: str | None = None  # what a chat begins with
     answer_start: str = ""  # of the answer in a chat: given to the model, and not part of the completion
@@ -76,8 +74,7 @@ class Fitted(NamedTuple):
     whitespace: str  # what the prompt ended in, and the tokens do not
 
     def shown(self, text: str) -> str:
-        """The completion of the prompt as it was given, from what the model wrote after its tokens: without the
-        prompt's whitespace, which it writes itself. A model that continues otherwise has its text kept whole."""
+        """What the model wrote, without the prompt's whitespace; kept whole where it continued otherwise."""
         return "" if self.whitespace.startswith(text) else text.removeprefix(self.whitespace)
 
     def completion(self, written: str, finish: str, tokens: int, settings: GenerationSettings) -> Completion:
@@ -99,14 +96,7 @@ class Generator:
 
     @abstractmethod
     def stream(self, prompts: Sequence[str], settings: GenerationSettings, wanted: Wanted, keys: Sequence[str]) -> Made:
-        """Completions for the wanted (prompt, sample) pairs, a few at a time. The sample `GREEDY` is drawn at
-        temperature 0, whatever the settings say. keys: what tells the prompts' random numbers apart."""
-
-    def generate(
-        self, prompts: Sequence[str], settings: GenerationSettings, keys: Sequence[str] | None = None
-    ) -> list[list[str]]:
-        """`settings.samples` texts for every prompt."""
-        return [[found.text for found in samples] for samples in self.complete(prompts, settings, keys)]
+        """Completions for the wanted pairs, a few at a time. keys: what tells the prompts' random numbers apart."""
 
     def complete(
         self, prompts: Sequence[str], settings: GenerationSettings, keys: Sequence[str] | None = None
@@ -145,13 +135,8 @@ class Generator:
 
 
 class TransformersGenerator(Generator):
-    """
-    Args:
-        model: a causal language model of transformers, with or without a peft adapter. Its mode, its attention and
-            its generation settings are as before afterwards; the process has `avoid_cudnn_attention`.
-        tokenizer: its tokenizer. A pad token is not needed, and may be the end token.
-        batch_size: completions generated at once; None: 16 on a CPU, on a GPU as many as fit (`rows_that_fit`).
-    """
+    """A causal language model of transformers, with or without an adapter, which is as before afterwards. batch_size:
+    completions generated at once; None: 16 on a CPU, on a GPU as many as fit."""
 
     def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, batch_size: int | None = 8) -> None:
         super().__init__(tokenizer, getattr(text_config(model), "max_position_embeddings", None))
@@ -251,13 +236,8 @@ class _Row:
 
 
 class VLLMGenerator(Generator):
-    """For those who have vLLM installed (the extra `vllm`). Seeds are per completion, so that what is sampled does not
-    depend on what else runs; its random numbers are not ours: the same seed gives other texts than transformers does.
-
-    Args:
-        model: folder or hub name, of the base model if there is an adapter, which is a folder.
-        options: further arguments of `vllm.LLM`.
-    """
+    """The extra `vllm`. Seeds are per completion, so that what is sampled does not depend on what else runs; its random
+    numbers are not ours. model: folder or hub name, of the base model if there is an adapter, which is a folder."""
 
     def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, adapter: str | None, **options: Any) -> None:
         try:

@@ -7,6 +7,8 @@ set's own `score` turns completions into metrics, at once or where there is a sa
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import product
@@ -18,7 +20,7 @@ from ebft.evaluate.calibration import run_calibration
 from ebft.evaluate.generation import GREEDY, GenerationSettings
 from ebft.evaluate.scoring import K, Results, over_sets, shares_of_kinds
 from ebft.evaluate.subject import Subject
-from ebft.evaluate.tasks import ProblemSet, ResumableRecords, fingerprint
+from ebft.evaluate.tasks import ProblemSet, ResumableRecords
 from ebft.runtime.files import read_jsonl, write_jsonl
 from ebft.runtime.messages import progress
 
@@ -47,8 +49,8 @@ def with_prompt_style(options: EvalOptions, subject: Subject) -> EvalOptions:
 
 
 def _asked(problems: ProblemSet, options: EvalOptions) -> list[dict[str, str]]:
-    questions = zip(problems.keys, problems.asked[options.prompt_style], strict=True)
-    return [{"task_id": key, "prompt": question.prompt} for key, question in questions]
+    asked = zip(problems.keys, problems.asked[options.prompt_style], strict=True)
+    return [{"task_id": key, "prompt": question.prompt} for key, question in asked]
 
 
 def _decodings(problems: ProblemSet, options: EvalOptions) -> dict[str, GenerationSettings]:
@@ -70,7 +72,8 @@ def _generate(problems: ProblemSet, options: EvalOptions, subject: Subject, fold
     """Makes the completions that are not on disk yet, the greedy ones beside the samples."""
     prompts, keys = [question.prompt for question in problems.asked[options.prompt_style]], problems.keys
     decodings, records, wanted = _decodings(problems, options), dict[str, ResumableRecords](), list[tuple[int, int]]()
-    made_with = {"model": subject.identity, "backend": options.backend, "problems": fingerprint([keys, prompts])}
+    asked = hashlib.sha256(json.dumps([keys, prompts]).encode()).hexdigest()[:16]
+    made_with = {"model": subject.identity, "backend": options.backend, "problems": asked}
     for decoding, settings in decodings.items():
         name, made = f"{problems.name}.{decoding}", asdict(settings) | made_with
         records[decoding] = ResumableRecords(folder, name, made, options)

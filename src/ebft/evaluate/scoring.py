@@ -1,10 +1,7 @@
 """Scoring programs: from completions to outcomes to pass@k, for `ebft score` and `ebft eval` alike.
 
-Outcomes are appended to a file one by one, so that a run that was stopped resumes where it was.
-
 pass@k is the chance that at least one of k samples passes. With c of n samples passing, the share of the subsets of
-size k that hold a passing one is 1 - C(n-c, k) / C(n, k), its unbiased estimate (Chen et al. 2021), computed in whole
-numbers.
+size k that hold a passing one is 1 - C(n-c, k) / C(n, k), its unbiased estimate (Chen et al. 2021).
 """
 
 from __future__ import annotations
@@ -51,11 +48,8 @@ def score_programs(
     ks: Sequence[int] = K,
     workers: int | None = None,
 ) -> Results:
-    """Runs answers to problems in one language and estimates pass@k over those that have some.
-
-    A line of the file is the outcome of a row; those that are there and still valid are kept. Of `ks`, those of which
-    every problem has enough samples are reported.
-    """
+    """Runs answers to problems in one language and estimates pass@k over those that have some, for those of `ks` of
+    which every problem has enough samples. A line of the file is the outcome of a row."""
     language, workers = next(iter(problems.values())).language, workers or available_cores()
     outcomes = _outcomes(problems, rows, sandbox, workers, file)
     passed: dict[str, list[bool]] = defaultdict(list)
@@ -145,8 +139,8 @@ def mean_of(values: Sequence[float | Fraction]) -> Metric:
 
 
 def over_sets(parts: Sequence[Results]) -> Metrics:
-    """Of sets of problems that are independent of each other, such as languages: the plain mean over those that have a
-    metric, and each under its own name."""
+    """Of independent sets of problems, such as languages: the plain mean over those that have a metric, and each under
+    its own name."""
     found: Metrics = {}
     for metric in dict.fromkeys(metric for part in parts for metric in part["metrics"]):
         entries = [part["metrics"][metric] for part in parts if metric in part["metrics"]]

@@ -1,9 +1,7 @@
 """Texts that a model continues side by side, a token of each at a step; a row that ends makes room for another at once.
 
 The rows of the key-value cache end in the same column, so that a step writes one column for all of them. A row that
-joins is filled up on its left to the width of the others; columns that no row needs any more are cut off there. A
-batch thus takes as many steps as its tokens need, not as many as its longest row: of answers to code problems, the mean
-has a quarter of the longest one's tokens.
+joins is filled up on its left to the width of the others; columns that no row needs any more are cut off there.
 """
 
 from __future__ import annotations
@@ -26,8 +24,7 @@ BLOCK = 64  # columns that a cache grows by
 
 
 def check_plain_cache(base: Any) -> None:
-    """A model must keep keys and values of every layer and nothing else: a state cannot be filled up on its left, and a
-    layer that reads another's keys has none."""
+    """A state cannot be filled up on its left, and a layer that reads another's keys has none of its own."""
     config: Any = text_config(base)
     plain = base._supports_default_dynamic_cache() and not getattr(config, "num_kv_shared_layers", None)
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
@@ -39,11 +36,7 @@ def check_plain_cache(base: Any) -> None:
 
 
 class SideBySide:
-    """
-    Args:
-        base: a causal language model of transformers that passes `check_plain_cache`, in evaluation mode.
-        temperature, top_p: as in `GenerationSettings`.
-    """
+    """base: a causal language model of transformers that passes `check_plain_cache`, in evaluation mode."""
 
     def __init__(self, base: Any, temperature: float, top_p: float | None) -> None:
         self.base, self.temperature, self.top_p = base, temperature, top_p
@@ -59,16 +52,15 @@ class SideBySide:
     def replace(
         self, staying: Sequence[int], prompts: Sequence[list[int]], uniform: Tensor, greedy: Sequence[bool]
     ) -> None:
-        """Other rows than those staying have ended, and more join, with a uniform number [rows, steps] for every token
-        that they may have; greedy ones take the likeliest. A prompt that several of them have is computed once."""
+        """Other rows than those staying have ended, and more join, with a uniform number [rows, steps] for every token;
+        greedy ones take the likeliest. A prompt that several of them have is computed once."""
         places: dict[tuple[int, ...], int] = {}
         join = self._tensor([places.setdefault(tuple(prompt), len(places)) for prompt in prompts])
         # All but the last token, which is left to the first step: all rows then begin alike. They end in one column.
         longest = max((len(tokens) - 1 for tokens in places), default=0)
-        filled = [[0] * (longest + 1 - len(tokens)) + [*tokens[:-1]] for tokens in places]
-        ids = self._tensor(filled).view(len(places), longest)
-        lengths = self._tensor([len(tokens) - 1 for tokens in places])[:, None]
-        mask = (torch.arange(longest, device=self.device) >= longest - lengths).long()
+        before = {tokens: [0] * (longest + 1 - len(tokens)) for tokens in places}
+        ids = self._tensor([[*before[tokens], *tokens[:-1]] for tokens in places]).view(len(places), longest)
+        mask = self._tensor([[*before[tokens], *[1] * (len(tokens) - 1)] for tokens in places]).view_as(ids)
         cache = _empty_cache()
         if ids.numel():
             self._forward(ids, mask, cache)
@@ -110,9 +102,9 @@ class SideBySide:
 
 
 class _Columns(DynamicLayer):
-    """Keys and values in buffers that have room for columns to come, by multiples of `BLOCK`. One more column at every
-    step would copy all of them, into memory of another size each time, which a GPU's allocator keeps. For the same
-    reason a step looks at whole buffers, of which the mask hides the rest: what a model makes of them has few sizes."""
+    """Keys and values in buffers that have room for columns to come, by multiples of `BLOCK`: one more column at every
+    step would copy all of them, into memory of another size each time. For the same reason a step looks at whole
+    buffers, of which the mask hides the rest."""
 
     buffers: Sequence[Tensor] = ()
 
@@ -145,19 +137,19 @@ def _rounded(columns: int) -> int:
 
 
 def _seen(before: int, tokens: int) -> int:
-    """How many columns attention is given when so many tokens follow so many columns. Several tokens are given no more
-    than are in use: there are kernels that take the last ones for theirs. And an empty cache asks no layer."""
+    """How many columns attention is given. Several tokens are given no more than are in use: there are kernels that
+    take the last ones for theirs. And an empty cache asks no layer."""
     return _rounded(before + 1) if before and tokens == 1 else before + tokens
 
 
 def _buffer(like: Tensor, rows: int, columns: int) -> Tensor:
-    """Zeros, which a mask hides; what happens to be in memory may be no number, and would spread from behind it."""
+    """Zeros: what happens to be in memory may be no number, and would spread from behind the mask."""
     return like.new_zeros(rows, like.shape[1], _rounded(columns), like.shape[3])
 
 
 def _empty_cache() -> DynamicCache:
-    """Without the model's settings: a sliding layer would forget columns, of which other rows need other ones. The mask
-    keeps to the window all the same."""
+    """Without the model's settings: a sliding layer would forget columns that other rows need. The mask keeps to the
+    window all the same."""
     cache = DynamicCache()
     cache.layer_class_to_replicate = _Columns
     return cache

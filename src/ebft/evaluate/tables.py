@@ -1,8 +1,7 @@
-"""Results of `ebft eval`, of one model or several beside each other: tables, pictures, and paired differences.
+"""Results of `ebft eval`, of one model or several beside each other: tables, a picture, and paired differences.
 
-Results hold means; what each sequence and each program gave is in the files beside them, so that a model's differences
-from the first are over the same sequences or problems. A corpus score is no mean over sentences, so translations have
-no differences here.
+Results hold means; what each sequence and each program gave is in the files beside them. A corpus score is no mean over
+sentences, so translations have no differences here.
 """
 
 from __future__ import annotations
@@ -120,27 +119,37 @@ def check_same_space(results: Mapping[str, Results]) -> None:
             )
 
 
-def draw(results: Mapping[str, Results], file: Path) -> None:
-    """Conditional feature-matching loss over completion length (the paper's figure), with bars of one standard error;
-    nothing if nobody measured it."""
+def draw(results: Mapping[str, Results], folder: Path) -> None:
+    """`profile.png`, conditional feature-matching loss over completion length (the paper's figure), and
+    `temperatures.png`, cross-entropy over temperature, dashed for answer tokens; bars of one standard error."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    profiles = {label: found["tasks"].get("calibration", {}).get("profile") for label, found in results.items()}
-    if profiles := {label: points for label, points in profiles.items() if points}:
+    measured = [(label, r["tasks"]["calibration"]) for label, r in results.items() if "calibration" in r["tasks"]]
+    for picture in ("profile", "temperatures"):
         figure, axis = plt.subplots(figsize=(5.2, 3.8))
-        for label, points in profiles.items():
-            lengths = [point["length"] for point in points]
-            losses, errors = (
-                [math.nan if p[of] is None else p[of] for p in points] for of in ("value", "standard_error")
-            )
-            axis.errorbar(lengths, losses, errors, fmt="o-", markersize=3, label=plot_label(label))
-        over_lengths(axis, {point["length"] for points in profiles.values() for point in points})
-        axis.set_ylabel("conditional feature-matching loss")
-        figure.tight_layout()
-        figure.savefig(file, dpi=150)
+        for number, (label, entry) in enumerate(measured):
+            curves = {of: [(p["temperature"], p[f"{of}cross_entropy"]) for p in entry["temperatures"]] for of in TOKENS}
+            curves = {"": [(p["length"], p) for p in entry["profile"]]} if picture == "profile" else curves
+            for of, points in curves.items():
+                known = [(x, y["value"], y["standard_error"] or 0.0) for x, y in points if y and y["value"] is not None]
+                if known:
+                    (x, y, error), name = (
+                        zip(*known, strict=True),
+                        plot_label(f"{label}, answer tokens" if of else label),
+                    )
+                    axis.errorbar(x, y, error, fmt=f"C{number}o{'--' if of else '-'}", markersize=3, label=name)
+        if axis.has_data():
+            axis.set(xlabel="temperature", ylabel="cross-entropy (nats per token)")
+            if picture == "profile":
+                axis.set_ylabel("conditional feature-matching loss")
+                over_lengths(axis, {point["length"] for _, entry in measured for point in entry["profile"]})
+            axis.grid(alpha=0.3)
+            axis.legend(fontsize=8)
+            figure.tight_layout()
+            figure.savefig(folder / f"{picture}.png", dpi=150)
         plt.close(figure)
 
 

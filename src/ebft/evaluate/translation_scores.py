@@ -1,7 +1,7 @@
 """Scores of translations: BLEU and chrF by sacrebleu, COMET by unbabel-comet; best of k.
 
-What is measured of one translation per sentence: corpus BLEU and chrF, exactly as the `sacrebleu` command, and the
-means of sentence BLEU and chrF. Of n samples, for each k:
+Of one translation per sentence: corpus scores, exactly as the `sacrebleu` command, and means over sentences. Of n
+samples, for each k:
 
 - `best_of_k_sentence_bleu` (and chrf, comet): for each sentence the expected maximum of the metric over k of the n
   samples drawn without replacement, averaged over sentences: sum_i s_(i) C(i-1, k-1) / C(n, k) over the sorted scores,
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -52,12 +51,8 @@ def expected_best(scores: Sequence[float], k: int) -> float:
 def score_translations(
     pairs: Sequence[Pair], texts: Sequence[Sequence[str]], scoring: TranslationScoring, ks: Sequence[int] = K
 ) -> Results:
-    """Scores of the translations of each pair. One for each: `bleu` and so on; several: `best_of_k_...`.
-
-    Returns {"metrics": {name: {"value", "standard_error", "count"}}, "signatures", "sentences": scores of each}. With
-    one translation for each, sentences also have what they add to the corpus scores: `bleu_statistics` and
-    `chrf_statistics`, for tests of the difference between two models.
-    """
+    """{"metrics", "signatures", "sentences": scores of each}. One translation for each: `bleu` and so on; several:
+    `best_of_k_...`. Of one, sentences also have what they add to the corpus scores, for tests of differences."""
     texts = [[one_line(text) for text in of_pair] for of_pair in texts]
     scores, corpora = _sentence_scores(pairs, texts, scoring), {name: _Corpus(name, pairs, scoring) for name in CORPUS}
     rows = [
@@ -104,16 +99,13 @@ def _sentence_scores(pairs: Sequence[Pair], texts: Sequence[Sequence[str]], scor
 
 
 def comet_scores(triples: Sequence[tuple[str, str, str]], model: str, python: str | None = None) -> list[float]:
-    """A score for each (source, translation, reference), by a process of its own: unbabel-comet asks for older
-    transformers and numpy than ebft does, so the interpreter of another environment can be named."""
-    interpreter = python or sys.executable
-    if shutil.which(interpreter) is None:
-        raise ConfigError(f"--comet-python {interpreter}: no such program")
+    """A score for each (source, translation, reference), by an interpreter of an environment of its own: unbabel-comet
+    asks for older transformers and numpy than ebft does."""
     with tempfile.TemporaryDirectory(prefix="ebft-comet-") as folder:
         task, result = Path(folder) / "task.json", Path(folder) / "scores.json"
         rows = [dict(zip(("src", "mt", "ref"), triple, strict=True)) for triple in triples]
         task.write_text(json.dumps({"model": model, "rows": rows}), encoding="utf-8")
-        done = subprocess.run([interpreter, COMET_WORKER, task, result], stderr=subprocess.PIPE, text=True)
+        done = subprocess.run([python or sys.executable, COMET_WORKER, task, result], stderr=subprocess.PIPE, text=True)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
             raise ConfigError(
@@ -129,13 +121,8 @@ def _metric(name: str, scoring: TranslationScoring, sentence: bool = False) -> A
     if name == "chrf":
         return CHRF()
     language = next((code for code, full in LANGUAGE_NAMES.items() if scoring.target_language in (code, full)), "")
-    try:
-        # effective_order: a short sentence without any 4-gram would otherwise score next to nothing.
-        return BLEU(tokenize=scoring.bleu_tokenize, trg_lang=language, effective_order=sentence)
-    except (KeyError, ImportError, RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"sacrebleu's tokenizer {scoring.bleu_tokenize or language!r} cannot be used: {error}"
-        ) from None
+    # effective_order: a short sentence without any 4-gram would otherwise score next to nothing.
+    return BLEU(tokenize=scoring.bleu_tokenize, trg_lang=language, effective_order=sentence)
 
 
 class _Corpus:
@@ -156,10 +143,8 @@ class _Corpus:
         return {"value": value, "standard_error": error, "count": len(texts)}, adds
 
     def _error(self, adds: list[list[int]]) -> float:
-        """The spread of the score over corpora drawn from this one with replacement, always the same draws.
-
-        sacrebleu's own bootstrap gives half of a 95 % interval, holds all draws at once, and fails on scores of 0.
-        """
+        """The spread of the score over corpora drawn from this one with replacement, always the same draws (sacrebleu's
+        own gives half of a 95 % interval, and fails on scores of 0)."""
         import numpy as np
 
         statistics = np.array(adds, dtype=np.float64)

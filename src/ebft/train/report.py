@@ -94,7 +94,7 @@ def answers_to(prompts: Sequence[str], trainer: Measured) -> list[str]:
         settings = GenerationSettings(ANSWER_TOKENS, temperature, prompt_style="rendered", too_long="truncate")
         with trainer.computing() as model:
             generator = TransformersGenerator(model, trainer.processing_class, len(prompts))
-            texts = [found[0] for found in generator.generate(prompts, settings)]
+            texts = [found[0].text for found in generator.complete(prompts, settings)]
     return processes.from_first(texts)
 
 
