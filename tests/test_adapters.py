@@ -109,7 +109,7 @@ def test_a_saved_adapter_config_can_be_given_as_peft(tiny: Path, sums: Path, tmp
     [
         ({"peft": {"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 4}}, "packed sequences have no place for"),
         ({"peft": {"target_modules": ["query"]}}, "the adapter does not fit the model: Target modules"),
-        ({"lora": True, "load_in_4bit": True}, "load_in_4bit=true needs a GPU"),
+        ({"lora": True, "load_in_4bit": True}, "load_in_4bit=true is for ebft train; it needs a GPU"),
     ],
 )
 def test_what_is_wrong_with_an_adapter_is_said(

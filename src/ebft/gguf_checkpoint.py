@@ -1,12 +1,10 @@
 """An ordinary transformers checkpoint of a quantised GGUF file, for the families that `ebft fetch` knows: Llama, Qwen2
-and Gemma 3. `from_pretrained(gguf_file=)` does the same on one core; here several processes dequantise.
+and Gemma 3. `from_pretrained(gguf_file=)` would hold all weights in float32, and two tables of tokens instead of one.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,26 +12,21 @@ from ebft.errors import ConfigError
 from ebft.runtime.messages import progress
 
 if TYPE_CHECKING:
-    import numpy as np
-    from gguf import GGUFReader, ReaderTensor
-    from numpy.typing import NDArray
+    from gguf import GGUFReader
     from transformers import PreTrainedConfig
     from transformers import PreTrainedTokenizerBase as Tokenizer
-    from transformers.modeling_gguf_pytorch_utils import TensorProcessor
 
 TABLE = "model.embed_tokens.weight"
 
 
 def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
-    """
-    Args:
-        dtype: of the checkpoint: bfloat16 or float32.
-        ends: tokens that end a text, the tokenizer's own first.
-    """
+    """A checkpoint in `folder`, of bfloat16 or float32. ends: tokens that end a text, the tokenizer's own first."""
     import torch
     import transformers
     from gguf import GGUFReader
+    from gguf.quants import dequantize
     from safetensors.torch import save_file
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
     reader = GGUFReader(gguf)
     config = transformers.AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
@@ -41,52 +34,32 @@ def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
     # same one, quantised in two ways.
     config.tie_word_embeddings, config.dtype = True, dtype
     vars(config).pop("_model_name_or_path", None)  # a title, and no name of anything
-    tensors, processor = _named(reader, config)
-    weights = {}
-    with ProcessPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        given = [(t.data, int(t.tensor_type), t.name, processor) for t in tensors.values()]
-        with progress("converting", len(tensors), leave=False) as advance:
-            for name, numbers in zip(tensors, pool.map(_dequantized, given), strict=True):
-                weights[name] = torch.tensor(numbers, dtype=getattr(torch, dtype))
-                advance(1)
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    tokenizer = _tokenizer(reader, gguf, config, ends)
-    tokenizer.save_pretrained(folder)
-    config.save_pretrained(folder)
-    # Only what ends a text: an original's temperature and repetition penalty would change what is measured.
-    transformers.GenerationConfig(
-        bos_token_id=config.bos_token_id,
-        eos_token_id=[tokenizer.convert_tokens_to_ids(end) for end in ends],
-        pad_token_id=config.pad_token_id,
-    ).save_pretrained(folder)
-
-
-def _named(reader: GGUFReader, config: PreTrainedConfig) -> tuple[dict[str, ReaderTensor], object]:
-    """The file's tensors by their names in transformers, and what undoes the changes that llama.cpp makes to them."""
-    import torch
-    import transformers
-    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
-
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     config.architectures = [type(model).__name__]
-    architecture = reader.fields["general.architecture"].contents()
-    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
+    # It undoes the changes that llama.cpp makes to tensors.
+    kind = TENSOR_PROCESSORS.get(reader.fields["general.architecture"].contents(), TensorProcessor)
+    processor = kind(config=config.to_dict())
     names = get_gguf_hf_weights_map(model, processor)
     tensors = {names[tensor.name]: tensor for tensor in reader.tensors if tensor.name in names}
     tensors[TABLE] = tensors.pop("lm_head.weight", tensors[TABLE])  # the output's is the finer one
     if set(tensors) != set(model.state_dict()) - {"lm_head.weight"}:
         raise ConfigError(f"transformers {transformers.__version__} does not know all tensors of the GGUF file")
-    return tensors, processor
-
-
-def _dequantized(given: tuple[NDArray[np.generic], int, str, TensorProcessor]) -> object:
-    """The numbers of a tensor, as transformers has them. In a process of its own."""
-    from gguf import GGMLQuantizationType as Kind
-    from gguf.quants import dequantize
-
-    data, kind, name, processor = given
-    return processor.process(weights=dequantize(data, Kind(kind)), name=name).weights
+    weights = {}
+    with progress("converting", len(tensors), leave=False) as advance:
+        for name, tensor in tensors.items():
+            numbers = dequantize(tensor.data, tensor.tensor_type)
+            numbers = processor.process(weights=numbers, name=tensor.name).weights
+            weights[name] = torch.tensor(numbers, dtype=getattr(torch, dtype))
+            advance(1)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    tokenizer = _tokenizer(reader, gguf, config, ends)
+    tokenizer.save_pretrained(folder)
+    config.save_pretrained(folder)
+    # Only what ends a text: an original's temperature and repetition penalty would change what is measured.
+    ids = {"bos_token_id": config.bos_token_id, "pad_token_id": config.pad_token_id}
+    eos = [tokenizer.convert_tokens_to_ids(end) for end in ends]
+    transformers.GenerationConfig(**ids, eos_token_id=eos).save_pretrained(folder)
 
 
 def _tokenizer(reader: GGUFReader, gguf: Path, config: PreTrainedConfig, ends: Sequence[str]) -> Tokenizer:

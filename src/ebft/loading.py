@@ -59,8 +59,8 @@ class Checkpoint:
         if not folder.exists():
             return cls(name, path)
         if (folder / ADAPTER_FILE).exists():
-            return cls(name, _base_of(folder, name), str(folder))
-        _check_weights(folder, name)
+            return cls(name, _base_of(folder), str(folder))
+        _check_weights(folder)
         return cls(name, str(folder))
 
     def identity(self) -> list[object]:
@@ -198,25 +198,22 @@ def tap_settings(config: MethodConfig) -> Values:
 # ---- looking at folders --------------------------------------------------------------------------------------------
 
 
-def _base_of(folder: Path, name: str) -> str:
-    _check_weights(folder, name, ADAPTER_FILE, ADAPTER_WEIGHTS)
-    with _said(f"model={name!r}: no base model by its {ADAPTER_FILE}"):
+def _base_of(folder: Path) -> str:
+    _check_weights(folder, ADAPTER_FILE, ADAPTER_WEIGHTS)
+    with _said(f"{folder}: no base model by its {ADAPTER_FILE}"):
         base = fetch.resolve(json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))["base_model_name_or_path"])
     path = Path(base).expanduser()
     if not path.is_dir():
         return base
-    _check_weights(path, base)
+    _check_weights(path)
     return str(path)
 
 
-def _check_weights(folder: Path, name: str, config: str = "config.json", weights: Sequence[str] = WEIGHTS) -> None:
+def _check_weights(folder: Path, config: str = "config.json", weights: Sequence[str] = WEIGHTS) -> None:
     """Said before another model is evaluated for minutes."""
-    has_config = (folder / config).exists()
-    if has_config and any(True for pattern in weights for _ in folder.glob(pattern)):
-        return
-    missing = f"weights ({', '.join(weights)})" if has_config else config
-    inside = next((f"; did you mean {p}?" for p in (folder / "final", *folder.glob("checkpoint-*")) if p.is_dir()), "")
-    raise ConfigError(f"model={name!r} has no {missing}, so it is not a checkpoint{inside}")
+    for what in ((config,), weights):
+        if not any(True for pattern in what for _ in folder.glob(pattern)):
+            raise ConfigError(f"{folder} is not a checkpoint: it has no {' or '.join(what)}")
 
 
 # ---- adapters ------------------------------------------------------------------------------------------------------
@@ -286,19 +283,11 @@ def four_bit(device: torch.device) -> Values:
 
 def check_four_bit(recipe: Recipe, is_adapter: bool) -> None:
     """What a base model in 4 bits cannot do, said before it is loaded."""
-    training, name = recipe.training, recipe.model.model
-    for refused, why in (
-        (recipe.command != "train", "is for ebft train only"),
-        (is_adapter, f"needs a model, not an adapter; make one of it first: ebft export {name} --output ..."),
-        (
-            training.feature_source not in ("auto", "adapter_off"),
-            "allows no copy of the model; use feature_source=auto",
-        ),
-        # bitsandbytes computes there too, but some of its kernels have no backward pass and do not say so.
-        (training.device.type == "cpu", "needs a GPU to train on; leave it out on a CPU"),
-    ):
-        if refused:
-            raise ConfigError(f"load_in_4bit=true {why}")
+    has_copy = recipe.training.feature_source not in ("auto", "adapter_off")
+    # On a CPU bitsandbytes computes too, but some of its kernels have no backward pass and do not say so.
+    if recipe.command != "train" or is_adapter or has_copy or recipe.training.device.type == "cpu":
+        needs = "a GPU, feature_source=auto, and a whole model (ebft export makes one of an adapter)"
+        raise ConfigError(f"load_in_4bit=true is for ebft train; it needs {needs}")
 
 
 def _need(package: str, setting: str, extra: str) -> None:

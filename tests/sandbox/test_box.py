@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -162,7 +163,9 @@ def test_who_is_late(command: str, seconds: float, busy: float, expected: Any, m
         assert process.stdout is not None
         if busy:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        ending, written = monitor([process], [process.stdout.fileno()], Limits(seconds, 100, output_kib=10**6))
+        ending, written = monitor(
+            [process], [process.stdout.fileno()], Limits(seconds, 100, output_kib=10**6), threading.Event()
+        )
         assert (ending, expected[1] and written) == expected
         assert (process.poll() is None) == (ending == "timeout")
         process.kill()

@@ -26,7 +26,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
-from weakref import WeakSet
 
 from ebft.errors import SandboxError
 from ebft.sandbox.bubblewrap import INSIDE, Command, Group, Limits, command_line, groups_home, process_tree, sealed_file
@@ -52,10 +51,9 @@ class Finished:
 class RunningCommand:
     """A command in a box of its own, of which nothing is left after `end`.
 
-    The first process inside reports that it is there and waits for an answer, so that the program starts only if we
-    are still there. It ends when our end of the connection closes, and with it the kernel ends everything in the
-    sandbox. (`--die-with-parent` is not enough: a bubblewrap that dies while it starts leaves a process behind that
-    waits for it forever.)
+    The first process inside reports that it is there and waits for an answer; it ends, and with it everything in the
+    sandbox, when our end of the connection closes. (`--die-with-parent` is not enough: a bubblewrap that dies while it
+    starts leaves a process behind that waits for it forever.)
     """
 
     def __init__(self, command: Command, stdout: int, stderr: int, unsafe: bool) -> None:
@@ -88,7 +86,7 @@ class RunningCommand:
             )
             box.callback(_wait_until_closed, ours)
             box.callback(self.process.wait)
-            box.callback(self.kill)
+            box.callback(self._kill)
             handed_over.close()
             ours.settimeout(60)
             # No byte: bubblewrap could not start, and whoever waits for the program will see that.
@@ -97,7 +95,7 @@ class RunningCommand:
                     ours.send(b"\n")
             self.end = box.pop_all().close  # also ends what has outlived bubblewrap
 
-    def kill(self) -> None:
+    def _kill(self) -> None:
         """SIGKILL to the process group; the end of bubblewrap ends the first process inside, and so everything."""
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
@@ -122,19 +120,14 @@ class Sandbox:
     """
 
     unsafe: bool = False
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = Limits()
     _checked: bool = field(default=False, init=False, repr=False)
-    _lock: threading.RLock = field(default_factory=threading.RLock, init=False, repr=False)
-    _running: WeakSet[RunningCommand] = field(default_factory=WeakSet, init=False, repr=False)
-    _stopped: bool = field(default=False, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _stopped: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
 
     def stop(self) -> None:
-        """Ends everything that runs in it, from any thread, and lets nothing start any more."""
-        with self._lock:
-            self._stopped = True
-            running = list(self._running)
-        for command in running:
-            command.kill()
+        """Ends everything that runs in it, from any thread: whoever waits for it gets a SandboxError."""
+        self._stopped.set()
 
     def check(self) -> None:
         """Raises SandboxError unless a program can run here."""
@@ -173,7 +166,7 @@ class Sandbox:
                     running.append(self.start(command, *((to_out, to_error) if last else 2 * (subprocess.DEVNULL,))))
                     stack.callback(running[-1].end)
             processes = [started.process for started in reversed(running)]
-            ending, outputs = monitor(processes, [out, error], limits)
+            ending, outputs = monitor(processes, [out, error], limits, self._stopped)
             if ending == "exited" and any(c.group and c.group.ran_out_of_memory for c in running):
                 ending = "memory"
         return Finished(ending, processes[0].returncode, *outputs)
@@ -181,15 +174,9 @@ class Sandbox:
     def start(self, command: Command, stdout: int, stderr: int) -> RunningCommand:
         """Starts a command without waiting."""
         try:
-            started = RunningCommand(command, stdout, stderr, self.unsafe)
+            return RunningCommand(command, stdout, stderr, self.unsafe)
         except OSError as error:
             raise SandboxError(f"a program could not be put into its sandbox: {error}") from None
-        with self._lock:
-            self._running.add(started)
-        if self._stopped:
-            started.end()
-            raise SandboxError("the sandbox was stopped")
-        return started
 
 
 # ---- Watching from outside: time, memory of all processes, and what they write ---------------------------------------
@@ -204,12 +191,10 @@ BUFFERS = {"pipe": 16 * os.sysconf("SC_PAGE_SIZE"), "socket": SOCKET * 3 // 2}
 
 
 def monitor(
-    processes: Sequence[subprocess.Popen[bytes]], pipes: Sequence[int], limits: Limits
+    processes: Sequence[subprocess.Popen[bytes]], pipes: Sequence[int], limits: Limits, stopped: threading.Event
 ) -> tuple[Ending, list[bytes]]:
-    """Waits for the end of the first process, reading what it writes into the pipes; ends nothing itself.
-
-    The other processes run beside it and count for the memory. Returns how it ended and what each pipe carried.
-    """
+    """Waits for the end of the first process, reading what it writes into the pipes; ends nothing itself. The others
+    run beside it and count for the memory. Returns how it ended and what each pipe carried."""
     deadline = time.monotonic() + limits.seconds
     read: dict[int, bytearray] = {pipe: bytearray() for pipe in pipes}
     room, roots = limits.output_kib * 1024, [process.pid for process in processes]
@@ -218,6 +203,8 @@ def monitor(
         for descriptor in (*pipes, process.fileno()):
             selector.register(descriptor, selectors.EVENT_READ)
         while selector.get_map() and ending == "exited":
+            if stopped.is_set():
+                raise SandboxError("the sandbox was stopped")
             left = deadline - time.monotonic()
             if memory_of(roots) > limits.memory_mib * 2**20:
                 ending = "memory"

@@ -239,7 +239,7 @@ def run_program(
     `programs` are its interpretations, best first, each a text and the class that the function is in, for languages
     with classes. The first that compiles is run.
     """
-    row, nonce, not_compiled = LANGUAGES[language], secrets.token_hex(16), None
+    row, nonce, outcome = LANGUAGES[language], secrets.token_hex(16), Outcome(ERROR, "there is nothing to run")
     for pattern, new in ((r"\A\s*\}", ""), *row.tests):  # the first bracket closes the prompt's function
         tests = re.sub(pattern, new, tests)
     words = {"NAME": name, "TESTS": tests, "NONCE": ", ".join(str(ord(digit)) for digit in nonce)}
@@ -250,15 +250,14 @@ def run_program(
             if not compiled.succeeded:
                 lines = _lines(compiled.stderr) or [compiled.ending]
                 said = next((line for line in lines if "error" in line.lower()), lines[-1])
-                not_compiled = not_compiled or Outcome(FAILED, one_line(f"{NOT_COMPILED}: {said}"))
+                outcome = Outcome(FAILED, one_line(f"{NOT_COMPILED}: {said}"))
                 continue
             program = compiled.stdout
         job = {"nonce": nonce, "name": name, "program": program.decode("utf-8", "replace"), "tests": tests}
         outcome = _outcome(sandbox.run(_start(row, program, job, limits)), nonce, limits)
         if not outcome.message.startswith(NOT_COMPILED):
-            return outcome
-        not_compiled = not_compiled or outcome
-    return not_compiled or Outcome(ERROR, "there is nothing to run")
+            break
+    return outcome
 
 
 def _compiler(row: Language, words: dict[str, str]) -> Command:
@@ -284,12 +283,10 @@ def _start(row: Language, program: bytes, job: dict[str, str], limits: Limits) -
 def _outcome(done: Finished, nonce: str, limits: Limits) -> Outcome:
     if (exceeded := limit_exceeded(done.ending, limits)) is not None:
         return exceeded
+    if done.succeeded and nonce.encode() in done.stdout:
+        return Outcome(PASSED)
     if done.succeeded:
-        return (
-            Outcome(PASSED)
-            if nonce.encode() in done.stdout
-            else Outcome(FAILED, "the program ended before the tests did")
-        )
+        return Outcome(FAILED, "the program ended before the tests did")
     said = (_lines(done.stderr or done.stdout) or ["a test failed"])[0]
     return Outcome(FAILED, one_line(said if said.startswith(NOT_COMPILED) else f"exit code {done.returncode}: {said}"))
 
