@@ -91,9 +91,6 @@ def _run_failed(error: BaseException, folder: Path, processes: int | None = None
         if os.environ.get(LAUNCHED):  # the launcher knows which process has died, and says so
             return PREEMPTED if isinstance(error, Preempted) else FAILED
         error = error if isinstance(error, Preempted) else ProcessKilled(f"lost another process: {error}")
-    if run_folder.is_disk_full(error, folder):
-        run_folder.remove_incomplete(folder)  # the half-written one only takes room
-        error = OSError(0, "the disk is full", getattr(error, "filename", None) or str(folder))
     code = _failed(error)
     if os.environ.get("LOCAL_RANK", "0") == "0" and (folder / "recipe.yaml").exists():
         again, last = how_to_resume(folder, processes), run_folder.last_checkpoint(folder)

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from ebft import EBFTTrainer
-from ebft.train.callbacks import EarlyStopping
 from tests.baselines.runs import ROWS, metrics_of, results_of, run, write_recipe
 from tests.models import tiny_model
 from tests.tiny_tokenizer import END, VOCABULARY, byte_tokenizer
@@ -73,8 +72,7 @@ def test_the_log_of_a_checkpoint_is_enough_to_stop_early(
         args = config(Path("out"), eval_strategy="steps", greater_is_better=greater, **stopping)
         state = SimpleNamespace(global_step=3, log_history=[{"loss": 1.0}, *({"eval_cfm": v} for v in values)])
         control: Any = SimpleNamespace()
-        trainer = SimpleNamespace(args=args, settings=args, state=state, control=control, is_first=True)
-        EarlyStopping(trainer).on_evaluate()
+        EBFTTrainer._stop_early(SimpleNamespace(args=args, settings=args, state=state, control=control))  # type: ignore[arg-type]
         assert hasattr(control, "should_training_stop") == stops
 
 

@@ -1,5 +1,5 @@
-"""What a run may have beside its training: tasks, early stopping, progress in the terminal, schedulers' notices. A
-callback looks at its trainer, which has what transformers hands around: `args`, `state` and `control`."""
+"""What a run may have beside its training: tasks, progress in the terminal, schedulers' notices. A callback
+looks at its trainer, which has what transformers hands around: `args`, `state` and `control`."""
 
 from __future__ import annotations
 
@@ -73,8 +73,6 @@ class EvalTasks(Callback):
             with trainer.computing() as model:
                 subject = LoadedSubject(model, tokenizer, trainer.features, name, options.batch_size)
                 found = run_task(task, options, subject, folder, self.sets[task])
-            for note in found.get("notes", ()):
-                logger.warning(f"{task} at {name}: {note}")
             points = {f"cfm_at_{point['length']}": point for point in found.get("profile", ())}
             for metric, entry in (found["metrics"] | points).items():
                 key = f"eval_{task}_{metric}".replace(" ", "_")
@@ -83,24 +81,6 @@ class EvalTasks(Callback):
                     logs[f"{key}_se"] = entry["standard_error"]
             logs[f"eval_{task}_runtime"] = time.perf_counter() - start
         return processes.from_first(logs)
-
-
-class EarlyStopping(Callback):
-    """Stops a run whose validation no longer gets better. It looks at the log, which checkpoints hold: transformers'
-    own callback forgets what it has seen when a run resumes, or comes back with the patience of the checkpoint."""
-
-    def on_evaluate(self, *_: object, **__: object) -> None:
-        args, patience = self.trainer.args, self.trainer.settings.early_stopping_patience
-        name = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
-        sign = -1 if args.greater_is_better else 1
-        best, since = math.inf, 0
-        for value in (sign * entry[name] for entry in self.trainer.state.log_history if name in entry):
-            is_better = best - value > self.trainer.settings.early_stopping_threshold
-            best, since = (value, 0) if is_better else (best, since + 1)
-        if since >= patience:
-            self.trainer.control.should_training_stop = True
-            if self.trainer.is_first:
-                logger.info(f"stopped at step {self.step}: no better {name} in {patience} evaluations")
 
 
 class Progress(Callback):
@@ -172,9 +152,6 @@ class Preemption(Callback):
 
     def on_step_end(self, *_: object, **__: object) -> None:
         if processes.any_says(self.received is not None, self.trainer.args.device):
-            if not self._leaving and self.trainer.is_first:
-                who = self.received or "another process has been told to stop"
-                logger.info(f"{who}: saving a checkpoint after step {self.step}")
             self._leaving = self.trainer.control.should_save = True
 
     def on_save(self, *_: object, **__: object) -> None:
@@ -184,8 +161,6 @@ class Preemption(Callback):
 
     def on_train_end(self, *_: object, **__: object) -> None:
         self.at_once = (self.trainer.checkpoint / run_folder.MARK).exists()
-        if self.at_once and self.received is not None and processes.count() == 1:
-            raise self._stop()
 
 
 def _hear_nothing(worker: int) -> None:

@@ -29,7 +29,7 @@ from ebft.model.features import FeatureNetwork
 from ebft.runtime import processes, sharding
 from ebft.runtime.files import json_ready, read_json, read_jsonl, write_json, write_jsonl, write_text
 from ebft.train import run_folder
-from ebft.train.callbacks import EarlyStopping, EvalTasks
+from ebft.train.callbacks import EvalTasks
 from ebft.train.run_folder import RECIPE_FILE, RESOLVED_FILE, RESULTS_FILE, Results
 from ebft.train.sequences import Loaded, warn
 
@@ -92,8 +92,6 @@ class Measured(Trainer, TrainerCallback):
         self.add_callback(self)
         if self.settings.eval_tasks:
             self.add_callback(EvalTasks(self, self.settings))
-        if self.settings.early_stopping_patience is not None:
-            self.add_callback(EarlyStopping(self))
 
     # ---- validation ------------------------------------------------------------------------------------------------
 
@@ -118,9 +116,24 @@ class Measured(Trainer, TrainerCallback):
         with evaluating(self.model):  # TRL asks the model whether this is about training
             self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self._stop_early()
         if given is None and metric_key_prefix == "eval":
             self._keep(metrics, records)
         return metrics
+
+    def _stop_early(self) -> None:
+        """When validation no longer gets better. The log tells, which checkpoints hold: transformers' own callback
+        forgets what it has seen when a run resumes, or comes back with the patience of the checkpoint."""
+        args, patience = self.args, self.settings.early_stopping_patience
+        name = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
+        sign = -1 if args.greater_is_better else 1
+        best, since = math.inf, 0
+        for value in (sign * entry[name] for entry in self.state.log_history if name in entry):
+            is_better = best - value > self.settings.early_stopping_threshold
+            best, since = (value, 0) if is_better else (best, since + 1)
+        if patience is not None and since >= patience:
+            self.control.should_training_stop = True
+            warn(f"stopped at step {self.state.global_step}: no better {name} in {patience} evaluations")
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         if resume_from_checkpoint and "before" not in self.results and self.held_out is not None:

@@ -36,17 +36,12 @@ PANELS = {
     "grad_norm": "gradient norm",
 }
 TITLES = ("on held-out sequences", "before", "after", "change")
-LEGEND = """A completion's reward is its alignment less alpha times its diversity.
-
-- **alignment**: how well its features agree with those of the truth; larger is better.
-- **diversity**: how much it resembles the other completions of the anchor; smaller is better.
-- **advantage**: the reward less what the other completions got; above 0 the completion becomes likelier, else less."""
 
 
 def sample_lines(example: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase | None) -> list[str]:
     """A few anchors of one sequence, spread over it, with truth, completions and rewards."""
     places = example["anchor_mask"].nonzero().flatten().tolist()
-    lines = [LEGEND, ""]
+    lines = []
     for place in places[:: max(1, len(places) // ANCHORS)][:ANCHORS]:
         anchor, length = int(example["anchors"][place]), int(example["truth_lengths"][place])
         context, truth = example["input_ids"][:anchor], example["input_ids"][anchor : anchor + length]

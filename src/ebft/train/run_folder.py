@@ -123,7 +123,8 @@ class RunFolder:
         return last
 
     def _check(self, last: Path | None) -> None:
-        for cut_off in remove_incomplete(self.path):
+        for cut_off in (p for p in all_checkpoints(self.path) if not (p / MARK).exists()):
+            shutil.rmtree(cut_off, ignore_errors=True)
             logger.info(f"{cut_off.name} was cut off while it was written; it is not used")
         if last is not None and (wrong := damage(last)):
             what = f"output_dir={self.path}: {last.name} is damaged (missing or changed: {', '.join(wrong[:3])})"
@@ -147,7 +148,6 @@ class RunFolder:
                 "push_to_hub": recipe.given.get("push_to_hub", False),  # which the run has taken from the Trainer
                 "sequences_per_step": training.rows_per_step,
                 "prompt_kinds": list(prompt_kinds),
-                "sharding": None if training.sharding is None else asdict(training.sharding),
             }
             text = "# What was set, by recipe and flags.\n" + yaml.safe_dump(recipe.given, sort_keys=False)
             self.path.mkdir(parents=True, exist_ok=True)
@@ -206,16 +206,3 @@ def damage(checkpoint: Path) -> list[str]:
             return [name for name, sound in zip(listed, pool.map(is_sound, listed), strict=True) if not sound]
     except (TypeError, KeyError, ValueError, OSError):
         return [MARK]
-
-
-def remove_incomplete(output_dir: Path) -> list[Path]:
-    cut_off = [p for p in all_checkpoints(output_dir) if not (p / MARK).exists()]
-    for checkpoint in cut_off:
-        shutil.rmtree(checkpoint, ignore_errors=True)
-    return cut_off
-
-
-def is_disk_full(error: BaseException, output_dir: Path) -> bool:
-    """Libraries report a full disk each in their own way; where the words are missing, the disk itself tells."""
-    known = isinstance(error, RuntimeError | OSError) and output_dir.exists()
-    return "No space left" in str(error) or (known and shutil.disk_usage(output_dir).free < 16 * 2**20)

@@ -94,29 +94,20 @@ class EBFTTrainer(Measured):
         self.window: Window | None = None
         self._observed: list[dict[str, Tensor | float]] = []  # metrics of windows since the last log entry
         self.sharded = args.sharding is not None
-        rows_given = train_dataset is not None and not isinstance(train_dataset, SequenceDataset)
-        train_dataset = self.as_sequences(train_dataset)
+        given, train_dataset = train_dataset, self.as_sequences(train_dataset)
         try:
             self.held_out = self.as_sequences(eval_dataset)
         except DataError as error:
             raise DataError(f"the validation data: {error}; or hold out other or more documents") from None
-        if rows_given:  # who brings sequences has looked at them before
+        if given is not train_dataset:  # who brings sequences has looked at them before
             look_at_lengths(model, train_dataset, "context_length", args.document_masks)
             if args.leaves_ends_out:
                 warn(ENDS_LEFT_OUT)
             if self.held_out is not None:
                 look_at_copies(train_dataset.index, self.held_out.index)
         self.networks = Networks(model, args, processing_class)
-        super().__init__(
-            model=model,
-            args=args,
-            data_collator=collate,
-            train_dataset=train_dataset,
-            eval_dataset=self.held_out,
-            processing_class=processing_class,
-            callbacks=callbacks,
-            **kwargs,
-        )
+        data = {"data_collator": collate, "train_dataset": train_dataset, "eval_dataset": self.held_out}
+        super().__init__(model, args, processing_class=processing_class, callbacks=callbacks, **data, **kwargs)
         # accelerate leaves the model alone: it sees plain data parallelism, and ebft adds gradients up itself.
         if self.sharded:  # on its device already, and wants neither a wrapper nor autocast
             self.accelerator.prepare_model = lambda model, *args, **kwargs: model
