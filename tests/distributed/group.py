@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+PRELOADED = ["ebft.train.run", "ebft.baselines.sft", "ebft.baselines.rlvr", "ebft.evaluate.tasks", "matplotlib.pyplot"]
 HANGS = 600  # seconds; a minute is usual, more where the machine is busy with other work
 
 
@@ -27,9 +28,7 @@ def run(
     """Call `target(*args)` in each of so many processes, with the variables that torchrun would set."""
     os.environ["OMP_NUM_THREADS"] = "1"  # for all processes forked later
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["tests.distributed.worker", "ebft.train.run", "ebft.evaluate.tasks", "matplotlib.pyplot"]
-    )
+    context.set_forkserver_preload(["tests.distributed.worker", *PRELOADED])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -12,7 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from ebft import cli
 from ebft.loading import Checkpoint
+from ebft.runtime import launch
 from ebft.train.run_folder import damage
 from tests import killed_runs
 from tests.baselines.runs import write_recipe
@@ -70,19 +72,8 @@ def uninterrupted(recipe: Path, how: list[str], tmp_path_factory: pytest.TempPat
 def killed(recipe: Path, how: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The second of two processes is killed in the middle of step 3; checkpoint 2 is there."""
     output = tmp_path_factory.mktemp("runs") / "killed"
-    if not how:  # with a launcher once: it starts processes that import everything, and says the same of whole models
-        ended = run(2, recipe, output, kill_at="step:3")
-        assert ended.codes == [1, -signal.SIGKILL], ended.said
-        return output
-    died = start(recipe, output, "--launch", 2, *how, kill_at="step:3", kill_rank=1)
-    errors = died.communicate(timeout=120)[1]
-    assert died.returncode == 1, errors
-    assert [line for line in errors.splitlines() if line.startswith("ebft:")] == [
-        "ebft: process 1 of 2 was killed (SIGKILL); the machine may be out of memory; the others were stopped",
-        f"ebft: the last good checkpoint is {output}/checkpoint-2; continue with: ebft train --config "
-        f"{output}/recipe.yaml --launch 2 --resume",
-    ]
-    assert "Traceback" not in errors
+    ended = run(2, recipe, output, *how, kill_at="step:3")
+    assert ended.codes == [1, -signal.SIGKILL], ended.said
     return output
 
 
@@ -102,10 +93,10 @@ def test_what_a_run_of_two_processes_leaves_behind(uninterrupted: Path, how: lis
         assert torch.equal(loaded.state_dict()[name], value), name
 
 
-def test_killed_and_resumed_gives_the_same_weights(
+def test_killed_stopped_and_resumed_gives_the_same_weights(
     recipe: Path, how: list[str], uninterrupted: Path, killed: Path, tmp_path: Path
 ) -> None:
-    """Also when the next one dies in the middle of a checkpoint, which must not be taken for whole."""
+    """Killed again in the middle of a checkpoint, which must not be taken for whole; then one of two gets a notice."""
     output = tmp_path / "run"
     shutil.copytree(killed, output)
     died = run(2, recipe, output, "--resume", *how, kill_at="shards:4" if how else "save:4")
@@ -115,10 +106,15 @@ def test_killed_and_resumed_gives_the_same_weights(
     # No launcher stands by: the other one finds the connection closed.
     assert "ebft: lost another process" in died.said[0]
     assert f"the last good checkpoint is {output}/checkpoint-2" in died.said[0]
+    stopped = run(2, recipe, output, "--resume", *how, kill_at="notice:4")
+    assert stopped.codes == [75, 75], stopped.said
+    assert "checkpoint-4 was cut off" in stopped.said[0]
+    assert [said.count("resuming from") for said in stopped.said] == [1, 0]
+    assert [said.count("ebft: stopped by") for said in stopped.said] == [1, 0]
+    assert f"the last good checkpoint is {output}/checkpoint-5; continue" in stopped.said[0]
+    assert not (output / "final").exists()
     done = run(2, recipe, output, "--resume", *how)
     assert done.codes == [0, 0], done.said
-    assert "checkpoint-4 was cut off" in done.said[0]
-    assert [said.count("resuming from") for said in done.said] == [1, 0]
     assert_the_same(output, uninterrupted)
 
 
@@ -128,11 +124,11 @@ def test_resumed_on_another_number_of_processes(
     """2 -> 1 -> 4, always 8 sequences per step."""
     output = tmp_path / "run"
     shutil.copytree(killed, output)
-    refused = run(2, recipe, output, *how, "--resume", "--gradient_accumulation_steps", 1)
-    assert refused.codes == [2, 2]
-    assert "holds a run of 8 sequences per step, not 4" in refused.said[0]
-    assert refused.said[0].count("\n") == 1
-    assert refused.said[1] == "", "an error that all processes meet is said once"
+    if not how:
+        refused = run(2, recipe, output, "--resume", "--gradient_accumulation_steps", 1)
+        assert refused.codes == [2, 2]
+        assert "holds a run of 8 sequences per step, not 4" in refused.said[0]
+        assert [said.count("\n") for said in refused.said] == [1, 0], "an error that all processes meet is said once"
     one = run(1, recipe, output, *how, "--resume", "--gradient_accumulation_steps", 4, "--max_steps", 4)
     assert one.codes == [0], one.said
     four = run(4, recipe, output, *how, "--resume", "--gradient_accumulation_steps", 1)
@@ -143,18 +139,32 @@ def test_resumed_on_another_number_of_processes(
     assert steps(output) == list(range(1, STEPS + 1))
 
 
-def test_a_notice_to_one_process_stops_all_after_the_same_step(
-    recipe: Path, how: list[str], uninterrupted: Path, tmp_path: Path
+def test_what_the_launcher_says_of_a_killed_process(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """The processes are small programs: all of the words are the launcher's."""
     output = tmp_path / "run"
-    ended = run(2, recipe, output, *how, kill_at="notice:2")
-    assert ended.codes == [75, 75], ended.said
-    assert f"the last good checkpoint is {output}/checkpoint-3; continue" in ended.said[0]
-    assert [said.count("ebft: stopped by") for said in ended.said] == [1, 0]
-    assert not (output / "final").exists()
-    done = run(2, recipe, output, "--resume", *how)
-    assert done.codes == [0, 0], done.said
-    assert_the_same(output, uninterrupted)
+    (output / "checkpoint-2").mkdir(parents=True)
+    (output / "checkpoint-2" / "COMPLETE").touch()
+    (output / "recipe.yaml").touch()
+    program = "import os, time; time.sleep(60) if os.environ['RANK'] == '0' else os.kill(os.getpid(), 9)"
+    monkeypatch.setattr(launch, "ENTRY", ("-c", program))
+    for name in (
+        launch.LAUNCHED,
+        "OMP_NUM_THREADS",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+    ):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    assert cli.main([*killed_runs.arguments(recipe, output), "--launch", "2"]) == 1
+    errors = capfd.readouterr().err
+    assert [line for line in errors.splitlines() if line.startswith("ebft:")] == [
+        "ebft: process 1 of 2 was killed (SIGKILL); the machine may be out of memory; the others were stopped",
+        f"ebft: the last good checkpoint is {output}/checkpoint-2; continue with: ebft train --config "
+        f"{output}/recipe.yaml --launch 2 --resume",
+    ]
+    assert "Traceback" not in errors
 
 
 def test_what_the_launcher_is_told_stops_all(recipe: Path, tmp_path: Path) -> None:
