@@ -91,6 +91,8 @@ def _run_failed(error: BaseException, folder: Path, processes: int | None = None
         if os.environ.get(LAUNCHED):  # the launcher knows which process has died, and says so
             return PREEMPTED if isinstance(error, Preempted) else FAILED
         error = error if isinstance(error, Preempted) else ProcessKilled(f"lost another process: {error}")
+    if any(words in str(error) for words in ("No space left", "PytorchStreamWriter failed")):  # torch says no more
+        error = OSError(0, "the disk is full", str(folder))
     code = _failed(error)
     if os.environ.get("LOCAL_RANK", "0") == "0" and (folder / "recipe.yaml").exists():
         again, last = how_to_resume(folder, processes), run_folder.last_checkpoint(folder)

@@ -94,15 +94,9 @@ def adapter() -> LoraConfig:
 
 def train(folder: Path, setting: str, accumulation: int, world: int, fsdp: str | None = None) -> dict[str, Any]:
     sizes = {"per_device_train_batch_size": PER_STEP // accumulation // world, "per_device_eval_batch_size": 3}
-    given = {
-        "samples": 3,
-        "max_steps": 3,
-        "gradient_accumulation_steps": accumulation,
-        "max_grad_norm": 0.5,
-        "fsdp": fsdp,
-        **sizes,
-    }
-    config = settings(folder, **{**given, "optim": "sgd", "learning_rate": 0.1, **SETTINGS[setting]})
+    given = {"samples": 3, "gradient_accumulation_steps": accumulation, "max_grad_norm": 0.5, "fsdp": fsdp, **sizes}
+    given |= {"max_steps": 3, "optim": "sgd", "learning_rate": 0.1}
+    config = settings(folder, **{**given, **SETTINGS[setting]})
     train_set, held_out = (sequences(n, seed, config.packing) for n, seed in ((13, 0), (7, 1)))
     lora = adapter() if setting == "lora" else None
     trainer = EBFTTrainer(model(setting == "tied", fsdp is not None), config, train_set, held_out, peft_config=lora)

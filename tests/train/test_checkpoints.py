@@ -98,7 +98,7 @@ def test_interrupted_and_full_disk_say_where_the_last_good_checkpoint_is(recipe:
     assert f"the last good checkpoint is {output}/checkpoint-1; continue with: {RESUME.format(output)}" in said
     code, said = run(recipe, output, "--resume", kill_at="full:checkpoint-4/scheduler.pt")
     assert code == 1
-    assert "No space left on device" in said
+    assert "the disk is full" in said
     assert f"the last good checkpoint is {output}/checkpoint-2" in said
 
 
