@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -60,9 +59,7 @@ class TestUnitTests:
     def test_an_answer_that_hangs_costs_itself_a_zero(self, tmp_path: Path) -> None:
         (reward,) = made(tmp_path, "unit_tests", reward_timeout=1.0)
         hanging = "def double(x):\n    while True:\n        pass\n"
-        begin = time.monotonic()
         assert reward.score([hanging, GOOD, hanging], [MBPP] * 3) == [0.0, 1.0, 0.0]
-        assert time.monotonic() - begin < 20
         assert (reward.counts["timeouts"], reward.counts["programs"]) == (1, 2)
 
     def test_rows_without_tests_are_told_before_training(self, tmp_path: Path) -> None:

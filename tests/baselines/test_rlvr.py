@@ -22,7 +22,7 @@ from ebft.data.row_format import Row
 from ebft.errors import DataError
 from ebft.loading import load_tokenizer
 from ebft.train.sequences import load_data
-from tests.baselines.runs import contents, metrics_of, results_of, run, write_recipe, write_rows
+from tests.baselines.runs import metrics_of, results_of, run, write_recipe, write_rows
 from tests.sandbox.sandboxed import needs_sandbox
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -111,29 +111,6 @@ def test_stopped_anywhere_a_resumed_run_ends_the_same(
         again = [e for e in metrics_of(output) if "loss" in e]
         for name in ("step", "spent/tokens", "spent/generated_tokens", "reward", "reward_counts/raised"):
             assert [e[name] for e in again] == [e[name] for e in logged], name
-
-
-@pytest.mark.parametrize(
-    ("arguments", "what"),
-    [
-        (["--reference_column", "ref"], "none of the 29 documents can be used"),
-        (["--use_vllm", "true"], "use_vllm=true needs vllm"),
-        # TRL would train for no step, without a word.
-        (["--limit_documents", "5"], "a step draws answers to 8 prompts, but there are 4"),
-        (["--reward_weights", "1,2"], "reward weights (2) must match number of reward functions (1)"),
-    ],
-)
-def test_bad_input(
-    arguments: list[str], what: str, tiny: Path, sums: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    recipe = write_recipe(tmp_path, tiny, sums, rewards="bleu")
-    output = tmp_path / "out"
-    capfd.readouterr()
-    assert run("rlvr", recipe, output, *arguments) == 2
-    line = capfd.readouterr().err.splitlines()[-1]
-    assert line.startswith("ebft: ")
-    assert what in line
-    assert not contents(output) if output.exists() else True
 
 
 def test_a_dry_run_counts_steps_as_trl_does(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:

@@ -150,25 +150,3 @@ def test_a_dry_run_shows_rows_and_writes_nothing(tiny: Path, tmp_path: Path, cap
     assert "4 (1 an epoch)" in printed.out
     assert "  answer  'x<end>'" in printed.out
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "changes", "what"),
-    [
-        (["--feature_source", "average"], {}, "cannot measure baselines"),
-        (["--fsdp", "full_shard"], {}, "fsdp works with `ebft train` only"),
-        (["--prompt_column", "question"], {}, "is in none of the datasets"),
-        (["--dry-run"], {"trl_options": {"packing": True}}, "trl_options holds 'packing', a setting of its own"),
-    ],
-)
-def test_bad_input_is_one_line_and_nothing_written(
-    arguments: list[str], changes: dict[str, Any], what: str, tiny: Path, sums: Path, tmp_path: Path, capfd: Any
-) -> None:
-    recipe = write_recipe(tmp_path, tiny, sums, **changes)
-    capfd.readouterr()
-    assert run("sft", recipe, tmp_path / "out", *arguments) == 2
-    line = capfd.readouterr().err.splitlines()[-1]
-    assert line.startswith("ebft: ")
-    assert what in line
-    # transformers may have made the folder itself; anything in it would make the next try look like another run.
-    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())

@@ -28,7 +28,7 @@ def run(
     """Call `target(*args)` in each of so many processes, with the variables that torchrun would set."""
     os.environ["OMP_NUM_THREADS"] = "1"  # for all processes forked later
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.distributed.worker", *PRELOADED])
+    context.set_forkserver_preload(["tests.distributed.test_invariance", *PRELOADED])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 pytest.importorskip("trl")
 
 from ebft import EBFTTrainer
+from ebft.train import measured
 from ebft.train.networks import FlopCounter
 from tests.baselines.all_trainers import make_trainers
 from tests.models import MIXTURES, tiny_model
@@ -75,12 +76,12 @@ def test_flops_of_a_family_are_what_torch_counts(family: str) -> None:
         assert FlopCounter(peft.get_peft_model(model, lora)).update == 2
 
 
-def test_seconds_leave_out_evaluation_and_saving(tmp_path: Path) -> None:
+def test_seconds_leave_out_evaluation_and_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = EBFTTrainer(small_model(), config(tmp_path), counting_text())
     trainer.state.max_steps = 3
+    ticks = iter((10.0, 11.0, 50.0, 51.5))  # from 11 to 50 it evaluates
+    monkeypatch.setattr(measured, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     for _ in range(2):
-        time.sleep(0.2)  # evaluating
         trainer.get_batch_samples(iter([]), 1, trainer.args.device)
-        time.sleep(0.05)
         trainer.on_step_end()
-    assert 0.1 <= trainer.totals()["seconds"] < 0.2
+    assert trainer.totals()["seconds"] == 2.5
